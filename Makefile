@@ -1,0 +1,102 @@
+# Everything a developer or CI types. `make help` lists it.
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN      := bin
+# One set of flags for build, vet and lint: with others the Kubernetes packages would compile a second time.
+export CGO_ENABLED ?= 0
+# go.work is for editors; what we build is what `go install` of the module gives a stranger.
+export GOWORK := off
+GOFLAGS_ := -trimpath
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  := -s -w -X cocoonstack.io/cocoon/internal/version.Version=$(VERSION)
+CMDS     := cocoon cocoond vk-cocoon
+TOOL     := go tool -modfile=tools/go.mod
+
+.PHONY: help
+help: ## list these words
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: binaries guest demo-image control-plane ## all binaries, the guest kernel, the demo image and kubectl into bin/
+
+.PHONY: binaries
+binaries:
+	@mkdir -p $(BIN)
+	@for c in $(CMDS); do go build $(GOFLAGS_) -ldflags '$(LDFLAGS)' -o $(BIN)/$$c ./cmd/$$c; done
+
+.PHONY: guest
+guest: ## guest kernel and initramfs into bin/guest (cached by content)
+	@guest/build.sh $(BIN)/guest
+
+.PHONY: demo-image
+demo-image: guest
+	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
+
+.PHONY: control-plane
+control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
+	@mkdir -p $(BIN)
+	@cmd/cocoon-up/build.sh $(BIN)/cocoon-up
+	@ln -sf cocoon-up $(BIN)/kubectl
+
+.PHONY: check
+check: lint tidy-check generate-check test-arch ## format, vet, lint, layers, docs, generated code, tidy
+
+.PHONY: lint
+lint: ## a dozen linters chosen for bugs, and the formatter
+	@$(TOOL) golangci-lint fmt --diff
+	@$(TOOL) golangci-lint run ./...
+	@shellcheck .ci/run guest/*.sh cmd/cocoon-up/*.sh hack/*.sh
+
+.PHONY: test-arch
+test-arch: ## the house rules: layers and package comments
+	@go test $(GOFLAGS_) -count=1 .
+
+.PHONY: tidy-check
+tidy-check:
+	@GOWORK=off go mod tidy -diff
+	@GOWORK=off go -C tools mod tidy -diff
+
+.PHONY: generate
+generate: ## regenerate protobuf code
+	@hack/generate.sh
+
+.PHONY: generate-check
+generate-check:
+	@hack/generate.sh --check
+
+.PHONY: test
+test: test-unit test-vm test-e2e ## all of the tests
+
+.PHONY: test-unit
+test-unit: ## our code alone, with the race detector
+	@CGO_ENABLED=1 go test $(GOFLAGS_) -race -timeout 10m ./...
+
+.PHONY: test-vm
+test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
+	@hack/test.sh vm
+
+.PHONY: test-e2e
+test-e2e: build ## a real control plane, real kubectl, real guests
+	@hack/test.sh e2e
+
+.PHONY: demo
+demo: build ## a Pod becomes a VM, before your eyes; leaves nothing behind
+	@hack/demo.sh
+
+.PHONY: up
+up: build ## a cluster in ./.cocoon until Ctrl-C
+	@$(BIN)/cocoon up --dir .cocoon
+
+.PHONY: bench
+bench: build ## speed as ratios, measured side by side in one run
+	@hack/test.sh bench
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (default 30s)
+	@hack/fuzz.sh
+
+.PHONY: clean
+clean: ## remove bin/ (caches stay; they are keyed by content)
+	@rm -rf $(BIN)

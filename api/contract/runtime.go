@@ -1,0 +1,48 @@
+package contract
+
+import "net/netip"
+
+// VMRuntime is what the node tells of a VM through its pod's annotations.
+type VMRuntime struct {
+	ID      string
+	IP      string // of the guest, in canonical form
+	VNCPort int32  // 0: none
+}
+
+// ParseVMRuntime reads a VMRuntime. The error, if any, is an Errors with every bad key.
+func ParseVMRuntime(annotations map[string]string) (VMRuntime, error) {
+	r := &reader{from: annotations}
+	rt := VMRuntime{ID: r.text(KeyID), IP: r.ip(), VNCPort: r.port(KeyVNCPort)}
+	return rt, r.errs.err()
+}
+
+func (r *reader) ip() string {
+	v := r.from[KeyIP]
+	if v == "" {
+		return ""
+	}
+	a, err := netip.ParseAddr(v)
+	if err != nil || a.Zone() != "" {
+		r.bad(KeyIP, "must be an IP address")
+		return ""
+	}
+	return a.String()
+}
+
+// Apply writes rt to annotations: keys of empty fields are removed.
+func (rt VMRuntime) Apply(annotations map[string]string) {
+	put(annotations, KeyID, rt.ID)
+	put(annotations, KeyIP, rt.IP)
+	put(annotations, KeyVNCPort, portText(rt.VNCPort))
+}
+
+// Hibernate reports whether the annotations ask for a hibernated VM: only the literal "true" does.
+func Hibernate(annotations map[string]string) bool { return annotations[KeyHibernate] == "true" }
+
+// SetHibernate sets or clears the wish to hibernate.
+func SetHibernate(annotations map[string]string, v bool) {
+	put(annotations, KeyHibernate, flagText(v))
+}
+
+// VMName is the name of the VM of a pod that names none itself. It may be too long for a VM; the node refuses it then.
+func VMName(namespace, pod string) string { return "vk-" + namespace + "-" + pod }

@@ -1,0 +1,172 @@
+// Package cocoon holds the rules of the house as ordinary tests: who may import whom, and that every package says what
+// it is. It contains no product code.
+package cocoon
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "cocoonstack.io/cocoon"
+
+// A layer may import layers below it. What else it may import, of ours and of others', is said beside it.
+type layer struct {
+	name     string
+	rank     int
+	packages []string // folder below the module; a trailing slash means it and all below it
+	third    []string // third-party modules allowed, by prefix; nil: none; "*": any
+}
+
+// The table of docs/architecture.md. The first layer that names a package counts.
+var layers = []layer{
+	{"L7 cmd", 7, []string{"cmd/"}, nil},
+	{"L6 app", 6, []string{"internal/app/"}, []string{"*"}},
+
+	{"L5 cli", 5, []string{"internal/cli/"}, []string{"github.com/spf13/", "golang.org/x/", "github.com/schollz/progressbar/"}},
+	{"L5 nodeapi", 5, []string{"internal/nodeapi/"}, []string{"google.golang.org/", "golang.org/x/"}},
+	{"L5 doctor", 5, []string{"internal/doctor/"}, []string{"golang.org/x/sys/", "github.com/google/nftables"}},
+	{"L5 guest agent", 5, []string{"internal/guestagent/"}, []string{"google.golang.org/", "golang.org/x/", "github.com/creack/pty", "github.com/vishvananda/"}},
+	{"L5 kube", 5, []string{"internal/kube/"}, []string{"k8s.io/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/"}},
+
+	{"L4 engine", 4, []string{"internal/engine/"}, nil},
+
+	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal"}, nil},
+	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"golang.org/x/"}},
+	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
+	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},
+	{"L3 image", 3, []string{"internal/image/"}, []string{"github.com/google/go-containerregistry", "github.com/Microsoft/hcsshim", "github.com/klauspost/compress", "golang.org/x/"}},
+	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "golang.org/x/", "github.com/mdlayher/"}},
+	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
+	{"L3 journal", 3, []string{"internal/journal/"}, []string{"modernc.org/sqlite", "golang.org/x/sys/"}},
+
+	{"L2 wire", 2, []string{"internal/nodewire/", "internal/nodeclient/", "internal/guest/link/"}, []string{"google.golang.org/", "golang.org/x/sys/"}},
+
+	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
+	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery"}},
+	{"L0 ground", 0, []string{"internal/errdefs/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/version/"}, []string{"golang.org/x/sys/"}},
+	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
+
+	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},
+}
+
+// exceptions are imports the table forbids and we allow for now, "importer -> imported". It starts empty and should stay so.
+var exceptions = map[string]bool{}
+
+// nouns are the L2/L3 rooms that must not know each other: values meet in vm.
+var nouns = []string{"hypervisor", "image", "network", "guest", "journal"}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Doc        string
+	Standard   bool
+	Imports    []string
+	GoFiles    []string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,Standard,Imports,GoFiles", "./...").Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	var all []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.GoFiles) > 0 {
+			all = append(all, p)
+		}
+	}
+}
+
+func layerOf(rel string) (layer, bool) {
+	for _, l := range layers {
+		for _, p := range l.packages {
+			if rel == strings.TrimSuffix(p, "/") || strings.HasSuffix(p, "/") && strings.HasPrefix(rel+"/", p) {
+				return l, true
+			}
+		}
+	}
+	return layer{}, false
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	for _, p := range packages(t) {
+		rel := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+		if rel == "" {
+			continue
+		}
+		from, ok := layerOf(rel)
+		if !ok {
+			t.Errorf("%s stands in no layer: name it in arch_test.go and docs/architecture.md", rel)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if why := forbidden(rel, from, imp); why != "" && !exceptions[rel+" -> "+imp] {
+				t.Errorf("%s (%s) must not import %s: %s", rel, from.name, imp, why)
+			}
+		}
+	}
+}
+
+func forbidden(rel string, from layer, imp string) string {
+	ours, isOurs := strings.CutPrefix(imp, module+"/")
+	if !isOurs {
+		if !strings.Contains(strings.SplitN(imp, "/", 2)[0], ".") {
+			return "" // standard library
+		}
+		if slices.ContainsFunc(from.third, func(p string) bool { return p == "*" || strings.HasPrefix(imp, p) }) {
+			return ""
+		}
+		return "this layer may not use that module"
+	}
+	to, ok := layerOf(ours)
+	switch {
+	case !ok:
+		return "it stands in no layer"
+	case from.rank == 9:
+		return ""
+	case to.rank == 9:
+		return "product code must not know tests"
+	case from.rank == 7:
+		if ours == "internal/app/"+strings.ReplaceAll(strings.TrimPrefix(rel, "cmd/"), "-", "") {
+			return ""
+		}
+		return "a main imports its own app package only"
+	case from.rank == 6:
+		return ""
+	case from.rank == 5 && to.rank == 3:
+		return "doors reach implementations through the engine and the contracts"
+	case from.rank == 5 && to.rank == 5 && from.name != to.name:
+		return "a door knows no other door"
+	case from.rank == 4 && to.rank == 3:
+		return "the engine knows contracts, not implementations"
+	case to.rank > from.rank:
+		return "imports point downwards"
+	case from.rank <= 3 && from.name != "L2 wire" && to.rank >= 2 && noun(rel) != noun(ours) && to.name != "L2 wire":
+		return "nouns meet in vm, not in each other"
+	}
+	return ""
+}
+
+// noun returns which of the nouns a folder belongs to, or the folder itself.
+func noun(rel string) string {
+	parts := strings.Split(rel, "/")
+	if len(parts) > 1 && slices.Contains(nouns, parts[1]) {
+		return parts[1]
+	}
+	return rel
+}

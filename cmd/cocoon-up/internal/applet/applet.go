@@ -1,0 +1,28 @@
+// Package applet finds out which of the binary's programs is meant. It does
+// not run them.
+package applet
+
+import "path/filepath"
+
+// The programs in the binary.
+const (
+	ControlPlane = "control-plane"
+	Kubectl      = "kubectl"
+	Version      = "version"
+)
+
+// Resolve returns the program named by argv and the arguments meant for it. A
+// link named kubectl is kubectl; under any other name the first argument
+// tells. The result is empty when that is missing and need not be a program.
+func Resolve(argv []string) (program string, args []string) {
+	if len(argv) == 0 {
+		return "", nil
+	}
+	if filepath.Base(argv[0]) == Kubectl {
+		return Kubectl, argv[1:]
+	}
+	if len(argv) == 1 {
+		return "", nil
+	}
+	return argv[1], argv[2:]
+}

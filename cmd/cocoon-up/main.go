@@ -1,0 +1,33 @@
+// Command cocoon-up is a Kubernetes control plane for one machine, and kubectl,
+// in one binary. The "cocoon up" verb writes its configuration and starts it.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/applet"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/controlplane"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubectl"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/version"
+)
+
+const usage = `usage: cocoon-up control-plane --config FILE
+       cocoon-up kubectl ARGS...
+       cocoon-up version
+`
+
+func main() {
+	program, args := applet.Resolve(os.Args)
+	switch program {
+	case applet.ControlPlane:
+		os.Exit(controlplane.Main(args, os.Stderr))
+	case applet.Kubectl:
+		kubectl.Main(args)
+	case applet.Version:
+		version.Main(os.Stdout)
+	default:
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+}

@@ -1,0 +1,19 @@
+// Command cocoon is the command line of Cocoon. It holds nothing but the process: signals and streams.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"cocoonstack.io/cocoon/internal/app/cocoon"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	return cocoon.Main(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+}

@@ -1,0 +1,19 @@
+// Command cocoond is the node daemon of Cocoon. It holds nothing but the process: signals and streams.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"cocoonstack.io/cocoon/internal/app/cocoond"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	return cocoond.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+}

@@ -1,0 +1,103 @@
+#!/bin/bash
+# guest/build.sh OUTDIR: the kernel and initramfs of OCI guests, and a static busybox for the demo image.
+# Leaves OUTDIR/{vmlinux,initramfs,busybox}. Needs apt-get, dpkg-deb and go. Everything is cached by content below
+# ${XDG_CACHE_HOME:-~/.cache}/cocoon/guest: the kernel by its package version, the initramfs by the agent's sources.
+set -euo pipefail
+
+[ $# = 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+repo=$(cd "$(dirname "$0")/.." && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon/guest
+mkdir -p "$cache"
+cd "$repo"
+export CGO_ENABLED=0 GOOS=linux GOARCH=amd64 GOWORK=off
+
+work=
+cleanup() { [ -z "$work" ] || rm -rf "$work"; }
+trap cleanup EXIT
+say() { echo "guest: $*"; }
+
+# sources of the tool and of the agent: what decides about the bytes we make
+pack_key=$(find guest -name '*.go' ! -name '*_test.go' -o -name build.sh | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
+agent_key=$({
+    echo "$pack_key"
+    go version
+    cat go.mod
+    find api/guest internal/guest internal/guestagent internal/grpcerr internal/errdefs internal/vm \
+        internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
+} | sha256sum | cut -c1-16)
+
+# apt's indexes name the current package; without them the newest cached kernel serves
+policy() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
+stamp=$(stat -c %Y /var/lib/apt/lists 2>/dev/null || echo 0)
+if [ "$(cat "$cache/apt-stamp" 2>/dev/null)" = "$stamp" ] && [ -s "$cache/apt-kernel" ]; then
+    kernel_version=$(cat "$cache/apt-kernel")
+else
+    kernel_version=$(policy linux-image-cloud-amd64)
+    if [ -n "$kernel_version" ] && [ "$kernel_version" != "(none)" ]; then
+        echo "$kernel_version" >"$cache/apt-kernel"
+        echo "$stamp" >"$cache/apt-stamp"
+    else
+        kernel_version=$(cat "$cache/apt-kernel" 2>/dev/null || true)
+        [ -n "$kernel_version" ] || { echo "guest: apt knows no linux-image-cloud-amd64; run: apt-get update" >&2; exit 1; }
+        say "apt knows no linux-image-cloud-amd64, trying the cached $kernel_version"
+    fi
+fi
+
+kernel=$cache/kernel-${kernel_version//[^A-Za-z0-9.-]/_}-$pack_key
+initramfs=$cache/initramfs-$(basename "$kernel" | sha256sum | cut -c1-8)-$agent_key
+
+# publish SRC DST: a folder appears whole or not at all; of two builders at once the first wins
+publish() { mv -T "$1" "$2" 2>/dev/null || [ -d "$2" ]; }
+
+fetch() { # fetch PACKAGE...: into the current folder
+    apt-get -q -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 download "$@" >/dev/null
+}
+
+if [ ! -d "$kernel" ]; then
+    work=$(mktemp -d "$cache/.kernel-XXXXXX")
+    package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image-[0-9]/ {print $2; exit}')
+    [ -n "$package" ] || { echo "guest: apt knows no linux-image-cloud-amd64; run: apt-get update" >&2; exit 1; }
+    say "downloading $package and busybox-static"
+    mkdir "$work/deb" "$work/out"
+    (cd "$work/deb" && fetch "$package" busybox-static)
+    dpkg-deb -x "$work"/deb/linux-image-*.deb "$work/kernel"
+    dpkg-deb -x "$work"/deb/busybox-static_*.deb "$work/busybox"
+    say "unpacking the kernel and choosing modules"
+    go run -trimpath ./guest/pack kernel "$work"/kernel/boot/vmlinuz-* "$work"/kernel/lib/modules "$work/out"
+    busybox=$(find "$work/busybox" -name busybox -type f -perm -u+x | head -n1)
+    install -m 0755 "$busybox" "$work/out/busybox"
+    publish "$work/out" "$kernel"
+    rm -rf "$work"
+    work=
+fi
+
+if [ ! -d "$initramfs" ]; then
+    work=$(mktemp -d "$cache/.initramfs-XXXXXX")
+    mkdir "$work/out"
+    say "building the guest agent"
+    go build -trimpath -tags grpcnotrace \
+        -ldflags "-s -w -X cocoonstack.io/cocoon/internal/app/cocoonguest.version=$agent_key" \
+        -o "$work/agent" ./cmd/cocoon-guest
+    say "packing the initramfs"
+    go run -trimpath ./guest/pack initramfs "$work/agent" "$kernel/modules" "$work/out/initramfs"
+    publish "$work/out" "$initramfs"
+    rm -rf "$work"
+    work=
+fi
+
+# what builders that were killed left, and what nobody has used for a month
+touch "$kernel" "$initramfs"
+find "$cache" -mindepth 1 -maxdepth 1 -type d \( -name '.*' -mmin +60 -o -mtime +30 \) -exec rm -rf {} +
+
+# place SRC DST: a copy (a reflink where the file system can) that replaces DST at once, unless it is there already
+place() {
+    [ -f "$2" ] && [ "$2" -nt "$1" ] && cmp -s "$1" "$2" && return
+    cp --reflink=auto "$1" "$2.new.$$"
+    mv "$2.new.$$" "$2"
+}
+place "$kernel/vmlinux" "$out/vmlinux"
+place "$kernel/busybox" "$out/busybox"
+place "$initramfs/initramfs" "$out/initramfs"
+say "kernel $kernel_version and agent $agent_key are in $1"

@@ -1,0 +1,53 @@
+// Command pack makes the kernel and the initramfs of OCI guests from the files of a Linux kernel package.
+//
+//	pack kernel VMLINUZ MODULEDIR OUTDIR    OUTDIR/vmlinux and OUTDIR/modules/
+//	pack initramfs AGENT MODULES OUT        a cpio archive with the agent as /init
+//
+// It neither downloads nor compiles: guest/build.sh does.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+)
+
+// wanted are the modules a guest may need; what they depend on comes along. Those in optional may be missing in a kernel.
+var (
+	wanted = []string{
+		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
+	}
+	optional = []string{"erofs", "squashfs", "button", "evdev"}
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "pack:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 4 && args[0] == "kernel":
+		return packKernel(args[1], args[2], args[3])
+	case len(args) == 4 && args[0] == "initramfs":
+		return packInitramfs(args[1], args[2], args[3])
+	}
+	return errors.New("usage: pack kernel VMLINUZ MODULEDIR OUTDIR | pack initramfs AGENT MODULES OUT")
+}
+
+func packKernel(vmlinuz, modules, out string) error {
+	image, err := os.ReadFile(vmlinuz)
+	if err != nil {
+		return err
+	}
+	elf, err := extract(image)
+	if err != nil {
+		return fmt.Errorf("extract the kernel from %s: %w", vmlinuz, err)
+	}
+	if err := os.WriteFile(out+"/vmlinux", elf, 0o644); err != nil {
+		return err
+	}
+	return collect(modules, out+"/modules")
+}

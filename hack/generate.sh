@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Generates the protobuf code under api/. With --check: fails if what is committed differs. Needs protoc.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export GOWORK=off
+command -v protoc >/dev/null || { echo "protoc is missing: apt-get install protobuf-compiler" >&2; exit 1; }
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+GOBIN="$out/bin" go install -modfile=tools/go.mod google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+mapfile -t protos < <(cd api && find . -name '*.proto' -printf '%P\n' | sort)
+PATH="$out/bin:$PATH" protoc -I api --go_out="$out" --go-grpc_out="$out" \
+  --go_opt=module=cocoonstack.io/cocoon --go-grpc_opt=module=cocoonstack.io/cocoon "${protos[@]}"
+
+status=0
+while IFS= read -r f; do
+  if [ "${1-}" = --check ]; then
+    # The plugin notes protoc's version in a comment; only the code counts.
+    diff -q -I '^// .*protoc ' "$f" "$out/$f" >/dev/null || { echo "$f is stale: make generate" >&2; status=1; }
+  else
+    cp "$out/$f" "$f"
+  fi
+done < <(cd "$out" && find api -name '*.pb.go')
+exit "$status"

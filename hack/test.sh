@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench [go test flags]
+# They get a network namespace of their own, so that the machine's network is never touched, and what they leave behind
+# (process, tap, bridge, namespace, mount, table, cgroup, file) fails the run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export GOWORK=off
+mode=$1
+shift
+[ "$(id -u)" = 0 ] || { echo "make test-$mode needs root: it makes taps, bridges and namespaces" >&2; exit 1; }
+
+export COCOON_TEST_KERNEL=$PWD/bin/guest/vmlinux COCOON_TEST_INITRD=$PWD/bin/guest/initramfs COCOON_TEST_IMAGE=$PWD/bin/demo.tar
+case $mode in
+  vm) mapfile -t packages < <(grep -rlE '^//go:build vm' --include='*_test.go' internal | xargs -n1 dirname | sort -u | sed 's|^|./|') ;;
+  e2e) packages=(./test/e2e) ;;
+  bench) packages=(./test/bench); set -- -v "$@" ;; # without -v the table is hidden
+  *) echo "usage: hack/test.sh vm|e2e|bench" >&2; exit 2 ;;
+esac
+
+# Compiled first: inside the namespace there is no network to fetch modules from.
+go vet -tags "$mode" "${packages[@]}" ./test/leak >/dev/null
+
+before=$(mktemp -u)
+trap 'rm -f "$before"' EXIT
+leak() { COCOON_LEAK_BEFORE=$before go test -count=1 ./test/leak; }
+leak >/dev/null
+status=0
+unshare --net --mount -- sh -c 'ip link set lo up && exec "$@"' sh \
+  go test -trimpath -tags "$mode" -count=1 -p 1 -timeout 30m "$@" "${packages[@]}" || status=$?
+leak || status=1
+exit "$status"

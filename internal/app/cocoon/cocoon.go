@@ -1,0 +1,35 @@
+// Package cocoon is the command line's composition root: the CLI with the doctor and the clusters of `cocoon up`.
+//
+// It only joins them; each works without the others.
+package cocoon
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+
+	"cocoonstack.io/cocoon/internal/app/assets"
+	"cocoonstack.io/cocoon/internal/app/up"
+	"cocoonstack.io/cocoon/internal/cli"
+	"cocoonstack.io/cocoon/internal/doctor"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/version"
+)
+
+// Main runs one command line (without the program's name) and returns the exit code.
+func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return cli.Run(ctx, args, cli.Options{
+		Stdin: stdin, Stdout: stdout, Stderr: stderr, Getenv: os.Getenv, Version: version.Version, Doctor: examine, Extra: up.Commands,
+	})
+}
+
+// examine looks at this host for the machine's daemon, or for an instance in dir.
+func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error) {
+	cfg := doctor.Config{StateDir: "/var/lib/cocoon", RunDir: "/run/cocoon", Group: "cocoon"}
+	if dir != "" {
+		cfg.StateDir, cfg.RunDir, cfg.Group = dir, filepath.Join(dir, "run"), ""
+	}
+	cfg.Kernel, cfg.Initrd = assets.Path("guest/vmlinux"), assets.Path("guest/initramfs")
+	return doctor.Run(ctx, cfg, fix), nil
+}

@@ -1,0 +1,117 @@
+package cocoon_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"cocoonstack.io/cocoon/internal/app/cocoon"
+	"cocoonstack.io/cocoon/internal/app/cocoond"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/ociimage"
+)
+
+// The scripts run the real binaries, as processes: this test binary plays both.
+func TestMain(m *testing.M) {
+	play := func(main func(ctx context.Context) int) func() {
+		return func() {
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+			code := main(ctx)
+			stop()
+			os.Exit(code)
+		}
+	}
+	testscript.Main(m, map[string]func(){
+		"cocoon": play(func(ctx context.Context) int {
+			return cocoon.Main(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+		}),
+		"cocoond": play(func(ctx context.Context) int { return cocoond.Main(ctx, os.Args[1:], os.Stdout, os.Stderr) }),
+	})
+}
+
+// Each script has a folder of its own with a configuration for the fake driver, no network, and an image.
+func TestScripts(t *testing.T) {
+	need.Tool(t, "mkfs.ext4")
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			e.Values[daemonKey{}] = &running{}
+			e.Setenv("COCOON_DIR", e.WorkDir)
+			config := fmt.Sprintf("stateDir: %[1]s/state\nrunDir: %[1]s/run\ngroup: nobody-has-this-group\ndriver: fake\n"+
+				"guest: {kernel: %[1]s/kernel, initramfs: %[1]s/kernel}\nnetwork: {enabled: false}\n", e.WorkDir)
+			img := ociimage.Image{
+				Layers:     []ociimage.Layer{ociimage.Of(ociimage.Dir("bin"), ociimage.File("bin/hello", "#!"))},
+				Entrypoint: []string{"/bin/hello"},
+			}
+			for name, data := range map[string][]byte{"cocoond.yaml": []byte(config), "kernel": []byte("k"), "demo.tar": img.OCI()} {
+				if err := os.WriteFile(filepath.Join(e.WorkDir, name), data, 0o600); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"daemon": startDaemon, "enddaemon": endDaemon},
+	})
+}
+
+// startDaemon is `daemon [ARG...]`: it starts cocoond and waits until it says that it is ready.
+func startDaemon(ts *testscript.TestScript, _ bool, args []string) {
+	addr := &net.UnixAddr{Net: "unixgram", Name: ts.MkAbs("notify")}
+	_ = os.Remove(addr.Name)
+	notify, err := net.ListenUnixgram("unixgram", addr)
+	ts.Check(err)
+	defer notify.Close()
+	path, err := exec.LookPath("cocoond")
+	ts.Check(err)
+	log, err := os.OpenFile(ts.MkAbs("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	ts.Check(err)
+	defer log.Close()
+	cmd := exec.Command(path, append([]string{"--config", ts.MkAbs("cocoond.yaml")}, args...)...)
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+addr.Name)
+	cmd.Stderr = log
+	ts.Check(cmd.Start())
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done); notify.Close() }()
+	*ts.Value(daemonKey{}).(*running) = running{cmd.Process, done}
+	ts.Defer(func() { _ = cmd.Process.Kill(); <-done })
+	ts.Check(notify.SetReadDeadline(time.Now().Add(20 * time.Second)))
+	buf := make([]byte, 64)
+	n, err := notify.Read(buf)
+	if err != nil || !strings.Contains(string(buf[:n]), "READY=1") {
+		ts.Fatalf("cocoond did not become ready (%v):\n%s", err, ts.ReadFile("log"))
+	}
+}
+
+// endDaemon is `enddaemon kill|term`.
+func endDaemon(ts *testscript.TestScript, _ bool, args []string) {
+	d := ts.Value(daemonKey{}).(*running)
+	sig := syscall.SIGTERM
+	if args[0] == "kill" {
+		sig = syscall.SIGKILL
+	}
+	ts.Check(d.process.Signal(sig))
+	select {
+	case <-d.done:
+	case <-time.After(20 * time.Second):
+		ts.Fatalf("cocoond does not end:\n%s", ts.ReadFile("log"))
+	}
+}
+
+// running is the daemon of one script.
+type running struct {
+	process *os.Process
+	done    chan struct{}
+}
+
+// daemonKey finds a script's *running among its values.
+type daemonKey struct{}

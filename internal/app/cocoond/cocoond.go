@@ -1,0 +1,145 @@
+// Package cocoond is the node daemon: configuration, construction and the run group of everything it serves.
+//
+// It wires and decides nothing itself: VMs are the engine's business, clients the doors'.
+package cocoond
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/logging"
+	"cocoonstack.io/cocoon/internal/version"
+)
+
+// Main runs cocoond with args (without the program's name) until it is done or ctx ends, and returns the exit code.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	cmd := command(stderr) //nolint:contextcheck // cobra hands ctx to the commands
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case errdefs.IsInvalid(err):
+		fmt.Fprintf(stderr, "Error: %v\n", err)
+		return 2
+	}
+	fmt.Fprintf(stderr, "Error: %v\n", err)
+	return 1
+}
+
+const long = `cocoond owns the virtual machines of this host and serves the node API that cocoon talks to.
+
+It needs root. VMs are processes of their own: stopping, killing or upgrading cocoond does not touch them; the next
+cocoond takes them up again. "cocoond shutdown" ends them and takes the network down.
+
+Everything can be set in a YAML file, with these keys (defaults in parentheses); flags win over the file:
+
+  stateDir, runDir, socket, group      folders, socket and who may use it (/var/lib/cocoon, /run/cocoon, cocoon)
+  listen, tls: {cert, key, clientCA}   the node API on TCP, for clients with a certificate of clientCA (off)
+  metricsAddr                          Prometheus metrics on loopback (off)
+  driver                               qemu, or fake for scale tests (qemu)
+  guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)
+  qemu: {binary, cgroup, uidBase, uidCount, tbSize}
+  network: {enabled, name, instance, bridge, subnet, gateway, netns, dns, mtu, nat, masqueradeLink, isolation, leases}
+  virtualNode: {kubeconfig, nodeName, nodeIP, pool, bindAddress, kubeletPort, tlsCert, tlsKey, clientCA, orphans, …}
+                                       a Kubernetes node in this process, as vk-cocoon is one of its own (off)
+  log: {level, format}                 (info, text)
+`
+
+const examples = `  cocoond                                        # the machine's daemon
+  cocoond --config /etc/cocoon/cocoond.yaml
+  cocoond --state-dir /tmp/c/state --run-dir /tmp/c/run --netns test    # one of your own
+  cocoond --driver fake                          # no guests, thousands of VMs`
+
+func command(stderr io.Writer) *cobra.Command {
+	var flags Config
+	var path string
+	root := &cobra.Command{
+		Use: "cocoond", Short: "The node daemon of Cocoon", Long: long, Example: examples,
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version.Version,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.PersistentFlags().StringVar(&path, "config", "", "YAML file with the configuration")
+	flags.flags(root.PersistentFlags())
+	root.PersistentFlags().SortFlags = false
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errdefs.As(errdefs.InvalidArgument, err) })
+
+	// prepare merges file and flags and makes the daemon, which does nothing yet.
+	prepare := func(cmd *cobra.Command) (*daemon, error) {
+		cfg, err := load(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := override(&cfg, cmd.Flags()); err != nil {
+			return nil, err
+		}
+		if err := cfg.complete(); err != nil {
+			return nil, err
+		}
+		log, err := logging.New(stderr, cfg.Log.Level, cfg.Log.Format)
+		if err != nil {
+			return nil, err
+		}
+		return newDaemon(cfg, log)
+	}
+	root.RunE = func(cmd *cobra.Command, _ []string) error {
+		d, err := prepare(cmd)
+		if err != nil {
+			return err
+		}
+		return d.run(cmd.Context())
+	}
+	root.AddCommand(shutdownCommand(prepare))
+	return root
+}
+
+// override parses the given flags once more, into cfg: what was not given stays as the file has it.
+func override(cfg *Config, given *pflag.FlagSet) error {
+	over := pflag.NewFlagSet("", pflag.ContinueOnError)
+	file := *cfg
+	cfg.flags(over) // sets every bound field to its empty default
+	*cfg = file
+	var err error
+	given.Visit(func(f *pflag.Flag) {
+		if o := over.Lookup(f.Name); o != nil && err == nil {
+			err = o.Value.Set(f.Value.String())
+		}
+	})
+	return err
+}
+
+func shutdownCommand(prepare func(*cobra.Command) (*daemon, error)) *cobra.Command {
+	grace := time.Duration(-1)
+	cmd := &cobra.Command{
+		Use:   "shutdown",
+		Short: "End every VM of a cocoond that is not running, and take its network down",
+		Long: `End every VM of a cocoond that is not running any more, and take its network down. Disks, images and records stay:
+the VMs can be started again. Give it the same configuration as the daemon.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d, err := prepare(cmd)
+			if err != nil {
+				return err
+			}
+			return d.shutdown(cmd.Context(), grace)
+		},
+	}
+	cmd.Flags().DurationVar(&grace, "grace", 10*time.Second, "time for each guest to stop before it is killed")
+	return cmd
+}
+
+// logFailure notes an error that cannot be returned any more.
+func logFailure(log *slog.Logger, msg string, err error) {
+	if err != nil {
+		log.Error(msg, "err", err) //nolint:sloglint // msg is a constant of every caller
+	}
+}

@@ -1,0 +1,198 @@
+package cocoond
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"cocoonstack.io/cocoon/internal/app/assets"
+	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
+	"cocoonstack.io/cocoon/internal/network/bridge"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+)
+
+// Config is cocoond's configuration, in the words of its YAML file. Unknown keys are refused. Flags win over the file.
+type Config struct {
+	StateDir    string        `json:"stateDir,omitempty"`    // images, disks, journal; survives a reboot
+	RunDir      string        `json:"runDir,omitempty"`      // sockets; may vanish at a reboot
+	Socket      string        `json:"socket,omitempty"`      // of the node API; default RunDir/cocoond.sock
+	Group       string        `json:"group,omitempty"`       // that may use the socket, if it exists
+	Listen      string        `json:"listen,omitempty"`      // host:port of the node API with mutual TLS
+	TLS         nodeapi.TLS   `json:"tls,omitzero"`          // for Listen
+	MetricsAddr string        `json:"metricsAddr,omitempty"` // loopback host:port for Prometheus
+	Driver      string        `json:"driver,omitempty"`      // hypervisor of VMs that name none: qemu; fake for scale tests
+	Guest       Guest         `json:"guest,omitzero"`
+	QEMU        QEMU          `json:"qemu,omitzero"`
+	Fake        Fake          `json:"fake,omitzero"`
+	Network     NetworkConfig `json:"network,omitzero"`
+	Log         Log           `json:"log,omitzero"`
+
+	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
+}
+
+// Guest is what container images boot with.
+type Guest struct {
+	Kernel    string `json:"kernel,omitempty"`
+	Initramfs string `json:"initramfs,omitempty"`
+}
+
+// QEMU adjusts the qemu driver. Zero values are the driver's defaults.
+type QEMU struct {
+	Binary   string `json:"binary,omitempty"`
+	Cgroup   string `json:"cgroup,omitempty"`   // folder in the cgroup v2 tree that holds one folder per VM
+	UIDBase  uint32 `json:"uidBase,omitempty"`  // first of the user ids that VM processes get
+	UIDCount uint32 `json:"uidCount,omitempty"` // how many there are
+	TBSize   int    `json:"tbSize,omitempty"`   // MiB of translated code per emulated VM
+}
+
+// Fake adjusts the fake driver, whose VMs are records.
+type Fake struct {
+	LaunchMS   int `json:"launchMS,omitempty"`   // milliseconds a launch takes
+	ShutdownMS int `json:"shutdownMS,omitempty"` // milliseconds from power button to power off
+}
+
+// NetworkConfig is the node's own network. NAT and Enabled are pointers to tell "false" from "not said".
+type NetworkConfig struct {
+	Enabled        *bool    `json:"enabled,omitempty"`  // default true; without it VMs have no interfaces
+	Name           string   `json:"name,omitempty"`     // default "default"
+	Instance       string   `json:"instance,omitempty"` // tells daemons apart that share a network namespace
+	Bridge         string   `json:"bridge,omitempty"`   // default cocoon0
+	Subnet         string   `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
+	Gateway        string   `json:"gateway,omitempty"`
+	NetNS          string   `json:"netns,omitempty"` // name or path of the network namespace
+	DNS            []string `json:"dns,omitempty"`
+	MTU            int      `json:"mtu,omitempty"`
+	NAT            *bool    `json:"nat,omitempty"` // default true
+	MasqueradeLink string   `json:"masqueradeLink,omitempty"`
+	Isolation      bool     `json:"isolation,omitempty"` // guests do not reach each other
+	Leases         string   `json:"leases,omitempty"`    // path of the lease file
+}
+
+// Log says what is logged and how.
+type Log struct {
+	Level  string `json:"level,omitempty"`
+	Format string `json:"format,omitempty"`
+}
+
+// Defaults of a machine-wide daemon.
+const (
+	DefaultStateDir = "/var/lib/cocoon"
+	DefaultRunDir   = "/run/cocoon"
+	DefaultGroup    = "cocoon"
+)
+
+// load reads the file, if one is named, over nothing.
+func load(path string) (Config, error) {
+	var c Config
+	if path == "" {
+		return c, nil
+	}
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return c, errdefs.NotFoundf("there is no configuration file %s", path)
+	case err != nil:
+		return c, errdefs.New(errdefs.InvalidArgument, "read the configuration: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(data, &c); err != nil {
+		return c, errdefs.New(errdefs.InvalidArgument, "configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// flags binds the configuration to the command line. Only flags that were given override: their defaults are empty here
+// and filled in by complete.
+func (c *Config) flags(f *pflag.FlagSet) {
+	f.StringVar(&c.StateDir, "state-dir", "", "images, disks and journal (default "+DefaultStateDir+")")
+	f.StringVar(&c.RunDir, "run-dir", "", "sockets (default "+DefaultRunDir+")")
+	f.StringVar(&c.Socket, "socket", "", "socket of the node API (default RUN-DIR/cocoond.sock)")
+	f.StringVar(&c.Group, "group", "", "group that may use the socket, if it exists (default "+DefaultGroup+")")
+	f.StringVar(&c.Listen, "listen", "", "also serve the node API on this host:port, with the certificates of the configuration's tls")
+	f.StringVar(&c.MetricsAddr, "metrics-addr", "", "serve Prometheus metrics on this loopback host:port")
+	f.StringVar(&c.Driver, "driver", "", "hypervisor: qemu, or fake for scale tests without guests (default qemu)")
+	f.StringVar(&c.Guest.Kernel, "kernel", "", "kernel of container images (default: guest/vmlinux beside the binary or in ../lib/cocoon)")
+	f.StringVar(&c.Guest.Initramfs, "initramfs", "", "initramfs of container images (default: likewise)")
+	f.StringVar(&c.Log.Level, "log-level", "", "debug, info, warn or error (default info)")
+	f.StringVar(&c.Log.Format, "log-format", "", "text or json (default text)")
+	f.StringVar(&c.Network.NetNS, "netns", "", "network namespace of bridge and taps (default: this process's)")
+	f.StringVar(&c.Network.Bridge, "bridge", "", "name of the bridge (default cocoon0)")
+	f.StringVar(&c.Network.Subnet, "subnet", "", "IPv4 subnet of the VMs (default: a free /24)")
+}
+
+// complete fills in defaults and refuses what cannot be meant.
+func (c *Config) complete() error {
+	for _, d := range []struct {
+		field *string
+		value string
+	}{
+		{&c.StateDir, DefaultStateDir},
+		{&c.RunDir, DefaultRunDir},
+		{&c.Group, DefaultGroup},
+		{&c.Driver, qemu.Name},
+		{&c.Log.Level, "info"},
+		{&c.Log.Format, "text"},
+		{&c.Network.Name, "default"},
+		{&c.Guest.Kernel, assets.Path("guest/vmlinux")},
+		{&c.Guest.Initramfs, assets.Path("guest/initramfs")},
+	} {
+		if *d.field == "" {
+			*d.field = d.value
+		}
+	}
+	for _, dir := range []*string{&c.StateDir, &c.RunDir} {
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			return fmt.Errorf("locate %s: %w", *dir, err)
+		}
+		*dir = abs
+	}
+	if c.Network.Leases == "" {
+		c.Network.Leases = filepath.Join(c.StateDir, "net", "leases.json")
+	}
+	if c.Socket == "" {
+		c.Socket = filepath.Join(c.RunDir, "cocoond.sock")
+	}
+	if c.Driver != qemu.Name && c.Driver != fake.Name {
+		return errdefs.Invalidf("driver %q is neither %s nor %s", c.Driver, qemu.Name, fake.Name)
+	}
+	return loopback(c.MetricsAddr)
+}
+
+// loopback refuses to show metrics to a network: they are not authenticated.
+func loopback(addr string) error {
+	if addr == "" {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return errdefs.Invalidf("metrics address %q is not host:port", addr)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return errdefs.Invalidf("metrics address %q is not on loopback; metrics have no authentication, put a proxy in front", addr)
+	}
+	return nil
+}
+
+func yes(b *bool) bool { return b == nil || *b }
+
+func (c *Config) bridge() bridge.Config {
+	n := c.Network
+	dns := n.DNS
+	if len(dns) == 0 {
+		dns = nil // the host's resolvers
+	}
+	return bridge.Config{
+		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, DNS: dns, MTU: n.MTU,
+		NAT: yes(n.NAT), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
+		StateDir: filepath.Join(c.StateDir, "network", strings.ReplaceAll(n.Name, string(filepath.Separator), "_")), LeasePath: n.Leases,
+	}
+}

@@ -1,0 +1,284 @@
+package cocoond
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	sdnotify "github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
+
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest/agent"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
+	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/network/bridge"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// daemon is what can be made without touching the host.
+type daemon struct {
+	cfg     Config
+	log     *slog.Logger
+	images  *local.Store
+	network *keptNetwork // nil when switched off
+	metrics *metrics
+}
+
+func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
+	d := &daemon{cfg: cfg, log: log, metrics: newMetrics()}
+	var err error
+	if d.images, err = local.New(local.Config{Dir: filepath.Join(cfg.StateDir, "images"), Log: log.With("component", "image")}); err != nil {
+		return nil, err
+	}
+	if yes(cfg.Network.Enabled) {
+		n, err := bridge.New(cfg.bridge(), log.With("component", "network"))
+		if err != nil {
+			return nil, err
+		}
+		d.network = keep(n)
+	}
+	return d, nil
+}
+
+// host is what exists once the folders are ours: everything that run and shutdown have in common.
+type host struct {
+	engine  *engine.Engine
+	drivers map[string]hypervisor.Driver
+	close   func()
+}
+
+// open takes the folders, opens the journal, brings the network up and makes the engine. close gives all of it back,
+// except links and rules, which VMs may be using.
+func (d *daemon) open(ctx context.Context) (_ *host, err error) {
+	if os.Geteuid() != 0 && d.cfg.Driver != fake.Name {
+		return nil, errdefs.Preconditionf("cocoond makes taps and starts unprivileged processes and so needs root: run it with sudo")
+	}
+	var closers []func()
+	closeAll := func() {
+		for i := len(closers) - 1; i >= 0; i-- {
+			closers[i]()
+		}
+	}
+	defer func() {
+		if err != nil {
+			closeAll()
+		}
+	}()
+	// Hypervisor processes have users of their own and must pass through, not look.
+	netCfg := d.cfg.bridge()
+	for _, dir := range []string{d.cfg.StateDir, d.cfg.RunDir, netCfg.StateDir, filepath.Dir(netCfg.LeasePath)} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, errdefs.New(errdefs.FailedPrecondition, "make a folder: %w", err)
+		}
+	}
+	lock, err := lockDir(d.cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() { lock.Close() })
+	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(d.cfg.StateDir, "journal.db")})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() { logFailure(d.log, "journal not closed cleanly", j.Close()) })
+	if err := d.images.Open(ctx); err != nil {
+		return nil, err
+	}
+	drivers, err := d.drivers()
+	if err != nil {
+		return nil, err
+	}
+	networks, defaultNetwork := map[string]network.Network{}, ""
+	if d.network != nil {
+		if err := d.network.Setup(ctx); err != nil {
+			return nil, err
+		}
+		defaultNetwork = d.network.Name()
+		networks[defaultNetwork] = d.network
+	}
+	e, err := engine.New(engine.Config{
+		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: defaultNetwork,
+		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
+	}, engine.Deps{
+		Journal: j, Drivers: drivers, Images: d.images, Networks: networks, Agents: agent.Connector{}, Log: d.log.With("component", "engine"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &host{engine: e, drivers: drivers, close: closeAll}, nil
+}
+
+// present returns path if it is there, "" otherwise: then the engine refuses what needs it, with its own words.
+func (d *daemon) present(path string) string {
+	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
+		d.log.Warn("guest file missing, container images will not boot; `make guest` makes it", "path", path)
+		return ""
+	}
+	return path
+}
+
+func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
+	q, err := qemu.New(qemu.Config{
+		Binary: d.cfg.QEMU.Binary, Cgroup: d.cfg.QEMU.Cgroup, UIDBase: d.cfg.QEMU.UIDBase, UIDCount: d.cfg.QEMU.UIDCount, TBSize: d.cfg.QEMU.TBSize,
+	}, d.log)
+	if err != nil {
+		return nil, err
+	}
+	drivers := map[string]hypervisor.Driver{qemu.Name: q}
+	if d.cfg.Driver != fake.Name {
+		return drivers, nil
+	}
+	dir := filepath.Join(d.cfg.StateDir, "fake")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "make a folder: %w", err)
+	}
+	machines, err := fake.NewHost(dir)
+	if err != nil {
+		return nil, err
+	}
+	behaviour := fake.Behaviour{Launch: ms(d.cfg.Fake.LaunchMS), Shutdown: ms(d.cfg.Fake.ShutdownMS)}
+	drivers[fake.Name] = fake.New(fake.Config{Behave: func(hypervisor.Plan) fake.Behaviour { return behaviour }}, machines)
+	return drivers, nil
+}
+
+func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// run serves until ctx ends. Doors close first, then the engine lets go of its VMs, which go on.
+func (d *daemon) run(ctx context.Context) error {
+	h, err := d.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	served := &served{Engine: h.engine, metrics: d.metrics, network: d.network}
+	api, err := nodeapi.New(
+		nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS},
+		nodeapi.Deps{Engine: served, Images: d.images, Host: d.newNode(h), Log: d.log},
+	)
+	if err != nil {
+		return err
+	}
+	doors, err := d.doors(served)
+	if err != nil {
+		return err
+	}
+	d.metrics.watch(h.engine)
+
+	outer, octx := errgroup.WithContext(ctx)
+	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))
+	ictx, stopInner := context.WithCancel(ictx)
+	defer stopInner()
+	inner.Go(func() error { return h.engine.Run(ictx) })
+	if d.network != nil {
+		inner.Go(func() error { return d.network.Run(ictx) })
+	}
+	// The doors must not go on without what they stand on.
+	outer.Go(func() error {
+		select {
+		case <-ictx.Done():
+			return context.Cause(ictx)
+		case <-octx.Done():
+			return nil
+		}
+	})
+	outer.Go(func() error { return api.Run(octx) })
+	outer.Go(func() error { return d.announce(octx, h.engine, api) })
+	if d.cfg.MetricsAddr != "" {
+		outer.Go(func() error { return d.metrics.serve(octx, d.cfg.MetricsAddr) })
+	}
+	for _, door := range doors {
+		outer.Go(func() error { return door.Run(octx) })
+	}
+	err = outer.Wait()
+	d.notify(sdnotify.SdNotifyStopping)
+	d.log.Info("stopping; VMs keep running")
+	stopInner()
+	if innerErr := inner.Wait(); innerErr != nil {
+		return innerErr // the cause, of which err is only the echo
+	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// announce says that the daemon is ready: VMs are recovered and clients are served.
+func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Server) error {
+	for _, ready := range []<-chan struct{}{e.Recovered(), api.Ready()} {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	d.log.Info("ready", "op", "start", "socket", d.cfg.Socket)
+	d.notify(sdnotify.SdNotifyReady)
+	return nil
+}
+
+func (d *daemon) notify(state string) {
+	_, err := sdnotify.SdNotify(false, state)
+	logFailure(d.log, "service manager not notified", err)
+}
+
+// shutdown ends every VM, with at most grace for each, and takes the network down. The daemon must not be running.
+func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
+	h, err := d.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- h.engine.Run(runCtx) }()
+	err = d.stopAll(ctx, h.engine, grace, ended)
+	stop()
+	if runErr := <-ended; err == nil {
+		err = runErr
+	}
+	if err != nil || d.network == nil {
+		return err
+	}
+	return d.network.Teardown(ctx)
+}
+
+func (d *daemon) stopAll(ctx context.Context, e *engine.Engine, grace time.Duration, ended chan error) error {
+	select {
+	case <-e.Recovered():
+	case err := <-ended:
+		ended <- err
+		return errors.Join(err, errdefs.Unavailablef("the engine did not come up"))
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	all, err := e.List(ctx)
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(all))
+	for i, r := range all {
+		if r.State != vm.StateRunning {
+			continue
+		}
+		wg.Go(func() {
+			if _, err := e.Stop(ctx, string(r.ID), min(grace, r.Spec.StopGrace)); err != nil && !errdefs.IsFailedPrecondition(err) {
+				errs[i] = fmt.Errorf("stop VM %s: %w", r.Spec.Name, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

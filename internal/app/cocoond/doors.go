@@ -1,0 +1,34 @@
+package cocoond
+
+import (
+	"context"
+
+	"k8s.io/klog/v2"
+
+	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+)
+
+// door is a way in that runs in this process, on the engine, until ctx ends.
+type door interface {
+	Run(ctx context.Context) error
+}
+
+// doors makes those that the configuration asks for, besides the node API.
+func (d *daemon) doors(s *served) ([]door, error) {
+	if d.cfg.VirtualNode == nil {
+		return nil, nil
+	}
+	klog.SetSlogLogger(d.log.With("component", "client-go"))
+	cfg := *d.cfg.VirtualNode
+	if cfg.RootDir == "" {
+		cfg.RootDir = d.cfg.StateDir
+	}
+	if cfg.LeasesPath == "" {
+		cfg.LeasesPath = d.cfg.bridge().LeasePath
+	}
+	node, err := vkcocoon.New(cfg, s, d.log)
+	if err != nil {
+		return nil, err
+	}
+	return []door{node}, nil
+}

@@ -1,0 +1,104 @@
+package cocoond
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const (
+	collectTimeout = 5 * time.Second
+	headerTimeout  = 5 * time.Second
+)
+
+// metrics is what Prometheus sees of the daemon.
+type metrics struct {
+	registry   *prometheus.Registry
+	operations *prometheus.HistogramVec
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		operations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "cocoon_operation_duration_seconds", Help: "Time operations on VMs took, by outcome.",
+			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"op", "outcome"}),
+	}
+	m.registry.MustRegister(m.operations, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// operation is deferred with the time an operation began and its error.
+func (m *metrics) operation(op string, began time.Time, err *error) {
+	outcome := "ok"
+	if *err != nil {
+		outcome = errdefs.ClassOf(*err).String()
+	}
+	m.operations.WithLabelValues(op, outcome).Observe(time.Since(began).Seconds())
+}
+
+type lister interface {
+	List(ctx context.Context) ([]vm.Record, error)
+}
+
+// watch adds the number of VMs in each state, counted whenever Prometheus asks.
+func (m *metrics) watch(l lister) { m.registry.MustRegister(vmCount{l}) }
+
+type vmCount struct{ lister }
+
+func (vmCount) desc() *prometheus.Desc {
+	return prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
+}
+
+func (c vmCount) Describe(out chan<- *prometheus.Desc) { out <- c.desc() }
+
+func (c vmCount) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
+	defer cancel()
+	all, err := c.List(ctx)
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(c.desc(), err)
+		return
+	}
+	for state, n := range countByState(all) {
+		out <- prometheus.MustNewConstMetric(c.desc(), prometheus.GaugeValue, float64(n), state)
+	}
+}
+
+// countByState counts VMs; states without any are counted too, as zero.
+func countByState(all []vm.Record) map[string]int64 {
+	n := map[string]int64{}
+	for _, s := range []vm.State{vm.StateCreating, vm.StateCreated, vm.StateRunning, vm.StateStopped, vm.StateError} {
+		n[string(s)] = 0
+	}
+	for _, r := range all {
+		n[string(r.State)]++
+	}
+	return n
+}
+
+func (m *metrics) serve(ctx context.Context, addr string) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return errdefs.New(errdefs.FailedPrecondition, "serve metrics on %s: %w", addr, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return errdefs.New(errdefs.Internal, "serve metrics: %w", err)
+	}
+	return nil
+}

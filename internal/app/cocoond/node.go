@@ -1,0 +1,81 @@
+package cocoond
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/doctor"
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/version"
+)
+
+// node answers what clients ask of the machine and the daemon.
+type node struct {
+	cfg     Config
+	engine  *engine.Engine
+	drivers map[string]hypervisor.Driver
+	network *keptNetwork
+	started time.Time
+}
+
+func (d *daemon) newNode(h *host) *node {
+	return &node{cfg: d.cfg, engine: h.engine, drivers: h.drivers, network: d.network, started: time.Now()}
+}
+
+// Info implements nodeapi.Host.
+func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
+	var si unix.Sysinfo_t
+	if err := unix.Sysinfo(&si); err != nil {
+		return nodewire.NodeInfo{}, fmt.Errorf("ask the kernel for its memory: %w", err)
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		return nodewire.NodeInfo{}, fmt.Errorf("ask for the host name: %w", err)
+	}
+	all, err := n.engine.List(ctx)
+	if err != nil {
+		return nodewire.NodeInfo{}, err
+	}
+	i := nodewire.NodeInfo{
+		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
+		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
+	}
+	if n.network != nil {
+		i.Networks = []string{n.network.Name()}
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.drivers)) {
+		i.Drivers = append(i.Drivers, n.driver(ctx, name))
+	}
+	return i, nil
+}
+
+func (n *node) driver(ctx context.Context, name string) nodewire.Driver {
+	d := nodewire.Driver{Name: name, Default: name == n.cfg.Driver}
+	info, err := n.drivers[name].Probe(ctx)
+	if err != nil {
+		d.Error = err.Error()
+		return d
+	}
+	d.Version, d.Accel, d.Why, d.Isolated, d.Notes = info.Version, string(info.Accel), info.Why, info.Isolated, info.Notes
+	for _, f := range info.Firmware {
+		d.Firmware = append(d.Firmware, string(f))
+	}
+	return d
+}
+
+// Doctor implements nodeapi.Host.
+func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
+	return doctor.Run(ctx, doctor.Config{
+		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
+		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group,
+	}, false), nil
+}

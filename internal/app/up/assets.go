@@ -1,0 +1,36 @@
+package up
+
+import (
+	"cocoonstack.io/cocoon/internal/app/assets"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Assets are the files an instance is made of.
+type Assets struct {
+	ControlPlane string // cocoon-up, which also is kubectl
+	Daemon       string // cocoond
+	Kernel       string
+	Initramfs    string
+	DemoImage    string
+}
+
+// FindAssets returns the files of this installation. That they exist is checked where they are needed.
+func FindAssets() Assets {
+	return Assets{
+		ControlPlane: assets.Path("cocoon-up"),
+		Daemon:       assets.Path("cocoond"),
+		Kernel:       assets.Path("guest/vmlinux"),
+		Initramfs:    assets.Path("guest/initramfs"),
+		DemoImage:    assets.Path("demo.tar"),
+	}
+}
+
+// check returns a FailedPrecondition error that names the first missing file.
+func (a Assets) check() error {
+	for _, p := range []string{a.ControlPlane, a.Daemon, a.Kernel, a.Initramfs, a.DemoImage} {
+		if !assets.Exists(p) {
+			return errdefs.Preconditionf("%s is missing; `make build` makes it", p)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// child is one long-running process of an instance.
+type child struct {
+	name string
+	path string
+	args []string
+	env  []string
+	log  string        // file that takes its output
+	stop time.Duration // between SIGTERM and SIGKILL
+}
+
+const (
+	restartFirst = time.Second
+	restartMost  = 30 * time.Second
+	steady       = time.Minute // a child that lived this long starts over with the shortest back-off
+	maxLog       = 32 << 20    // bytes of a child's log before it is put aside at the next start
+)
+
+// spawner starts children from one OS thread that never ends before the supervisor does. The kernel ties the
+// parent-death signal to the thread that forked, and that signal is what ends our children if we are killed.
+type spawner struct{ requests chan spawnRequest }
+
+type spawnRequest struct {
+	cmd  *exec.Cmd
+	done chan error
+}
+
+func newSpawner() *spawner {
+	s := &spawner{requests: make(chan spawnRequest)}
+	go func() {
+		runtime.LockOSThread()
+		for r := range s.requests {
+			r.done <- r.cmd.Start()
+		}
+	}()
+	return s
+}
+
+func (s *spawner) start(cmd *exec.Cmd) error {
+	r := spawnRequest{cmd, make(chan error)}
+	s.requests <- r
+	return <-r.done
+}
+
+// process is a started child.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it ended
+	err  error         // how, valid once done is closed
+}
+
+func (s *spawner) run(c child) (*process, error) {
+	if fi, err := os.Stat(c.log); err == nil && fi.Size() > maxLog {
+		if err := os.Rename(c.log, c.log+".1"); err != nil {
+			return nil, fmt.Errorf("put aside log of %s: %w", c.name, err)
+		}
+	}
+	out, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log of %s: %w", c.name, err)
+	}
+	defer out.Close()
+	cmd := exec.Command(c.path, c.args...)
+	cmd.Env = append(os.Environ(), c.env...)
+	cmd.Stdout, cmd.Stderr = out, out
+	// A group of its own: Ctrl-C on the terminal reaches the supervisor, which stops children in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := s.start(cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.name, err)
+	}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// halt asks p to end and insists after the child's grace.
+func (p *process) halt(c child, log *slog.Logger) {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(c.stop):
+		log.Warn("child did not stop in time and is killed", "child", c.name)
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+// keep runs c until ctx ends, starting it again with back-off whenever it ends by itself. started is closed once the
+// first process runs; ended gets the first end of the first process, for a caller that waits for its readiness.
+func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended chan<- error) {
+	wait := restartFirst
+	for first := true; ; first = false {
+		began := time.Now()
+		p, err := s.run(c)
+		if err == nil {
+			select {
+			case <-ctx.Done():
+				p.halt(c, log)
+				return
+			case <-p.done:
+				err = p.err
+			}
+		}
+		if err == nil {
+			err = errors.New("it ended without an error")
+		}
+		if first {
+			ended <- err
+		}
+		if time.Since(began) > steady {
+			wait = restartFirst
+		}
+		log.Error("child ended and is started again", "child", c.name, "err", err, "dur", wait)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, restartMost)
+	}
+}

@@ -1,0 +1,113 @@
+package up
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// eventually asks ok until it says yes.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func logged(path string) string {
+	data, _ := os.ReadFile(path) // not there yet: nothing logged
+	return string(data)
+}
+
+// kept runs c under a supervisor and returns how to end it, which returns when the child has ended.
+func kept(t *testing.T, c child) (ended chan error, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended, done := make(chan error, 1), make(chan struct{})
+	s := newSpawner()
+	go func() {
+		s.keep(ctx, c, slog.New(slog.DiscardHandler), ended)
+		close(done)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	t.Cleanup(stop)
+	return ended, stop
+}
+
+func script(t *testing.T, text string) child {
+	t.Helper()
+	return child{name: "child", path: "/bin/sh", args: []string{"-c", text}, log: filepath.Join(t.TempDir(), "child.log"), stop: 20 * time.Second}
+}
+
+func TestAChildThatEndsIsStartedAgain(t *testing.T) {
+	c := script(t, "echo run; exit 3")
+	ended, stop := kept(t, c)
+	eventually(t, "a second run", func() bool { return strings.Count(logged(c.log), "run\n") >= 2 })
+	stop()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("the first end was told as %v", err)
+	}
+}
+
+func TestAChildIsAskedToEnd(t *testing.T) {
+	c := script(t, "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+	_, stop := kept(t, c)
+	eventually(t, "up", func() bool { return logged(c.log) != "" })
+	stop()
+	if got := logged(c.log); got != "up\nasked\n" {
+		t.Errorf("log %q", got)
+	}
+}
+
+func TestADeafChildIsKilled(t *testing.T) {
+	c := script(t, "trap '' TERM; echo up; while :; do sleep 0.05; done")
+	c.stop = 100 * time.Millisecond
+	_, stop := kept(t, c)
+	eventually(t, "up", func() bool { return logged(c.log) != "" })
+	stop() // does not return before its end
+}
+
+func TestAChildThatCannotStart(t *testing.T) {
+	c := script(t, "")
+	c.path = filepath.Join(t.TempDir(), "missing")
+	ended, _ := kept(t, c)
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "start child") {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("nobody was told")
+	}
+}
+
+func TestALongLogIsPutAside(t *testing.T) {
+	c := script(t, "echo anew")
+	if err := os.WriteFile(c.log, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(c.log, maxLog+1); err != nil { // sparse
+		t.Fatal(err)
+	}
+	p, err := newSpawner().run(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if got := logged(c.log); got != "anew\n" {
+		t.Errorf("log of %d bytes", len(got))
+	}
+	if fi, err := os.Stat(c.log + ".1"); err != nil || fi.Size() != maxLog+1 {
+		t.Errorf("the old log: %v, %v", fi, err)
+	}
+}

@@ -1,0 +1,214 @@
+package up
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/logging"
+)
+
+// reportFD is where a detached supervisor tells its parent how the start goes.
+const reportFD = 3
+
+// message is one line of that report.
+type message struct {
+	Step  string        `json:"step,omitempty"`
+	Took  time.Duration `json:"took,omitempty"`
+	Ready bool          `json:"ready,omitempty"`
+	Error string        `json:"error,omitempty"`
+	Class errdefs.Class `json:"class,omitempty"`
+}
+
+// Commands returns the verbs `up` and `down`. dir is the CLI's global --dir (or COCOON_DIR) at the time of the call.
+func Commands(dir func() string) []*cobra.Command {
+	return []*cobra.Command{upCommand(dir), downCommand(dir)}
+}
+
+func upCommand(dir func() string) *cobra.Command {
+	var o Options
+	var detach, supervise bool
+	cmd := &cobra.Command{
+		Use:   "up [--dir DIR] [--detach]",
+		Short: "Run a whole cluster on this machine: control plane and a virtual node whose pods are VMs",
+		Long: `Run a real Kubernetes control plane and one virtual node, all on loopback and all under one folder.
+
+The folder keeps the cluster: stop it, kill it or reboot, and the same command brings it back with its objects, VM
+disks and certificates. DIR/kubeconfig is written when the node is Ready. The node is called cocoon-node-0 unless
+--node-name or VK_NODE_NAME says otherwise. A pod runs there when it tolerates virtual-kubelet.io/provider.
+
+The image cocoon/demo:latest is there from the start and needs no network.`,
+		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
+  cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
+  kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes
+  cocoon down --dir /var/lib/cocoon-demo`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Dir = dir(); o.Dir == "" {
+				return errdefs.Invalidf("say where the cluster shall live: cocoon up --dir DIR")
+			}
+			o.Assets = FindAssets()
+			if o.NodeName == "" {
+				o.NodeName = os.Getenv("VK_NODE_NAME")
+			}
+			switch {
+			case supervise:
+				return superviseDetached(cmd.Context(), o)
+			case detach:
+				return runDetached(cmd.Context(), o, cmd.OutOrStdout())
+			}
+			return runForeground(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&detach, "detach", "d", false, "return when the node is Ready and keep running in the background")
+	f.StringVar(&o.NodeName, "node-name", "", "name of the virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
+	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))
+	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on loopback (default %d, or the next free one)", defaultNodePort))
+	f.BoolVar(&supervise, "supervise", false, "")
+	_ = f.MarkHidden("supervise")
+	return cmd
+}
+
+func downCommand(dir func() string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down --dir DIR",
+		Short: "Stop a cluster that `cocoon up` started: VMs, daemons, links and rules; its data stays",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir() == "" {
+				return errdefs.Invalidf("say which cluster: cocoon down --dir DIR")
+			}
+			return Down(cmd.Context(), dir(), FindAssets())
+		},
+	}
+}
+
+func printStep(w io.Writer) Report {
+	return func(step string, took time.Duration) { fmt.Fprintf(w, "%8.2fs  %s\n", took.Seconds(), step) }
+}
+
+func printReady(w io.Writer, dir string) {
+	fmt.Fprintf(w, "\nThe cluster is up. Talk to it with\n\n  export KUBECONFIG=%s\n  kubectl get nodes\n", kubeconfigOf(dir))
+}
+
+func runForeground(ctx context.Context, o Options, out, errOut io.Writer) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	log, err := logging.New(errOut, "info", "text")
+	if err != nil {
+		return err
+	}
+	return Run(ctx, o, log, printStep(out), func() { printReady(out, o.Dir) })
+}
+
+// runDetached starts a supervisor in a session of its own and follows its report until the cluster is ready.
+func runDetached(ctx context.Context, o Options, out io.Writer) error {
+	if err := preflight(o); err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make report pipe: %w", err)
+	}
+	defer r.Close()
+	logDir := filepath.Join(o.Dir, "log")
+	if err := os.MkdirAll(logDir, 0o700); err != nil {
+		return fmt.Errorf("make log folder: %w", err)
+	}
+	logFile, err := os.OpenFile(filepath.Join(logDir, "up.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	defer logFile.Close()
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("locate the cocoon binary: %w", err)
+	}
+	args := []string{"up", "--supervise", "--dir", o.Dir}
+	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort} {
+		if v != 0 {
+			args = append(args, flag, fmt.Sprint(v))
+		}
+	}
+	if o.NodeName != "" {
+		args = append(args, "--node-name", o.NodeName)
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return fmt.Errorf("start supervisor: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+	step := printStep(out)
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		var m message
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+			return fmt.Errorf("read report of the supervisor: %w", err)
+		}
+		switch {
+		case m.Error != "":
+			_ = cmd.Wait() // it has cleaned up by then
+			return errdefs.New(m.Class, "%s", m.Error)
+		case m.Ready:
+			printReady(out, o.Dir)
+			return cmd.Process.Release()
+		}
+		step(m.Step, m.Took)
+	}
+	err = cmd.Wait()
+	return errdefs.Unavailablef("the supervisor ended before the cluster was ready (%v): %s", err, lastLine(logFile.Name()))
+}
+
+// superviseDetached is the background half of runDetached.
+func superviseDetached(ctx context.Context, o Options) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	syscall.CloseOnExec(reportFD)
+	report := os.NewFile(reportFD, "report")
+	signal.Ignore(syscall.SIGPIPE) // the parent may be gone
+	enc := json.NewEncoder(report)
+	log, err := logging.New(os.Stderr, "info", "text")
+	if err != nil {
+		return err
+	}
+	step := func(s string, took time.Duration) {
+		log.Info("step done", "op", s, "dur", took)
+		_ = enc.Encode(message{Step: s, Took: took})
+	}
+	isReady := false
+	err = Run(ctx, o, log, step, func() {
+		isReady = true
+		_ = enc.Encode(message{Ready: true})
+		report.Close()
+	})
+	if err != nil && !isReady {
+		_ = enc.Encode(message{Error: err.Error(), Class: errdefs.ClassOf(err)})
+	}
+	return err
+}
+
+// kubeconfigOf is the path to show: it must hold from any folder the user goes to.
+func kubeconfigOf(dir string) string {
+	path := layout{dir}.kubeconfig()
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}

@@ -1,0 +1,115 @@
+package up
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/app/assets"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// downLimit is how long a supervisor may take to stop everything.
+const downLimit = 2 * time.Minute
+
+// Down stops the instance in dir: VMs, daemons, links and rules. What is on disk stays, so that Run brings it back.
+// An instance that is not up is cleaned of what a killed supervisor may have left; that is no error.
+// Errors: NotFound when dir holds no instance, FailedPrecondition without root.
+func Down(ctx context.Context, dir string, a Assets) error {
+	if err := needRoot("down"); err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return fmt.Errorf("locate %s: %w", dir, err)
+	}
+	l := layout{dir}
+	if !assets.Exists(l.settings()) {
+		return errdefs.NotFoundf("%s holds no instance; `cocoon up --dir` makes one", dir)
+	}
+	ctx, cancel := context.WithTimeout(ctx, downLimit)
+	defer cancel()
+	pid, err := lockHolder(l.lock())
+	if err != nil {
+		return err
+	}
+	if pid != 0 {
+		if err := endProcess(ctx, pid, func() bool { p, err := lockHolder(l.lock()); return err == nil && p == pid }); err != nil {
+			return fmt.Errorf("stop instance %s: %w", dir, err)
+		}
+	}
+	return stopVMsOf(ctx, l, a)
+}
+
+// endProcess sends SIGTERM to pid if mine still says that it is ours, and waits for its end through a pidfd.
+func endProcess(ctx context.Context, pid int, mine func() bool) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", pid, err)
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	if !mine() { // it ended between the question and the open; the number may be another's by now
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signal process %d: %w", pid, err)
+	}
+	deadline, _ := ctx.Deadline()
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(deadline).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("wait for process %d: %w", pid, err)
+		case n > 0:
+			return nil
+		default:
+			return errdefs.Unavailablef("process %d did not end in time", pid)
+		}
+	}
+}
+
+// stopVMsOf stops every VM of an instance whose cocoond is not running, and takes its network down.
+func stopVMsOf(ctx context.Context, l layout, a Assets) error {
+	if !assets.Exists(l.config("cocoond.yaml")) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopGuests)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, a.Daemon, "shutdown", "--config", l.config("cocoond.yaml"))
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	if err := cmd.Run(); err != nil {
+		return errdefs.Unavailablef("stop the VMs of %s: %s (%w)", l.dir, strings.TrimSpace(out.String()), err)
+	}
+	return nil
+}
+
+// lastLine returns the last non-empty line of a log, for an error message.
+func lastLine(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return "no log"
+	}
+	defer f.Close()
+	const tail = 4096
+	if fi, err := f.Stat(); err == nil && fi.Size() > tail {
+		_, _ = f.Seek(-tail, 2)
+	}
+	var buf bytes.Buffer
+	_, _ = buf.ReadFrom(f)
+	lines := strings.Split(strings.TrimSpace(buf.String()), "\n")
+	return lines[len(lines)-1]
+}

@@ -1,0 +1,106 @@
+package up
+
+import (
+	"encoding/base64"
+	"fmt"
+	"hash/fnv"
+	"os"
+
+	"sigs.k8s.io/yaml"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+)
+
+// object is a YAML document in the making.
+type object = map[string]any
+
+// writeYAML writes v to path for the owner alone: configurations may name secrets.
+func writeYAML(path string, v any) error {
+	data, err := yaml.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", path, err)
+	}
+	return atomicfile.WriteFile(path, data, 0o600)
+}
+
+// writeKubeconfig writes a kubeconfig with everything inside, so that the one file can be copied elsewhere.
+func writeKubeconfig(path string, p pki, s Settings, user string) error {
+	var b64 [3]string
+	for i, f := range []string{p.crt("ca"), p.crt(user), p.key(user)} {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			return fmt.Errorf("write kubeconfig of %s: %w", user, err)
+		}
+		b64[i] = base64.StdEncoding.EncodeToString(data)
+	}
+	return writeYAML(path, object{
+		"apiVersion":      "v1",
+		"kind":            "Config",
+		"current-context": "cocoon",
+		"clusters": []object{{"name": "cocoon", "cluster": object{
+			"server":                     fmt.Sprintf("https://%s:%d", nodeIP, s.APIPort),
+			"certificate-authority-data": b64[0],
+		}}},
+		"users": []object{{"name": user, "user": object{
+			"client-certificate-data": b64[1],
+			"client-key-data":         b64[2],
+		}}},
+		"contexts": []object{{"name": "cocoon", "context": object{"cluster": "cocoon", "user": user}}},
+	})
+}
+
+// controlPlaneConfig is the file of `cocoon-up control-plane`; its keys are documented there (package config).
+func controlPlaneConfig(l layout, p pki, s Settings) object {
+	pair := func(name string) object { return object{"cert": p.crt(name), "key": p.key(name)} }
+	return object{
+		"dataDir":     l.join("control-plane"),
+		"bindAddress": nodeIP,
+		"securePort":  s.APIPort,
+		"serviceCIDR": serviceCIDR,
+		"pki": object{
+			"servingCA":     p.crt("ca"),
+			"serving":       pair("apiserver"),
+			"clientCA":      p.crt("ca"),
+			"kubeletCA":     p.crt("ca"),
+			"kubeletClient": pair("apiserver-kubelet-client"),
+			"frontProxy":    object{"ca": p.crt("front-proxy-ca"), "client": pair("front-proxy-client")},
+			"serviceAccount": object{
+				"key":        p.key("sa"),
+				"publicKeys": []string{p.join("sa.pub")},
+			},
+			"signing": pair("ca"),
+		},
+		"controllerManager": object{"kubeconfig": l.config("controller-manager.kubeconfig")},
+		"scheduler":         object{"kubeconfig": l.config("scheduler.kubeconfig")},
+	}
+}
+
+// cocoondConfig is the file of cocoond; its keys are documented in `cocoond --help`.
+func cocoondConfig(l layout, p pki, s Settings, a Assets) object {
+	id := fnv.New32a()
+	_, _ = id.Write([]byte(l.dir)) // never fails
+	// Names of links and tables tell the instances of one machine apart.
+	instance := fmt.Sprintf("%06x", id.Sum32()&0xffffff)
+	return object{
+		"stateDir": l.join("state"),
+		"runDir":   l.join("run"),
+		"socket":   l.socket(),
+		"guest":    object{"kernel": a.Kernel, "initramfs": a.Initramfs},
+		"network":  object{"instance": instance, "bridge": "cocoon" + instance},
+		"qemu":     object{"cgroup": "cocoon-" + instance},
+		"virtualNode": object{
+			"kubeconfig":     l.config("node.kubeconfig"),
+			"nodeName":       s.NodeName,
+			"nodeIP":         nodeIP,
+			"noRole":         true, // see labelNode
+			"reservePercent": 20,
+			"bindAddress":    nodeIP,
+			"kubeletPort":    s.NodePort,
+			"tlsCert":        p.crt("kubelet"),
+			"tlsKey":         p.key("kubelet"),
+			"clientCA":       p.crt("ca"),
+			// The instance is ours alone: a VM whose pod was deleted while we were down has nobody else to remove it.
+			"orphans": "destroy",
+		},
+	}
+}

@@ -1,0 +1,237 @@
+package up
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Life times of certificates. Leaves are issued anew by any start that finds less than leafRenew left.
+const (
+	caLife    = 10 * 365 * 24 * time.Hour
+	leafLife  = 365 * 24 * time.Hour
+	leafRenew = 60 * 24 * time.Hour
+)
+
+// pki is a folder of PEM files: NAME.crt and NAME.key.
+type pki struct {
+	dir string
+	now time.Time
+}
+
+// authority is a CA that can sign.
+type authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// leaf says what a certificate is for.
+type leaf struct {
+	name    string // of the files
+	cn      string
+	orgs    []string
+	dns     []string
+	ips     []net.IP
+	server  bool
+	signing *authority
+}
+
+func (p pki) join(file string) string { return filepath.Join(p.dir, file) }
+func (p pki) crt(name string) string  { return filepath.Join(p.dir, name+".crt") }
+func (p pki) key(name string) string  { return filepath.Join(p.dir, name+".key") }
+
+// ensure makes every certificate of an instance that is missing, expiring or for another name. Existing keys are kept.
+func (p pki) ensure(s Settings) error {
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return fmt.Errorf("make certificates folder: %w", err)
+	}
+	ca, err := p.authority("ca", "cocoon")
+	if err != nil {
+		return err
+	}
+	front, err := p.authority("front-proxy-ca", "cocoon-front-proxy")
+	if err != nil {
+		return err
+	}
+	loopback := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+	leaves := []leaf{
+		{
+			name: "apiserver", cn: "kube-apiserver", server: true, signing: ca,
+			dns: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
+			ips: append(slices.Clone(loopback), net.ParseIP(serviceIP)),
+		},
+		{name: "admin", cn: "kubernetes-admin", orgs: []string{"system:masters"}, signing: ca},
+		{name: "controller-manager", cn: "system:kube-controller-manager", signing: ca},
+		{name: "scheduler", cn: "system:kube-scheduler", signing: ca},
+		{name: "apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", orgs: []string{"system:masters"}, signing: ca},
+		{name: "node", cn: "system:node:" + s.NodeName, orgs: []string{"system:nodes"}, signing: ca},
+		{name: "kubelet", cn: s.NodeName, server: true, signing: ca, dns: []string{s.NodeName, "localhost"}, ips: loopback},
+		{name: "front-proxy-client", cn: "front-proxy-client", signing: front},
+	}
+	for _, l := range leaves {
+		if err := p.leaf(l); err != nil {
+			return err
+		}
+	}
+	return p.serviceAccountKey()
+}
+
+func (p pki) authority(name, cn string) (*authority, error) {
+	key, err := p.loadOrMakeKey(name)
+	if err != nil {
+		return nil, err
+	}
+	if cert, err := p.loadCert(name); err == nil && p.now.Before(cert.NotAfter) && belongs(cert, key) {
+		return &authority{cert, key}, nil
+	}
+	tmpl := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: cn},
+		NotAfter:              p.now.Add(caLife),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+	}
+	cert, err := p.sign(name, tmpl, key, nil)
+	return &authority{cert, key}, err
+}
+
+func (p pki) leaf(l leaf) error {
+	key, err := p.loadOrMakeKey(l.name)
+	if err != nil {
+		return err
+	}
+	if cert, err := p.loadCert(l.name); err == nil && p.current(cert, l, key) {
+		return nil
+	}
+	usage := x509.ExtKeyUsageClientAuth
+	if l.server {
+		usage = x509.ExtKeyUsageServerAuth
+	}
+	_, err = p.sign(l.name, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: l.cn, Organization: l.orgs},
+		NotAfter:    p.now.Add(leafLife),
+		DNSNames:    l.dns,
+		IPAddresses: l.ips,
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	}, key, l.signing)
+	return err
+}
+
+// current reports whether cert still serves for l: same key, same names, same signer, enough time left.
+func (p pki) current(cert *x509.Certificate, l leaf, key crypto.Signer) bool {
+	return belongs(cert, key) &&
+		cert.Subject.CommonName == l.cn &&
+		slices.Equal(cert.Subject.Organization, l.orgs) &&
+		slices.Equal(cert.DNSNames, l.dns) &&
+		slices.EqualFunc(cert.IPAddresses, l.ips, net.IP.Equal) &&
+		cert.CheckSignatureFrom(l.signing.cert) == nil &&
+		p.now.Add(leafRenew).Before(cert.NotAfter)
+}
+
+// belongs reports whether cert is about key. The user may have removed a damaged key to have it made anew.
+func belongs(cert *x509.Certificate, key crypto.Signer) bool {
+	pub, ok := cert.PublicKey.(*ecdsa.PublicKey)
+	return ok && pub.Equal(key.Public())
+}
+
+func (p pki) sign(name string, tmpl *x509.Certificate, key crypto.Signer, by *authority) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("make certificate %s: %w", name, err)
+	}
+	tmpl.SerialNumber = serial
+	tmpl.NotBefore = p.now.Add(-5 * time.Minute) // clocks of one machine agree, those of its guests may not
+	parent, signer := tmpl, key
+	if by != nil {
+		parent, signer = by.cert, by.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), signer)
+	if err != nil {
+		return nil, fmt.Errorf("make certificate %s: %w", name, err)
+	}
+	if err := p.write(p.crt(name), "CERTIFICATE", der, 0o644); err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
+
+func (p pki) loadCert(name string) (*x509.Certificate, error) {
+	der, err := readPEM(p.crt(name))
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
+
+func (p pki) loadOrMakeKey(name string) (crypto.Signer, error) {
+	der, err := readPEM(p.key(name))
+	switch {
+	case err == nil:
+		key, err := x509.ParseECPrivateKey(der)
+		if err != nil {
+			return nil, errdefs.DataLossf("key %s is damaged (%w); remove the file to have it made anew", p.key(name), err)
+		}
+		return key, nil
+	case !os.IsNotExist(err):
+		return nil, err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key %s: %w", name, err)
+	}
+	der, err = x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("make key %s: %w", name, err)
+	}
+	return key, p.write(p.key(name), "EC PRIVATE KEY", der, 0o600)
+}
+
+// serviceAccountKey makes sa.key and sa.pub, which sign and verify service account tokens.
+func (p pki) serviceAccountKey() error {
+	key, err := p.loadOrMakeKey("sa")
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return fmt.Errorf("encode service account key: %w", err)
+	}
+	return p.write(filepath.Join(p.dir, "sa.pub"), "PUBLIC KEY", der, 0o644)
+}
+
+// write leaves a file alone that has this content already, so that a restart touches nothing.
+func (p pki) write(path, kind string, der []byte, mode os.FileMode) error {
+	data := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	return atomicfile.WriteFile(path, data, mode)
+}
+
+func readPEM(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, errdefs.DataLossf("%s holds no PEM block; remove the file to have it made anew", path)
+	}
+	return block.Bytes, nil
+}

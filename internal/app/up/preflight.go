@@ -1,0 +1,47 @@
+package up
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const tunDevice = "/dev/net/tun"
+
+// preflight refuses what can only fail, before anything of an instance is made.
+// Errors: InvalidArgument, FailedPrecondition.
+func preflight(o Options) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	if err := needRoot("up"); err != nil {
+		return err
+	}
+	if err := haveTun(tunDevice); err != nil {
+		return err
+	}
+	return o.Assets.check()
+}
+
+func needRoot(verb string) error {
+	if os.Geteuid() != 0 {
+		return errdefs.Preconditionf("cocoon %s handles taps and bridges and so needs root: run it with sudo", verb)
+	}
+	return nil
+}
+
+// haveTun asks for the device of which every interface of a VM is made. It opens it: in a container it may be there and
+// forbidden.
+func haveTun(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case err == nil:
+		return f.Close()
+	case errors.Is(err, os.ErrNotExist):
+		return errdefs.Preconditionf("%s is missing, and VMs get their network through it; run `modprobe tun`, or in a container pass --device=%s", path, path)
+	}
+	return errdefs.Preconditionf("VMs get their network through %s, which cannot be used: %w; run `modprobe tun`", path, err)
+}

@@ -1,0 +1,255 @@
+// Package up runs a whole cluster on one machine: a Kubernetes control plane, cocoond with the virtual node in it, and
+// what belongs to them, all on loopback and all under one folder.
+//
+// It is a supervisor of processes and a writer of their configurations; it does none of their work.
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+)
+
+// Options are what the user asked of `cocoon up`. Zero values keep what an earlier start of the instance chose.
+type Options struct {
+	Dir      string
+	NodeName string
+	APIPort  int
+	NodePort int
+	Assets   Assets
+}
+
+// Report tells one finished step and how long it took.
+type Report func(step string, took time.Duration)
+
+const (
+	readyLimit  = 3 * time.Minute       // for the whole start
+	pollReady   = 25 * time.Millisecond // between questions to a server that is starting
+	stopControl = 15 * time.Second      // between SIGTERM and SIGKILL of the control plane
+	stopDaemon  = 20 * time.Second      // the same for cocoond
+	stopGuests  = 60 * time.Second      // for all VMs of the instance to stop on `cocoon down`
+	demoImage   = "cocoon/demo:latest"
+)
+
+// instance is one cluster, from Options to the end of its supervisor.
+type instance struct {
+	layout
+	opts     Options
+	settings Settings
+	ports    ports
+	pki      pki
+	api      *apiClient
+	report   Report
+	log      *slog.Logger
+	spawner  *spawner
+}
+
+// Run brings the instance up, calls ready, supervises it until ctx ends and then takes it down in order.
+// Errors: AlreadyExists when the folder's instance is up, InvalidArgument, ResourceExhausted for a taken port,
+// FailedPrecondition where the host lacks something, Canceled when ctx ends before the cluster is ready.
+func Run(ctx context.Context, o Options, log *slog.Logger, report Report, ready func()) error {
+	if err := preflight(o); err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return fmt.Errorf("locate %s: %w", o.Dir, err)
+	}
+	in := &instance{layout: layout{dir}, opts: o, report: report, log: log, spawner: newSpawner()}
+	for _, d := range []string{"", "etc", "log", "run"} {
+		if err := os.MkdirAll(in.join(d), 0o700); err != nil {
+			return fmt.Errorf("make instance folder: %w", err)
+		}
+	}
+	lock, err := lockInstance(in.lock())
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	defer lock.Close()
+	defer in.ports.Close()
+	if err := in.prepare(); err != nil {
+		return err
+	}
+	return in.supervise(ctx, ready)
+}
+
+// prepare writes every certificate and configuration file. It is idempotent.
+func (in *instance) prepare() (err error) {
+	began := time.Now()
+	if in.settings, err = settle(in.layout, in.opts, &in.ports); err != nil {
+		return err
+	}
+	in.pki = pki{dir: in.join("pki"), now: time.Now()}
+	if err := in.pki.ensure(in.settings); err != nil {
+		return err
+	}
+	if in.api, err = newAPIClient(in.pki, in.settings); err != nil {
+		return err
+	}
+	for user, path := range map[string]string{
+		"controller-manager": in.config("controller-manager.kubeconfig"),
+		"scheduler":          in.config("scheduler.kubeconfig"),
+		"node":               in.config("node.kubeconfig"),
+	} {
+		if err := writeKubeconfig(path, in.pki, in.settings, user); err != nil {
+			return err
+		}
+	}
+	if err := writeYAML(in.config("control-plane.yaml"), controlPlaneConfig(in.layout, in.pki, in.settings)); err != nil {
+		return err
+	}
+	if err := writeYAML(in.config("cocoond.yaml"), cocoondConfig(in.layout, in.pki, in.settings, in.opts.Assets)); err != nil {
+		return err
+	}
+	in.report("certificates and configuration", time.Since(began))
+	return nil
+}
+
+func (in *instance) controlPlane() child {
+	return child{
+		name: "control-plane", path: in.opts.Assets.ControlPlane,
+		args: []string{"control-plane", "--config", in.config("control-plane.yaml")},
+		log:  in.layout.log("control-plane"), stop: stopControl,
+	}
+}
+
+func (in *instance) daemon() child {
+	return child{
+		name: "cocoond", path: in.opts.Assets.Daemon,
+		args: []string{"--config", in.config("cocoond.yaml")},
+		log:  in.layout.log("cocoond"), stop: stopDaemon,
+	}
+}
+
+// supervise starts the children in order, waits until the cluster is usable, and stops them in reverse order.
+func (in *instance) supervise(ctx context.Context, ready func()) error {
+	startCtx, cancelStart := context.WithTimeout(ctx, readyLimit)
+	defer cancelStart()
+	stopped := in.startAll(startCtx, ready)
+	err := stopped.err
+	if err == nil {
+		<-ctx.Done()
+		in.log.Info("going down")
+	}
+	stopped.stop()
+	if downErr := stopVMsOf(context.WithoutCancel(ctx), in.layout, in.opts.Assets); err == nil {
+		err = downErr
+	}
+	return err
+}
+
+// running is what startAll started.
+type running struct {
+	stop func()
+	err  error
+}
+
+func (in *instance) startAll(ctx context.Context, ready func()) running {
+	var stops []func()
+	r := running{stop: func() {
+		for i := len(stops) - 1; i >= 0; i-- {
+			stops[i]()
+		}
+	}}
+	launch := func(c child) <-chan error {
+		ended := make(chan error, 1)
+		cctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		var wg sync.WaitGroup
+		wg.Go(func() { in.spawner.keep(cctx, c, in.log, ended) })
+		stops = append(stops, func() { cancel(); wg.Wait() })
+		return ended
+	}
+
+	began := time.Now()
+	ended := launch(in.controlPlane())
+	if r.err = in.await(ctx, in.controlPlane(), ended, in.api.ready); r.err != nil {
+		return r
+	}
+	in.report("control plane answers", time.Since(began))
+
+	began = time.Now()
+	since := began.Truncate(time.Second)
+	ended = launch(in.daemon())
+	if r.err = in.await(ctx, in.daemon(), ended, in.daemonAnswers); r.err != nil {
+		return r
+	}
+	in.report("cocoond answers", time.Since(began))
+
+	began = time.Now()
+	if r.err = in.importDemo(ctx); r.err != nil {
+		return r
+	}
+	in.report("image "+demoImage, time.Since(began))
+
+	began = time.Now()
+	r.err = in.await(ctx, in.daemon(), ended, func(ctx context.Context) bool {
+		return in.api.nodeReady(ctx, in.settings.NodeName, since) && in.api.hasDefaultServiceAccount(ctx)
+	})
+	if r.err != nil {
+		return r
+	}
+	if r.err = in.api.labelNode(ctx, in.settings.NodeName); r.err != nil {
+		return r
+	}
+	in.report("node "+in.settings.NodeName+" is Ready", time.Since(began))
+
+	if r.err = writeKubeconfig(in.kubeconfig(), in.pki, in.settings, "admin"); r.err == nil {
+		ready()
+	}
+	return r
+}
+
+// await asks ok until it says yes. It gives up when the child ends before that or time runs out.
+func (in *instance) await(ctx context.Context, c child, ended <-chan error, ok func(context.Context) bool) error {
+	tick := time.NewTicker(pollReady)
+	defer tick.Stop()
+	for !ok(ctx) {
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return fmt.Errorf("interrupted while %s was starting: %w", c.name, ctx.Err())
+			}
+			return errdefs.Unavailablef("%s was not ready in time (%w); its log is %s", c.name, ctx.Err(), c.log)
+		case err := <-ended:
+			return errdefs.Unavailablef("%s ended while starting (%w): %s", c.name, err, lastLine(c.log))
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+func (in *instance) daemonAnswers(ctx context.Context) bool {
+	c, err := nodeclient.Dial(in.socket())
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_, err = c.List(ctx)
+	return err == nil
+}
+
+// importDemo makes the demo image available without any network. An instance that has it keeps it.
+func (in *instance) importDemo(ctx context.Context) error {
+	c, err := nodeclient.Dial(in.socket())
+	if err != nil {
+		return fmt.Errorf("import demo image: %w", err)
+	}
+	defer c.Close()
+	f, err := os.Open(in.opts.Assets.DemoImage)
+	if err != nil {
+		return fmt.Errorf("import demo image: %w", err)
+	}
+	defer f.Close()
+	if _, err := c.ImportImage(ctx, demoImage, f, nil); err != nil {
+		return fmt.Errorf("import demo image: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package vkcocoon
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// The pace of requests to the API server. client-go's default (5 a second) would make pods queue for their status.
+const (
+	mainQPS, mainBurst   = 1000, 2000
+	eventQPS, eventBurst = 200, 1000
+)
+
+type clients struct {
+	rest   *rest.Config
+	main   kubernetes.Interface
+	events kubernetes.Interface
+}
+
+// connect reads the credentials and makes the clients. Nothing is sent yet.
+func connect(cfg Config) (clients, error) {
+	rc, err := restConfig(cfg.Kubeconfig)
+	if err != nil {
+		return clients{}, err
+	}
+	rc.UserAgent = "vk-cocoon/" + cfg.Version
+	rc.ContentType = "application/vnd.kubernetes.protobuf"
+	rc.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	client := func(qps float32, burst int) (kubernetes.Interface, error) {
+		own := rest.CopyConfig(rc)
+		own.QPS, own.Burst = qps, burst
+		return kubernetes.NewForConfig(own)
+	}
+	c := clients{rest: rc}
+	if c.main, err = client(mainQPS, mainBurst); err != nil {
+		return c, errdefs.Invalidf("kubeconfig: %w", err)
+	}
+	if c.events, err = client(eventQPS, eventBurst); err != nil {
+		return c, errdefs.Invalidf("kubeconfig: %w", err)
+	}
+	return c, nil
+}
+
+func restConfig(path string) (*rest.Config, error) {
+	if path == "" {
+		rc, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, errdefs.Preconditionf("no kubeconfig is given (KUBECONFIG or --kubeconfig) and this does not run in a cluster: %w", err)
+		}
+		return rc, nil
+	}
+	rc, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, errdefs.Preconditionf("kubeconfig %s: %w", path, err)
+	}
+	return rc, nil
+}
+
+// clientCA is whose client certificates the kubelet API takes: a file of its own, followed when it changes, else the
+// authority by which the kubeconfig knows the API server, which signs its clients too in the usual cluster. Nil: nobody's.
+// A file is followed by run.
+func clientCA(cfg Config, rc *rest.Config) (ca dynamiccertificates.CAContentProvider, run func(context.Context) error, err error) {
+	run = func(context.Context) error { return nil }
+	if cfg.ClientCA != "" {
+		file, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", cfg.ClientCA)
+		if err != nil {
+			return nil, nil, errdefs.Preconditionf("client certificate authority: %w", err)
+		}
+		return file, func(ctx context.Context) error { file.Run(ctx, 1); return nil }, nil
+	}
+	pem := rc.CAData
+	if len(pem) == 0 && rc.CAFile != "" {
+		if pem, err = os.ReadFile(rc.CAFile); err != nil {
+			return nil, nil, fmt.Errorf("read the cluster's certificate authority: %w", err)
+		}
+	}
+	if len(pem) == 0 {
+		return nil, run, nil
+	}
+	if ca, err = dynamiccertificates.NewStaticCAContent("client-ca", pem); err != nil {
+		return nil, nil, errdefs.Preconditionf("the kubeconfig's certificate authority: %w", err)
+	}
+	return ca, run, nil
+}

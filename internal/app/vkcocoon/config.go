@@ -1,0 +1,128 @@
+package vkcocoon
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/node"
+	"cocoonstack.io/cocoon/internal/version"
+)
+
+// Config is everything about one virtual node. Empty fields take the defaults of the seed, where it has one.
+type Config struct {
+	Kubeconfig string `json:"kubeconfig,omitempty"` // path; "": the credentials of the pod this runs in
+	NodeName   string `json:"nodeName,omitempty"`   // default cocoon-pool
+	NodeIP     string `json:"nodeIP,omitempty"`     // default: the first IPv4 address of this host that is not loopback
+	Pool       string `json:"pool,omitempty"`       // default "default"
+	ProviderID string `json:"providerID,omitempty"`
+	NoRole     bool   `json:"noRole,omitempty"` // leave the role label to an admin: with the credentials of a node it is forbidden
+	Version    string `json:"-"`                // default: of this build
+
+	BindAddress string `json:"bindAddress,omitempty"` // of the kubelet API; default: all
+	KubeletPort int    `json:"kubeletPort,omitempty"` // default 10250
+	TLSCert     string `json:"tlsCert,omitempty"`     // serving certificate; a self-signed one while the files are missing or expired
+	TLSKey      string `json:"tlsKey,omitempty"`
+	ClientCA    string `json:"clientCA,omitempty"`    // PEM file with who signs client certificates; default: the kubeconfig's authority
+	MetricsAddr string `json:"metricsAddr,omitempty"` // host:port; "": none
+
+	LeasesPath string `json:"leasesPath,omitempty"` // lease file that tells addresses by MAC
+	RootDir    string `json:"rootDir,omitempty"`    // folder of the VMs' disks, whose file system is the node's storage
+	Orphans    string `json:"orphans,omitempty"`    // alert, destroy, keep
+
+	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, kept for itself
+	CPU            string `json:"cpu,omitempty"`
+	Memory         string `json:"memory,omitempty"`
+	Storage        string `json:"storage,omitempty"`
+	Hugepages      string `json:"hugepages,omitempty"`
+	Pods           int    `json:"pods,omitempty"`
+
+	BackoffBase time.Duration `json:"-"` // of crashing guests; default 10 s
+	BackoffMax  time.Duration `json:"-"` // default 5 min
+
+	sizes node.Sizes
+}
+
+// Defaults of the seed.
+const (
+	defaultNodeName = "cocoon-pool"
+	defaultPort     = 10250
+	defaultLeases   = "/var/lib/cocoon/net/leases.json"
+	defaultRoot     = "/var/lib/cocoon"
+	defaultCert     = "/etc/cocoon/vk/tls/vk-kubelet.crt"
+	defaultKey      = "/etc/cocoon/vk/tls/vk-kubelet.key"
+	defaultMetrics  = ":9091"
+	defaultReserve  = 20
+)
+
+// complete fills in the defaults and checks the rest.
+func (c Config) complete() (Config, error) {
+	if c.NodeName == "" {
+		c.NodeName = defaultNodeName
+	}
+	if bad := validation.IsDNS1123Subdomain(c.NodeName); len(bad) > 0 {
+		return c, errdefs.Invalidf("node name %q: %s", c.NodeName, strings.Join(bad, "; "))
+	}
+	if c.NodeIP == "" {
+		c.NodeIP = firstIPv4()
+	} else if _, err := netip.ParseAddr(c.NodeIP); err != nil {
+		return c, errdefs.Invalidf("node address %q is no IP address", c.NodeIP)
+	}
+	if c.KubeletPort == 0 {
+		c.KubeletPort = defaultPort
+	}
+	if c.KubeletPort < 1 || c.KubeletPort > 65535 {
+		return c, errdefs.Invalidf("kubelet port %d is not between 1 and 65535", c.KubeletPort)
+	}
+	if c.ReservePercent < 0 || c.ReservePercent > 100 {
+		return c, errdefs.Invalidf("a reserve of %d per cent is not between 0 and 100", c.ReservePercent)
+	}
+	if c.Pods < 0 {
+		return c, errdefs.Invalidf("%d pods cannot be a maximum", c.Pods)
+	}
+	if c.MetricsAddr != "" {
+		if _, _, err := net.SplitHostPort(c.MetricsAddr); err != nil {
+			return c, errdefs.Invalidf("metrics address %q is not host:port", c.MetricsAddr)
+		}
+	}
+	if c.RootDir == "" {
+		c.RootDir = defaultRoot
+	}
+	if c.Version == "" {
+		c.Version = version.Version
+	}
+	c.sizes.Pods = int64(c.Pods)
+	for _, q := range []struct {
+		what, text string
+		to         *resource.Quantity
+	}{{"CPU", c.CPU, &c.sizes.CPU}, {"memory", c.Memory, &c.sizes.Memory}, {"storage", c.Storage, &c.sizes.Storage}, {"hugepages", c.Hugepages, &c.sizes.Hugepages}} {
+		if q.text == "" {
+			continue
+		}
+		v, err := resource.ParseQuantity(q.text)
+		if err != nil || v.Sign() < 0 {
+			return c, errdefs.Invalidf("node %s %q is not a quantity such as 4 or 16Gi", q.what, q.text)
+		}
+		*q.to = v
+	}
+	return c, nil
+}
+
+// firstIPv4 is this host's first address that others can reach, "" without one.
+func firstIPv4() string {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return ""
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			return n.IP.String()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,258 @@
+// Package vkcocoon wires the virtual node: the pod provider, the node object, the kubelet API and virtual-kubelet between
+// them. The vk-cocoon binary and cocoond (in-process) run the same Node.
+//
+// It contains no behaviour of its own beyond configuration and the order of starting and stopping.
+package vkcocoon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	vklog "github.com/virtual-kubelet/virtual-kubelet/log"
+	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/scheme"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/kubelet"
+	"cocoonstack.io/cocoon/internal/kube/node"
+	"cocoonstack.io/cocoon/internal/kube/podprovider"
+)
+
+// Runtime runs the VMs: the engine itself, or the client of a node API.
+type Runtime = podprovider.Runtime
+
+// podWorkers is how many of virtual-kubelet's calls run at a time. They only leave word with the provider.
+const podWorkers = 16
+
+// Node is one virtual node.
+type Node struct {
+	cfg     Config
+	runtime Runtime
+	log     *slog.Logger
+}
+
+// New checks the configuration. Nothing is opened before Run.
+func New(cfg Config, runtime Runtime, log *slog.Logger) (*Node, error) {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	if runtime == nil || log == nil {
+		return nil, errdefs.Invalidf("the virtual node needs a runtime and a logger")
+	}
+	return &Node{cfg: cfg, runtime: runtime, log: log.With("component", "virtual-node", "node", cfg.NodeName)}, nil
+}
+
+// Run serves the node until ctx ends and returns when all of it has stopped; VMs keep running. An API server or a runtime
+// that is away is waited for. It fails at once for what waiting cannot mend: a bad kubeconfig, a port that is taken.
+func (n *Node) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	clients, err := connect(n.cfg)
+	if err != nil {
+		return err
+	}
+	parts, err := n.build(ctx, clients)
+	if err != nil {
+		return err
+	}
+	listener, err := parts.kubelet.Listen()
+	if err != nil {
+		return err
+	}
+	stopEvents := parts.record()
+	defer stopEvents()
+
+	var wg sync.WaitGroup
+	run := func(what string, f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", what, err))
+			}
+		})
+	}
+	run("kubelet API", func(ctx context.Context) error { return parts.kubelet.Run(ctx, listener) })
+	run("client certificate authority", parts.followCA)
+	run("metrics", func(ctx context.Context) error { return n.serveMetrics(ctx, parts.registry) })
+	run("node conditions", parts.node.Run)
+	run("node registration", func(ctx context.Context) error { return parts.node.Serve(ctx, clients.main, n.log) })
+	adopted := make(chan struct{})
+	run("pods", func(ctx context.Context) error { return parts.provider.Run(ctx, func() { close(adopted) }) })
+	run("pod controller", func(ctx context.Context) error {
+		select {
+		case <-adopted:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		n.log.Info("virtual node is up")
+		return parts.control(vklog.WithLogger(ctx, vkLogger{n.log}))
+	})
+	wg.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// parts are what a running node is made of.
+type parts struct {
+	clients  clients
+	registry *prometheus.Registry
+	events   record.EventBroadcaster
+	provider *podprovider.Provider
+	node     *node.Node
+	kubelet  *kubelet.Server
+	pods     informers.SharedInformerFactory
+	followCA func(context.Context) error
+}
+
+func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
+	p := &parts{clients: c, registry: prometheus.NewRegistry()}
+	prober, icmp := podprovider.NewNetProber()
+	if !icmp {
+		n.log.Warn("guests cannot be pinged, an address counts as ready; grant CAP_NET_RAW")
+	}
+	p.pods = informers.NewSharedInformerFactoryWithOptions(c.main, 0, informers.WithTransform(slim),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.cfg.NodeName).String()
+		}))
+	lister := p.pods.Core().V1().Pods().Lister()
+	p.events = record.NewBroadcaster(record.WithContext(ctx))
+	var err error
+	p.provider, err = podprovider.New(podprovider.Config{
+		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
+		LeasesPath: n.cfg.LeasesPath, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
+	}, podprovider.Deps{
+		Runtime: n.runtime, Client: c.main, Prober: prober, Metrics: podprovider.NewMetrics(p.registry), Log: n.log,
+		Recorder: p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
+		Cached:   func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.node, err = node.New(node.Config{
+		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
+		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
+		Healthy: p.provider.Health, ICMP: icmp, NoRole: n.cfg.NoRole,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.provider.OnHealth(p.node.Poke)
+	p.kubelet, err = n.kubelet(p)
+	return p, err
+}
+
+func (n *Node) kubelet(p *parts) (*kubelet.Server, error) {
+	ca, follow, err := clientCA(n.cfg, p.clients.rest)
+	if err != nil {
+		return nil, err
+	}
+	p.followCA = follow
+	if ca == nil {
+		n.log.Warn("no client certificate authority is known, the kubelet API takes bearer tokens only")
+	}
+	auth, err := kubelet.Delegate(p.clients.main, n.cfg.NodeName, ca)
+	if err != nil {
+		return nil, err
+	}
+	tls, selfMade, err := kubelet.TLS(n.cfg.TLSCert, n.cfg.TLSKey, n.cfg.NodeName, n.cfg.NodeIP)
+	if err != nil {
+		return nil, err
+	}
+	if selfMade != "" {
+		n.log.Warn("serving a self-signed certificate on the kubelet API", "err", selfMade)
+	}
+	return kubelet.New(kubelet.Config{
+		Addr: net.JoinHostPort(n.cfg.BindAddress, fmt.Sprint(n.cfg.KubeletPort)), TLS: tls, Auth: auth, Backend: p.provider, Healthy: p.provider.Health, Log: n.log,
+	})
+}
+
+// record starts writing events and returns how to stop. Events have a client of their own: statuses never queue behind them.
+func (p *parts) record() (stop func()) {
+	w := p.events.StartRecordingToSink(&typed.EventSinkImpl{Interface: p.clients.events.CoreV1().Events("")})
+	return func() {
+		w.Stop()
+		p.events.Shutdown()
+	}
+}
+
+// control runs virtual-kubelet's pod controller.
+func (p *parts) control(ctx context.Context) error {
+	quick := func() workqueue.TypedRateLimiter[any] { // the default lets through ten pods a second
+		return workqueue.NewTypedItemExponentialFailureRateLimiter[any](time.Millisecond, 10*time.Second)
+	}
+	pods := p.pods.Core().V1().Pods()
+	// Never started: the provider reads ConfigMaps and Secrets one by one; virtual-kubelet only wants to be given listers.
+	idle := informers.NewSharedInformerFactory(p.clients.main, 0).Core().V1()
+	controller, err := vknode.NewPodController(vknode.PodControllerConfig{
+		PodClient: p.provider.PodClient(), PodInformer: pods, Provider: p.provider, EventRecorder: silence{},
+		ConfigMapInformer: idle.ConfigMaps(), SecretInformer: idle.Secrets(), ServiceInformer: idle.Services(),
+		SkipDownwardAPIResolution:            true,
+		SyncPodsFromKubernetesRateLimiter:    quick(),
+		DeletePodsFromKubernetesRateLimiter:  quick(),
+		SyncPodStatusFromProviderRateLimiter: quick(),
+	})
+	if err != nil {
+		return fmt.Errorf("set up pod controller: %w", err)
+	}
+	if _, err := pods.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, now any) {
+		if pod, ok := now.(*corev1.Pod); ok {
+			p.provider.Observe(pod)
+		}
+	}}); err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	p.pods.Start(ctx.Done())
+	defer p.pods.Shutdown()
+	return controller.Run(ctx, podWorkers)
+}
+
+// slim drops what nobody here reads from the objects that the informer keeps.
+func slim(obj any) (any, error) {
+	if pod, ok := obj.(*corev1.Pod); ok {
+		pod.ManagedFields = nil
+	}
+	return obj, nil
+}
+
+// serveMetrics serves Prometheus in the clear, as the address says whom to. A port that is taken costs the metrics only.
+func (n *Node) serveMetrics(ctx context.Context, registry *prometheus.Registry) error {
+	if n.cfg.MetricsAddr == "" {
+		return nil
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", n.cfg.MetricsAddr)
+	if err != nil {
+		n.log.Warn("metrics are not served", "err", err)
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
+	<-ctx.Done()
+	_ = srv.Close()
+	<-done
+	return ctx.Err()
+}

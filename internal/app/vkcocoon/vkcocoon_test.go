@@ -1,0 +1,195 @@
+package vkcocoon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// idle is a Runtime without VMs.
+type idle struct{}
+
+func (idle) Launch(context.Context, vm.Spec) (vm.Record, error) { return vm.Record{}, errNone }
+func (idle) Start(context.Context, string) (vm.Record, error)   { return vm.Record{}, errNone }
+func (idle) Stop(context.Context, string, time.Duration) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+func (idle) Remove(context.Context, string, bool) error         { return errNone }
+func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
+
+func (idle) List(context.Context) ([]vm.Record, error) { return nil, nil }
+
+func (idle) Exec(context.Context, string, guest.Exec, guest.Streams) (int, error) { return 0, errNone }
+
+func (idle) Logs(context.Context, string, guest.LogOptions, func(guest.LogEntry) error) error {
+	return errNone
+}
+
+func (idle) Watch(ctx context.Context, _ int64, _ func(vm.Event) error) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+var errNone = errdefs.NotFoundf("no VMs here")
+
+func TestSettingsByWeight(t *testing.T) {
+	env := map[string]string{
+		"VK_NODE_NAME": "by-env", "VK_NODE_POOL": "blue", "VK_RESERVE_PERCENT": "5", "VK_KUBELET_PORT": "10300",
+		"VK_ORPHAN_POLICY": "destroy", "KUBECONFIG": "/k", "COCOON_SOCKET": "/s", "VK_LOG_LEVEL": "debug", "VK_NODE_MEM": "64Gi",
+	}
+	o, err := parse([]string{"--node-name", "by-flag", "--kubelet-port=10400"}, func(k string) string { return env[k] }, &bytes.Buffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.NodeName != "by-flag" || o.KubeletPort != 10400 || o.Pool != "blue" || o.ReservePercent != 5 || o.Orphans != "destroy" ||
+		o.Kubeconfig != "/k" || o.socket != "/s" || o.level != "debug" || o.Memory != "64Gi" {
+		t.Errorf("%+v", o)
+	}
+	o, err = parse(nil, func(string) string { return "" }, &bytes.Buffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.NodeName != "cocoon-pool" || o.KubeletPort != 10250 || o.MetricsAddr != ":9091" || o.ReservePercent != 20 || o.Pods != 256 ||
+		o.Orphans != "alert" || o.LeasesPath != "/var/lib/cocoon/net/leases.json" || o.TLSCert != "/etc/cocoon/vk/tls/vk-kubelet.crt" {
+		t.Errorf("defaults: %+v", o)
+	}
+	var help bytes.Buffer
+	if code := Main(t.Context(), []string{"--help"}, func(string) string { return "" }, &help, &help); code != 0 {
+		t.Errorf("help ended with %d", code)
+	}
+	for _, s := range new(options).settings() {
+		if !strings.Contains(help.String(), "$"+s.env) || !strings.Contains(help.String(), "--"+s.flag) {
+			t.Errorf("the help does not tell of %s", s.env)
+		}
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	for _, args := range [][]string{
+		{"--reserve-percent=101"},
+		{"--node-name=Not_A_Name"},
+		{"--node-ip=300.1.1.1"},
+		{"--kubelet-port=70000"},
+		{"--node-cpu=many"},
+		{"--node-pods=-1"},
+		{"--metrics-addr=nowhere"},
+		{"--orphan-policy=eat"},
+		{"--log-level=loud"},
+		{"--what"},
+		{"stray"},
+	} {
+		var out bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		args = append(args, "--kubeconfig="+kubeconfig(t, "http://127.0.0.1:1"))
+		if code := Main(ctx, args, func(string) string { return "" }, &out, &out); code != 2 {
+			t.Errorf("%v ended with %d: %s", args, code, out.String())
+		}
+		if n := strings.Count(strings.TrimSpace(out.String()), "\n"); n > 0 && !strings.Contains(out.String(), "Usage") && strings.Count(out.String(), "vk-cocoon:") != 1 {
+			t.Errorf("%v is not answered by one sentence: %s", args, out.String())
+		}
+		cancel()
+	}
+	var out bytes.Buffer
+	if code := Main(t.Context(), nil, func(k string) string { return map[string]string{"VK_NODE_PODS": "x"}[k] }, &out, &out); code != 2 {
+		t.Errorf("a variable that is no number: %d %s", code, out.String())
+	}
+	out.Reset()
+	if code := Main(t.Context(), []string{"--kubeconfig=/does/not/exist"}, func(string) string { return "" }, &out, &out); code != 1 || !strings.Contains(out.String(), "/does/not/exist") {
+		t.Errorf("no kubeconfig: %d %s", code, out.String())
+	}
+}
+
+func kubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}`, server)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func freePort(t *testing.T) (int, net.Listener) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Addr().(*net.TCPAddr).Port, l
+}
+
+func TestATakenPortIsSaid(t *testing.T) {
+	port, l := freePort(t)
+	defer l.Close()
+	n, err := New(Config{Kubeconfig: kubeconfig(t, "http://127.0.0.1:1"), BindAddress: "127.0.0.1", KubeletPort: port, RootDir: t.TempDir()}, idle{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Run(t.Context()); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "choose another port") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// An API server that answers only errors is waited for: the node neither gives up nor hangs when it is told to stop.
+func TestAnAbsentServerIsWaitedFor(t *testing.T) {
+	var asked atomic.Int64
+	enough := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) == 4 {
+			close(enough)
+		}
+		http.Error(w, "not yet", http.StatusServiceUnavailable)
+	}))
+	defer srv.Close()
+	port, l := freePort(t)
+	l.Close()
+	n, err := New(Config{Kubeconfig: kubeconfig(t, srv.URL), BindAddress: "127.0.0.1", KubeletPort: port, RootDir: t.TempDir()}, idle{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.Run(ctx) }()
+	select {
+	case <-enough:
+	case err := <-ended:
+		t.Fatalf("gave up: %v", err)
+	case <-time.After(20 * time.Second):
+		t.Fatal("did not ask again")
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("did not stop")
+	}
+}
+
+func TestNewChecks(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	if _, err := New(Config{}, nil, log); !errdefs.IsInvalid(err) {
+		t.Errorf("without a runtime: %v", err)
+	}
+	n, err := New(Config{}, idle{}, log)
+	if err != nil || n.cfg.NodeName != "cocoon-pool" || n.cfg.KubeletPort != 10250 {
+		t.Errorf("%v, %+v", err, n)
+	}
+}

@@ -1,0 +1,68 @@
+// Package atomicfile writes files that are either wholly there or not there at all, even after a power cut.
+//
+// It does not lock: two writers of one path both succeed and the last rename wins.
+package atomicfile
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// WriteFile replaces path with data and mode: temporary file beside it, fsync, rename, fsync of the folder.
+func WriteFile(path string, data []byte, mode os.FileMode) error {
+	return Write(path, mode, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+// Write is WriteFile for content that fill produces. When fill fails nothing is left behind and path is untouched.
+func Write(path string, mode os.FileMode, fill func(io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if err = fill(f); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err = f.Chmod(mode); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err = f.Sync(); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err = f.Close(); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return Rename(f.Name(), path)
+}
+
+// Rename moves from over to and makes the new name durable. Both must be in one file system.
+// The content of from must have been synced by the caller.
+func Rename(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return fmt.Errorf("rename to %s: %w", to, err)
+	}
+	return SyncDir(filepath.Dir(to))
+}
+
+// SyncDir makes the names in dir durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync folder: %w", err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("sync folder %s: %w", dir, err)
+	}
+	return nil
+}

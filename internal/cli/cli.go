@@ -1,0 +1,166 @@
+// Package cli is the command line of Cocoon: verbs that people type, turned into calls of the node API.
+//
+// It is a thin client: it keeps no state, touches no file of the daemon's and knows no hypervisor. What needs more
+// (the doctor, whole clusters) is handed in by the composition root.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodewire"
+)
+
+// DefaultSocket is where cocoond serves unless told otherwise.
+const DefaultSocket = "/run/cocoon/cocoond.sock"
+
+// Options is what the command line is given by its binary.
+type Options struct {
+	Stdin   io.Reader
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Getenv  func(string) string
+	Version string
+
+	// Doctor examines this host without the daemon; dir is the global --dir.
+	Doctor func(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error)
+
+	// Extra returns commands that belong to other packages; dir answers the global --dir (or COCOON_DIR) once flags are parsed.
+	Extra func(dir func() string) []*cobra.Command
+}
+
+// Run executes one command line (without the program's name) and returns the exit code of the process.
+func Run(ctx context.Context, args []string, o Options) int {
+	a := &app{Options: o}
+	err := a.run(ctx, args)
+	return report(ctx, o.Stderr, err)
+}
+
+// app is one run of the command line.
+type app struct {
+	Options
+	dir    string
+	socket string
+	parsed bool // flags and arguments were accepted: what fails from here on is no mistake of writing
+}
+
+func (a *app) run(ctx context.Context, args []string) error {
+	for i, arg := range args {
+		if !utf8.ValidString(arg) {
+			return errdefs.Invalidf("argument %d is not valid UTF-8", i+1)
+		}
+	}
+	root := a.root() //nolint:contextcheck // cobra hands ctx to the commands
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err != nil && !a.parsed && errdefs.ClassOf(err) == errdefs.Internal {
+		return errdefs.As(errdefs.InvalidArgument, err) // cobra's own words about flags, arguments and unknown commands
+	}
+	return err
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "cocoon",
+		Short: "Virtual machines as easy as containers",
+		Long: `Cocoon runs container images and cloud images as virtual machines.
+
+cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the one of the machine
+(` + DefaultSocket + `); an instance made by ` + "`cocoon up --dir DIR`" + ` is reached with --dir DIR.`,
+		Example: `  cocoon image import demo:latest demo.tar     # a container image or a disk
+  cocoon vm run --name web demo                # boot it
+  cocoon vm exec -it web -- sh                 # look inside
+  cocoon vm rm --force web
+  cocoon doctor                                # what is this host missing?`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		// A group of verbs given no verb shows its help.
+		RunE:             func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRun: func(*cobra.Command, []string) { a.parsed = true },
+	}
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	f := root.PersistentFlags()
+	f.StringVar(&a.dir, "dir", a.Getenv("COCOON_DIR"), "`DIR` of an instance made by cocoon up [COCOON_DIR]")
+	f.StringVar(&a.socket, "socket", a.Getenv("COCOON_SOCKET"), "`PATH` of cocoond's socket; wins over --dir [COCOON_SOCKET] (default "+DefaultSocket+")")
+	f.Lookup("dir").DefValue = ""
+	f.Lookup("socket").DefValue = ""
+	f.SortFlags = false
+
+	root.AddGroup(&cobra.Group{ID: "vm", Title: "Virtual machines:"}, &cobra.Group{ID: "node", Title: "This machine:"})
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, c := range cmds {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("vm", a.vmCommand(), a.imageCommand())
+	add("node", a.nodeCommand(), a.doctorCommand())
+	if a.Extra != nil {
+		root.AddGroup(&cobra.Group{ID: "cluster", Title: "Clusters:"})
+		add("cluster", a.Extra(func() string { return a.dir })...)
+	}
+	root.AddCommand(a.versionCommand(), exitCodesTopic())
+	return root
+}
+
+// group makes a command that only holds others.
+func group(use, short, example string, cmds ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use: use, Short: short, Example: example, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(cmds...)
+	return c
+}
+
+// socketPath resolves --socket, --dir and their environment variables.
+func (a *app) socketPath() string {
+	switch {
+	case a.socket != "":
+		return a.socket
+	case a.dir != "":
+		return filepath.Join(a.dir, "run", "cocoond.sock")
+	}
+	return DefaultSocket
+}
+
+// withClient runs fn with a connection to the daemon.
+func (a *app) withClient(fn func(c *nodeclient.Client) error) error {
+	c, err := nodeclient.Dial(a.socketPath())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return fn(c)
+}
+
+// each calls fn for every reference, goes on after failures and returns them together.
+func each(refs []string, fn func(ref string) error) error {
+	var errs []error
+	for _, ref := range refs {
+		errs = append(errs, fn(ref))
+	}
+	return errors.Join(errs...)
+}
+
+func (a *app) printf(format string, args ...any) {
+	fmt.Fprintf(a.Stdout, format, args...)
+}
+
+// file returns the open file behind a stream, nil when there is none, as in tests.
+func file(stream any) *os.File {
+	f, _ := stream.(*os.File)
+	return f
+}

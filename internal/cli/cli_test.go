@@ -1,0 +1,404 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/cli"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// node is a node of one VM called web whose guest runs shell-like words.
+type node struct {
+	nodeapi.Engine // panics for what is not written here
+	launched       vm.Spec
+	events         func(ctx context.Context, fn func(vm.Event) error) error
+	exec           func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
+	console        io.ReadWriteCloser
+	record         vm.Record
+}
+
+func (n *node) List(context.Context) ([]vm.Record, error) {
+	if n.record.ID == "" {
+		return nil, nil
+	}
+	return []vm.Record{n.record}, nil
+}
+
+func (n *node) Inspect(_ context.Context, ref string) (vm.Record, error) {
+	if ref != n.record.Spec.Name {
+		return vm.Record{}, errdefs.NotFoundf("no VM is called %q", ref)
+	}
+	return n.record, nil
+}
+
+func (n *node) Launch(_ context.Context, s vm.Spec) (vm.Record, error) {
+	if s.Name == n.record.Spec.Name {
+		return vm.Record{}, errdefs.Existsf("the name %s is taken", s.Name)
+	}
+	n.launched = s
+	return vm.Record{ID: "abcdefghijklmnop", Spec: s, State: vm.StateRunning, ImageType: vm.ImageOCI, Revision: 5}, nil
+}
+
+func (n *node) Remove(_ context.Context, ref string, force bool) error {
+	if !force {
+		return errdefs.Preconditionf("VM %s is running; stop it first or use --force", ref)
+	}
+	return nil
+}
+
+func (n *node) Watch(ctx context.Context, _ int64, fn func(vm.Event) error) error {
+	return n.events(ctx, fn)
+}
+
+func (n *node) Exec(ctx context.Context, _ string, e guest.Exec, s guest.Streams) (int, error) {
+	return n.exec(ctx, e, s)
+}
+
+func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
+
+type store struct{ nodeapi.Images }
+
+func (store) List(context.Context) ([]image.Image, error) { return nil, nil }
+func (store) Import(_ context.Context, name string, r io.Reader, _ func(int64)) (image.Image, error) {
+	b, err := io.ReadAll(r)
+	return image.Image{ID: "sha256:0123456789abcdef", Name: name, Type: vm.ImageOCI, Size: int64(len(b))}, err
+}
+
+type machine struct{}
+
+func (machine) Info(context.Context) (nodewire.NodeInfo, error) {
+	return nodewire.NodeInfo{Version: "v1", Hostname: "host"}, nil
+}
+func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, nil }
+
+// serve returns a function that runs one command line against n.
+func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	dir := t.TempDir()
+	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{Engine: n, Images: store{}, Host: machine{}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- srv.Run(ctx) }()
+	<-srv.Ready()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("server: %v", err)
+		}
+	})
+	return func(stdin string, args ...string) (int, string, string) {
+		var out, errOut bytes.Buffer
+		code := cli.Run(t.Context(), args, cli.Options{
+			Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errOut, Version: "test",
+			Getenv: func(k string) string {
+				return map[string]string{"COCOON_SOCKET": filepath.Join(dir, "s"), "HOME": "/here"}[k]
+			},
+			Doctor: func(_ context.Context, _ string, fix bool) ([]nodewire.Check, error) {
+				return []nodewire.Check{{Name: "tun", Status: "fail", Remedy: "sudo modprobe tun", Fixed: fix}}, nil
+			},
+		})
+		return code, out.String(), errOut.String()
+	}
+}
+
+func TestEmptyListsAreLists(t *testing.T) {
+	cocoon := serve(t, &node{})
+	for _, args := range [][]string{{"vm", "list", "-o", "json"}, {"image", "ls", "-o", "json"}, {"vm", "ps", "--output", "json"}, {"vm", "status", "--format", "json"}} {
+		if code, out, errOut := cocoon("", args...); code != 0 || strings.TrimSpace(out) != "[]" {
+			t.Errorf("%v: %d %q %q", args, code, out, errOut)
+		}
+	}
+}
+
+func TestErrorsAreOneSentence(t *testing.T) {
+	cocoon := serve(t, &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web"}}})
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
+		{[]string{"vm", "nonsense"}, 2, `unknown command "nonsense"`},
+		{[]string{"vm", "run"}, 2, "requires at least 1 arg"},
+		{[]string{"vm", "run", "--memory", "0", "demo"}, 2, "--memory"},
+		{[]string{"vm", "run", "--memory", "lots", "demo"}, 2, "not a size"},
+		{[]string{"vm", "run", "--cpu", "0", "demo"}, 2, "at least one CPU"},
+		{[]string{"vm", "run", "--nics", "99", "demo"}, 2, "interfaces"},
+		{[]string{"vm", "run", "--label", "x", "demo"}, 2, "KEY=VALUE"},
+		{[]string{"vm", "run", "--name", "web", "demo"}, 4, "taken"},
+		{[]string{"vm", "exec", "web", "ls", "-l"}, 2, "put -- before"},
+		{[]string{"vm", "exec", "web"}, 2, "requires at least 2 arg"},
+		{[]string{"vm", "list", "-o", "yaml"}, 2, "table or json"},
+		{[]string{"vm", "inspect", "nothing"}, 3, "nothing"},
+		{[]string{"vm", "rm", "web"}, 5, "--force"},
+		{[]string{"vm", "stop", "--grace", "-1s", "web"}, 2, "negative"},
+		{[]string{"vm", "logs", "--since", "noon", "web"}, 2, "--since"},
+		{[]string{"vm", "inspect", "bad\xff"}, 2, "UTF-8"},
+		{[]string{"image", "import", "x", "/no/such/file"}, 3, "/no/such/file"},
+		{[]string{"image", "import", "x", "/"}, 2, "folder"},
+		{[]string{"node", "reset"}, 5, "--yes"},
+		{[]string{"doctor", "--fix", "--node"}, 2, "--fix"},
+		{[]string{"doctor"}, 5, "1 check failed"},
+		{[]string{"--socket", "/no/such/socket", "vm", "list"}, 6, "cannot reach cocoond at /no/such/socket"},
+		{[]string{"--socket", "", "--dir", "/no/such", "vm", "list"}, 6, "/no/such/run/cocoond.sock"},
+	} {
+		code, _, errOut := cocoon("", c.args...)
+		if code != c.code || !strings.HasPrefix(errOut, "Error: ") || !strings.Contains(errOut, c.want) || strings.Count(errOut, "\n") != 1 {
+			t.Errorf("%q: code %d, want %d; %q, want one line with %q", c.args, code, c.code, errOut, c.want)
+		}
+	}
+}
+
+func TestRunWaitsForTheAgent(t *testing.T) {
+	n := &node{record: vm.Record{ID: "x", Spec: vm.Spec{Name: "cocoon-demo"}}}
+	n.events = func(_ context.Context, fn func(vm.Event) error) error {
+		r := vm.Record{ID: "abcdefghijklmnop", Spec: n.launched, State: vm.StateRunning, ImageType: vm.ImageOCI}
+		for _, r.AgentReady = range []bool{false, true} {
+			if err := fn(vm.Event{Type: vm.EventModified, Record: r}); err != nil {
+				return err
+			}
+		}
+		return errors.New("the CLI went on watching")
+	}
+	cocoon := serve(t, n)
+	code, out, errOut := cocoon("", "vm", "run", "-o", "json", "--memory", "256M", "-e", "A=1", "-e", "HOME", "--label", "k=v", "--stop-grace", "5s", "demo", "--", "sh", "-c", "x")
+	if code != 0 {
+		t.Fatalf("%d %s", code, errOut)
+	}
+	want := vm.Spec{
+		Name: "cocoon-demo-2", Image: "demo", CPUs: 2, Memory: 256 << 20, Storage: 10 << 30, Accel: vm.AccelAuto, StopGrace: 5 * time.Second,
+		Labels: map[string]string{"k": "v"}, NICs: []vm.NICSpec{{}},
+		Process: vm.Process{Args: []string{"sh", "-c", "x"}, Env: []vm.EnvVar{{Name: "A", Value: "1"}, {Name: "HOME", Value: "/here"}}},
+	}
+	if !reflect.DeepEqual(n.launched, want) {
+		t.Errorf("asked for %+v\nwant %+v", n.launched, want)
+	}
+	var got struct {
+		AgentReady bool `json:"agent_ready"`
+		Config     struct{ Name string }
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil || !got.AgentReady || got.Config.Name != "cocoon-demo-2" {
+		t.Errorf("%v %+v", err, got)
+	}
+}
+
+func TestRunSaysWhenTheAgentStaysAway(t *testing.T) {
+	n := &node{events: func(ctx context.Context, _ func(vm.Event) error) error { <-ctx.Done(); return ctx.Err() }}
+	code, _, errOut := serve(t, n)("", "vm", "run", "--wait-timeout", "20ms", "demo")
+	if code != 124 || !strings.Contains(errOut, "has not answered within 20ms") {
+		t.Errorf("%d %q", code, errOut)
+	}
+}
+
+func TestRunSaysWhyItDidNotComeUp(t *testing.T) {
+	n := &node{}
+	n.events = func(_ context.Context, fn func(vm.Event) error) error {
+		return fn(vm.Event{Record: vm.Record{ID: "abcdefghijklmnop", Spec: n.launched, State: vm.StateError, Message: "no root file system"}})
+	}
+	code, _, errOut := serve(t, n)("", "vm", "run", "demo")
+	if code != 1 || !strings.Contains(errOut, "no root file system") {
+		t.Errorf("%d %q", code, errOut)
+	}
+}
+
+func TestExec(t *testing.T) {
+	n := &node{exec: func(_ context.Context, e guest.Exec, s guest.Streams) (int, error) {
+		if !reflect.DeepEqual(e.Command, []string{"cat", "-n"}) || e.WorkDir != "/srv" || e.Env[0] != (vm.EnvVar{Name: "A", Value: "b"}) {
+			return 0, errdefs.Invalidf("asked for %+v", e)
+		}
+		if s.Stdin != nil {
+			if _, err := io.Copy(s.Stdout, s.Stdin); err != nil {
+				return 0, err
+			}
+		}
+		_, err := io.WriteString(s.Stderr, "oops")
+		return 7, err
+	}}
+	cocoon := serve(t, n)
+	if code, out, errOut := cocoon("hello", "vm", "exec", "-i", "-w", "/srv", "-e", "A=b", "web", "--", "cat", "-n"); code != 7 || out != "hello" || errOut != "oops" {
+		t.Errorf("with stdin: %d %q %q", code, out, errOut)
+	}
+	if code, out, errOut := cocoon("hello", "vm", "exec", "-w", "/srv", "-e", "A=b", "web", "--", "cat", "-n"); code != 7 || out != "" || errOut != "oops" {
+		t.Errorf("without: %d %q %q", code, out, errOut)
+	}
+}
+
+func TestExecPassesSignals(t *testing.T) {
+	got := make(chan int, 8)
+	n := &node{exec: func(ctx context.Context, _ guest.Exec, s guest.Streams) (int, error) {
+		if err := syscall.Kill(syscall.Getpid(), syscall.SIGUSR1); err != nil {
+			return 0, err
+		}
+		got <- <-s.Signals
+		return 0, nil
+	}}
+	if code, _, errOut := serve(t, n)("", "vm", "exec", "web", "--", "sleep"); code != 0 || <-got != int(syscall.SIGUSR1) {
+		t.Errorf("%d %q", code, errOut)
+	}
+}
+
+func TestConsoleLeavesAtTheEscape(t *testing.T) {
+	ours, theirs := net.Pipe()
+	n := &node{console: theirs}
+	typed := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(ours)
+		typed <- string(b)
+	}()
+	if code, _, errOut := serve(t, n)("ls\n\x1dnever", "vm", "console", "web"); code != 0 {
+		t.Errorf("%d %q", code, errOut)
+	}
+	if got := <-typed; got != "ls\n" {
+		t.Errorf("the guest got %q", got)
+	}
+}
+
+func TestConsoleEndsWithTheVM(t *testing.T) {
+	ours, theirs := net.Pipe()
+	go func() { _, _ = io.WriteString(ours, "bye\r\n"); ours.Close() }()
+	if code, out, errOut := serve(t, &node{console: theirs})("", "vm", "console", "web"); code != 0 || out != "bye\r\n" {
+		t.Errorf("%d %q %q", code, out, errOut)
+	}
+}
+
+func TestImportFromStdin(t *testing.T) {
+	code, out, errOut := serve(t, &node{})("content", "image", "import", "-o", "json", "demo:1")
+	var img image.Image
+	if err := json.Unmarshal([]byte(out), &img); code != 0 || err != nil || img.Name != "demo:1" || img.Size != 7 {
+		t.Errorf("%d %q %q", code, out, errOut)
+	}
+}
+
+func TestCompletionOffersVMs(t *testing.T) {
+	cocoon := serve(t, &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web"}}})
+	if code, out, _ := cocoon("", "__complete", "vm", "exec", ""); code != 0 || !strings.HasPrefix(out, "web\n") {
+		t.Errorf("%d %q", code, out)
+	}
+}
+
+// The keys of reference 6.2 and our own, as they are promised.
+func TestJSONKeys(t *testing.T) {
+	code := 3
+	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	n := &node{record: vm.Record{
+		ID: "abcdefghijklmnop", State: vm.StateStopped, Driver: "qemu", ImageType: vm.ImageOCI, ImageDigest: "sha256:1", PID: 0, ExitCode: &code,
+		Reason: vm.ReasonExited, Message: "it ended", FirstBooted: true, CreatedAt: at, UpdatedAt: at, StartedAt: at, Restarts: 1, Revision: 9,
+		Spec: vm.Spec{
+			Name: "web", Labels: map[string]string{"a": "b"}, Image: "demo", CPUs: 1, Memory: 1 << 28, Storage: 1 << 30, Hostname: "web",
+			Accel: vm.AccelAuto, StopGrace: 30 * time.Second,
+			Process: vm.Process{Env: []vm.EnvVar{{Name: "TOKEN", Value: "secret"}}},
+		},
+		Disks: []vm.Disk{{Path: "/d", Format: vm.DiskRaw, ReadOnly: true, Serial: "cocoon-root", Role: vm.RoleLayer}},
+		NICs: []vm.NIC{
+			{Network: "default", Tap: "t0", MAC: "02:00:00:00:00:01", IP: "10.0.0.2", Prefix: 24, Gateway: "10.0.0.1", DHCP: true},
+			{Network: "other", Tap: "t1", MAC: "02:00:00:00:00:02", NetNS: "/run/netns/x"},
+		},
+	}}
+	_, out, _ := serve(t, n)("", "vm", "inspect", "web")
+	want := `{
+  "id": "abcdefghijklmnop",
+  "hypervisor": "qemu",
+  "state": "stopped",
+  "config": {
+    "name": "web",
+    "cpu": 1,
+    "memory": 268435456,
+    "storage": 1073741824,
+    "image": "demo",
+    "image_digest": "sha256:1",
+    "image_type": "oci",
+    "network": "default",
+    "hostname": "web",
+    "accel": "auto",
+    "stop_grace_seconds": 30
+  },
+  "pid": 0,
+  "network_configs": [
+    {
+      "tap": "t0",
+      "mac": "02:00:00:00:00:01",
+      "network_name": "default",
+      "dhcp": true,
+      "network": {
+        "ip": "10.0.0.2",
+        "gateway": "10.0.0.1",
+        "prefix": 24
+      }
+    },
+    {
+      "tap": "t1",
+      "mac": "02:00:00:00:00:02",
+      "network_name": "other",
+      "netns_path": "/run/netns/x",
+      "dhcp": false
+    }
+  ],
+  "storage_configs": [
+    {
+      "path": "/d",
+      "ro": true,
+      "serial": "cocoon-root",
+      "role": "layer",
+      "format": "raw"
+    }
+  ],
+  "first_booted": true,
+  "snapshot_ids": [],
+  "created_at": "2026-11-21T10:00:00Z",
+  "updated_at": "2026-11-21T10:00:00Z",
+  "started_at": "2026-11-21T10:00:00Z",
+  "stopped_at": null,
+  "agent_ready": false,
+  "exit_code": 3,
+  "reason": "Exited",
+  "message": "it ended",
+  "restarts": 1,
+  "labels": {
+    "a": "b"
+  },
+  "revision": 9
+}
+`
+	if out != want {
+		t.Errorf("got %s", out)
+	}
+	if strings.Contains(out, "secret") {
+		t.Error("the environment is shown")
+	}
+}
+
+func TestEventsAreLines(t *testing.T) {
+	n := &node{events: func(_ context.Context, fn func(vm.Event) error) error {
+		for rev, typ := range []vm.EventType{vm.EventAdded, vm.EventDeleted} {
+			if err := fn(vm.Event{Type: typ, Revision: int64(rev), Record: vm.Record{ID: "i", Spec: vm.Spec{Name: "web"}}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	_, out, _ := serve(t, n)("", "vm", "status", "--event", "--format", "json")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], `{"event":"ADDED","vm":{"id":"i",`) || !strings.HasPrefix(lines[1], `{"event":"DELETED","vm":{`) {
+		t.Errorf("%q", out)
+	}
+}

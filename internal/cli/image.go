@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+)
+
+func (a *app) imageCommand() *cobra.Command {
+	return group("image", "Import, list and remove what VMs boot from",
+		`  cocoon image import demo:latest demo.tar
+  cocoon image list
+  cocoon image rm demo`,
+		a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(), a.imageRmCommand())
+}
+
+func (a *app) imageImportCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use:   "import NAME[:TAG] [FILE|-]",
+		Short: "Store an image under a name",
+		Long: `Store an image under a name, from a file or from standard input.
+
+It may be a container image (a tar of an OCI image layout, or of docker save) or a disk (raw or qcow2); which one is
+seen from the content. The same content is stored once. Without a tag the name gets the tag latest.`,
+		Example: `  cocoon image import debian:12 debian-12-genericcloud-amd64.qcow2
+  docker save nginx | cocoon image import nginx`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			source := "-"
+			if len(args) == 2 {
+				source = args[1]
+			}
+			r, size, err := a.openImage(source)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			return a.withClient(func(c *nodeclient.Client) error {
+				progress, done := a.progress(args[0], size)
+				img, err := c.ImportImage(cmd.Context(), args[0], r, progress)
+				done()
+				if err != nil {
+					return err
+				}
+				return a.printImages([]image.Image{img}, out, false)
+			})
+		},
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+// openImage returns the image and its size in bytes, -1 when that cannot be known.
+func (a *app) openImage(source string) (io.ReadCloser, int64, error) {
+	if source == "-" {
+		if f := file(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
+			return nil, 0, errdefs.Invalidf("an image is expected from a file or a pipe: cocoon image import NAME FILE")
+		}
+		return io.NopCloser(a.Stdin), -1, nil
+	}
+	f, err := os.Open(source)
+	if err != nil {
+		class := errdefs.FailedPrecondition
+		if errors.Is(err, os.ErrNotExist) {
+			class = errdefs.NotFound
+		}
+		return nil, 0, errdefs.New(class, "read the image: %w", err)
+	}
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		f.Close()
+		return nil, 0, errdefs.New(errdefs.FailedPrecondition, "read the image: %w", err)
+	case fi.IsDir():
+		f.Close()
+		return nil, 0, errdefs.Invalidf("%s is a folder; an image is one file", source)
+	case !fi.Mode().IsRegular():
+		return f, -1, nil
+	}
+	return f, fi.Size(), nil
+}
+
+// progress draws a bar on a terminal and nothing elsewhere.
+func (a *app) progress(what string, size int64) (report func(int64), done func()) {
+	f := file(a.Stderr)
+	if f == nil || !term.IsTerminal(int(f.Fd())) {
+		return nil, func() {}
+	}
+	bar := progressbar.NewOptions64(size,
+		progressbar.OptionSetWriter(f), progressbar.OptionSetDescription("importing "+what), progressbar.OptionShowBytes(true),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30))
+	return func(n int64) { _ = bar.Set64(n) }, func() { _ = bar.Clear() }
+}
+
+func (a *app) imageListCommand() *cobra.Command {
+	var out format
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List images", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				all, err := c.ListImages(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if out == formatJSON {
+					return printJSON(a.Stdout, append([]image.Image{}, all...)) // prints [] when empty, never null
+				}
+				return a.printImages(all, out, quiet)
+			})
+		},
+	}
+	outputFlag(cmd, &out)
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	return cmd
+}
+
+// printImages prints a table, or as JSON the only image of all.
+func (a *app) printImages(all []image.Image, out format, quiet bool) error {
+	if out == formatJSON {
+		return printJSON(a.Stdout, all[0])
+	}
+	now := time.Now()
+	rows := make([][]string, len(all))
+	for i, img := range all {
+		if quiet {
+			a.printf("%s\n", img.Name)
+			continue
+		}
+		id := strings.TrimPrefix(img.ID, "sha256:")
+		rows[i] = []string{img.Name, id[:min(12, len(id))], string(img.Type), FormatSize(img.Size), age(now, img.CreatedAt)}
+	}
+	if quiet {
+		return nil
+	}
+	return printTable(a.Stdout, []string{"NAME", "ID", "TYPE", "SIZE", "AGE"}, rows)
+}
+
+func (a *app) imageInspectCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect REF", Short: "Print one image as JSON", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				img, err := c.GetImage(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return printJSON(a.Stdout, img)
+			})
+		},
+	}
+}
+
+func (a *app) imageRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm REF...", Aliases: []string{"remove"}, Short: "Remove images",
+		Long: "Remove images by name or id. Content that a VM uses stays until the VM is removed.",
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				return each(refs, func(ref string) error { return a.removeImage(cmd.Context(), c, ref) })
+			})
+		},
+	}
+}
+
+func (a *app) removeImage(ctx context.Context, c *nodeclient.Client, ref string) error {
+	if err := c.RemoveImage(ctx, ref); err != nil {
+		return err
+	}
+	a.printf("%s\n", ref)
+	return nil
+}

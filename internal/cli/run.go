@@ -1,0 +1,298 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const (
+	maxNICs     = 8
+	nameRetries = 5 // names others may take from under us
+)
+
+// specFlags are the flags of create and run.
+type specFlags struct {
+	name, hostname, user, workdir, network string
+	accel, firmware, driver                string
+	cpus, nics                             int
+	memory, storage                        sizeFlag
+	env, labels                            []string
+	entrypoint                             string
+	tty                                    bool
+	stopGrace                              time.Duration
+	out                                    format
+}
+
+func (f *specFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	f.memory, f.storage = vm.DefaultMemory, vm.DefaultStorage
+	fs.StringVar(&f.name, "name", "", "name of the VM (default: cocoon-IMAGE, numbered when taken)")
+	fs.IntVar(&f.cpus, "cpu", vm.DefaultCPUs, "number of virtual CPUs")
+	fs.Var(&f.memory, "memory", "memory: 512M, 2G; units are powers of 1024")
+	fs.Var(&f.storage, "storage", "size of the writable disk")
+	fs.IntVar(&f.nics, "nics", 1, "number of network interfaces")
+	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
+	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
+	fs.StringVar(&f.entrypoint, "entrypoint", "", "program to run instead of the image's entrypoint")
+	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")
+	fs.StringVarP(&f.user, "user", "u", "", "user of the main process: name, uid, user:group")
+	fs.StringVarP(&f.workdir, "workdir", "w", "", "working directory of the main process")
+	fs.BoolVarP(&f.tty, "tty", "t", false, "give the main process a terminal")
+	fs.StringArrayVar(&f.labels, "label", nil, "label KEY=VALUE; may be repeated")
+	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
+	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
+	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's)")
+	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
+	outputFlag(cmd, &f.out)
+	fs.SortFlags = false
+	completeWords(cmd, "accel", "auto", "kvm", "tcg")
+	completeWords(cmd, "firmware", "bios", "uefi")
+	cmd.SetFlagErrorFunc(hintAboutDashes)
+}
+
+// hintAboutDashes: most wrong flags of run and exec are meant for the command in the guest.
+func hintAboutDashes(_ *cobra.Command, err error) error {
+	if _, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return errdefs.Invalidf("%w; if it is for the command in the guest, put -- before that command", err)
+	}
+	return errdefs.As(errdefs.InvalidArgument, err)
+}
+
+// spec makes the request. What only the engine can judge is left to it.
+func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, error) {
+	s := vm.Spec{
+		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Storage: int64(f.storage), Driver: f.driver,
+		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
+		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty},
+	}
+	if f.entrypoint != "" {
+		s.Process.Entrypoint = []string{f.entrypoint}
+	}
+	switch { // the engine takes a zero for "not given"
+	case f.cpus < 1:
+		return s, errdefs.Invalidf("--cpu %d: a VM needs at least one CPU", f.cpus)
+	case f.nics < 0 || f.nics > maxNICs:
+		return s, errdefs.Invalidf("--nics %d: between 0 and %d interfaces are possible", f.nics, maxNICs)
+	case f.stopGrace <= 0:
+		return s, errdefs.Invalidf("--stop-grace %s: it must be more than nothing", f.stopGrace)
+	}
+	var err error
+	if s.Process.Env, err = parseEnv(f.env, getenv); err != nil {
+		return s, err
+	}
+	for range f.nics {
+		s.NICs = append(s.NICs, vm.NICSpec{Network: f.network})
+	}
+	for _, l := range f.labels {
+		k, v, ok := strings.Cut(l, "=")
+		if !ok || k == "" {
+			return s, errdefs.Invalidf("--label %q is not KEY=VALUE", l)
+		}
+		if s.Labels == nil {
+			s.Labels = map[string]string{}
+		}
+		s.Labels[k] = v
+	}
+	return s, nil
+}
+
+func parseEnv(list []string, getenv func(string) string) ([]vm.EnvVar, error) {
+	var env []vm.EnvVar
+	for _, e := range list {
+		name, value, ok := strings.Cut(e, "=")
+		if name == "" {
+			return nil, errdefs.Invalidf("--env %q is not NAME=VALUE", e)
+		}
+		if !ok {
+			value = getenv(name)
+		}
+		env = append(env, vm.EnvVar{Name: name, Value: value})
+	}
+	return env, nil
+}
+
+func (a *app) vmCreateCommand() *cobra.Command {
+	var f specFlags
+	cmd := &cobra.Command{
+		Use:     "create IMAGE [-- CMD...]",
+		Short:   "Prepare a VM without starting it",
+		Long:    "Prepare a VM without starting it. CMD replaces the command of a container image.",
+		Example: "  cocoon vm create --name web --memory 512M demo\n  cocoon vm start web",
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				r, err := a.make(cmd.Context(), c, &f, args, c.Create)
+				if err != nil {
+					return err
+				}
+				return a.printVM(r, f.out)
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func (a *app) vmRunCommand() *cobra.Command {
+	var f specFlags
+	var wait bool
+	var limit time.Duration
+	cmd := &cobra.Command{
+		Use:   "run IMAGE [-- CMD...]",
+		Short: "Create a VM and start it",
+		Long: `Create a VM and start it. CMD replaces the command of a container image.
+
+It returns when the guest agent answers, or the VM has ended already. A VM of a disk image has no agent of ours: for it
+run returns when the machine is on.`,
+		Example: `  cocoon vm run demo
+  cocoon vm run --name web --cpu 1 --memory 256M -e MODE=test demo
+  cocoon vm run --name once demo -- sh -c 'echo hello'; cocoon vm logs once
+  cocoon vm run -o json demo | jq -r .id`,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				r, err := a.make(cmd.Context(), c, &f, args, c.Launch)
+				if err != nil {
+					return err
+				}
+				if wait {
+					if r, err = settled(cmd.Context(), c, r, limit); err != nil {
+						return err
+					}
+				}
+				return a.printVM(r, f.out)
+			})
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait for the guest agent")
+	cmd.Flags().DurationVar(&limit, "wait-timeout", 5*time.Minute, "how long to wait; the VM stays")
+	return cmd
+}
+
+// make has the engine do op with the spec the flags describe, under a name of our choice if none was given.
+func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args []string, op func(context.Context, vm.Spec) (vm.Record, error)) (vm.Record, error) {
+	s, err := f.spec(args, a.Getenv)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	if s.Name != "" {
+		return op(ctx, s)
+	}
+	for try := 0; ; try++ {
+		all, err := c.List(ctx)
+		if err != nil {
+			return vm.Record{}, err
+		}
+		s.Name = freeName(s.Image, all)
+		r, err := op(ctx, s)
+		if errdefs.IsAlreadyExists(err) && try < nameRetries {
+			continue // somebody else took it since we looked
+		}
+		return r, err
+	}
+}
+
+// freeName is cocoon-<image>, or with -2, -3… when that is taken.
+func freeName(image string, taken []vm.Record) string {
+	base := "cocoon-" + imageWord(image)
+	used := make(map[string]bool, len(taken))
+	for _, r := range taken {
+		used[r.Spec.Name] = true
+	}
+	for name, n := cut(base, vm.MaxNameLength), 2; ; n++ {
+		if !used[name] {
+			return name
+		}
+		suffix := fmt.Sprintf("-%d", n)
+		name = cut(base, vm.MaxNameLength-len(suffix)) + suffix
+	}
+}
+
+// imageWord is the last part of an image's name without tag and digest, in the characters of a VM's name.
+func imageWord(image string) string {
+	image, _, _ = strings.Cut(image, "@")
+	image = image[strings.LastIndexByte(image, '/')+1:]
+	image, _, _ = strings.Cut(image, ":")
+	image = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' {
+			return r
+		}
+		return '-'
+	}, image)
+	return strings.Trim(image, "-._")
+}
+
+func cut(s string, n int) string { return strings.TrimRight(s[:min(n, len(s))], "-._") }
+
+// settled waits until the guest of r is up or has ended.
+func settled(ctx context.Context, c *nodeclient.Client, r vm.Record, limit time.Duration) (vm.Record, error) {
+	if isSettled(r) {
+		return r, outcome(r)
+	}
+	wctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	done := errors.New("settled")
+	see := func(e vm.Event) error {
+		if e.Record.ID != r.ID {
+			return nil
+		}
+		r = e.Record
+		if e.Type == vm.EventDeleted {
+			return errdefs.NotFoundf("VM %s was removed while it booted", r.Spec.Name)
+		}
+		if isSettled(r) {
+			return done
+		}
+		return nil
+	}
+	err := c.Watch(wctx, r.Revision, see)
+	if errdefs.IsFailedPrecondition(err) { // so much has happened since that the history does not reach back
+		err = c.Watch(wctx, -1, see)
+	}
+	switch {
+	case errors.Is(err, done):
+		return r, outcome(r)
+	case ctx.Err() == nil && (wctx.Err() != nil || errdefs.Is(err, errdefs.DeadlineExceeded)): // the daemon's clock may be first
+		return r, errdefs.New(errdefs.DeadlineExceeded, "VM %s runs, but its agent has not answered within %s; `cocoon vm logs --serial %s` shows what the guest does", r.Spec.Name, limit, r.Spec.Name)
+	case err == nil:
+		err = errdefs.Unavailablef("cocoond ended the watch")
+	}
+	return r, fmt.Errorf("wait for VM %s, which keeps booting: %w", r.Spec.Name, err)
+}
+
+func isSettled(r vm.Record) bool {
+	switch r.State {
+	case vm.StateRunning:
+		return r.AgentReady || r.ImageType == vm.ImageDisk
+	case vm.StateStopped, vm.StateError:
+		return true
+	default:
+		return false
+	}
+}
+
+// outcome is an error when the VM never came up properly. A process that ran and ended is none, whatever its exit code.
+func outcome(r vm.Record) error {
+	if r.State == vm.StateError || r.State == vm.StateStopped && r.Reason == vm.ReasonCrashed {
+		return errdefs.New(errdefs.Internal, "VM %s did not come up: %s", r.Spec.Name, cell(r.Message))
+	}
+	return nil
+}
+
+func (a *app) printVM(r vm.Record, out format) error {
+	if out == formatJSON {
+		return printJSON(a.Stdout, toVMJSON(r))
+	}
+	return a.printVMs([]vm.Record{r})
+}

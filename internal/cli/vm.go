@@ -1,0 +1,321 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (a *app) vmCommand() *cobra.Command {
+	return group("vm", "Run, look into and remove virtual machines",
+		`  cocoon vm run --name web demo
+  cocoon vm list
+  cocoon vm logs -f web
+  cocoon vm stop web && cocoon vm rm web`,
+		a.vmRunCommand(), a.vmCreateCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
+		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
+		a.vmStatsCommand())
+}
+
+// A REF is a VM's name, its id, or a prefix of the id.
+const refHelp = "\n\nREF is the name of a VM, its id, or the beginning of its id (three characters or more)."
+
+func (a *app) vmStartCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "start REF...", Short: "Start VMs that do not run", Long: "Start VMs that do not run." + refHelp,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
+	}
+	outputFlag(cmd, &out)
+	cmd.RunE = a.eachVM(&out, (*nodeclient.Client).Start)
+	return cmd
+}
+
+func (a *app) vmStopCommand() *cobra.Command {
+	return a.stopping("stop", "Stop VMs: ask the guest, wait for its grace period, then pull the plug", (*nodeclient.Client).Stop)
+}
+
+func (a *app) vmRestartCommand() *cobra.Command {
+	return a.stopping("restart", "Stop VMs and start them again", (*nodeclient.Client).Restart)
+}
+
+func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.Context, string, time.Duration) (vm.Record, error)) *cobra.Command {
+	var out format
+	var grace time.Duration
+	var now bool
+	cmd := &cobra.Command{
+		Use: verb + " REF...", Short: short, Long: short + "." + refHelp,
+		Example: fmt.Sprintf("  cocoon vm %[1]s web\n  cocoon vm %[1]s --grace 5s web db\n  cocoon vm %[1]s --now web", verb),
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
+	}
+	cmd.Flags().DurationVar(&grace, "grace", 0, "time for the guest to stop (default: what the VM was created with)")
+	cmd.Flags().BoolVar(&now, "now", false, "do not ask, kill")
+	cmd.MarkFlagsMutuallyExclusive("grace", "now")
+	outputFlag(cmd, &out)
+	cmd.RunE = func(cmd *cobra.Command, refs []string) error {
+		if grace < 0 {
+			return errdefs.Invalidf("--grace %s is negative", grace)
+		}
+		g := grace
+		if !now && !cmd.Flags().Changed("grace") {
+			g = -1
+		}
+		return a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
+			return op(c, ctx, ref, g)
+		})(cmd, refs)
+	}
+	return cmd
+}
+
+// eachVM makes a RunE that does op with every reference and prints the name, or the record, of each.
+func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, string) (vm.Record, error)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, refs []string) error {
+		return a.withClient(func(c *nodeclient.Client) error {
+			return each(refs, func(ref string) error {
+				r, err := op(c, cmd.Context(), ref)
+				if err != nil {
+					return err
+				}
+				if *out == formatJSON {
+					return printJSON(a.Stdout, toVMJSON(r))
+				}
+				a.printf("%s\n", r.Spec.Name)
+				return nil
+			})
+		})
+	}
+}
+
+func (a *app) vmRmCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "rm REF...", Aliases: []string{"remove"}, Short: "Remove VMs with their disks",
+		Long: "Remove VMs with their disks. A VM that runs is refused unless --force is given, which kills it." + refHelp,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				return each(refs, func(ref string) error {
+					if err := c.Remove(cmd.Context(), ref, force); err != nil {
+						return err
+					}
+					a.printf("%s\n", ref)
+					return nil
+				})
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove running VMs too")
+	return cmd
+}
+
+func (a *app) vmInspectCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect REF", Short: "Print everything known of one VM as JSON", Long: "Print everything known of one VM as JSON." + refHelp,
+		Example: "  cocoon vm inspect web | jq -r .network_configs[0].network.ip",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeVMs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				r, err := c.Inspect(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return printJSON(a.Stdout, toVMJSON(r))
+			})
+		},
+	}
+}
+
+func (a *app) vmListCommand() *cobra.Command {
+	var out format
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls", "ps"}, Short: "List VMs", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.list(cmd.Context(), out, quiet) },
+	}
+	outputFlag(cmd, &out)
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "ids only")
+	return cmd
+}
+
+func (a *app) list(ctx context.Context, out format, quiet bool) error {
+	return a.withClient(func(c *nodeclient.Client) error {
+		all, err := c.List(ctx)
+		switch {
+		case err != nil:
+			return err
+		case quiet:
+			for _, r := range all {
+				a.printf("%s\n", r.ID)
+			}
+			return nil
+		case out == formatJSON:
+			list := make([]vmJSON, len(all)) // prints [] when empty, never null
+			for i, r := range all {
+				list[i] = toVMJSON(r)
+			}
+			return printJSON(a.Stdout, list)
+		}
+		return a.printVMs(all)
+	})
+}
+
+func (a *app) printVMs(all []vm.Record) error {
+	now := time.Now()
+	rows := make([][]string, len(all))
+	for i, r := range all {
+		rows[i] = []string{
+			r.Spec.Name, string(r.ID)[:min(12, len(r.ID))], stateWord(r), r.Spec.Image,
+			strconv.Itoa(r.Spec.CPUs), FormatSize(r.Spec.Memory), addresses(r), age(now, r.CreatedAt),
+		}
+	}
+	return printTable(a.Stdout, []string{"NAME", "ID", "STATE", "IMAGE", "CPU", "MEMORY", "IP", "AGE"}, rows)
+}
+
+// stateWord is the state with what matters most about it.
+func stateWord(r vm.Record) string {
+	switch {
+	case r.State == vm.StateRunning && r.ImageType == vm.ImageOCI && !r.AgentReady:
+		return "running (booting)"
+	case r.State == vm.StateStopped && r.ExitCode != nil:
+		return fmt.Sprintf("stopped (%d)", *r.ExitCode)
+	case r.State == vm.StateStopped && r.Reason == vm.ReasonCrashed:
+		return "stopped (crashed)"
+	}
+	return string(r.State)
+}
+
+func addresses(r vm.Record) string {
+	var ips []string
+	for _, n := range r.NICs {
+		if n.IP != "" {
+			ips = append(ips, n.IP)
+		}
+	}
+	return strings.Join(ips, ",")
+}
+
+func (a *app) vmStatusCommand() *cobra.Command {
+	var out, old format
+	var events bool
+	var after int64
+	cmd := &cobra.Command{
+		Use: "status", Short: "List VMs, or follow what happens to them",
+		Long: `List VMs, or with --event follow what happens to them, until interrupted.
+
+First comes every VM there is as ADDED, then each change. With --format json every event is one line:
+{"event":"ADDED|MODIFIED|DELETED","vm":{...},"revision":N}. To go on after an interruption without missing anything,
+give the last revision seen to --after.`,
+		Example: "  cocoon vm status --event --format json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("format") {
+				out = old
+			}
+			if !events {
+				return a.list(cmd.Context(), out, false)
+			}
+			return a.events(cmd.Context(), out, after)
+		},
+	}
+	outputFlag(cmd, &out)
+	old = formatTable
+	cmd.Flags().Var(&old, "format", "the same as --output")
+	cmd.Flags().BoolVar(&events, "event", false, "follow changes")
+	cmd.Flags().Int64Var(&after, "after", -1, "with --event: only changes after this revision")
+	return cmd
+}
+
+func (a *app) events(ctx context.Context, out format, after int64) error {
+	return a.withClient(func(c *nodeclient.Client) error {
+		enc := json.NewEncoder(a.Stdout)
+		enc.SetEscapeHTML(false)
+		return c.Watch(ctx, after, func(e vm.Event) error {
+			if out == formatJSON {
+				return enc.Encode(eventJSON{Event: e.Type, VM: toVMJSON(e.Record), Revision: e.Revision})
+			}
+			r := e.Record
+			a.printf("%s  %-8s  %-30s  %-20s  %s\n", r.UpdatedAt.Local().Format(time.TimeOnly), e.Type, r.Spec.Name, stateWord(r), r.Message)
+			return nil
+		})
+	})
+}
+
+func (a *app) vmStatsCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "stats [REF...]", Short: "Show what guests use", Long: "Show what guests use, as their own kernels see it. Without REF: of every VM whose agent answers." + refHelp,
+		ValidArgsFunction: a.completeVMs,
+		RunE:              func(cmd *cobra.Command, refs []string) error { return a.stats(cmd.Context(), refs, out) },
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+type statsJSON struct {
+	Name           string  `json:"name"`
+	CPUSeconds     float64 `json:"cpu_seconds"`
+	MemoryTotal    int64   `json:"memory_total"`
+	MemoryUsed     int64   `json:"memory_used"`
+	DiskTotal      int64   `json:"disk_total"`
+	DiskUsed       int64   `json:"disk_used"`
+	Processes      int     `json:"processes"`
+	LoadAverage1   float64 `json:"load_average_1"`
+	NetworkRxBytes int64   `json:"network_rx_bytes"`
+	NetworkTxBytes int64   `json:"network_tx_bytes"`
+}
+
+func toStatsJSON(name string, s guest.Stats) statsJSON {
+	return statsJSON{
+		Name: name, CPUSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
+		Processes: s.Processes, LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+	}
+}
+
+func (a *app) stats(ctx context.Context, refs []string, out format) error {
+	return a.withClient(func(c *nodeclient.Client) error {
+		if len(refs) == 0 {
+			all, err := c.List(ctx)
+			if err != nil {
+				return err
+			}
+			for _, r := range all {
+				if r.State == vm.StateRunning && r.AgentReady {
+					refs = append(refs, r.Spec.Name)
+				}
+			}
+		}
+		list := []statsJSON{}
+		err := each(refs, func(ref string) error {
+			s, err := c.Stats(ctx, ref)
+			if err == nil {
+				list = append(list, toStatsJSON(ref, s))
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if out == formatJSON {
+			return printJSON(a.Stdout, list)
+		}
+		rows := make([][]string, len(list))
+		for i, s := range list {
+			rows[i] = []string{
+				s.Name, strconv.FormatFloat(s.CPUSeconds, 'f', 1, 64) + "s", strconv.FormatFloat(s.LoadAverage1, 'f', 2, 64),
+				FormatSize(s.MemoryUsed) + " / " + FormatSize(s.MemoryTotal), FormatSize(s.DiskUsed) + " / " + FormatSize(s.DiskTotal),
+				FormatSize(s.NetworkRxBytes) + " / " + FormatSize(s.NetworkTxBytes), strconv.Itoa(s.Processes),
+			}
+		}
+		return printTable(a.Stdout, []string{"NAME", "CPU TIME", "LOAD", "MEMORY", "DISK", "NET RX/TX", "PROCESSES"}, rows)
+	})
+}

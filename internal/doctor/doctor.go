@@ -1,0 +1,132 @@
+// Package doctor examines a host for what Cocoon needs: what is there, what is missing, for which feature, and the
+// command that mends it.
+//
+// It works without the daemon. It changes nothing unless asked to fix, and even then only what is safe: folders of ours
+// and a missing device node. It never installs packages and never judges the state of VMs.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/nodewire"
+)
+
+// The statuses of a check.
+const (
+	OK   = "ok"
+	Warn = "warn" // a feature is missing or slow
+	Fail = "fail" // VMs cannot run
+)
+
+// Config says where to look. Empty fields are not looked for, except the last three, which default to the real ones.
+type Config struct {
+	StateDir string
+	RunDir   string
+	Kernel   string // of OCI guests
+	Initrd   string
+	QEMU     string // binary; the name of the host's architecture by default
+	Group    string // that may use the daemon without being root
+
+	Dev  string // /dev
+	Sys  string // /sys
+	Proc string // /proc
+}
+
+// finding is the outcome of one look.
+type finding struct {
+	status string
+	detail string
+	remedy string
+}
+
+// check is one thing to look at.
+type check struct {
+	name    string
+	feature string
+	look    func(ctx context.Context) finding
+	fix     func() error // nil: nothing safe can be done
+}
+
+// Run examines the host. With fix it mends what is safe and looks again.
+func Run(ctx context.Context, cfg Config, fix bool) []nodewire.Check {
+	d := doctor{cfg.withDefaults()}
+	var out []nodewire.Check
+	for _, c := range d.checks() {
+		f := c.look(ctx)
+		result := nodewire.Check{Name: c.name, Feature: c.feature, Fixable: c.fix != nil && f.status != OK}
+		if fix && result.Fixable {
+			if err := c.fix(); err != nil {
+				f.detail = fmt.Sprintf("%s; mending it failed: %v", f.detail, err)
+			} else {
+				f = c.look(ctx)
+				result.Fixed = f.status == OK
+			}
+		}
+		result.Status, result.Detail, result.Remedy = f.status, f.detail, f.remedy
+		out = append(out, result)
+	}
+	return out
+}
+
+func (c Config) withDefaults() Config {
+	for _, d := range []struct {
+		field *string
+		value string
+	}{{&c.QEMU, qemuBinary()}, {&c.Dev, "/dev"}, {&c.Sys, "/sys"}, {&c.Proc, "/proc"}} {
+		if *d.field == "" {
+			*d.field = d.value
+		}
+	}
+	return c
+}
+
+func qemuBinary() string {
+	switch runtime.GOARCH {
+	case "arm64":
+		return "qemu-system-aarch64"
+	case "amd64":
+		return "qemu-system-x86_64"
+	}
+	return "qemu-system-" + runtime.GOARCH
+}
+
+type doctor struct{ cfg Config }
+
+// checks are in the order a person would mend things.
+func (d doctor) checks() []check {
+	all := []check{
+		{name: "root", feature: "everything", look: d.root},
+		{name: "qemu", feature: "running VMs", look: d.qemu},
+		{name: "acceleration", feature: "speed", look: d.acceleration},
+		{name: "tun", feature: "networks", look: d.tun, fix: d.fixTun},
+		{name: "nftables", feature: "networks: NAT and guard", look: d.nftables},
+		{name: "cgroup v2", feature: "resource limits per VM", look: d.cgroup},
+		{name: "user namespaces", feature: "isolation", look: d.userns},
+		{name: "memory", feature: "running VMs", look: d.memory},
+		{name: "mkfs.ext4", feature: "container images", look: d.mkfs},
+	}
+	if d.cfg.Kernel != "" || d.cfg.Initrd != "" {
+		all = append(all, check{name: "guest kernel", feature: "container images", look: d.guest})
+	}
+	all = append(all, check{name: "uefi firmware", feature: "disk images that need UEFI", look: d.firmware})
+	if d.cfg.StateDir != "" {
+		all = append(
+			all,
+			check{name: "state folder", feature: "everything", look: d.folder(d.cfg.StateDir), fix: makeFolder(d.cfg.StateDir)},
+			check{name: "disk space", feature: "images and disks", look: d.space},
+		)
+	}
+	if d.cfg.RunDir != "" {
+		all = append(all, check{name: "run folder", feature: "everything", look: d.folder(d.cfg.RunDir), fix: makeFolder(d.cfg.RunDir)})
+	}
+	if d.cfg.Group != "" {
+		all = append(all, check{name: "group", feature: "using cocoon without root", look: d.group})
+	}
+	return all
+}
+
+// apt is the remedy for missing packages.
+func apt(packages ...string) string { return "sudo apt-get install " + strings.Join(packages, " ") }

@@ -1,0 +1,123 @@
+package doctor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/nodewire"
+)
+
+// host makes a host of files; the doctor sees nothing else but the real binaries.
+func host(t *testing.T, files map[string]string) Config {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Config{
+		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Group: "no-such-group-here",
+		Kernel: filepath.Join(dir, "vmlinux"), Initrd: filepath.Join(dir, "initramfs"), QEMU: filepath.Join(dir, "qemu"),
+		Dev: filepath.Join(dir, "dev"), Sys: filepath.Join(dir, "sys"), Proc: filepath.Join(dir, "proc"),
+	}
+}
+
+func find(t *testing.T, checks []nodewire.Check, name string) nodewire.Check {
+	t.Helper()
+	for _, c := range checks {
+		if c.Name == name {
+			return c
+		}
+	}
+	t.Fatalf("no check %q", name)
+	return nodewire.Check{}
+}
+
+func TestBareHost(t *testing.T) {
+	checks := Run(t.Context(), host(t, nil), false)
+	for name, want := range map[string]string{
+		"qemu": Fail, "tun": Fail, "guest kernel": Fail, "acceleration": Warn, "cgroup v2": Warn, "user namespaces": Warn,
+		"state folder": Warn, "run folder": Warn, "group": Warn,
+	} {
+		c := find(t, checks, name)
+		if c.Status != want || c.Remedy == "" || c.Detail == "" || c.Feature == "" {
+			t.Errorf("%s: %+v, want status %s with a detail and a remedy", name, c, want)
+		}
+	}
+	if c := find(t, checks, "disk space"); c.Status == "" || !strings.Contains(c.Detail, "free") {
+		t.Errorf("disk space of a folder that is not there yet: %+v", c)
+	}
+}
+
+func TestGoodHost(t *testing.T) {
+	cfg := host(t, map[string]string{
+		"dev/kvm": "", "dev/net/tun": "", "proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu vmx sse\n",
+		"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8388608 kB\n", "proc/sys/user/max_user_namespaces": "1000\n",
+		"sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n", "vmlinux": "x", "initramfs": "x", "state/x": "", "run/x": "",
+		"qemu": "#!/bin/sh\necho QEMU emulator version 7.2.22 'from somewhere'\n",
+	})
+	if err := os.Chmod(cfg.QEMU, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	checks := Run(t.Context(), cfg, false)
+	for _, name := range []string{"qemu", "tun", "guest kernel", "acceleration", "cgroup v2", "user namespaces", "memory", "state folder", "run folder"} {
+		if c := find(t, checks, name); c.Status != OK || c.Remedy != "" {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+	if c := find(t, checks, "qemu"); !strings.HasSuffix(c.Detail, " 7.2.22") {
+		t.Errorf("qemu: %+v", c)
+	}
+}
+
+func TestKVMWithoutCPUSupportIsNotTrusted(t *testing.T) {
+	cfg := host(t, map[string]string{"dev/kvm": "", "proc/cpuinfo": "flags : fpu sse\n"})
+	if c := find(t, Run(t.Context(), cfg, false), "acceleration"); c.Status != Warn || !strings.Contains(c.Detail, "vmx") {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestOldQEMU(t *testing.T) {
+	cfg := host(t, map[string]string{"qemu": "#!/bin/sh\necho QEMU emulator version 5.2.0\n"})
+	if err := os.Chmod(cfg.QEMU, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if c := find(t, Run(t.Context(), cfg, false), "qemu"); c.Status != Fail || !strings.Contains(c.Detail, "too old") {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestFix(t *testing.T) {
+	cfg := host(t, nil)
+	checks := Run(t.Context(), cfg, true)
+	for _, name := range []string{"state folder", "run folder"} {
+		if c := find(t, checks, name); c.Status != OK || !c.Fixed {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+	if fi, err := os.Stat(cfg.StateDir); err != nil || fi.Mode().Perm() != 0o711 {
+		t.Errorf("state folder: %v %v", fi, err)
+	}
+	if c := find(t, checks, "qemu"); c.Fixable || c.Fixed {
+		t.Errorf("qemu cannot be fixed: %+v", c)
+	}
+	if again := find(t, Run(t.Context(), cfg, true), "state folder"); again.Fixed || again.Fixable {
+		t.Errorf("nothing was left to fix: %+v", again)
+	}
+}
+
+// The real host must be looked at without panic or error, whoever runs the test and whatever it lacks.
+func TestRealHost(t *testing.T) {
+	for _, c := range Run(t.Context(), Config{StateDir: "/var/lib/cocoon", Group: "cocoon"}, false) {
+		if c.Detail == "" || c.Status == "" {
+			t.Errorf("%+v says nothing", c)
+		}
+	}
+}

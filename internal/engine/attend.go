@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"context"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// consolePath is where the console's log is in a runtime folder unless the driver says otherwise.
+func consolePath(dir string) string { return filepath.Join(dir, "console.log") }
+
+// run is one life of a VM's process, from its launch or adoption to its end.
+type run struct {
+	id      vm.ID
+	inst    hypervisor.Instance
+	link    *link // to the guest's agent; nil when it has none
+	console string
+	asked   atomic.Bool // we want it to end
+
+	ended chan struct{}   // closed when the process has ended
+	exit  hypervisor.Exit // valid from then on
+}
+
+// over reports whether the process has ended.
+func (r *run) over() bool {
+	select {
+	case <-r.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// attend takes care of a running process from now on. Preconditions: the VM is held.
+func (e *Engine) attend(m *machine, inst hypervisor.Instance) {
+	r := &run{id: m.id, inst: inst, ended: make(chan struct{}), console: consolePath(e.runDir(m.id))}
+	if c, ok := hypervisor.As[hypervisor.ConsoleOpener](inst); ok {
+		r.console = c.ConsoleLog()
+	}
+	if d, ok := hypervisor.As[hypervisor.GuestDialer](inst); ok && e.agents != nil && m.record().ImageType == vm.ImageOCI {
+		r.link = newLink(d.DialGuest)
+		e.life.spawn(func(ctx context.Context) { e.converse(ctx, m, r) })
+	}
+	m.run.Store(r)
+	e.life.spawn(func(ctx context.Context) { e.await(ctx, m, r) })
+}
+
+// await waits for the end of the process and, unless an operation does, records it.
+func (e *Engine) await(ctx context.Context, m *machine, r *run) {
+	exit, err := r.inst.Wait(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		e.log.Error("end of vm not understood", "vm", m.id, "err", err)
+		exit = hypervisor.Exit{Code: -1}
+	}
+	r.exit = exit
+	close(r.ended)
+	release, err := e.queue.acquire(ctx, m.id)
+	if err != nil {
+		return
+	}
+	defer release()
+	if m.run.Load() != r {
+		return
+	}
+	e.reclaim(ctx, m, r)
+	at := now()
+	rec, err := e.commit(ctx, m, e.journal.Update, func(rec *vm.Record) { stopped(rec, ending{exit: exit}, at) })
+	if err != nil {
+		e.log.Error("end of vm not recorded", "vm", m.id, "err", err)
+		return
+	}
+	e.log.Info("vm ended", "vm", m.id, "reason", rec.Reason)
+}
+
+// reclaim takes back what a process that has ended used, but for what its next start uses again. r may be nil.
+// What fails here is swept at the latest by the next recovery.
+func (e *Engine) reclaim(ctx context.Context, m *machine, r *run) {
+	if r != nil {
+		r.link.drain(e.cfg.DrainTimeout)
+		if err := kill(ctx, r); err != nil { // it has ended: this removes its sockets and cgroup
+			e.log.Warn("remains of vm not removed", "vm", m.id, "err", err)
+		}
+		if err := r.inst.Close(); err != nil {
+			e.log.Warn("vm not let go cleanly", "vm", m.id, "err", err)
+		}
+		m.run.Store(nil)
+	}
+	m.log.Finish()
+	if err := e.detach(context.WithoutCancel(ctx), m.record().NICs, false); err != nil {
+		e.log.Warn("interfaces of vm not removed", "vm", m.id, "err", err)
+	}
+}
+
+// pause waits for d, or less when one of the channels closes.
+func pause(d time.Duration, a, b <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-a:
+	case <-b:
+	}
+}

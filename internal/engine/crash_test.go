@@ -1,0 +1,288 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/journal/journaltest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The crash test runs this binary again as a daemon that kills itself at the n-th point of an operation: before and
+// after each change of the journal and each act of the driver, the network, the image store and the agent.
+const (
+	crashDir = "ENGINE_TEST_CRASH_DIR"
+	crashOp  = "ENGINE_TEST_CRASH_OP"
+	crashAt  = "ENGINE_TEST_CRASH_AT"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(crashDir); dir != "" {
+		at, _ := strconv.ParseInt(os.Getenv(crashAt), 10, 64)
+		if err := crash(dir, os.Getenv(crashOp), at); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// script is an operation with what comes before it. Each part returns when its outcome is in the journal.
+type script struct {
+	before func(context.Context, *rig) error
+	act    func(context.Context, *rig) error
+	// after lists the states the VM may be in once all is recovered; "" is gone.
+	after []vm.State
+}
+
+func launched(ctx context.Context, r *rig) error {
+	if _, err := r.Launch(ctx, spec("web")); err != nil {
+		return err
+	}
+	return until(ctx, r, ready)
+}
+
+var errFound = errors.New("found")
+
+func until(ctx context.Context, r *rig, ok func(vm.Record) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := r.Watch(ctx, -1, func(e vm.Event) error {
+		if ok(e.Record) {
+			return errFound
+		}
+		return nil
+	})
+	if errors.Is(err, errFound) {
+		return nil
+	}
+	return err
+}
+
+func scripts() map[string]script {
+	return map[string]script{
+		"create": {
+			act:   func(ctx context.Context, r *rig) error { _, err := r.Create(ctx, spec("web")); return err },
+			after: []vm.State{"", vm.StateCreated},
+		},
+		"launch": {act: launched, after: []vm.State{"", vm.StateRunning}},
+		"start": {
+			before: func(ctx context.Context, r *rig) error { _, err := r.Create(ctx, spec("web")); return err },
+			act:    func(ctx context.Context, r *rig) error { _, err := r.Start(ctx, "web"); return err },
+			after:  []vm.State{vm.StateCreated, vm.StateRunning},
+		},
+		"stop": {
+			before: launched,
+			act:    func(ctx context.Context, r *rig) error { _, err := r.Stop(ctx, "web", -1); return err },
+			after:  []vm.State{vm.StateRunning, vm.StateStopped},
+		},
+		"restart": {
+			before: launched,
+			act:    func(ctx context.Context, r *rig) error { _, err := r.Restart(ctx, "web", -1); return err },
+			after:  []vm.State{vm.StateRunning},
+		},
+		"remove": {
+			before: launched,
+			act:    func(ctx context.Context, r *rig) error { return r.Remove(ctx, "web", true) },
+			after:  []vm.State{vm.StateRunning, ""},
+		},
+		"exit": {
+			before: launched,
+			act: func(ctx context.Context, r *rig) error {
+				rec, err := r.Inspect(ctx, "web")
+				if err != nil {
+					return err
+				}
+				r.world.Guest(rec.ID).Exit(5)
+				return until(ctx, r, stopped)
+			},
+			after: []vm.State{vm.StateStopped},
+		},
+		"recover": {act: func(context.Context, *rig) error { return nil }},
+	}
+}
+
+// crash is the daemon: it does op and kills itself at the given point.
+func crash(dir, op string, at int64) error {
+	ctx := context.Background()
+	w, err := enginetest.New(dir + "/world")
+	if err != nil {
+		return err
+	}
+	var armed atomic.Bool
+	var points atomic.Int64
+	point := func(name string) error {
+		if armed.Load() && points.Add(1) == at {
+			fmt.Println(name)
+			return errors.Join(syscall.Kill(os.Getpid(), syscall.SIGKILL), syscall.Pause())
+		}
+		return nil
+	}
+	w.Fault = point
+	e, _, err := build(ctx, dir, w, w.Driver(), func(j journal.Journal) journal.Journal {
+		return journaltest.Faulty{Journal: j, Hook: func(p journaltest.Point) error {
+			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
+		}}
+	})
+	if err != nil {
+		return err
+	}
+	r := &rig{Engine: e, world: w, dir: dir}
+	s := scripts()[op]
+	armed.Store(s.before == nil)
+	go func() { _ = e.Run(ctx) }()
+	<-e.Recovered()
+	if s.before != nil {
+		if err := s.before(ctx, r); err != nil {
+			return err
+		}
+		armed.Store(true)
+	}
+	return s.act(ctx, r)
+}
+
+// child runs crash in a process of its own. It returns the point at which it was killed, "" when it came to the end.
+func child(t *testing.T, dir, op string, at int) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), crashDir+"="+dir, crashOp+"="+op, fmt.Sprint(crashAt, "=", at),
+		"GORACE=atexit_sleep_ms=0") // or each child takes a second under the race detector
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err == nil {
+		return ""
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signal() == syscall.SIGKILL {
+		return strings.TrimSpace(string(out))
+	}
+	t.Fatalf("%s, point %d: %v\n%s", op, at, err, stderr.String())
+	return ""
+}
+
+func TestKilledAtEveryStep(t *testing.T) {
+	for op, s := range scripts() {
+		if s.after == nil {
+			continue
+		}
+		t.Run(op, func(t *testing.T) {
+			t.Parallel()
+			var last atomic.Bool // some point was beyond the end of the operation
+			for first := 1; !last.Load(); first += abreast {
+				var wg sync.WaitGroup
+				for at := first; at < first+abreast; at++ {
+					wg.Go(func() {
+						t.Run(fmt.Sprint(at), func(t *testing.T) {
+							if !killedAt(t, op, s, at) {
+								last.Store(true)
+							}
+						})
+					})
+				}
+				wg.Wait()
+				if last.Load() && first == 1 {
+					t.Error("there are hardly any points")
+				}
+			}
+		})
+	}
+}
+
+// abreast is how many crashes are tried at a time: they mostly wait for the disk.
+const abreast = 8
+
+// killedAt has a child do op, killed at one point, and recovers. It returns false when the operation has fewer points.
+func killedAt(t *testing.T, op string, s script, at int) bool {
+	dir := t.TempDir()
+	where := child(t, dir, op, at)
+	if where == "" {
+		return false
+	}
+	if at%3 == 0 { // and once more, while it recovers
+		where += ", then " + child(t, dir, "recover", at/3)
+	}
+	settled(t, dir, s, where)
+	return true
+}
+
+// settled starts an engine on what a killed one left and checks that the world is whole.
+func settled(t *testing.T, dir string, s script, where string) {
+	t.Helper()
+	r := &rig{t: t, dir: dir, wrap: func(j journal.Journal) journal.Journal { return j }}
+	r.world = r.newWorld()
+	r.start()
+	defer r.stopQuietly()
+	rec := idle(t, r)
+	if slices.Equal(s.after, []vm.State{vm.StateStopped}) { // the code of an exited process arrives a little later
+		rec = r.await("web", "stopped", stopped)
+		if rec.ExitCode == nil || *rec.ExitCode != 5 || rec.Reason != vm.ReasonExited {
+			t.Errorf("killed at %s: the exit is lost: %+v", where, rec)
+		}
+	}
+	state := rec.State
+	if !slices.Contains(s.after, state) {
+		t.Errorf("killed at %s: state %q (%s)", where, state, rec.Message)
+	}
+	var want []string
+	if state != "" {
+		want = append(want, "leases/"+rec.NICs[0].IP, "run/vms/"+string(rec.ID), "state/vms/"+string(rec.ID))
+	}
+	if state == vm.StateRunning {
+		want = append(want, "procs/"+string(rec.ID), "taps/"+rec.NICs[0].Tap)
+		if g := r.world.Guest(rec.ID); g == nil || g.PID() != rec.PID {
+			t.Errorf("killed at %s: the record has PID %d, the guest another", where, rec.PID)
+		}
+	}
+	slices.Sort(want)
+	if left := leftovers(t, dir, r.world); !slices.Equal(left, want) {
+		t.Errorf("killed at %s: there is %v, want %v", where, left, want)
+	}
+	if err := r.Reset(t.Context()); err != nil {
+		t.Errorf("killed at %s: %v", where, err)
+	}
+	r.clean()
+}
+
+// idle waits until no operation is unfinished and returns the only record, or none.
+func idle(t *testing.T, r *rig) vm.Record {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		changed := r.journal.Changed()
+		records, intents, err := r.journal.Load(ctx)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case len(intents) == 0 && len(records) == 0:
+			return vm.Record{}
+		case len(intents) == 0:
+			return records[0]
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatalf("unfinished: %+v", intents)
+		}
+	}
+}
+
+// stopQuietly is stop for tests that run beside others, whose goroutines are not ours to count.
+func (r *rig) stopQuietly() {
+	r.parallel = true
+	r.stop()
+}

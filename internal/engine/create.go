@@ -1,0 +1,203 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/proclog"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Operations, and the steps at which one can be cut off. They are in the journal: their meaning never changes.
+const (
+	opCreate  = "create"  // disks, network
+	opLaunch  = "launch"  // disks, network, launch
+	opStart   = "start"   // network, launch
+	opStop    = "stop"    // shutdown
+	opRestart = "restart" // shutdown, launch
+	opRemove  = "remove"  // kill
+
+	stepDisks    = "disks"
+	stepNetwork  = "network"
+	stepLaunch   = "launch"
+	stepShutdown = "shutdown"
+	stepKill     = "kill"
+)
+
+// Create makes the VM of spec and leaves it ready to start.
+// Errors: InvalidArgument and NotFound (image) before anything is changed, AlreadyExists; any other failure is undone.
+func (e *Engine) Create(ctx context.Context, spec vm.Spec) (vm.Record, error) {
+	return e.bring(ctx, spec, opCreate)
+}
+
+// Launch is Create and Start in one. When the start fails the VM is undone entirely; what happens after its process
+// runs (a guest that does not come up) is in its record.
+func (e *Engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
+	return e.bring(ctx, spec, opLaunch)
+}
+
+func (e *Engine) bring(caller context.Context, spec vm.Spec, op string) (vm.Record, error) {
+	spec = spec.Clone().Default()
+	if err := spec.Validate(); err != nil {
+		return vm.Record{}, err
+	}
+	ctx, leave, err := e.life.enter(caller)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	began := time.Now()
+	r, err := e.bringUp(ctx, spec, op)
+	if err != nil {
+		return vm.Record{}, e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, spec.Name, err))
+	}
+	e.log.Info("vm created", "vm", r.ID, "op", op, "image", spec.Image, "dur", time.Since(began))
+	return r.Clone(), nil
+}
+
+// bringUp reserves, begins, acts, and undoes on failure.
+func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, op string) (vm.Record, error) {
+	img, err := e.images.Get(ctx, spec.Image)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	r, err := e.design(spec, img)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	if err := e.index.reserve(spec.Name, r.ID); err != nil {
+		return vm.Record{}, err
+	}
+	m := e.newMachine(r)
+	release, err := e.queue.acquire(ctx, m.id)
+	if err == nil {
+		defer release()
+		err = e.insert(ctx, m, e.begin(op, stepDisks, nil))
+	}
+	if err != nil {
+		e.index.unreserve(spec.Name)
+		return vm.Record{}, err
+	}
+	var back undo.Stack
+	if r, err = e.build(ctx, m, img, op, &back); err != nil {
+		return r, e.unbuild(ctx, m, &back, err)
+	}
+	return r, nil
+}
+
+func (e *Engine) newMachine(r vm.Record) *machine {
+	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes)}
+	m.rec.Store(&r)
+	return m
+}
+
+// build makes the disks and interfaces of m and, for a launch, starts it. It settles the intent.
+func (e *Engine) build(ctx context.Context, m *machine, img image.Image, op string, back *undo.Stack) (vm.Record, error) {
+	r := m.record()
+	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
+	if err := e.makeDirs(m.id); err != nil {
+		return r, err
+	}
+	root, err := e.images.Prepare(ctx, img, e.stateDir(m.id), r.Spec.Storage)
+	if err != nil {
+		return r, err
+	}
+	disks := func(r *vm.Record) { r.Disks = root.Disks }
+	var nics []vm.NIC
+	if len(r.Spec.NICs) > 0 {
+		if _, err := e.commit(ctx, m, e.step(stepNetwork), disks); err != nil {
+			return r, err
+		}
+		if nics, err = e.attach(ctx, r, back, true); err != nil {
+			return r, err
+		}
+	}
+	complete := func(r *vm.Record) { disks(r); r.NICs = nics }
+	if op == opCreate {
+		return e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { complete(r); r.State = vm.StateCreated })
+	}
+	if _, err := e.commit(ctx, m, e.step(stepLaunch), complete); err != nil {
+		return r, err
+	}
+	return e.ignite(ctx, m, back)
+}
+
+// unbuild takes back what a failed creation did and returns why it failed. What cannot be taken back keeps the VM in
+// StateError, so that it can be seen and removed.
+func (e *Engine) unbuild(ctx context.Context, m *machine, back *undo.Stack, cause error) error {
+	err := back.Run(ctx)
+	if err == nil {
+		err = e.forget(ctx, m)
+	}
+	if err == nil {
+		return cause
+	}
+	err = fmt.Errorf("undo: %w; remove vm %s to try again", err, m.id)
+	e.fail(ctx, m, vm.ReasonCreateFailed, errors.Join(cause, err))
+	return errors.Join(cause, err)
+}
+
+// fail settles m in StateError.
+func (e *Engine) fail(ctx context.Context, m *machine, reason string, cause error) {
+	broken := func(r *vm.Record) {
+		r.State, r.Reason, r.Message, r.AgentReady = vm.StateError, reason, cause.Error(), false
+	}
+	if _, err := e.commit(ctx, m, e.journal.Settle, broken); err != nil {
+		// The journal holds the intent still: the next recovery takes it up. Until then the VM can be removed.
+		e.log.Error("vm failed and the journal does not take it", "vm", m.id, "err", err)
+		m.write.Lock()
+		defer m.write.Unlock()
+		r := m.record()
+		broken(&r)
+		m.rec.Store(&r)
+	}
+}
+
+// attach makes the interfaces of r. On failure, back detaches those that were made; fresh ones give back their address.
+func (e *Engine) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh bool) ([]vm.NIC, error) {
+	var nics []vm.NIC
+	for i, want := range r.Spec.NICs {
+		n, err := e.network(want)
+		if err != nil {
+			return nil, err
+		}
+		nic, err := n.Attach(ctx, r.ID, r.Spec.Name, i, want)
+		if err != nil {
+			return nil, err
+		}
+		back.Push(func(ctx context.Context) error {
+			if err := n.Detach(ctx, nic); err != nil || !fresh {
+				return err
+			}
+			return n.Release(ctx, nic)
+		})
+		nics = append(nics, nic)
+	}
+	return nics, nil
+}
+
+// detach removes the taps of nics; with release the addresses are given back too. A network that this node does not
+// have any more is passed over: it sweeps its taps itself should it come back.
+func (e *Engine) detach(ctx context.Context, nics []vm.NIC, release bool) error {
+	for _, nic := range nics {
+		n := e.networks[nic.Network]
+		if n == nil {
+			e.log.Warn("interface left alone, its network is not configured", "network", nic.Network)
+			continue
+		}
+		if err := n.Detach(ctx, nic); err != nil {
+			return err
+		}
+		if !release {
+			continue
+		}
+		if err := n.Release(ctx, nic); err != nil {
+			return err
+		}
+	}
+	return nil
+}

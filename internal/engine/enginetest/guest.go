@@ -1,0 +1,277 @@
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+)
+
+// Guest is a hypervisor process with what runs in it. Tests drive it by its methods and fields.
+type Guest struct {
+	ACPI     bool // obeys the power button
+	Stubborn bool // accepts Poweroff and does nothing
+
+	w     *World
+	ended chan struct{}
+	exit  hypervisor.Exit
+
+	mu      sync.Mutex
+	p       proc
+	setup   guest.Setup
+	acked   bool
+	changed chan struct{} // closed at any change
+	drop    chan struct{} // closed to lose the sessions
+}
+
+func newGuest(w *World, p proc) *Guest {
+	return &Guest{w: w, p: p, ACPI: true, ended: make(chan struct{}), changed: make(chan struct{}), drop: make(chan struct{})}
+}
+
+// End ends the process.
+func (g *Guest) End(x hypervisor.Exit) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-g.ended:
+		return
+	default:
+	}
+	_ = remove(g.w.path("procs", string(g.p.ID)))
+	g.exit = x
+	close(g.ended)
+}
+
+// Print has the main process write n lines "line <seq>".
+func (g *Guest) Print(n int) { g.change(func() { g.p.Lines += n }) }
+
+// Exit ends the main process.
+func (g *Guest) Exit(code int) { g.change(func() { g.p.Exit = &code }) }
+
+// Drop loses all sessions.
+func (g *Guest) Drop() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.drop)
+	g.drop = make(chan struct{})
+}
+
+// Identity is what the guest was told last.
+func (g *Guest) Identity() guest.Setup {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.setup
+}
+
+// Acked reports whether the exit was acknowledged.
+func (g *Guest) Acked() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.acked
+}
+
+func (g *Guest) change(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f()
+	select {
+	case <-g.ended:
+	default:
+		_ = g.w.save(g.p)
+	}
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+func (g *Guest) look() (proc, <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.p, g.changed
+}
+
+// wire is a stream that leads to a guest.
+type wire struct {
+	net.Conn
+	g *Guest
+}
+
+// Agents is the world's guest.Connector.
+type Agents struct{ w *World }
+
+// Agents returns the connector.
+func (w *World) Agents() Agents { return Agents{w} }
+
+// Connect implements guest.Connector.
+func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, error) {
+	if err := a.w.Fault("agent.Connect"); err != nil {
+		return nil, err
+	}
+	c, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := c.(wire).g
+	s := &session{g: g, done: make(chan struct{}), closed: make(chan struct{})}
+	g.mu.Lock()
+	drop := g.drop
+	g.mu.Unlock()
+	go func() { // ends with the session
+		select {
+		case <-g.ended:
+		case <-drop:
+		case <-s.closed:
+		}
+		close(s.done)
+	}()
+	return s, nil
+}
+
+// session is one guest.Agent.
+type session struct {
+	g      *Guest
+	done   chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+var _ guest.Agent = (*session)(nil)
+
+func (s *session) alive(call string) error {
+	select {
+	case <-s.done:
+		return errdefs.Unavailablef("link lost")
+	default:
+		return s.g.w.Fault(call)
+	}
+}
+
+// Info implements guest.Agent.
+func (s *session) Info(context.Context) (guest.Info, error) {
+	return guest.Info{Version: "1"}, s.alive("agent.Info")
+}
+
+// Setup implements guest.Agent. The entrypoint "missing" is not found.
+func (s *session) Setup(_ context.Context, setup guest.Setup) error {
+	if err := s.alive("agent.Setup"); err != nil {
+		return err
+	}
+	if len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
+		return errdefs.NotFoundf("start the main process: missing: no such file")
+	}
+	s.g.change(func() { s.g.setup, s.g.p.SetUp = setup, true })
+	return nil
+}
+
+// Exec implements guest.Agent. The command "echo" writes its argument, "sleep" waits for ctx, others are not found.
+func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int, error) {
+	if err := s.alive("agent.Exec"); err != nil {
+		return -1, err
+	}
+	switch e.Command[0] {
+	case "echo":
+		fmt.Fprintln(st.Stdout, e.Command[1])
+		return 0, nil
+	case "sleep":
+		select {
+		case <-ctx.Done():
+			return -1, ctx.Err()
+		case <-s.done:
+			return -1, errdefs.Unavailablef("link lost")
+		}
+	}
+	return -1, errdefs.NotFoundf("%s: no such command", e.Command[0])
+}
+
+// Logs implements guest.Agent.
+func (s *session) Logs(ctx context.Context, after uint64, fn func(guest.LogEntry) error) error {
+	for {
+		if err := s.alive("agent.Logs"); err != nil {
+			return err
+		}
+		p, changed := s.g.look()
+		for ; after < uint64(p.Lines); after++ {
+			e := guest.LogEntry{Seq: after + 1, Time: time.Unix(int64(after), 0), Stream: "stdout", Data: fmt.Appendf(nil, "line %d\n", after+1)}
+			if err := fn(e); err != nil {
+				return err
+			}
+		}
+		if p.Exit != nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.done:
+		}
+	}
+}
+
+// Wait implements guest.Agent.
+func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
+	for {
+		if err := s.alive("agent.Wait"); err != nil {
+			return guest.Exit{}, err
+		}
+		p, changed := s.g.look()
+		if p.Exit != nil {
+			return guest.Exit{Code: *p.Exit}, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return guest.Exit{}, ctx.Err()
+		case <-s.done:
+		}
+	}
+}
+
+// AckExit implements guest.Agent.
+func (s *session) AckExit(context.Context) error {
+	if err := s.alive("agent.AckExit"); err != nil {
+		return err
+	}
+	s.g.mu.Lock()
+	s.g.acked = true
+	s.g.mu.Unlock()
+	if !s.g.Stubborn {
+		s.g.End(hypervisor.Exit{GuestShutdown: true})
+	}
+	return nil
+}
+
+// Poweroff implements guest.Agent.
+func (s *session) Poweroff(context.Context, time.Duration) error {
+	if err := s.alive("agent.Poweroff"); err != nil {
+		return err
+	}
+	if s.g.Stubborn {
+		return nil
+	}
+	s.g.change(func() {
+		if s.g.p.Exit == nil {
+			code := 143
+			s.g.p.Exit = &code
+		}
+	})
+	return nil
+}
+
+// Stats implements guest.Agent.
+func (s *session) Stats(context.Context) (guest.Stats, error) {
+	return guest.Stats{Processes: 1}, s.alive("agent.Stats")
+}
+
+// Done implements guest.Agent.
+func (s *session) Done() <-chan struct{} { return s.done }
+
+// Close implements guest.Agent.
+func (s *session) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}

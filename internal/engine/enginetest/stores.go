@@ -1,0 +1,130 @@
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Network is the world's network "net".
+type Network struct{ w *World }
+
+var (
+	_ network.Network = Network{}
+	_ image.Store     = Images{}
+)
+
+// Network returns the network.
+func (w *World) Network() Network { return Network{w} }
+
+// Name implements network.Network.
+func (n Network) Name() string { return "net" }
+
+// Setup implements network.Network.
+func (n Network) Setup(context.Context) error { return nil }
+
+// Run implements network.Network.
+func (n Network) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+
+// Teardown implements network.Network.
+func (n Network) Teardown(context.Context) error { return nil }
+
+// Attach implements network.Network.
+func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ vm.NICSpec) (vm.NIC, error) {
+	h := fnv.New32a()
+	fmt.Fprint(h, name, index)
+	sum := h.Sum32()
+	nic := vm.NIC{
+		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", byte(sum>>8), byte(sum)),
+		IP: fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
+	}
+	err := n.w.around("network.Attach", func() error {
+		return errors.Join(
+			os.WriteFile(n.w.path("leases", nic.IP), []byte(id), 0o600),
+			os.WriteFile(n.w.path("taps", nic.Tap), nil, 0o600))
+	})
+	if err != nil { // on error nothing stays
+		return vm.NIC{}, errors.Join(err, remove(n.w.path("taps", nic.Tap)), remove(n.w.path("leases", nic.IP)))
+	}
+	return nic, nil
+}
+
+// Detach implements network.Network.
+func (n Network) Detach(_ context.Context, nic vm.NIC) error {
+	return n.w.around("network.Detach", func() error { return remove(n.w.path("taps", nic.Tap)) })
+}
+
+// Release implements network.Network.
+func (n Network) Release(_ context.Context, nic vm.NIC) error {
+	return n.w.around("network.Release", func() error { return remove(n.w.path("leases", nic.IP)) })
+}
+
+// Sweep implements network.Network.
+func (n Network) Sweep(_ context.Context, keep []string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(n.w.Dir, "taps"))
+	var gone []string
+	for _, e := range entries {
+		if !slices.Contains(keep, e.Name()) {
+			gone = append(gone, e.Name())
+			err = errors.Join(err, remove(n.w.path("taps", e.Name())))
+		}
+	}
+	return gone, err
+}
+
+// Images is the world's image store: "demo" is an OCI image that runs /init, "bare" one without entrypoint, "disk" a
+// disk image.
+type Images struct{ w *World }
+
+// Images returns the store.
+func (w *World) Images() Images { return Images{w} }
+
+// Get implements image.Store.
+func (s Images) Get(_ context.Context, ref string) (image.Image, error) {
+	if err := s.w.Fault("images.Get"); err != nil {
+		return image.Image{}, err
+	}
+	switch ref {
+	case "demo":
+		return image.Image{ID: "sha256:demo", Name: ref, Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"/init"}}}, nil
+	case "bare":
+		return image.Image{ID: "sha256:bare", Name: ref, Type: vm.ImageOCI}, nil
+	case "disk":
+		return image.Image{ID: "sha256:disk", Name: ref, Type: vm.ImageDisk}, nil
+	}
+	return image.Image{}, errdefs.NotFoundf("no image is called %q", ref)
+}
+
+// Prepare implements image.Store.
+func (s Images) Prepare(_ context.Context, _ image.Image, dir string, _ int64) (image.Rootfs, error) {
+	cow := filepath.Join(dir, "cow")
+	err := s.w.around("images.Prepare", func() error {
+		if _, err := os.Stat(cow); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return os.WriteFile(cow, nil, 0o600)
+	})
+	return image.Rootfs{Disks: []vm.Disk{{Path: cow, Format: vm.DiskRaw, Serial: image.SerialCOW, Role: vm.RoleCOW}}}, err
+}
+
+// Import implements image.Store.
+func (s Images) Import(context.Context, string, io.Reader, func(int64)) (image.Image, error) {
+	return image.Image{}, errdefs.Unsupportedf("this store has what it has")
+}
+
+// List implements image.Store.
+func (s Images) List(context.Context) ([]image.Image, error) { return nil, nil }
+
+// Remove implements image.Store.
+func (s Images) Remove(context.Context, string, func(string) bool) error { return nil }

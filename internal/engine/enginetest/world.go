@@ -1,0 +1,119 @@
+// Package enginetest is a small world for tests of the engine: a driver, a network, an image store and guests that live
+// in a folder, so that they outlive a killed process as the real ones do, and that fail on request.
+//
+// It is for tests only. It checks nothing itself; Leftovers says what is still there.
+package enginetest
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// World is everything around an engine. Its fields may be set before it is used.
+type World struct {
+	Dir     string
+	Fault   func(call string) error // called before and after each act, as "driver.Launch" and "driver.Launch done"
+	NoAgent bool                    // guests have no channel for an agent
+
+	mu     sync.Mutex
+	guests map[vm.ID]*Guest
+	pids   int
+}
+
+// New returns the world in dir, with what an earlier process left there.
+func New(dir string) (*World, error) {
+	w := &World{Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{}}
+	for _, sub := range []string{"procs", "taps", "leases", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// around runs act between two chances to fail. An act that failed afterwards has happened all the same.
+func (w *World) around(call string, act func() error) error {
+	if err := w.Fault(call); err != nil {
+		return err
+	}
+	if err := act(); err != nil {
+		return err
+	}
+	return w.Fault(call + " done")
+}
+
+// Leftovers lists the processes, taps and addresses that are there.
+func (w *World) Leftovers() ([]string, error) {
+	var out []string
+	for _, sub := range []string{"procs", "taps", "leases"} {
+		entries, err := os.ReadDir(filepath.Join(w.Dir, sub))
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			out = append(out, sub+"/"+e.Name())
+		}
+	}
+	return out, nil
+}
+
+// proc is a hypervisor process with its guest, as it is in the folder.
+type proc struct {
+	ID    vm.ID `json:"id"`
+	PID   int   `json:"pid"`
+	SetUp bool  `json:"set_up"`
+	Exit  *int  `json:"exit,omitempty"` // of the main process
+	Lines int   `json:"lines"`          // written by the main process
+}
+
+func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }
+
+func (w *World) save(p proc) error {
+	b, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	tmp := w.path("tmp", string(p.ID)) // whole or not at all, but not durable: power cuts are not tested
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, w.path("procs", string(p.ID)))
+}
+
+func (w *World) loadProc(id vm.ID) (p proc, ok bool, err error) {
+	b, err := os.ReadFile(w.path("procs", string(id)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &p)
+	}
+	return p, err == nil, err
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Guest returns the running guest of id, or nil.
+func (w *World) Guest(id vm.ID) *Guest {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.guests[id]
+}
+
+func (w *World) nextPID() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pids++
+	return os.Getpid()*1000 + w.pids
+}

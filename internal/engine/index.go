@@ -1,0 +1,212 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/proclog"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// machine is one VM in memory. Who holds it in the queue may operate on it; anybody may read rec and run.
+type machine struct {
+	id  vm.ID
+	log *proclog.Log
+	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
+	run atomic.Pointer[run]       // nil unless its process runs
+
+	write sync.Mutex // around a change of the record: observations come beside operations
+}
+
+// record is the VM's record; its slices and maps are shared.
+func (m *machine) record() vm.Record { return *m.rec.Load() }
+
+// name is the VM's name, which never changes.
+func (m *machine) name() string { return m.rec.Load().Spec.Name }
+
+// index finds VMs. It is a cache of the journal that the engine keeps itself, being the only writer.
+type index struct {
+	// gate is held for reading over a change of the journal and of the index, so that who holds it for writing sees
+	// both agree.
+	gate sync.RWMutex
+
+	mu    sync.RWMutex
+	byID  map[vm.ID]*machine
+	names map[string]vm.ID // of byID, and those that are being created
+}
+
+func newIndex() index {
+	return index{byID: map[vm.ID]*machine{}, names: map[string]vm.ID{}}
+}
+
+// reserve takes name for id, or returns AlreadyExists.
+func (x *index) reserve(name string, id vm.ID) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, taken := x.names[name]; taken {
+		return errdefs.Existsf("a VM called %q exists already; choose another name or remove it first", name)
+	}
+	x.names[name] = id
+	return nil
+}
+
+// unreserve gives up a name whose VM did not come to be.
+func (x *index) unreserve(name string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.names, name)
+}
+
+func (x *index) add(m *machine) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.byID[m.id] = m
+	x.names[m.name()] = m.id
+}
+
+func (x *index) remove(m *machine) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.byID, m.id)
+	delete(x.names, m.name())
+}
+
+func (x *index) get(id vm.ID) *machine {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.byID[id]
+}
+
+// all returns every VM, sorted by name.
+func (x *index) all() []*machine {
+	x.mu.RLock()
+	out := make([]*machine, 0, len(x.byID))
+	for _, m := range x.byID {
+		out = append(out, m)
+	}
+	x.mu.RUnlock()
+	slices.SortFunc(out, func(a, b *machine) int { return strings.Compare(a.name(), b.name()) })
+	return out
+}
+
+// find resolves a reference: id, name, or unique prefix of an id.
+func (x *index) find(ref string) (*machine, error) {
+	if ref == "" {
+		return nil, errdefs.Invalidf("name a VM, by name, id or unique prefix of its id")
+	}
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if m := x.byID[vm.ID(ref)]; m != nil {
+		return m, nil
+	}
+	if m := x.byID[x.names[ref]]; m != nil {
+		return m, nil
+	}
+	named := make([]vm.Named, 0, len(x.byID))
+	for id := range x.byID {
+		named = append(named, vm.Named{ID: id})
+	}
+	id, err := vm.Match(ref, named)
+	if err != nil {
+		return nil, err
+	}
+	return x.byID[id], nil
+}
+
+// put is a journal method that stores a record.
+type put func(context.Context, vm.Record) (vm.Record, error)
+
+// open begins an operation on an existing VM. Preconditions: m is held, so that an intent which is open already is one
+// that could not be settled, and nobody is at work on it.
+func (e *Engine) open(ctx context.Context, m *machine, op, step string, args []byte) error {
+	same := func(*vm.Record) {}
+	_, err := e.commit(ctx, m, e.begin(op, step, args), same)
+	if errdefs.Is(err, errdefs.Conflict) {
+		if _, err = e.commit(ctx, m, e.journal.Settle, same); err == nil {
+			_, err = e.commit(ctx, m, e.begin(op, step, args), same)
+		}
+	}
+	return err
+}
+
+func (e *Engine) begin(op, step string, args []byte) put {
+	return func(ctx context.Context, r vm.Record) (vm.Record, error) {
+		in := journal.Intent{ID: r.ID, Op: op, Step: step, Args: args, Began: r.UpdatedAt}
+		return e.journal.Begin(ctx, in, r)
+	}
+}
+
+func (e *Engine) step(step string) put {
+	return func(ctx context.Context, r vm.Record) (vm.Record, error) { return e.journal.Step(ctx, r.ID, step, r) }
+}
+
+// commit changes the record of m in the journal and in memory. change gets a copy whose slices and maps are shared: it
+// replaces them. The caller's cancellation does not reach the journal: what has been done is written down.
+func (e *Engine) commit(ctx context.Context, m *machine, with put, change func(*vm.Record)) (vm.Record, error) {
+	m.write.Lock()
+	defer m.write.Unlock()
+	r := m.record()
+	change(&r)
+	r.UpdatedAt = now()
+	e.index.gate.RLock()
+	defer e.index.gate.RUnlock()
+	r, err := with(context.WithoutCancel(ctx), r)
+	if err != nil {
+		return m.record(), err
+	}
+	m.rec.Store(&r)
+	return r, nil
+}
+
+// insert is the first commit of a new VM.
+func (e *Engine) insert(ctx context.Context, m *machine, with put) error {
+	e.index.gate.RLock()
+	defer e.index.gate.RUnlock()
+	r, err := with(ctx, m.record())
+	if err != nil {
+		// Should the change be there all the same, it must not stay: nobody will come back to it.
+		_ = e.journal.Forget(context.WithoutCancel(ctx), m.id)
+		return err
+	}
+	m.rec.Store(&r)
+	e.index.add(m)
+	return nil
+}
+
+// forget removes m from the journal and the memory.
+func (e *Engine) forget(ctx context.Context, m *machine) error {
+	m.write.Lock()
+	defer m.write.Unlock()
+	e.index.gate.RLock()
+	defer e.index.gate.RUnlock()
+	if err := e.journal.Forget(context.WithoutCancel(ctx), m.id); err != nil {
+		return err
+	}
+	e.index.remove(m)
+	return nil
+}
+
+// take finds the VM of ref and waits for its turn.
+func (e *Engine) take(ctx context.Context, ref string) (m *machine, release func(), err error) {
+	m, err = e.index.find(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	if release, err = e.queue.acquire(ctx, m.id); err != nil {
+		return nil, nil, err
+	}
+	if e.index.get(m.id) != m { // removed while we waited
+		release()
+		return nil, nil, errdefs.NotFoundf("no VM is called %q any more", ref)
+	}
+	return m, release, nil
+}
+
+// now has no monotonic part and no zone, so that a record is the same before and after the journal.
+func now() time.Time { return time.Now().UTC().Round(0) }

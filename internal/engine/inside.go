@@ -1,0 +1,128 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/serial"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Exec runs a command in the guest and returns its exit code. A guest that is coming up is waited for.
+// Errors: NotFound (VM, command), FailedPrecondition when the VM does not run, Unsupported when its guest has no agent,
+// Unavailable when the guest does not answer in time or is lost.
+func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, streams guest.Streams) (int, error) {
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	m, agent, err := e.agentOf(ctx, ref)
+	if err != nil {
+		return -1, e.life.ended(caller, err)
+	}
+	code, err := agent.Exec(ctx, cmd, streams)
+	if err != nil {
+		return -1, e.life.ended(caller, fmt.Errorf("exec in vm %s: %w", m.name(), err))
+	}
+	return code, nil
+}
+
+// Stats asks the guest for its use of resources. Errors as of Exec.
+func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) {
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	m, agent, err := e.agentOf(ctx, ref)
+	if err != nil {
+		return guest.Stats{}, e.life.ended(caller, err)
+	}
+	s, err := agent.Stats(ctx)
+	if err != nil {
+		return guest.Stats{}, e.life.ended(caller, fmt.Errorf("ask vm %s for its stats: %w", m.name(), err))
+	}
+	return s, nil
+}
+
+// agentOf waits for the agent of a guest that is set up.
+func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, guest.Agent, error) {
+	m, r, err := e.running(ctx, ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.link == nil {
+		return nil, nil, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
+	}
+	limit := time.NewTimer(e.cfg.AgentTimeout)
+	defer limit.Stop()
+	for {
+		agent, ready, changed := r.link.peek()
+		if ready {
+			return m, agent, nil
+		}
+		select {
+		case <-changed:
+		case <-r.ended:
+			return nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
+		case <-limit.C:
+			return nil, nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
+// Console connects to the serial console of a running VM. The caller closes it. Conflict when somebody else has it.
+func (e *Engine) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
+	m, r, err := e.running(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	c, ok := hypervisor.As[hypervisor.ConsoleOpener](r.inst)
+	if !ok {
+		return nil, errdefs.Unsupportedf("driver %s gives vm %s no console", m.record().Driver, m.name())
+	}
+	rwc, err := c.OpenConsole(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open console of vm %s: %w", m.name(), err)
+	}
+	return rwc, nil
+}
+
+// Logs calls fn with what the main process wrote, from the log that is kept on the host, or with what the serial
+// console showed when opts say so or the guest has no agent; lines of the console have no time. With Follow it returns
+// when the VM has stopped and everything was handed out.
+func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
+	if err := e.life.ready(caller); err != nil {
+		return err
+	}
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	m, err := e.index.find(ref)
+	if err != nil {
+		return err
+	}
+	if opts.Serial || m.record().ImageType != vm.ImageOCI {
+		err = e.serialLog(ctx, m, opts, fn)
+	} else {
+		if opts.Previous && !m.log.HasPrevious() {
+			return errdefs.NotFoundf("vm %s has no log of an earlier run", m.name())
+		}
+		err = m.log.Read(ctx, opts, fn)
+	}
+	return e.life.ended(caller, err)
+}
+
+func (e *Engine) serialLog(ctx context.Context, m *machine, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
+	if opts.Previous {
+		return errdefs.Unsupportedf("the serial console of an earlier run is not kept")
+	}
+	path := consolePath(e.runDir(m.id))
+	var ended <-chan struct{}
+	r := m.run.Load()
+	if r != nil {
+		path, ended = r.console, r.ended
+	}
+	return serial.Read(ctx, path, opts.Tail, opts.Follow && r != nil, ended, fn)
+}

@@ -1,0 +1,205 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// setupFailed is the exit code of a main process that could not be started, as shells have it.
+const setupFailed = 127
+
+// link is the connection to the agent of one running guest. A nil link is that of a guest without agent.
+type link struct {
+	dial guest.Dial
+	done chan struct{} // closed when nobody converses any more
+	stop context.CancelFunc
+
+	mu      sync.Mutex
+	agent   guest.Agent // nil while there is no session
+	ready   bool        // the guest is set up
+	changed chan struct{}
+}
+
+func newLink(dial guest.Dial) *link {
+	return &link{dial: dial, done: make(chan struct{}), stop: func() {}, changed: make(chan struct{})}
+}
+
+// peek returns the session, whether its guest is set up, and what is closed when either changes.
+func (l *link) peek() (agent guest.Agent, ready bool, changed <-chan struct{}) {
+	if l == nil {
+		return nil, false, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.agent, l.ready, l.changed
+}
+
+func (l *link) set(agent guest.Agent, ready bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.agent, l.ready = agent, ready
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// drain waits until the conversation is over: a session is given some time to deliver what the guest said last.
+// Preconditions: the process has ended.
+func (l *link) drain(limit time.Duration) {
+	if l == nil {
+		return
+	}
+	if agent, _, _ := l.peek(); agent != nil {
+		pause(limit, l.done, nil)
+	}
+	l.mu.Lock()
+	stop := l.stop
+	l.mu.Unlock()
+	stop()
+	<-l.done
+}
+
+// converse keeps a session with the guest's agent while its process runs: it sets the guest up, keeps its log and learns
+// of the exit of its main process. It ends with the process or with ctx.
+func (e *Engine) converse(ctx context.Context, m *machine, r *run) {
+	defer close(r.link.done)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.link.mu.Lock()
+	r.link.stop = cancel
+	r.link.mu.Unlock()
+	wait := e.cfg.ReconnectMin
+	for ctx.Err() == nil && !r.over() {
+		served, err := e.session(ctx, m, r)
+		if err == nil {
+			return
+		}
+		if served {
+			wait = e.cfg.ReconnectMin
+		}
+		e.log.Debug("agent not reached", "vm", m.id, "err", err)
+		pause(wait, ctx.Done(), r.ended)
+		wait = min(wait*2, e.cfg.ReconnectMax)
+	}
+}
+
+// session is one conversation. It returns nil when there is nothing left to say, and whether the guest was set up.
+func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, err error) {
+	agent, err := e.agents.Connect(ctx, r.link.dial)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, agent.Close()) }()
+	r.link.set(agent, false)
+	defer r.link.set(nil, false)
+	if err := e.setUp(ctx, m, agent); err != nil {
+		if lost(err) {
+			return false, err
+		}
+		return false, e.refused(ctx, m, r, err)
+	}
+	r.link.set(agent, true)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pumped := make(chan struct{})
+	go func() {
+		defer close(pumped)
+		e.pump(ctx, m, agent)
+	}()
+	defer func() { cancel(); <-pumped }()
+
+	exit, err := agent.Wait(ctx)
+	if err != nil {
+		if r.over() { // the last lines may be on their way still
+			pause(e.cfg.DrainTimeout, pumped, agent.Done())
+		}
+		return true, err
+	}
+	return true, e.exited(ctx, m, r, agent, exit, pumped)
+}
+
+// setUp gives the guest its identity and notes that it answers.
+func (e *Engine) setUp(ctx context.Context, m *machine, agent guest.Agent) error {
+	limited, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
+	defer cancel()
+	if err := agent.Setup(limited, setupOf(m.record())); err != nil {
+		return err
+	}
+	if m.record().AgentReady {
+		return nil
+	}
+	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { r.AgentReady = r.State == vm.StateRunning })
+	return errdefs.As(errdefs.Unavailable, err) // the journal may take it the next time
+}
+
+// lost reports whether err is of the link and not of what was asked.
+func lost(err error) bool {
+	c := errdefs.ClassOf(err)
+	return c == errdefs.Unavailable || c == errdefs.Canceled || c == errdefs.DeadlineExceeded
+}
+
+// refused ends a VM whose main process cannot be started.
+func (e *Engine) refused(ctx context.Context, m *machine, r *run, cause error) error {
+	_, err := e.commit(ctx, m, e.journal.Update, func(rec *vm.Record) {
+		code := setupFailed
+		rec.ExitCode, rec.Reason, rec.Message = &code, vm.ReasonStartFailed, cause.Error()
+	})
+	if err != nil {
+		return err
+	}
+	e.log.Warn("vm not set up", "vm", m.id, "err", cause)
+	return r.inst.Kill(ctx)
+}
+
+// exited records how the main process ended, and only then lets the guest power off: the code is never lost.
+func (e *Engine) exited(ctx context.Context, m *machine, r *run, agent guest.Agent, exit guest.Exit, pumped <-chan struct{}) error {
+	_, err := e.commit(ctx, m, e.journal.Update, func(rec *vm.Record) {
+		code := exit.Code
+		rec.ExitCode = &code
+		if !r.asked.Load() && rec.Reason == "" {
+			rec.Reason = vm.ReasonExited
+		}
+	})
+	if err != nil {
+		return err
+	}
+	pause(e.cfg.DrainTimeout, pumped, r.ended)
+	err = agent.AckExit(ctx)
+	if err != nil && !r.over() {
+		return err
+	}
+	pause(e.cfg.PoweroffTimeout, r.ended, ctx.Done())
+	if r.over() {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	e.log.Warn("vm did not power off and is killed", "vm", m.id)
+	return r.inst.Kill(ctx)
+}
+
+// pump copies the guest's log to the host, from where the host's ends, until it is complete or the session ends.
+func (e *Engine) pump(ctx context.Context, m *machine, agent guest.Agent) {
+	wait := e.cfg.ReconnectMin
+	for {
+		err := agent.Logs(ctx, m.log.Last(), m.log.Append)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-agent.Done():
+			return
+		default:
+		}
+		e.log.Warn("log of vm not kept, trying again", "vm", m.id, "err", err)
+		pause(wait, ctx.Done(), agent.Done())
+		wait = min(wait*2, e.cfg.ReconnectMax)
+	}
+}

@@ -1,0 +1,170 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// design returns the first record of a VM: everything that can be said, and refused, before anything is changed.
+func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
+	r := vm.Record{
+		ID: vm.NewID(), Spec: spec, State: vm.StateCreating, Driver: spec.Driver,
+		ImageType: img.Type, ImageDigest: img.ID, CreatedAt: now(),
+	}
+	r.UpdatedAt = r.CreatedAt
+	if r.Driver == "" {
+		r.Driver = e.cfg.DefaultDriver
+	}
+	if _, err := e.driver(r.Driver); err != nil {
+		return r, err
+	}
+	// The default network of a node that has none gives no interface; the record says so.
+	r.Spec.NICs = slices.DeleteFunc(slices.Clone(spec.NICs), func(n vm.NICSpec) bool { return e.networkName(n) == "" })
+	for _, n := range r.Spec.NICs {
+		if _, err := e.network(n); err != nil {
+			return r, err
+		}
+	}
+	var err error
+	if r.Boot, err = e.boot(spec, img.Type); err != nil {
+		return r, err
+	}
+	if img.Type != vm.ImageOCI {
+		if !spec.Process.Empty() {
+			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given a command", spec.Image)
+		}
+		return r, nil
+	}
+	if r.Process = spec.Process.Over(img.Config); r.Process.Empty() {
+		return r, errdefs.Invalidf("image %s has no entrypoint; give a command", spec.Image)
+	}
+	return r, nil
+}
+
+// boot says how an image of type t starts.
+func (e *Engine) boot(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
+	if t == vm.ImageOCI {
+		if e.cfg.Kernel == "" {
+			return vm.Boot{}, errdefs.Preconditionf("image %s needs the guest kernel, and none is configured; build it with `make guest`", spec.Image)
+		}
+		return vm.Boot{Kernel: e.cfg.Kernel, Initrd: e.cfg.Initrd}, nil
+	}
+	if spec.Firmware == "" {
+		return vm.Boot{Firmware: vm.FirmwareBIOS}, nil
+	}
+	return vm.Boot{Firmware: spec.Firmware}, nil
+}
+
+func (e *Engine) driver(name string) (hypervisor.Driver, error) {
+	if d := e.drivers[name]; d != nil {
+		return d, nil
+	}
+	return nil, errdefs.Invalidf("no hypervisor driver is called %q; there is %s", name, names(e.drivers))
+}
+
+// networkName is the network that n asks for.
+func (e *Engine) networkName(n vm.NICSpec) string {
+	if n.Network == "" {
+		return e.cfg.DefaultNetwork
+	}
+	return n.Network
+}
+
+func (e *Engine) network(want vm.NICSpec) (network.Network, error) {
+	name := e.networkName(want)
+	if n := e.networks[name]; n != nil {
+		return n, nil
+	}
+	return nil, errdefs.Invalidf("no network is called %q; there is %s", name, names(e.networks))
+}
+
+// names lists the keys of m for a message.
+func names[T any](m map[string]T) string {
+	if len(m) == 0 {
+		return "none"
+	}
+	var out []string
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// planOf is what the driver gets to start the VM of r.
+func planOf(r vm.Record, dir string) hypervisor.Plan {
+	return hypervisor.Plan{
+		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
+		Boot: r.Boot, Disks: r.Disks, NICs: r.NICs, Agent: r.ImageType == vm.ImageOCI, Dir: dir,
+	}
+}
+
+// setupOf is what the guest is told of itself. Names of the host's links and namespaces are none of its business.
+func setupOf(r vm.Record) guest.Setup {
+	s := guest.Setup{Hostname: r.Spec.Hostname, Process: &r.Process}
+	for _, n := range r.NICs {
+		n.Tap, n.NetNS = "", ""
+		s.NICs = append(s.NICs, n)
+		if n.IP != "" {
+			s.Hosts = append(s.Hosts, n.IP+" "+s.Hostname)
+		}
+	}
+	return s
+}
+
+// started makes r the record of a VM whose process runs.
+func started(r *vm.Record, handle []byte, pid int, at time.Time) {
+	if !r.StartedAt.IsZero() {
+		r.Restarts++
+	}
+	r.State, r.Handle, r.PID, r.StartedAt = vm.StateRunning, handle, pid, at
+	r.FirstBooted = true
+	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
+}
+
+// ending says how a process came to its end.
+type ending struct {
+	exit   hypervisor.Exit
+	asked  bool // we wanted it to end
+	killed bool // and had to use force
+	lost   bool // it ended while nobody watched
+}
+
+// stopped makes r the record of a VM whose process has ended.
+func stopped(r *vm.Record, how ending, at time.Time) {
+	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
+	switch {
+	case r.Reason != "": // said while it ran: the main process exited or could not start
+	case how.killed:
+		r.Reason, r.Message = vm.ReasonKilled, "it was killed"
+	case how.asked:
+		r.Reason = vm.ReasonStopped
+	case how.lost:
+		r.Reason, r.Message = vm.ReasonLost, "it ended while cocoond was not running"
+	case how.exit.GuestShutdown:
+		r.Reason = vm.ReasonPoweredOff
+	case how.exit.GuestReset:
+		r.Reason, r.Message = vm.ReasonCrashed, "the guest panicked or reset itself"
+	default:
+		r.Reason, r.Message = vm.ReasonCrashed, crash(how.exit)
+	}
+}
+
+func crash(x hypervisor.Exit) string {
+	switch {
+	case x.Signal != 0:
+		return fmt.Sprintf("the hypervisor process died of signal %d", x.Signal)
+	case x.Code >= 0:
+		return fmt.Sprintf("the hypervisor process ended with code %d", x.Code)
+	}
+	return "the hypervisor process died"
+}

@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func TestStopped(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reason string // said while it ran
+		how    ending
+		want   string
+	}{
+		"asked":               {how: ending{asked: true}, want: vm.ReasonStopped},
+		"killed":              {how: ending{asked: true, killed: true}, want: vm.ReasonKilled},
+		"powered off":         {how: ending{exit: hypervisor.Exit{GuestShutdown: true}}, want: vm.ReasonPoweredOff},
+		"reset":               {how: ending{exit: hypervisor.Exit{GuestReset: true}}, want: vm.ReasonCrashed},
+		"signal":              {how: ending{exit: hypervisor.Exit{Signal: 11, Code: -1}}, want: vm.ReasonCrashed},
+		"code":                {how: ending{exit: hypervisor.Exit{Code: 1}}, want: vm.ReasonCrashed},
+		"unknown":             {how: ending{exit: hypervisor.Exit{Code: -1}}, want: vm.ReasonCrashed},
+		"lost":                {how: ending{lost: true}, want: vm.ReasonLost},
+		"exited, then killed": {reason: vm.ReasonExited, how: ending{asked: true, killed: true}, want: vm.ReasonExited},
+		"not set up":          {reason: vm.ReasonStartFailed, how: ending{exit: hypervisor.Exit{Signal: 9}}, want: vm.ReasonStartFailed},
+	} {
+		r := vm.Record{State: vm.StateRunning, PID: 7, Handle: []byte("h"), AgentReady: true, Reason: tt.reason}
+		at := time.Unix(9, 0)
+		stopped(&r, tt.how, at)
+		if r.Reason != tt.want || r.State != vm.StateStopped || r.PID != 0 || r.Handle != nil || r.AgentReady || r.StoppedAt != at {
+			t.Errorf("%s: got %+v, want reason %s", name, r, tt.want)
+		}
+	}
+}
+
+func TestStarted(t *testing.T) {
+	code := 1
+	r := vm.Record{State: vm.StateStopped, Reason: vm.ReasonExited, Message: "x", ExitCode: &code}
+	started(&r, []byte("h"), 7, time.Unix(1, 0))
+	if r.Restarts != 0 || r.Reason != "" || r.Message != "" || r.ExitCode != nil || r.PID != 7 || !r.FirstBooted {
+		t.Errorf("first start: %+v", r)
+	}
+	started(&r, []byte("h"), 8, time.Unix(2, 0))
+	if r.Restarts != 1 {
+		t.Errorf("second start: %+v", r)
+	}
+}
+
+func TestNodeWithoutNetwork(t *testing.T) {
+	e := &Engine{cfg: Config{DefaultDriver: "d"}, drivers: map[string]hypervisor.Driver{"d": nopDriver{}}}
+	disk := image.Image{Type: vm.ImageDisk}
+	r, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{}}}, disk)
+	if err != nil || len(r.Spec.NICs) != 0 {
+		t.Errorf("interface on no network: %+v, %v", r.Spec.NICs, err)
+	}
+	if _, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{Network: "lan"}}}, disk); !errdefs.IsInvalid(err) {
+		t.Errorf("interface on a network that is not there: %v", err)
+	}
+}
+
+// nopDriver is a driver that is never used.
+type nopDriver struct{ hypervisor.Driver }
+
+func TestQueueIsFair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q queue
+		release, err := q.acquire(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mu sync.Mutex
+		var order []int
+		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		for i := range 5 {
+			ctx := t.Context()
+			if i == 2 {
+				ctx = impatient
+			}
+			wg.Go(func() {
+				release, err := q.acquire(ctx, "a")
+				if err != nil {
+					return
+				}
+				defer release()
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, i)
+			})
+			synctest.Wait() // until it stands in line
+		}
+		other, err := q.acquire(t.Context(), "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		other()
+		<-time.After(2 * time.Second) // of the bubble: the impatient one leaves
+		release()
+		wg.Wait()
+		if len(order) != 4 || order[0] != 0 || order[1] != 1 || order[2] != 3 || order[3] != 4 {
+			t.Errorf("order %v", order)
+		}
+		if len(q.waiting) != 0 {
+			t.Errorf("the queue keeps %v", q.waiting)
+		}
+	})
+}

@@ -1,0 +1,235 @@
+// Package proclog keeps what the main process of one VM wrote, on the host: bounded, in order, without gaps or doubles.
+//
+// A log is a folder with JSON lines (guest.LogEntry) in two segments; when the newer one is full it replaces the older.
+// The run before the current one is kept beside it. The package knows neither guests nor agents: entries are given to it,
+// and their sequence numbers say what it has already.
+//
+// Entries are handed to the kernel one by one and not synced: they survive kill -9, and what a power cut takes was the
+// end of the guest as well. A torn last line is dropped when the log is opened and skipped when it is read.
+package proclog
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+const (
+	currentRun  = "log"
+	previousRun = "log.previous"
+	newer       = "new.jsonl"
+	older       = "old.jsonl"
+
+	// maxData bounds one entry, in bytes: more than any agent sends in one message is cut off.
+	maxData = 1 << 20
+	// minSegment keeps a segment bigger than a few lines, whatever the configuration says.
+	minSegment = 4 << 10
+)
+
+// Log is the log of one VM. It is safe for concurrent use by one writer and many readers.
+type Log struct {
+	dir string // folder of the VM
+	max int64  // bytes of one segment
+
+	mu      sync.Mutex
+	live    bool     // a run is going on: more may come
+	file    *os.File // opened with the first entry: a silent VM costs no file
+	size    int64
+	last    uint64        // sequence number of the newest entry
+	epoch   int           // grows with each run
+	cuts    int           // grows with each change of segments
+	changed chan struct{} // closed at the next change; nil while nobody waits
+}
+
+// New returns the log in the folder of a VM, bounded to maxBytes per run. It touches nothing.
+func New(dir string, maxBytes int64) *Log {
+	return &Log{dir: dir, max: max(maxBytes/2, minSegment)}
+}
+
+// Begin starts a run: what the last one wrote becomes the previous run, unless it wrote nothing.
+func (l *Log) Begin() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.close()
+	if err := l.shift(); err != nil {
+		return fmt.Errorf("begin log: %w", err)
+	}
+	l.epoch++
+	l.last, l.live = 0, true
+	l.wake()
+	return nil
+}
+
+// Resume goes on with the run that is there, after a restart of the daemon.
+func (l *Log) Resume() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.close()
+	files, err := l.openSegments(false)
+	if err != nil {
+		return err
+	}
+	defer closeAll(files)
+	l.last = 0
+	for _, f := range files {
+		if err := each(f, func(e guest.LogEntry) { l.last = max(l.last, e.Seq) }); err != nil {
+			return fmt.Errorf("resume log: %w", err)
+		}
+	}
+	l.live = true
+	return nil
+}
+
+// Finish ends the run: followers return once they have everything.
+func (l *Log) Finish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.close()
+	l.wake()
+}
+
+// Last is the sequence number of the newest entry of this run; 0 when there is none.
+func (l *Log) Last() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
+// Append adds an entry. One that is there already is skipped. On error nothing of it stays.
+func (l *Log) Append(e guest.LogEntry) error {
+	if len(e.Data) > maxData {
+		e.Data = e.Data[:maxData]
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("encode log entry: %w", err)
+	}
+	line = append(line, '\n')
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.live {
+		return fmt.Errorf("append to log: %w", os.ErrClosed)
+	}
+	if e.Seq <= l.last {
+		return nil
+	}
+	if l.file == nil {
+		if err := l.open(); err != nil {
+			return err
+		}
+	}
+	if l.size > 0 && l.size+int64(len(line)) > l.max {
+		if err := l.rotate(); err != nil {
+			return err
+		}
+	}
+	if _, err := l.file.Write(line); err != nil {
+		_ = l.file.Truncate(l.size) // a torn line would be skipped by readers, but it would also take the next with it
+		return fmt.Errorf("append to log: %w", err)
+	}
+	l.size += int64(len(line))
+	l.last = e.Seq
+	l.wake()
+	return nil
+}
+
+// shift moves the current run out of the way. Each rename is atomic; being cut in between loses the older run only.
+func (l *Log) shift() error {
+	cur, prev := filepath.Join(l.dir, currentRun), filepath.Join(l.dir, previousRun)
+	empty := true
+	for _, name := range []string{newer, older} {
+		if info, err := os.Stat(filepath.Join(cur, name)); err == nil && info.Size() > 0 {
+			empty = false
+		}
+	}
+	if empty {
+		return os.RemoveAll(cur)
+	}
+	if err := os.RemoveAll(prev); err != nil {
+		return err
+	}
+	return os.Rename(cur, prev)
+}
+
+// open makes the run writable, without a line that an earlier process did not complete. Preconditions: mu is held.
+func (l *Log) open() error {
+	dir := filepath.Join(l.dir, currentRun)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("open log: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, newer), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	size, err := cutTornLine(f)
+	if err != nil {
+		_ = f.Close()
+		return fmt.Errorf("open log: %w", err)
+	}
+	l.file, l.size = f, size
+	l.cuts++
+	return nil
+}
+
+// rotate makes the newer segment the older one. Preconditions: mu is held.
+func (l *Log) rotate() error {
+	dir := filepath.Join(l.dir, currentRun)
+	err := os.Rename(filepath.Join(dir, newer), filepath.Join(dir, older))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // not there: an attempt before this one came to here
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, newer), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("rotate log: %w", err) // the open file goes on as the older segment; the next entry tries again
+	}
+	_ = l.file.Close()
+	l.file, l.size = f, 0
+	l.cuts++
+	return nil
+}
+
+func (l *Log) close() {
+	if l.file != nil {
+		_ = l.file.Close()
+	}
+	l.file, l.live, l.size = nil, false, 0
+}
+
+func (l *Log) wake() {
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
+}
+
+// cutTornLine drops what follows the last newline and returns the size that is left.
+func cutTornLine(f *os.File) (int64, error) {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, err
+	}
+	buf := make([]byte, 64<<10)
+	for at := end; at > 0; {
+		n := min(at, int64(len(buf)))
+		if _, err := f.ReadAt(buf[:n], at-n); err != nil {
+			return 0, err
+		}
+		if i := bytes.LastIndexByte(buf[:n], '\n'); i >= 0 {
+			keep := at - n + int64(i) + 1
+			if keep == end {
+				return end, nil
+			}
+			return keep, f.Truncate(keep)
+		}
+		at -= n
+	}
+	return 0, f.Truncate(0)
+}

@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"context"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// watchBatch is how many events a watcher takes from the journal at a time.
+const watchBatch = 256
+
+// Inspect returns the record of a VM.
+func (e *Engine) Inspect(ctx context.Context, ref string) (vm.Record, error) {
+	if err := e.life.ready(ctx); err != nil {
+		return vm.Record{}, err
+	}
+	m, err := e.index.find(ref)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	return m.record().Clone(), nil
+}
+
+// List returns all records, sorted by name.
+func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
+	if err := e.life.ready(ctx); err != nil {
+		return nil, err
+	}
+	all := e.index.all()
+	out := make([]vm.Record, 0, len(all))
+	for _, m := range all {
+		out = append(out, m.record().Clone())
+	}
+	return out, nil
+}
+
+// ImageInUse reports whether a VM stands on the image. In doubt, before everything is recovered, it says so.
+func (e *Engine) ImageInUse(digest string) bool {
+	select {
+	case <-e.life.recovered:
+	default:
+		return true
+	}
+	return slices.ContainsFunc(e.index.all(), func(m *machine) bool { return m.record().ImageDigest == digest })
+}
+
+// Watch calls fn with every change after the revision until ctx ends or fn fails, and returns that error. With a
+// negative revision every VM there is comes first, as ADDED. A slow fn holds up nobody else; when it falls behind what
+// the journal keeps, and when the revision is older than that, the error is FailedPrecondition: watch anew from -1.
+func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) error) error {
+	if err := e.life.ready(caller); err != nil {
+		return err
+	}
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	if after < 0 {
+		var present []vm.Record
+		present, after = e.snapshot()
+		for _, r := range present {
+			if err := fn(vm.Event{Type: vm.EventAdded, Revision: r.Revision, Record: r}); err != nil {
+				return err
+			}
+		}
+	}
+	for {
+		changed := e.journal.Changed()
+		events, err := e.journal.Events(ctx, after, watchBatch)
+		if ctx.Err() != nil {
+			return e.life.ended(caller, ctx.Err())
+		}
+		if err != nil {
+			return err
+		}
+		for _, event := range events {
+			if err := fn(event); err != nil {
+				return err
+			}
+			after = event.Revision
+		}
+		if len(events) > 0 {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return e.life.ended(caller, ctx.Err())
+		}
+	}
+}
+
+// snapshot returns all records and the revision at which exactly these were there.
+func (e *Engine) snapshot() ([]vm.Record, int64) {
+	e.index.gate.Lock()
+	defer e.index.gate.Unlock()
+	all := e.index.all()
+	out := make([]vm.Record, 0, len(all))
+	for _, m := range all {
+		out = append(out, m.record().Clone())
+	}
+	return out, e.journal.Revision()
+}
+
+// running returns the VM of ref and its process.
+func (e *Engine) running(ctx context.Context, ref string) (*machine, *run, error) {
+	if err := e.life.ready(ctx); err != nil {
+		return nil, nil, err
+	}
+	m, err := e.index.find(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := m.run.Load()
+	if r == nil || r.over() {
+		return nil, nil, errdefs.Preconditionf("vm %s is not running (%s); start it first", m.name(), m.record().State)
+	}
+	return m, r, nil
+}

@@ -1,0 +1,302 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// recoverWidth is how many VMs are recovered at a time.
+const recoverWidth = 16
+
+// recover makes the world what the journal says: what was cut off is finished or undone, what runs is adopted, what
+// belongs to nobody is removed.
+func (e *Engine) recover(ctx context.Context) error {
+	began := time.Now()
+	for _, dir := range []string{e.cfg.StateDir, e.cfg.RunDir} {
+		if err := os.MkdirAll(filepath.Join(dir, "vms"), 0o711); err != nil {
+			return err
+		}
+	}
+	records, unsettled, err := e.journal.Load(ctx)
+	if err != nil {
+		return err
+	}
+	intents := map[vm.ID]*journal.Intent{}
+	for i := range unsettled {
+		intents[unsettled[i].ID] = &unsettled[i]
+	}
+	slots := make(chan struct{}, recoverWidth)
+	var wg sync.WaitGroup
+	for _, r := range records {
+		m := e.newMachine(r)
+		e.index.add(m)
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			e.recoverOne(ctx, m, intents[m.id])
+		})
+	}
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	e.sweep(ctx, intents)
+	e.log.Info("recovered", "count", len(records), "unfinished", len(unsettled), "dur", time.Since(began))
+	return ctx.Err()
+}
+
+// recoverOne recovers one VM. What cannot be recovered is in StateError then, with the reason; the others go on.
+func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent) {
+	release, err := e.queue.acquire(ctx, m.id)
+	if err != nil {
+		return // Run ends
+	}
+	later := false // a worker holds the VM on
+	defer func() {
+		if !later {
+			release()
+		}
+	}()
+	op := "adopt"
+	if in == nil {
+		err = e.adopt(ctx, m)
+	} else {
+		op = in.Op
+		e.log.Info("unfinished operation", "vm", m.id, "op", op, "step", in.Step)
+		later, err = e.resume(ctx, m, *in, release)
+	}
+	if err != nil && ctx.Err() == nil {
+		e.log.Error("vm not recovered", "vm", m.id, "op", op, "err", err)
+		e.fail(ctx, m, m.record().Reason, fmt.Errorf("%s: %w", op, err))
+	}
+}
+
+// resume finishes or undoes an operation that was cut off. When that takes a while it goes on in a worker, which
+// releases the VM: later is true then.
+func (e *Engine) resume(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
+	switch in.Op {
+	case opCreate, opLaunch:
+		return false, e.undoCreate(ctx, m)
+	case opStart:
+		return false, e.undoStart(ctx, m)
+	case opRemove:
+		return false, e.remove(ctx, m, true)
+	case opStop, opRestart:
+		if err := e.reattach(ctx, m); err != nil {
+			return false, err
+		}
+		e.life.spawn(func(ctx context.Context) {
+			defer release()
+			e.finishStop(ctx, m, in)
+		})
+		return true, nil
+	}
+	return false, errdefs.Unsupportedf("this Cocoon does not know the operation %q", in.Op)
+}
+
+// undoCreate removes what a creation made before it was cut off: nobody was told of the VM. One whose process is on
+// record is complete, though, and stays.
+func (e *Engine) undoCreate(ctx context.Context, m *machine) error {
+	if len(m.record().Handle) > 0 {
+		return e.settle(ctx, m, e.adopt(ctx, m))
+	}
+	if err := e.erase(ctx, m, true); err != nil {
+		return err
+	}
+	return e.forget(ctx, m)
+}
+
+// undoStart makes the VM as it was before a start that was cut off.
+func (e *Engine) undoStart(ctx context.Context, m *machine) error {
+	r := m.record()
+	if len(r.Handle) > 0 {
+		return e.settle(ctx, m, e.adopt(ctx, m))
+	}
+	if err := e.reap(ctx, r); err != nil {
+		return err
+	}
+	nics, err := e.nicsOf(ctx, r, true)
+	if err != nil {
+		return err
+	}
+	if err := e.detach(ctx, nics, false); err != nil {
+		return err
+	}
+	_, err = e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) {
+		r.Reason, r.Message = vm.ReasonStartFailed, "its start was cut off when cocoond ended; start it again"
+	})
+	return err
+}
+
+func (e *Engine) settle(ctx context.Context, m *machine, err error) error {
+	if err == nil {
+		_, err = e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {})
+	}
+	return err
+}
+
+// finishStop goes on with a stop or restart with what is left of its grace. It leaves the intent open when Run ends.
+func (e *Engine) finishStop(ctx context.Context, m *machine, in journal.Intent) {
+	ctx, cancel := e.life.bound(ctx)
+	defer cancel()
+	var args stopArgs
+	if err := json.Unmarshal(in.Args, &args); err != nil {
+		e.log.Warn("arguments of unfinished operation not understood", "vm", m.id, "op", in.Op, "err", err)
+	}
+	left := max(args.Grace-time.Since(in.Began), 0)
+	var err error
+	switch {
+	case in.Op == opStop:
+		_, err = e.stop(ctx, m, left, e.journal.Settle)
+	case in.Step == stepLaunch: // it was stopped already
+		if err = e.reap(ctx, m.record()); err == nil {
+			_, err = e.bootUp(ctx, m, stepLaunch)
+		}
+	default:
+		_, err = e.restart(ctx, m, left)
+	}
+	if err != nil && e.life.serving.Err() == nil {
+		e.log.Error("unfinished operation not finished", "vm", m.id, "op", in.Op, "err", err)
+	}
+}
+
+// adopt takes up the process of m if its record has one, or records that it has ended.
+func (e *Engine) adopt(ctx context.Context, m *machine) error {
+	r := m.record()
+	if len(r.Handle) == 0 {
+		if r.State == vm.StateRunning || r.State == vm.StateCreating { // no intent tells of it: this cannot be
+			return errdefs.New(errdefs.Internal, "it is %s without a process on record", r.State)
+		}
+		return nil
+	}
+	if err := e.reattach(ctx, m); err != nil {
+		return err
+	}
+	if m.run.Load() != nil {
+		if r.State == vm.StateRunning {
+			return nil
+		}
+		_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { // it was not reachable the last time
+			r.State, r.Reason, r.Message = vm.StateRunning, "", ""
+		})
+		return err
+	}
+	how := e.lastExit(ctx, r)
+	if err := e.reap(ctx, r); err != nil {
+		return err
+	}
+	e.reclaim(ctx, m, nil)
+	at := now()
+	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
+		if r.State == vm.StateError {
+			r.Reason = ""
+		}
+		stopped(r, how, at)
+	})
+	return err
+}
+
+// lastExit asks how a process ended that nobody attended to.
+func (e *Engine) lastExit(ctx context.Context, r vm.Record) ending {
+	d, err := e.driver(r.Driver)
+	if err != nil {
+		return ending{lost: true}
+	}
+	t, ok := hypervisor.As[hypervisor.ExitTeller](d)
+	if !ok {
+		return ending{lost: true}
+	}
+	exit, err := t.LastExit(ctx, hypervisor.Handle(r.Handle))
+	return ending{exit: exit, lost: err != nil}
+}
+
+// reattach attends to the process of m again if it has one that still runs.
+func (e *Engine) reattach(ctx context.Context, m *machine) error {
+	r := m.record()
+	if len(r.Handle) == 0 {
+		return nil
+	}
+	d, err := e.driver(r.Driver)
+	if err != nil {
+		return err
+	}
+	inst, err := d.Adopt(ctx, hypervisor.Handle(r.Handle))
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.log.Resume(); err != nil {
+		return errors.Join(err, inst.Close())
+	}
+	e.attend(m, inst)
+	return nil
+}
+
+// sweep removes folders and taps of ours that no VM has. What it cannot remove is logged and tried again next time.
+func (e *Engine) sweep(ctx context.Context, intents map[vm.ID]*journal.Intent) {
+	for _, parent := range []string{e.cfg.RunDir, e.cfg.StateDir} {
+		entries, err := os.ReadDir(filepath.Join(parent, "vms"))
+		if err != nil {
+			e.log.Warn("folders not swept", "err", err)
+			continue
+		}
+		for _, entry := range entries {
+			if id := vm.ID(entry.Name()); id.Valid() && e.index.get(id) == nil {
+				e.sweepDirs(ctx, id)
+			}
+		}
+	}
+	keep := map[string][]string{}
+	for _, m := range e.index.all() {
+		r := m.record()
+		if down := r.State == vm.StateStopped || r.State == vm.StateCreated; down && intents[m.id] == nil {
+			continue
+		}
+		for _, nic := range r.NICs { // one with an intent may be starting again right now
+			keep[nic.Network] = append(keep[nic.Network], nic.Tap)
+		}
+	}
+	for name, n := range e.networks {
+		taps, err := n.Sweep(ctx, keep[n.Name()])
+		if err != nil {
+			e.log.Warn("taps not swept", "network", name, "err", err)
+		}
+		if len(taps) > 0 {
+			e.log.Info("ownerless taps removed", "network", name, "taps", taps)
+		}
+	}
+}
+
+// sweepDirs removes the folders of a VM that the journal does not know, and a process that may run in them.
+func (e *Engine) sweepDirs(ctx context.Context, id vm.ID) {
+	ctx, cancel := context.WithTimeout(ctx, undo.Limit)
+	defer cancel()
+	if _, err := os.Stat(e.runDir(id)); !errors.Is(err, fs.ErrNotExist) {
+		for _, d := range e.drivers {
+			if err := d.Reap(ctx, id, e.runDir(id)); err != nil {
+				e.log.Warn("ownerless process not reaped", "vm", id, "driver", d.Name(), "err", err)
+				return
+			}
+		}
+	}
+	if err := e.removeDirs(id); err != nil {
+		e.log.Warn("ownerless folders not removed", "vm", id, "err", err)
+		return
+	}
+	e.log.Info("ownerless folders removed", "vm", id)
+}

@@ -1,0 +1,127 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Remove deletes a VM with its disks, logs and addresses. One that runs is only removed with force, which kills it.
+// When something cannot be removed the VM stays in StateError and can be removed again.
+func (e *Engine) Remove(caller context.Context, ref string, force bool) error {
+	_, err := e.operate(caller, opRemove, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
+		r := m.record()
+		if r.State == vm.StateRunning && !force {
+			return r, errdefs.Preconditionf("it is running; stop it first, or remove it by force")
+		}
+		if err := e.open(ctx, m, opRemove, stepKill, nil); err != nil {
+			return r, err
+		}
+		return r, e.remove(context.WithoutCancel(ctx), m, r.State == vm.StateError)
+	})
+	return err
+}
+
+// remove erases m under the intent that is open and forgets it.
+func (e *Engine) remove(ctx context.Context, m *machine, thorough bool) error {
+	err := e.erase(ctx, m, thorough)
+	if err == nil {
+		err = e.forget(ctx, m)
+	}
+	if err != nil {
+		e.fail(ctx, m, m.record().Reason, err)
+	}
+	return err
+}
+
+// erase removes all that m has on this host but its record. It is idempotent. thorough is for a VM of which the record
+// does not tell everything: a process that nobody attends to, interfaces that were not written down.
+func (e *Engine) erase(ctx context.Context, m *machine, thorough bool) error {
+	if r := m.run.Load(); r != nil {
+		if err := kill(ctx, r); err != nil {
+			return err
+		}
+		e.reclaim(ctx, m, r)
+	} else if thorough {
+		if err := e.reap(ctx, m.record()); err != nil {
+			return err
+		}
+	}
+	nics, err := e.nicsOf(ctx, m.record(), thorough)
+	if err != nil {
+		return err
+	}
+	if err := e.detach(ctx, nics, true); err != nil {
+		return err
+	}
+	return e.removeDirs(m.id)
+}
+
+// reap ends a process that nobody attends to: the one of the handle, and any that was launched without leaving one.
+func (e *Engine) reap(ctx context.Context, r vm.Record) error {
+	d, err := e.driver(r.Driver)
+	if err != nil {
+		return err
+	}
+	if len(r.Handle) > 0 {
+		inst, err := d.Adopt(ctx, hypervisor.Handle(r.Handle))
+		if err == nil {
+			err = errors.Join(inst.Kill(ctx), inst.Close())
+		}
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsInvalid(err) {
+			return err
+		}
+	}
+	return d.Reap(ctx, r.ID, e.runDir(r.ID))
+}
+
+// nicsOf returns the interfaces of r. Those that may have been made without being written down are asked for again:
+// Attach gives the same answer for the same VM.
+func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.NIC, error) {
+	nics := r.NICs
+	for i := len(nics); thorough && i < len(r.Spec.NICs); i++ {
+		n := e.networks[e.networkName(r.Spec.NICs[i])]
+		if n == nil {
+			continue // not configured any more: it sweeps its taps itself should it come back
+		}
+		nic, err := n.Attach(ctx, r.ID, r.Spec.Name, i, r.Spec.NICs[i])
+		if errdefs.Is(err, errdefs.ResourceExhausted) {
+			continue // it has no address, so it was never made
+		}
+		if err != nil {
+			return nil, err
+		}
+		nics = append(slices.Clip(nics), nic) // the record's own slice stays as it is
+	}
+	return nics, nil
+}
+
+// resetWidth is how many VMs Reset removes at a time.
+const resetWidth = 8
+
+// Reset removes every VM by force.
+func (e *Engine) Reset(ctx context.Context) error {
+	if err := e.life.ready(ctx); err != nil {
+		return err
+	}
+	all := e.index.all()
+	errs := make([]error, len(all))
+	slots := make(chan struct{}, resetWidth)
+	var wg sync.WaitGroup
+	for i, m := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := e.Remove(ctx, string(m.id), true); !errdefs.IsNotFound(err) {
+				errs[i] = err
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

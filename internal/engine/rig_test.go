@@ -1,0 +1,224 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// rig is an engine in a world, on a folder that outlives both.
+type rig struct {
+	*engine.Engine
+	t     testing.TB
+	dir   string
+	world *enginetest.World
+	wrap  func(journal.Journal) journal.Journal
+	vmm   hypervisor.Driver // nil: the world's
+	end   func()
+
+	journal  journal.Journal
+	parallel bool // other tests run beside this one
+}
+
+// newRig returns an engine that has recovered. Change it with opts before it starts.
+func newRig(t testing.TB, opts ...func(*rig)) *rig {
+	t.Helper()
+	r := &rig{t: t, dir: t.TempDir(), wrap: func(j journal.Journal) journal.Journal { return j }}
+	r.world = r.newWorld()
+	for _, o := range opts {
+		o(r)
+	}
+	r.start()
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *rig) newWorld() *enginetest.World {
+	r.t.Helper()
+	w, err := enginetest.New(filepath.Join(r.dir, "world"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return w
+}
+
+// build puts an engine together on the folders of dir.
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal) (*engine.Engine, journal.Journal, error) {
+	state := filepath.Join(dir, "state")
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, nil, err
+	}
+	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(state, "journal.db")})
+	if err != nil {
+		return nil, nil, err
+	}
+	log := slog.New(slog.DiscardHandler)
+	if os.Getenv("ENGINE_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	e, err := engine.New(engine.Config{
+		StateDir: state, RunDir: filepath.Join(dir, "run"), DefaultDriver: "fake", DefaultNetwork: "net", Kernel: "/k", Initrd: "/i",
+		AgentTimeout: 10 * time.Second, StopMargin: 100 * time.Millisecond, PoweroffTimeout: 100 * time.Millisecond,
+		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond,
+	}, engine.Deps{
+		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
+		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), Log: log,
+	})
+	return e, j, err
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	if r.vmm == nil {
+		r.vmm = r.world.Driver()
+	}
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.Engine, r.journal = e, j
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	r.end = func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("Run: %v", err)
+		}
+		if err := j.Close(); err != nil {
+			r.t.Error(err)
+		}
+		if !r.parallel {
+			noGoroutines(r.t)
+		}
+	}
+	select {
+	case <-e.Recovered():
+	case err := <-done:
+		done <- err
+		r.t.Fatalf("Run ended: %v", err)
+	}
+}
+
+func (r *rig) stop() {
+	if r.end != nil {
+		r.end()
+		r.end = nil
+	}
+}
+
+// restart ends the engine and starts another on the same folders; the world goes on.
+func (r *rig) restart() {
+	r.t.Helper()
+	r.stop()
+	r.start()
+}
+
+// noGoroutines fails when goroutines of the engine are left.
+func noGoroutines(t testing.TB) {
+	t.Helper()
+	var left []string
+	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); <-time.After(time.Millisecond) {
+		buf := make([]byte, 1<<20)
+		left = nil
+		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			if strings.Contains(g, "cocoonstack.io/cocoon/internal/engine.") {
+				left = append(left, g)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+	}
+	t.Errorf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
+}
+
+func spec(name string) vm.Spec {
+	return vm.Spec{Name: name, Image: "demo", NICs: []vm.NICSpec{{}}, StopGrace: 5 * time.Second}
+}
+
+func (r *rig) must(rec vm.Record, err error) vm.Record {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return rec
+}
+
+// await returns the record of ref once ok holds for it.
+func (r *rig) await(ref string, what string, ok func(vm.Record) bool) vm.Record {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	defer cancel()
+	var got vm.Record
+	found := errors.New("found")
+	err := r.Watch(ctx, -1, func(e vm.Event) error {
+		if e.Record.Spec.Name == ref || string(e.Record.ID) == ref {
+			if got = e.Record; ok(got) {
+				return found
+			}
+		}
+		return nil
+	})
+	if !errors.Is(err, found) {
+		r.t.Fatalf("%s did not become %s: %v; it is %+v", ref, what, err, got)
+	}
+	return got
+}
+
+func ready(r vm.Record) bool   { return r.AgentReady }
+func stopped(r vm.Record) bool { return r.State == vm.StateStopped }
+
+// clean fails unless nothing of any VM is left.
+func (r *rig) clean() {
+	r.t.Helper()
+	if left := leftovers(r.t, r.dir, r.world); len(left) > 0 {
+		r.t.Errorf("left behind: %v", left)
+	}
+	if all, err := r.List(r.t.Context()); err != nil || len(all) > 0 {
+		r.t.Errorf("records: %+v, %v", all, err)
+	}
+}
+
+// leftovers lists what exists of any VM outside the journal.
+func leftovers(t testing.TB, dir string, w *enginetest.World) []string {
+	t.Helper()
+	left, err := w.Leftovers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sub := range []string{"state/vms", "run/vms"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			left = append(left, sub+"/"+e.Name())
+		}
+	}
+	slices.Sort(left)
+	return left
+}
+
+func wantClass(t testing.TB, what string, err error, want errdefs.Class) {
+	t.Helper()
+	if !errdefs.Is(err, want) {
+		t.Errorf("%s: got %v (%v), want %v", what, err, errdefs.ClassOf(err), want)
+	}
+}

@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Start starts a VM that does not run. Starting one that runs is no error.
+func (e *Engine) Start(caller context.Context, ref string) (vm.Record, error) {
+	return e.operate(caller, opStart, ref, e.start)
+}
+
+// operate runs act on the VM of ref in its turn.
+func (e *Engine) operate(caller context.Context, op, ref string, act func(context.Context, *machine) (vm.Record, error)) (vm.Record, error) {
+	ctx, leave, err := e.life.enter(caller)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	m, release, err := e.take(ctx, ref)
+	if err != nil {
+		return vm.Record{}, e.life.ended(caller, err)
+	}
+	defer release()
+	began := time.Now()
+	r, err := act(ctx, m)
+	if err != nil {
+		return r.Clone(), e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, m.name(), err))
+	}
+	e.log.Info("vm operated on", "vm", m.id, "op", op, "dur", time.Since(began))
+	return r.Clone(), nil
+}
+
+func (e *Engine) start(ctx context.Context, m *machine) (vm.Record, error) {
+	r := m.record()
+	switch r.State {
+	case vm.StateRunning:
+		return r, nil
+	case vm.StateCreated, vm.StateStopped:
+	default:
+		return r, broken(r)
+	}
+	if err := e.startable(r); err != nil {
+		return r, err
+	}
+	if err := e.open(ctx, m, opStart, stepNetwork, nil); err != nil {
+		return r, err
+	}
+	return e.bootUp(ctx, m, stepLaunch)
+}
+
+// startable refuses what would fail anyhow, before anything is changed.
+func (e *Engine) startable(r vm.Record) error {
+	if _, err := e.driver(r.Driver); err != nil {
+		return err
+	}
+	_, err := e.boot(r.Spec, r.ImageType)
+	return err
+}
+
+// bootUp plugs and starts m under the intent that is open, and settles it whatever happens.
+func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record, error) {
+	var back undo.Stack
+	r, err := e.plugAndIgnite(ctx, m, step, &back)
+	if err == nil {
+		return r, nil
+	}
+	if undone := back.Run(ctx); undone != nil {
+		err = errors.Join(err, fmt.Errorf("undo: %w; remove the VM", undone))
+		e.fail(ctx, m, vm.ReasonStartFailed, err)
+		return m.record(), err
+	}
+	// It is as it was before, with a word on what happened.
+	r, failed := e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) {
+		r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
+	})
+	if failed != nil {
+		err = errors.Join(err, failed)
+		e.fail(ctx, m, vm.ReasonStartFailed, err)
+	}
+	return r, err
+}
+
+func (e *Engine) plugAndIgnite(ctx context.Context, m *machine, step string, back *undo.Stack) (vm.Record, error) {
+	r := m.record()
+	boot, err := e.boot(r.Spec, r.ImageType) // where the kernel is may have changed since
+	if err != nil {
+		return r, err
+	}
+	if err := e.makeDirs(m.id); err != nil { // the runtime folder is gone after a reboot of the host
+		return r, err
+	}
+	nics, err := e.attach(ctx, r, back, false)
+	if err != nil {
+		return r, err
+	}
+	if _, err := e.commit(ctx, m, e.step(step), func(r *vm.Record) { r.Boot, r.NICs = boot, nics }); err != nil {
+		return r, err
+	}
+	return e.ignite(ctx, m, back)
+}
+
+// ignite starts the process of m as its record says, settles the intent and attends to it from then on.
+func (e *Engine) ignite(ctx context.Context, m *machine, back *undo.Stack) (vm.Record, error) {
+	r := m.record()
+	d, err := e.driver(r.Driver)
+	if err != nil {
+		return r, err
+	}
+	if err := m.log.Begin(); err != nil {
+		return r, err
+	}
+	back.Push(func(context.Context) error { m.log.Finish(); return nil })
+	inst, err := d.Launch(ctx, planOf(r, e.runDir(m.id)))
+	if err != nil {
+		return r, err
+	}
+	back.Push(func(ctx context.Context) error { return errors.Join(inst.Kill(ctx), inst.Close()) })
+	handle, pid, at := inst.Handle(), inst.PID(), now()
+	r, err = e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { started(r, handle, pid, at) })
+	if err != nil {
+		return r, err
+	}
+	e.attend(m, inst)
+	return r, nil
+}
+
+// broken says why nothing can be done with r but removing it.
+func broken(r vm.Record) error {
+	return errdefs.Preconditionf("it is in state %s (%s); remove it", r.State, r.Message)
+}

@@ -1,0 +1,239 @@
+// Package agent is the host's side of our own guest agent: it implements the guest contract with gRPC over one session
+// of package link.
+//
+// It does not keep logs, retry calls or reconnect: a lost session is over and its owner connects anew.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/grpcerr"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/guest/link"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Bounds of what a guest, which may be hostile, can make the host hold. Sizes are bytes.
+const (
+	maxMessage   = 256 << 10 // the largest we expect is a piece of output, 32 KiB
+	streamWindow = 64 << 10
+	connWindow   = 1 << 20
+	maxHeaders   = 16 << 10
+)
+
+// Connector connects to our agent. The zero value is ready.
+type Connector struct{}
+
+var _ guest.Connector = Connector{}
+
+// Connect implements guest.Connector.
+func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, error) {
+	raw, err := dial(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("reach the guest agent: %w", context.Cause(ctx))
+		}
+		return nil, errdefs.Unavailablef("reach the guest agent: %w", err)
+	}
+	stream, err := link.Open(ctx, raw)
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return newSession(stream)
+}
+
+// session is one connection to an agent.
+type session struct {
+	conn   *grpc.ClientConn
+	client guestv1.GuestClient
+	stream *watched
+	once   sync.Once
+}
+
+var _ guest.Agent = (*session)(nil)
+
+func newSession(stream net.Conn) (*session, error) {
+	s := &session{stream: &watched{Conn: stream, done: make(chan struct{})}}
+	var used atomic.Bool
+	conn, err := grpc.NewClient("passthrough:///guest",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			if used.Swap(true) {
+				return nil, errors.New("the session with the guest agent is over")
+			}
+			return s.stream, nil
+		}),
+		grpc.WithIdleTimeout(0), // an idle session is a good session
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+		grpc.WithStaticStreamWindowSize(streamWindow),
+		grpc.WithStaticConnWindowSize(connWindow),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+	)
+	if err != nil {
+		stream.Close()
+		return nil, fmt.Errorf("open session with the guest agent: %w", err)
+	}
+	conn.Connect()
+	s.conn, s.client = conn, guestv1.NewGuestClient(conn)
+	return s, nil
+}
+
+// watched tells when gRPC has let go of the stream, which it does as soon as the stream fails.
+type watched struct {
+	net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func (w *watched) Close() error {
+	err := w.Conn.Close()
+	w.once.Do(func() { close(w.done) })
+	return err
+}
+
+// Done implements guest.Agent.
+func (s *session) Done() <-chan struct{} { return s.stream.done }
+
+// Close implements guest.Agent.
+func (s *session) Close() error {
+	var err error
+	s.once.Do(func() {
+		err = s.conn.Close()
+		_ = s.stream.Close() // gRPC may not have taken it up yet
+	})
+	return err
+}
+
+// failure is err of a call as an error of the contract.
+func (s *session) failure(ctx context.Context, what string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
+	}
+	err = grpcerr.FromStatus(err)
+	select {
+	case <-s.stream.done: // whatever the call saw of it
+		return errdefs.Unavailablef("%s: the link to the guest was lost: %w", what, err)
+	default:
+		return fmt.Errorf("%s: %w", what, err)
+	}
+}
+
+// Info implements guest.Agent.
+func (s *session) Info(ctx context.Context) (guest.Info, error) {
+	r, err := s.client.Info(ctx, &guestv1.InfoRequest{})
+	if err != nil {
+		return guest.Info{}, s.failure(ctx, "ask the guest agent", err)
+	}
+	return guest.Info{
+		Version: r.GetVersion(), BootID: r.GetBootId(), SetUp: r.GetSetUp(), Process: r.GetProcess(), UptimeMS: r.GetUptimeMs(),
+	}, nil
+}
+
+// Setup implements guest.Agent.
+func (s *session) Setup(ctx context.Context, g guest.Setup) error {
+	r := &guestv1.SetupRequest{Hostname: g.Hostname, Hosts: g.Hosts}
+	for _, n := range g.NICs {
+		r.Nics = append(r.Nics, &guestv1.NIC{
+			Mac: n.MAC, Ip: n.IP, Prefix: int32(n.Prefix), Gateway: n.Gateway, Dns: n.DNS, Mtu: int32(n.MTU),
+		})
+	}
+	if p := g.Process; p != nil {
+		r.Process = &guestv1.Process{
+			Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
+			Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
+		}
+	}
+	_, err := s.client.Setup(ctx, r)
+	return s.failure(ctx, "set up the guest", err)
+}
+
+func environ(env []vm.EnvVar) []*guestv1.EnvVar {
+	var out []*guestv1.EnvVar
+	for _, e := range env {
+		out = append(out, &guestv1.EnvVar{Name: e.Name, Value: e.Value})
+	}
+	return out
+}
+
+// Logs implements guest.Agent.
+func (s *session) Logs(ctx context.Context, after uint64, fn func(guest.LogEntry) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream when fn fails
+	stream, err := s.client.Logs(ctx, &guestv1.LogsRequest{After: after})
+	if err != nil {
+		return s.failure(ctx, "read the guest's log", err)
+	}
+	for {
+		e, err := stream.Recv()
+		if ended(err) {
+			return nil
+		}
+		if err != nil {
+			return s.failure(ctx, "read the guest's log", err)
+		}
+		name := "stdout"
+		if e.GetStderr() {
+			name = "stderr"
+		}
+		err = fn(guest.LogEntry{Seq: e.GetSeq(), Time: time.Unix(0, e.GetTimeUnixNano()), Stream: name, Data: e.GetData()})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Wait implements guest.Agent.
+func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
+	r, err := s.client.Wait(ctx, &guestv1.WaitRequest{})
+	if err != nil {
+		return guest.Exit{}, s.failure(ctx, "wait for the guest's main process", err)
+	}
+	return guest.Exit{
+		Code: int(r.GetCode()), StartedAt: time.Unix(0, r.GetStartedUnixNano()), FinishedAt: time.Unix(0, r.GetFinishedUnixNano()),
+	}, nil
+}
+
+// AckExit implements guest.Agent.
+func (s *session) AckExit(ctx context.Context) error {
+	_, err := s.client.AckExit(ctx, &guestv1.AckExitRequest{})
+	return s.failure(ctx, "acknowledge the exit code", err)
+}
+
+// Poweroff implements guest.Agent.
+func (s *session) Poweroff(ctx context.Context, grace time.Duration) error {
+	_, err := s.client.Poweroff(ctx, &guestv1.PoweroffRequest{GraceMs: grace.Milliseconds()})
+	return s.failure(ctx, "power off the guest", err)
+}
+
+// Stats implements guest.Agent.
+func (s *session) Stats(ctx context.Context) (guest.Stats, error) {
+	r, err := s.client.Stats(ctx, &guestv1.StatsRequest{})
+	if err != nil {
+		return guest.Stats{}, s.failure(ctx, "read the guest's resources", err)
+	}
+	return guest.Stats{
+		CPUSeconds:  r.GetCpuSeconds(),
+		MemoryTotal: r.GetMemoryTotal(), MemoryUsed: r.GetMemoryUsed(),
+		DiskTotal: r.GetDiskTotal(), DiskUsed: r.GetDiskUsed(),
+		Processes: int(r.GetProcesses()), LoadAverage1: r.GetLoadAverage_1(),
+		NetworkRxBytes: r.GetNetworkRxBytes(), NetworkTxBytes: r.GetNetworkTxBytes(),
+	}, nil
+}

@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+// inputPiece is how much of stdin is read and sent at a time, in bytes.
+const inputPiece = 32 << 10
+
+// ended reports whether a stream's error is its orderly end.
+func ended(err error) bool { return errors.Is(err, io.EOF) }
+
+// Exec implements guest.Agent.
+//
+// A Read of st.Stdin that is under way when the command ends cannot be interrupted; it keeps one goroutine until the
+// reader returns, and its bytes are dropped. Callers close their reader.
+func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := s.client.Exec(ctx)
+	if err != nil {
+		return 0, s.failure(ctx, "run a command in the guest", err)
+	}
+	x := &execution{stream: stream, credit: make(chan int, 1)}
+	err = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_Start{Start: &guestv1.ExecStart{
+		Command: e.Command, Env: environ(e.Env), Workdir: e.WorkDir, User: e.User, Tty: e.TTY,
+		Size: &guestv1.WindowSize{Rows: uint32(e.Rows), Cols: uint32(e.Cols)}, Stdin: st.Stdin != nil,
+	}}})
+	if err != nil && !ended(err) { // io.EOF: Recv knows why
+		return 0, s.failure(ctx, "run a command in the guest", err)
+	}
+	if st.Stdin != nil {
+		go x.feed(ctx, st.Stdin) // see above for who ends it
+	}
+	var controlling sync.WaitGroup
+	controlling.Go(func() { x.control(ctx, st) })
+	code, err := x.receive(ctx, st)
+	if cause := context.Cause(ctx); err != nil && cause == nil {
+		err = s.failure(ctx, "run a command in the guest", err)
+	} else if err != nil {
+		err = fmt.Errorf("run a command in the guest: %w", cause)
+	}
+	cancel()
+	controlling.Wait()
+	return code, err
+}
+
+// execution is the host's side of one Exec call.
+type execution struct {
+	stream  guestv1.Guest_ExecClient
+	credit  chan int   // bytes of stdin allowed and not yet noticed by feed
+	sending sync.Mutex // a stream takes one Send at a time
+}
+
+func (x *execution) send(m *guestv1.ExecInput) error {
+	x.sending.Lock()
+	defer x.sending.Unlock()
+	return x.stream.Send(m)
+}
+
+// receive delivers output until the exit code arrives.
+func (x *execution) receive(ctx context.Context, st guest.Streams) (int, error) {
+	for {
+		m, err := x.stream.Recv()
+		if ended(err) {
+			return 0, errdefs.Unavailablef("the guest ended the call without an exit code")
+		}
+		if err != nil {
+			return 0, err
+		}
+		switch m := m.GetOutput().(type) {
+		case *guestv1.ExecOutput_Stdout:
+			err = deliver(st.Stdout, m.Stdout)
+		case *guestv1.ExecOutput_Stderr:
+			err = deliver(st.Stderr, m.Stderr)
+		case *guestv1.ExecOutput_StdinCredit:
+			x.allow(ctx, int(m.StdinCredit))
+		case *guestv1.ExecOutput_ExitCode:
+			return int(m.ExitCode), nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("deliver its output: %w", err)
+		}
+	}
+}
+
+func deliver(w io.Writer, p []byte) error {
+	if w == nil {
+		return nil
+	}
+	_, err := w.Write(p)
+	return err
+}
+
+// allow adds n to the credit without ever waiting for feed.
+func (x *execution) allow(ctx context.Context, n int) {
+	for {
+		select {
+		case x.credit <- n:
+			return
+		case have := <-x.credit:
+			n += have
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// feed sends stdin as far as the guest allows it.
+func (x *execution) feed(ctx context.Context, stdin io.Reader) {
+	buf := make([]byte, inputPiece)
+	credit := 0
+	for {
+		for credit <= 0 {
+			select {
+			case n := <-x.credit:
+				credit += n
+			case <-ctx.Done():
+				return
+			}
+		}
+		n, err := stdin.Read(buf[:min(len(buf), credit)])
+		if n > 0 {
+			credit -= n
+			if x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_Stdin{Stdin: buf[:n]}}) != nil {
+				return
+			}
+		}
+		if err != nil { // also a reader that broke: the command sees the end of its input
+			_ = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_StdinClosed{StdinClosed: true}})
+			return
+		}
+	}
+}
+
+// control sends sizes and signals until ctx ends.
+func (x *execution) control(ctx context.Context, st guest.Streams) {
+	for st.Resize != nil || st.Signals != nil {
+		var m *guestv1.ExecInput
+		select {
+		case <-ctx.Done():
+			return
+		case w, ok := <-st.Resize:
+			if !ok {
+				st.Resize = nil
+				continue
+			}
+			size := &guestv1.WindowSize{Rows: uint32(w.Rows), Cols: uint32(w.Cols)}
+			m = &guestv1.ExecInput{Input: &guestv1.ExecInput_Resize{Resize: size}}
+		case n, ok := <-st.Signals:
+			if !ok {
+				st.Signals = nil
+				continue
+			}
+			m = &guestv1.ExecInput{Input: &guestv1.ExecInput_Signal{Signal: int32(n)}}
+		}
+		if x.send(m) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,141 @@
+// Package guest is the contract of the channel into a running VM: set it up, run commands, read logs, stop it.
+//
+// An implementation speaks one agent's protocol on a byte stream that the hypervisor driver provides. It does not
+// decide anything about the VM's life.
+package guest
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Dial opens the raw stream to the guest; hypervisor.GuestDialer provides it.
+type Dial func(ctx context.Context) (net.Conn, error)
+
+// Connector finds an agent behind a stream.
+type Connector interface {
+	// Connect waits until the agent answers or ctx ends, and returns a session.
+	// A guest that is still booting is waited for; Unavailable when the stream itself cannot be opened.
+	Connect(ctx context.Context, dial Dial) (Agent, error)
+}
+
+// Agent is one session with a guest's agent. All methods may run concurrently; a slow stream does not block another.
+// When the link is lost every call returns Unavailable and Done is closed; the owner connects anew.
+type Agent interface {
+	// Info asks who answers and how far the guest is.
+	Info(ctx context.Context) (Info, error)
+
+	// Setup gives the guest its identity and starts the main process. Idempotent: a guest that is set up keeps running
+	// what it runs and only takes changes of hostname, interfaces and resolv.conf.
+	Setup(ctx context.Context, s Setup) error
+
+	// Exec runs a command in the guest and returns its exit code (128+n for death by signal n).
+	// It returns when the command has ended and its output was delivered. Cancelling ctx kills the command.
+	// Errors: NotFound when the command does not exist, InvalidArgument for a bad user or directory.
+	Exec(ctx context.Context, e Exec, s Streams) (int, error)
+
+	// Logs streams the main process's output from the first entry after seq until ctx ends or the process has ended and
+	// everything was delivered (then nil). Entries that fell out of the guest's ring are skipped; Seq shows the gap.
+	Logs(ctx context.Context, after uint64, fn func(LogEntry) error) error
+
+	// Wait blocks until the main process has ended and returns its exit code. The guest stays up until AckExit, so that
+	// the code is not lost when the host's daemon is away.
+	Wait(ctx context.Context) (Exit, error)
+
+	// AckExit tells the guest that its exit code is recorded and that it may power off.
+	AckExit(ctx context.Context) error
+
+	// Poweroff sends sig (default SIGTERM) to the main process, waits up to grace, kills what is left, syncs and powers off.
+	// It returns when the guest has accepted, not when it is off.
+	Poweroff(ctx context.Context, grace time.Duration) error
+
+	// Stats reports the guest's own view of its resources.
+	Stats(ctx context.Context) (Stats, error)
+
+	// Done is closed when the session is lost or closed.
+	Done() <-chan struct{}
+
+	// Close ends the session. The guest keeps running.
+	Close() error
+}
+
+// Info is what the agent says of itself.
+type Info struct {
+	Version  string // of the agent
+	BootID   string // of the guest kernel: changes with every boot
+	SetUp    bool   // Setup has run since boot
+	Process  bool   // the main process runs
+	UptimeMS int64  // milliseconds since the guest kernel started
+}
+
+// Setup is the identity of a guest and, for OCI guests, its main process.
+type Setup struct {
+	Hostname string
+	NICs     []vm.NIC // matched to interfaces by MAC; with an IP: configured statically
+	Hosts    []string // lines added to /etc/hosts
+	Process  *vm.Process
+}
+
+// Exec is one command to run. Env is added to the main process's environment.
+type Exec struct {
+	Command []string
+	Env     []vm.EnvVar
+	WorkDir string
+	User    string
+	TTY     bool
+	Rows    uint16 // first size of the terminal, in characters; 0 for the default
+	Cols    uint16
+}
+
+// Streams are the ends of an Exec. A nil reader is an empty stdin; nil writers discard. With TTY, Stderr is unused.
+type Streams struct {
+	Stdin   io.Reader
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Resize  <-chan WinSize // may be nil
+	Signals <-chan int     // POSIX signal numbers for the command; may be nil
+}
+
+// WinSize is the size of a terminal in characters.
+type WinSize struct{ Rows, Cols uint16 }
+
+// LogEntry is one line (or the part of a line before a flush) of the main process's output.
+type LogEntry struct {
+	Seq    uint64    `json:"seq"` // from 1, without gaps as produced
+	Time   time.Time `json:"time"`
+	Stream string    `json:"stream"` // stdout or stderr
+	Data   []byte    `json:"data"`   // with its newline; none at the end of a partial line
+}
+
+// LogOptions selects entries of a VM's log.
+type LogOptions struct {
+	Follow   bool
+	Tail     int       // last entries only; negative for all
+	Since    time.Time // zero for all
+	Previous bool      // of the run before this one
+	Serial   bool      // the serial console instead of the main process; always so for guests without agent
+}
+
+// Exit is how the main process ended.
+type Exit struct {
+	Code       int
+	StartedAt  time.Time
+	FinishedAt time.Time
+}
+
+// Stats is a snapshot of the guest's resources.
+type Stats struct {
+	CPUSeconds     float64 // busy time of all CPUs since boot
+	MemoryTotal    int64   // bytes
+	MemoryUsed     int64   // bytes: total less available
+	DiskTotal      int64   // bytes of the writable layer
+	DiskUsed       int64   // bytes
+	Processes      int
+	LoadAverage1   float64
+	NetworkRxBytes int64
+	NetworkTxBytes int64
+}

@@ -1,0 +1,162 @@
+package link_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest/link"
+	"cocoonstack.io/cocoon/internal/guest/link/linktest"
+)
+
+// echo serves sessions that send back what they get, until the port closes.
+func echo(t *testing.T, dev link.Device) {
+	t.Helper()
+	port := link.NewPort(dev)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := port.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(c, c)
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		port.Close()
+		<-done
+	})
+}
+
+func talk(t *testing.T, c net.Conn, text string) {
+	t.Helper()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatalf("write: %v", err)
+	}
+	got := make([]byte, len(text))
+	if _, err := io.ReadFull(c, got); err != nil {
+		t.Fatalf("read: %v", err)
+	}
+	if string(got) != text {
+		t.Fatalf("sent %q, got %q", text, got)
+	}
+}
+
+func open(t *testing.T, s *linktest.Sim) net.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	raw, err := s.Dial(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := link.Open(ctx, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestTwoHundredAbruptReconnects(t *testing.T) {
+	s := linktest.New()
+	echo(t, s)
+	for i := range 200 {
+		c := open(t, s)
+		talk(t, c, fmt.Sprintf("hello %d", i))
+		if i%2 == 0 { // leave with bytes under way in both directions
+			_, _ = c.Write(bytes.Repeat([]byte("x"), 10000))
+		}
+		c.Close()
+	}
+}
+
+func TestHostWaitsForAGuestThatBoots(t *testing.T) {
+	s := linktest.New()
+	raw, err := s.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error, 1)
+	go func() {
+		c, err := link.Open(t.Context(), raw)
+		if err == nil {
+			talk(t, c, "late")
+			c.Close()
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		t.Fatalf("opened a session with nobody: %v", err)
+	case <-time.After(120 * time.Millisecond):
+	}
+	echo(t, s)
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenEndsWithItsContext(t *testing.T) {
+	s := linktest.New()
+	defer s.Close()
+	raw, err := s.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := link.Open(ctx, raw); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestOpenOnADeadPipeIsUnavailable(t *testing.T) {
+	s := linktest.New()
+	raw, err := s.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	s.Close()
+	if _, err := link.Open(t.Context(), raw); !errdefs.IsUnavailable(err) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestClosingThePortEndsAccept(t *testing.T) {
+	port := link.NewPort(linktest.New())
+	done := make(chan error, 1)
+	go func() {
+		_, err := port.Accept()
+		done <- err
+	}()
+	port.Close()
+	if err := <-done; !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestLargeTransferBothWays(t *testing.T) {
+	s := linktest.New()
+	echo(t, s)
+	c := open(t, s)
+	defer c.Close()
+	text := string(bytes.Repeat([]byte("0123456789abcdef"), 1<<16))
+	go func() { _, _ = io.WriteString(c, text) }()
+	got := make([]byte, len(text))
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != text {
+		t.Fatalf("1 MiB came back changed (err %v)", err)
+	}
+}

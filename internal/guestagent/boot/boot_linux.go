@@ -1,0 +1,185 @@
+// Package boot is what the agent does as PID 1 before it serves: mount the kernel's file systems, load modules, find
+// the image's file system and the writable disk, and make them the root.
+//
+// It knows nothing of the guest protocol. Whatever fails here is one error; the caller prints it and powers off.
+package boot
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Serials by which the disks of an OCI guest are found; the host gives them (internal/image).
+const (
+	serialRoot = "cocoon-root"
+	serialCOW  = "cocoon-cow"
+)
+
+// Folders of the initramfs.
+const (
+	moduleDir = "/modules"
+	lowerDir  = "/mnt/lower"
+	upperDir  = "/mnt/upper"
+	rootDir   = "/mnt/root"
+)
+
+// early are the modules without which there is no disk, no channel and no network; late ones can wait until the agent
+// answers.
+var (
+	early = []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net"}
+	late  = []string{"virtio_rng", "virtio_balloon", "button", "evdev"}
+)
+
+// Result is what Root leaves to do.
+type Result struct {
+	HasRoot bool // false: the machine has no disk of ours and the initramfs is still the root
+	Late    func() error
+}
+
+// Root turns the initramfs into the guest's root file system.
+func Root() (Result, error) {
+	if err := mountKernel("/"); err != nil {
+		return Result{}, err
+	}
+	mods, err := openModules(moduleDir)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := mods.load(early...); err != nil {
+		return Result{}, err
+	}
+	lateModules, err := mods.prepare(late...)
+	if err != nil {
+		return Result{}, err
+	}
+	disks, err := findDisks("/sys/block")
+	if err != nil {
+		return Result{}, err
+	}
+	r := Result{Late: lateModules}
+	root, ok := disks[serialRoot]
+	if !ok {
+		return r, nil
+	}
+	if err := mountRoot(mods, root, disks[serialCOW]); err != nil {
+		return Result{}, err
+	}
+	r.HasRoot = true
+	return r, nil
+}
+
+// mountRoot lays the writable layer over the image and switches to it.
+func mountRoot(mods *modules, lower, upper string) error {
+	if err := mountImage(mods, lower); err != nil {
+		return err
+	}
+	if err := mountUpper(upper); err != nil {
+		return err
+	}
+	for _, dir := range []string{"upper", "work"} {
+		if err := os.MkdirAll(filepath.Join(upperDir, dir), 0o755); err != nil {
+			return fmt.Errorf("prepare the writable layer: %w", err)
+		}
+	}
+	if err := mods.load("overlay"); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lowerDir, upperDir, upperDir)
+	if err := unix.Mount("overlay", rootDir, "overlay", 0, options); err != nil {
+		return fmt.Errorf("mount the writable layer over the image: %w", err)
+	}
+	return switchRoot(rootDir)
+}
+
+// mountImage mounts the image's disk read-only, with the file system its superblock names.
+func mountImage(mods *modules, dev string) error {
+	kind, err := fileSystem(dev)
+	if err != nil {
+		return err
+	}
+	if kind != "ext4" { // built in
+		if err := mods.load(kind); err != nil {
+			return err
+		}
+	}
+	options := ""
+	if kind == "ext4" {
+		options = "noload" // read-only for others too: its journal must not be replayed
+	}
+	if err := unix.Mount(dev, lowerDir, kind, unix.MS_RDONLY|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount the image's %s file system on %s: %w", kind, dev, err)
+	}
+	return nil
+}
+
+// mountUpper mounts the writable disk, or memory when there is none.
+func mountUpper(dev string) error {
+	if dev == "" {
+		if err := unix.Mount("tmpfs", upperDir, "tmpfs", 0, "mode=0755"); err != nil {
+			return fmt.Errorf("mount a writable layer in memory: %w", err)
+		}
+		return nil
+	}
+	kind, err := fileSystem(dev)
+	if err != nil {
+		return err
+	}
+	if kind != "ext4" {
+		return errdefs.DataLossf("the writable disk %s holds %s instead of ext4", dev, kind)
+	}
+	if err := unix.Mount(dev, upperDir, kind, unix.MS_NOATIME, "discard"); err != nil {
+		return fmt.Errorf("mount the writable disk %s: %w", dev, err)
+	}
+	return nil
+}
+
+// switchRoot makes dir the root of this process and of all to come. The initramfs is emptied to give its memory back.
+func switchRoot(dir string) error {
+	for _, m := range []string{"/dev", "/proc", "/sys", "/run"} {
+		target := filepath.Join(dir, m)
+		if err := folder(target, 0o755); err != nil {
+			return fmt.Errorf("prepare %s in the image: %w", m, err)
+		}
+		if err := unix.Mount(m, target, "", unix.MS_MOVE, ""); err != nil {
+			return fmt.Errorf("move %s into the image: %w", m, err)
+		}
+	}
+	if err := folder(filepath.Join(dir, "tmp"), 0o1777); err != nil {
+		return fmt.Errorf("prepare /tmp in the image: %w", err)
+	}
+	_ = os.RemoveAll(moduleDir)
+	_ = os.Remove("/init")
+	if err := os.Chdir(dir); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("make the image the root: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("make the image the root: %w", err)
+	}
+	return os.Chdir("/")
+}
+
+// folder makes path a folder. An image may hold a symbolic link or a file there; it is replaced in the writable layer.
+func folder(path string, mode uint32) error {
+	st, err := os.Lstat(path)
+	if err == nil && st.IsDir() {
+		return nil
+	}
+	if err == nil {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mkdir(path, mode); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return unix.Chmod(path, mode) // whatever the umask is
+}

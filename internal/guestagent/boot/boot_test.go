@@ -1,0 +1,122 @@
+package boot
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func image(offset int, magic string) []byte {
+	b := make([]byte, probeSize)
+	copy(b[offset:], magic)
+	return b
+}
+
+func TestIdentify(t *testing.T) {
+	for name, c := range map[string]struct {
+		head []byte
+		want string
+	}{
+		"ext4":      {image(1024+56, "\x53\xef"), "ext4"},
+		"erofs":     {image(1024, "\xe2\xe1\xf5\xe0"), "erofs"},
+		"squashfs":  {image(0, "hsqs"), "squashfs"},
+		"zeros":     {make([]byte, probeSize), ""},
+		"nothing":   {nil, ""},
+		"truncated": {image(1024, "\xe2\xe1\xf5\xe0")[:1026], ""},
+	} {
+		if got := identify(c.head); got != c.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+func FuzzIdentify(f *testing.F) {
+	f.Add(image(1024+56, "\x53\xef"))
+	f.Add(image(1024, "\xe2\xe1\xf5\xe0"))
+	f.Add([]byte("hsqs"))
+	f.Fuzz(func(t *testing.T, head []byte) {
+		if kind := identify(head); !slices.Contains([]string{"", "ext4", "erofs", "squashfs"}, kind) {
+			t.Errorf("%q", kind)
+		}
+	})
+}
+
+func TestFindDisks(t *testing.T) {
+	dir := t.TempDir()
+	for name, serial := range map[string]string{"vda": "cocoon-root\n", "vdb": "cocoon-cow", "loop0": ""} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "serial"), []byte(serial), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	disks, err := findDisks(dir)
+	if err != nil || len(disks) != 2 || disks[serialRoot] != "/dev/vda" || disks[serialCOW] != "/dev/vdb" {
+		t.Errorf("%v, %v", disks, err)
+	}
+	if disks, err := findDisks(dir + "/none"); err != nil || len(disks) != 0 {
+		t.Errorf("a machine without disks: %v, %v", disks, err)
+	}
+}
+
+func TestModulesAreLoadedOnceAndInOrder(t *testing.T) {
+	dir := t.TempDir()
+	dep := "virtio virtio_ring\nvirtio_ring\nvirtio_blk virtio_ring virtio\nvirtio_net virtio_ring virtio failover\n"
+	if err := os.WriteFile(filepath.Join(dir, "modules.dep"), []byte(dep), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m, err := openModules(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := m.files([]string{"virtio_blk", "built_in", "virtio_net", "virtio_blk"})
+	if want := []string{"virtio_ring", "virtio", "virtio_blk", "failover", "virtio_net"}; !slices.Equal(got, want) {
+		t.Errorf("order %v", got)
+	}
+	if m, err := openModules(dir + "/none"); err != nil || m.load("virtio_blk") != nil {
+		t.Errorf("a kernel without modules: %v", err)
+	}
+}
+
+func TestFolderReplacesWhatIsNoFolder(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/etc", dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"link", "file", "new"} {
+		if err := folder(filepath.Join(dir, name), 0o1777); err != nil {
+			t.Fatal(err)
+		}
+		if st, err := os.Lstat(filepath.Join(dir, name)); err != nil || !st.IsDir() || st.Mode()&os.ModeSticky == 0 {
+			t.Errorf("%s: %v, %v", name, st, err)
+		}
+	}
+}
+
+func TestPowerButtonEvents(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := func(kind, code, value byte) []byte {
+		b := make([]byte, eventSize)
+		b[16], b[18], b[20] = kind, code, value
+		return b
+	}
+	for _, e := range [][]byte{event(evKey, keyPower, 1), event(evKey, keyPower, 0), event(0, 0, 0), event(evKey, 30, 1), event(evKey, keyPower, 1), {1, 2}} {
+		if _, err := w.Write(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	presses := 0
+	readEvents(r, func() { presses++ })
+	if presses != 2 {
+		t.Errorf("%d presses", presses)
+	}
+}

@@ -1,0 +1,71 @@
+package boot
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// findDisks maps the serials of the machine's disks to their devices.
+func findDisks(sysBlock string) (map[string]string, error) {
+	entries, err := os.ReadDir(sysBlock)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for disks: %w", err)
+	}
+	disks := map[string]string{}
+	for _, e := range entries {
+		serial, err := os.ReadFile(filepath.Join(sysBlock, e.Name(), "serial"))
+		if err == nil && len(serial) > 0 {
+			disks[strings.TrimSpace(string(serial))] = "/dev/" + e.Name()
+		}
+	}
+	return disks, nil
+}
+
+// probeSize covers every superblock that identify looks at, in bytes.
+const probeSize = 2048
+
+// fileSystem says what kind of file system is on dev.
+func fileSystem(dev string) (string, error) {
+	f, err := os.Open(dev)
+	if err != nil {
+		return "", fmt.Errorf("look for a file system: %w", err)
+	}
+	defer f.Close()
+	head := make([]byte, probeSize)
+	n, err := io.ReadFull(f, head)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		return "", fmt.Errorf("look for a file system on %s: %w", dev, err)
+	}
+	if kind := identify(head[:n]); kind != "" {
+		return kind, nil
+	}
+	return "", errdefs.DataLossf("%s holds no file system we know (ext4, erofs, squashfs)", dev)
+}
+
+// identify recognises a file system by the magic number in its first bytes; "" for none we know.
+func identify(head []byte) string {
+	at := func(off, n int) []byte {
+		if len(head) < off+n {
+			return make([]byte, n)
+		}
+		return head[off : off+n]
+	}
+	switch {
+	case binary.LittleEndian.Uint16(at(1024+56, 2)) == 0xef53:
+		return "ext4"
+	case binary.LittleEndian.Uint32(at(1024, 4)) == 0xe0f5e1e2:
+		return "erofs"
+	case bytes.Equal(at(0, 4), []byte("hsqs")):
+		return "squashfs"
+	}
+	return ""
+}

@@ -1,0 +1,103 @@
+package boot
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// modules loads kernel modules from a folder with a modules.dep: a name, then what to load before it, in order.
+type modules struct {
+	dir    string
+	deps   map[string][]string
+	loaded map[string]bool
+}
+
+// openModules reads the list of modules. A folder that is not there is a kernel with everything built in.
+func openModules(dir string) (*modules, error) {
+	m := &modules{dir: dir, deps: map[string][]string{}, loaded: map[string]bool{}}
+	f, err := os.Open(filepath.Join(dir, "modules.dep"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return m, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the list of modules: %w", err)
+	}
+	defer f.Close()
+	scan := bufio.NewScanner(f)
+	for scan.Scan() {
+		if words := strings.Fields(scan.Text()); len(words) > 0 {
+			m.deps[words[0]] = words[1:]
+		}
+	}
+	return m, scan.Err()
+}
+
+// load loads the named modules and what they need. A name the list does not know is built in or not to be had.
+func (m *modules) load(names ...string) error {
+	for _, file := range m.files(names) {
+		f, err := os.Open(filepath.Join(m.dir, file+".ko"))
+		if err != nil {
+			return fmt.Errorf("load module %s: %w", file, err)
+		}
+		if err := insert(f); err != nil {
+			return fmt.Errorf("load module %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// prepare opens modules that are to be loaded when their folder has gone, and returns what loads them.
+func (m *modules) prepare(names ...string) (func() error, error) {
+	var open []*os.File
+	for _, file := range m.files(names) {
+		f, err := os.Open(filepath.Join(m.dir, file+".ko"))
+		if err != nil {
+			return nil, fmt.Errorf("open module %s: %w", file, err)
+		}
+		open = append(open, f)
+	}
+	return func() error {
+		var errs []error
+		for _, f := range open {
+			if err := insert(f); err != nil {
+				errs = append(errs, fmt.Errorf("load module %s: %w", filepath.Base(f.Name()), err))
+			}
+		}
+		return errors.Join(errs...)
+	}, nil
+}
+
+// files lists what to load for names, in order, leaving out what was listed before.
+func (m *modules) files(names []string) []string {
+	var list []string
+	for _, name := range names {
+		deps, ok := m.deps[name]
+		if !ok {
+			continue
+		}
+		for _, file := range append(append([]string(nil), deps...), name) {
+			if !m.loaded[file] {
+				m.loaded[file] = true
+				list = append(list, file)
+			}
+		}
+	}
+	return list
+}
+
+// insert loads an open module and closes it.
+func insert(f *os.File) error {
+	defer f.Close()
+	err := unix.FinitModule(int(f.Fd()), "", 0)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,202 @@
+package guestagent
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// command is what somebody wants to run, in the words of an OCI image configuration.
+type command struct {
+	args     []string
+	env      []string // NAME=value
+	dir      string
+	user     string
+	tty      bool
+	hostname string // for HOSTNAME, when env has none
+	makeDir  bool   // create dir when it is missing, as container runtimes do for a main process
+}
+
+// program is a command that was looked up and is ready to be started.
+type program struct {
+	path string
+	args []string
+	env  []string
+	dir  string
+	cred *syscall.Credential
+}
+
+// environ is base with more on top; a later value of the same name wins.
+func environ(base []string, more []*guestv1.EnvVar) []string {
+	env := slices.Clone(base)
+	for _, v := range more {
+		env = setenv(env, v.GetName(), v.GetValue())
+	}
+	return env
+}
+
+func setenv(env []string, name, value string) []string {
+	kv := name + "=" + value
+	for i, e := range env {
+		if strings.HasPrefix(e, name+"=") {
+			env[i] = kv
+			return env
+		}
+	}
+	return append(env, kv)
+}
+
+func getenv(env []string, name string) (string, bool) {
+	for _, e := range env {
+		if v, ok := strings.CutPrefix(e, name+"="); ok {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+// resolve looks up user, folder and executable of c in the guest.
+func (c command) resolve() (program, error) {
+	if len(c.args) == 0 || c.args[0] == "" {
+		return program{}, errdefs.Invalidf("there is no command to run: neither the image nor the request names one")
+	}
+	for _, s := range slices.Concat(c.args, c.env, []string{c.dir}) {
+		if strings.IndexByte(s, 0) >= 0 {
+			return program{}, errdefs.Invalidf("a command, its environment and its folder must not hold NUL bytes")
+		}
+	}
+	u, err := lookupUser(c.user, "/etc/passwd", "/etc/group")
+	if err != nil {
+		return program{}, err
+	}
+	p := program{args: c.args, dir: c.dir, env: c.environ(u)}
+	if p.dir == "" {
+		p.dir = "/"
+	}
+	if !filepath.IsAbs(p.dir) {
+		return program{}, errdefs.Invalidf("the working folder %q is not an absolute path", p.dir)
+	}
+	if c.makeDir {
+		if err := os.MkdirAll(p.dir, 0o755); err != nil {
+			return program{}, errdefs.Invalidf("the working folder %s cannot be made: %w", p.dir, err)
+		}
+	}
+	switch st, err := os.Stat(p.dir); {
+	case err != nil:
+		return program{}, errdefs.Invalidf("the working folder %s cannot be used: %w", p.dir, cause(err))
+	case !st.IsDir():
+		return program{}, errdefs.Invalidf("the working folder %s is not a folder", p.dir)
+	}
+	path, _ := getenv(p.env, "PATH")
+	if p.path, err = lookPath(c.args[0], path, p.dir); err != nil {
+		return program{}, err
+	}
+	if os.Geteuid() == 0 || u.uid != uint32(os.Geteuid()) {
+		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
+	}
+	return p, nil
+}
+
+// environ is the command's environment with what every process expects to find.
+func (c command) environ(u user) []string {
+	env := slices.Clone(c.env)
+	defaults := []struct{ name, value string }{{"PATH", defaultPath}, {"HOME", u.home}, {"HOSTNAME", c.hostname}}
+	if c.tty {
+		defaults = append(defaults, struct{ name, value string }{"TERM", "xterm"})
+	}
+	for _, d := range defaults {
+		if _, ok := getenv(env, d.name); !ok && d.value != "" {
+			env = append(env, d.name+"="+d.value)
+		}
+	}
+	return env
+}
+
+// lookPath finds the executable called name: by path, relative to dir, or in the folders of path.
+func lookPath(name, path, dir string) (string, error) {
+	if strings.Contains(name, "/") {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(dir, name)
+		}
+		return name, executable(name)
+	}
+	var denied error
+	for _, folder := range filepath.SplitList(path) {
+		if folder == "" {
+			folder = "."
+		}
+		if !filepath.IsAbs(folder) {
+			folder = filepath.Join(dir, folder)
+		}
+		file := filepath.Join(folder, name)
+		err := executable(file)
+		if err == nil {
+			return file, nil
+		}
+		if !errdefs.IsNotFound(err) {
+			denied = err
+		}
+	}
+	if denied != nil {
+		return "", denied
+	}
+	return "", errdefs.NotFoundf("command %q was not found in PATH (%s) of the guest", name, path)
+}
+
+func executable(file string) error {
+	st, err := os.Stat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return errdefs.NotFoundf("command %s does not exist in the guest", file)
+	case err != nil:
+		return errdefs.Invalidf("command %s cannot be run: %w", file, cause(err))
+	case st.IsDir():
+		return errdefs.Invalidf("command %s is a folder", file)
+	case st.Mode()&0o111 == 0:
+		return errdefs.Invalidf("command %s is not executable", file)
+	}
+	return nil
+}
+
+// cause drops the operation and path of a file error; our sentences name them already.
+func cause(err error) error {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		return pe.Err
+	}
+	return err
+}
+
+// start runs p in a session of its own with the given files as 0, 1 and 2.
+func (p program) start(procs *procs, stdin, stdout, stderr *os.File, tty bool) (*child, error) {
+	attr := &syscall.ProcAttr{
+		Dir:   p.dir,
+		Env:   p.env,
+		Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: tty, Ctty: 0, Credential: p.cred},
+	}
+	c, err := procs.start(func() (int, error) { return syscall.ForkExec(p.path, p.args, attr) })
+	switch {
+	case err == nil:
+		return c, nil
+	case errors.Is(err, unix.ENOENT):
+		return nil, errdefs.NotFoundf("command %s cannot be run: its interpreter does not exist in the guest", p.path)
+	case errors.Is(err, unix.ENOEXEC):
+		return nil, errdefs.Invalidf("command %s is not a program of this machine: %w", p.path, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.E2BIG):
+		return nil, errdefs.Invalidf("command %s cannot be run: %w", p.path, err)
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
+		return nil, errdefs.Exhaustedf("command %s cannot be run: %w", p.path, err)
+	}
+	return nil, errdefs.New(errdefs.Internal, "run %s: %w", p.path, err)
+}

@@ -1,0 +1,279 @@
+package guestagent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// stdinWindow is how much input of one command may wait in the guest, in bytes.
+const stdinWindow = 256 << 10
+
+// endOfFile is what a terminal takes for the end of input (Ctrl-D).
+const endOfFile = 0x04
+
+type execStream = grpc.BidiStreamingServer[guestv1.ExecInput, guestv1.ExecOutput]
+
+// Exec implements guestv1.GuestServer.
+func (s *Server) Exec(ss execStream) error {
+	release, err := take(s.execs, "commands")
+	if err != nil {
+		return err
+	}
+	defer release()
+	first, err := ss.Recv()
+	if err != nil {
+		return err
+	}
+	start := first.GetStart()
+	if start == nil {
+		return errdefs.Invalidf("the first message of an exec must say what to run")
+	}
+	c := s.execCommand(start)
+	p, err := c.resolve()
+	if err != nil {
+		return err
+	}
+	f, err := openFiles(c.tty, start.GetStdin())
+	if err != nil {
+		return err
+	}
+	if w := start.GetSize(); c.tty && w.GetRows() > 0 && w.GetCols() > 0 {
+		if err := resize(f.in, w.GetRows(), w.GetCols()); err != nil {
+			f.closeChild()
+			f.close()
+			return err
+		}
+	}
+	child, err := p.start(s.procs, f.stdin, f.stdout, f.stderr, c.tty)
+	f.closeChild()
+	if err != nil {
+		f.close()
+		return err
+	}
+	e := &execution{stream: ss, child: child, files: f, tty: c.tty, input: newInput()}
+	return e.run(ss.Context(), start.GetStdin())
+}
+
+// execCommand is start with what the main process has where start says nothing.
+func (s *Server) execCommand(start *guestv1.ExecStart) command {
+	c := command{args: start.GetCommand(), dir: start.GetWorkdir(), user: start.GetUser(), tty: start.GetTty()}
+	var base []string
+	if m := s.mainProcess(); m != nil {
+		base, c.hostname = slices.Clone(m.command.env), m.command.hostname
+		if c.dir == "" {
+			c.dir = m.command.dir
+		}
+		if c.user == "" {
+			c.user = m.command.user
+		}
+	}
+	c.env = environ(base, start.GetEnv())
+	return c
+}
+
+// execution is one running command of an Exec call.
+type execution struct {
+	stream execStream
+	child  *child
+	files  files
+	tty    bool
+	input  *input
+
+	sending sync.Mutex // a stream takes one Send at a time
+}
+
+// run serves the command until it has ended and its output was sent, then sends its exit code.
+func (e *execution) run(ctx context.Context, stdin bool) error {
+	defer e.files.close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { e.child.signal(killSignal) })
+	defer stop()
+
+	go func() { // ends when this call returns: Recv fails then
+		if err := e.receive(); err != nil {
+			cancel()
+		}
+	}()
+	var feeding sync.WaitGroup
+	if stdin {
+		if err := e.send(credit(stdinWindow)); err != nil {
+			cancel()
+		}
+		feeding.Go(func() { e.feed() })
+	}
+	var pumping sync.WaitGroup
+	pumping.Go(func() { pump(e.files.out, e.child.done, nil, e.output(ctx, stdout)) })
+	if e.files.err != nil {
+		pumping.Go(func() { pump(e.files.err, e.child.done, nil, e.output(ctx, stderr)) })
+	}
+	pumping.Wait()
+	<-e.child.done // it may have closed its output and live on
+	e.input.stop()
+	if e.files.in != nil {
+		e.files.in.Close() // wakes a write to a pipe that nobody reads
+	}
+	feeding.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return e.send(&guestv1.ExecOutput{Output: &guestv1.ExecOutput_ExitCode{ExitCode: int32(e.child.code())}})
+}
+
+func credit(n int) *guestv1.ExecOutput {
+	return &guestv1.ExecOutput{Output: &guestv1.ExecOutput_StdinCredit{StdinCredit: uint32(n)}}
+}
+
+func stdout(p []byte) *guestv1.ExecOutput {
+	return &guestv1.ExecOutput{Output: &guestv1.ExecOutput_Stdout{Stdout: p}}
+}
+
+func stderr(p []byte) *guestv1.ExecOutput {
+	return &guestv1.ExecOutput{Output: &guestv1.ExecOutput_Stderr{Stderr: p}}
+}
+
+func (e *execution) output(ctx context.Context, wrap func([]byte) *guestv1.ExecOutput) func([]byte) error {
+	return func(p []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return e.send(wrap(p))
+	}
+}
+
+func (e *execution) send(m *guestv1.ExecOutput) error {
+	e.sending.Lock()
+	defer e.sending.Unlock()
+	return e.stream.Send(m)
+}
+
+// receive acts on what the host sends until it has sent everything. An error means that the command must die.
+func (e *execution) receive() error {
+	for {
+		m, err := e.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch m := m.GetInput().(type) {
+		case *guestv1.ExecInput_Stdin:
+			if err := e.input.add(m.Stdin); err != nil {
+				return err
+			}
+		case *guestv1.ExecInput_StdinClosed:
+			e.input.end()
+		case *guestv1.ExecInput_Resize:
+			if e.tty {
+				_ = resize(e.files.in, m.Resize.GetRows(), m.Resize.GetCols()) // the terminal may be gone already
+			}
+		case *guestv1.ExecInput_Signal:
+			if m.Signal > 0 && m.Signal < 65 {
+				e.child.signal(unix.Signal(m.Signal))
+			}
+		}
+	}
+}
+
+// feed writes input to the command until there is no more, or the command takes no more.
+func (e *execution) feed() {
+	for {
+		p, ok := e.input.take()
+		if !ok {
+			break
+		}
+		_, err := e.files.in.Write(p)
+		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.EIO) {
+			return
+		}
+		if e.send(credit(len(p))) != nil { // also for what a command that closed its input drops
+			return
+		}
+	}
+	if e.input.complete() {
+		if e.tty {
+			_, _ = e.files.in.Write([]byte{endOfFile})
+		} else {
+			e.files.in.Close()
+		}
+	}
+}
+
+// input is the bounded queue between the host and a command's stdin.
+type input struct {
+	mu      sync.Mutex
+	cond    *sync.Cond
+	waiting bytes.Buffer
+	taken   int  // bytes being written now
+	ended   bool // the host sends no more
+	stopped bool // the command is over
+}
+
+func newInput() *input {
+	i := &input{}
+	i.cond = sync.NewCond(&i.mu)
+	return i
+}
+
+func (i *input) add(p []byte) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.waiting.Len()+i.taken+len(p) > stdinWindow {
+		return errdefs.Exhaustedf("more input was sent than the guest had allowed")
+	}
+	if !i.ended && !i.stopped {
+		i.waiting.Write(p)
+		i.cond.Signal()
+	}
+	return nil
+}
+
+// take returns what waits; false when nothing more will come.
+func (i *input) take() ([]byte, bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.taken = 0
+	for i.waiting.Len() == 0 && !i.ended && !i.stopped {
+		i.cond.Wait()
+	}
+	if i.stopped || i.waiting.Len() == 0 {
+		return nil, false
+	}
+	p := bytes.Clone(i.waiting.Next(32 << 10))
+	i.taken = len(p)
+	return p, true
+}
+
+func (i *input) end() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.ended = true
+	i.cond.Signal()
+}
+
+func (i *input) stop() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stopped = true
+	i.cond.Signal()
+}
+
+// complete reports whether the host has sent all of its input.
+func (i *input) complete() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.ended && !i.stopped
+}
+
+var _ guestv1.GuestServer = (*Server)(nil)

@@ -1,0 +1,147 @@
+// Package machine is the VM that the agent runs in: its host name, addresses, name resolution and power.
+//
+// It implements guestagent.Machine with system calls only, for images that bring no tools. It does not talk to the
+// host, and it must never run outside of a VM.
+package machine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent"
+)
+
+// Machine is the VM. Init says that we are its PID 1.
+type Machine struct {
+	Init bool
+}
+
+var _ guestagent.Machine = Machine{}
+
+// linkPatience is how long an interface that is being plugged in may take to appear.
+const linkPatience = 2 * time.Second
+
+// Identify implements guestagent.Machine.
+func (m Machine) Identify(ctx context.Context, id guestagent.Identity) error {
+	if id.Hostname != "" {
+		if err := unix.Sethostname([]byte(id.Hostname)); err != nil {
+			return fmt.Errorf("set the host name to %q: %w", id.Hostname, err)
+		}
+	}
+	for _, nic := range id.NICs {
+		if err := configure(ctx, nic); err != nil {
+			return fmt.Errorf("configure interface %s: %w", nic.MAC, err)
+		}
+	}
+	return writeFiles("/etc", id)
+}
+
+// writeFiles writes hostname, hosts and resolv.conf below etc. Without a name server resolv.conf is left alone.
+func writeFiles(etc string, id guestagent.Identity) error {
+	files := map[string]string{"hosts": hosts(id)}
+	if id.Hostname != "" {
+		files["hostname"] = id.Hostname + "\n"
+	}
+	if text := resolvConf(id); text != "" {
+		files["resolv.conf"] = text
+	}
+	if err := os.MkdirAll(etc, 0o755); err != nil {
+		return err
+	}
+	for name, text := range files {
+		if err := replace(filepath.Join(etc, name), text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace writes a file by renaming: a symbolic link of the image (to systemd's files, say) is replaced, not followed.
+func replace(path, text string) error {
+	if old, err := os.ReadFile(path); err == nil && string(old) == text {
+		return nil
+	}
+	tmp := path + ".cocoon"
+	_ = os.Remove(tmp)
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+	}
+	return err
+}
+
+func hosts(id guestagent.Identity) string {
+	var b strings.Builder
+	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
+	named := false
+	for _, nic := range id.NICs {
+		if nic.IP != "" && id.Hostname != "" && !named {
+			fmt.Fprintf(&b, "%s\t%s\n", nic.IP, id.Hostname)
+			named = true
+		}
+	}
+	if !named && id.Hostname != "" {
+		fmt.Fprintf(&b, "127.0.1.1\t%s\n", id.Hostname)
+	}
+	for _, line := range id.Hosts {
+		b.WriteString(oneLine(line) + "\n")
+	}
+	return b.String()
+}
+
+// maxNameServers is how many libc looks at.
+const maxNameServers = 3
+
+func resolvConf(id guestagent.Identity) string {
+	var b strings.Builder
+	n := 0
+	for _, nic := range id.NICs {
+		for _, server := range nic.DNS {
+			if n++; n <= maxNameServers {
+				b.WriteString("nameserver " + oneLine(server) + "\n")
+			}
+		}
+	}
+	return b.String()
+}
+
+func oneLine(s string) string { return strings.NewReplacer("\n", " ", "\r", " ").Replace(s) }
+
+// Off implements guestagent.Machine.
+func (m Machine) Off() {
+	if !m.Init {
+		_ = unix.Kill(1, unix.Signal(34+4)) // SIGRTMIN+4: systemd's orderly power-off
+		return
+	}
+	PowerOff()
+}
+
+// PowerOff kills what runs, writes everything to disk and cuts the power. It needs to be called by PID 1.
+func PowerOff() {
+	_ = unix.Kill(-1, unix.SIGKILL)
+	unix.Sync()
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	select {} // the power went; if it did not, PID 1 must not return: the kernel would panic
+}
+
+// noLink is the error for an interface that is not there.
+func noLink(mac string) error {
+	return errdefs.NotFoundf("the guest has no interface with the address %s", mac)
+}

@@ -1,0 +1,128 @@
+package machine
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func TestFiles(t *testing.T) {
+	etc := filepath.Join(t.TempDir(), "etc")
+	id := guestagent.Identity{
+		Hostname: "web-0", Hosts: []string{"10.0.0.9 db", "10.0.0.8\nevil"},
+		NICs: []vm.NIC{{IP: "10.0.0.2", DNS: []string{"10.0.0.1", "1.1.1.1"}}, {DNS: []string{"8.8.8.8", "9.9.9.9"}}},
+	}
+	if err := os.Mkdir(etc, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/run/elsewhere/resolv.conf", etc+"/resolv.conf"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := writeFiles(etc, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{
+		"hostname":    "web-0\n",
+		"resolv.conf": "nameserver 10.0.0.1\nnameserver 1.1.1.1\nnameserver 8.8.8.8\n",
+		"hosts":       "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n10.0.0.2\tweb-0\n10.0.0.9 db\n10.0.0.8 evil\n",
+	} {
+		if got, err := os.ReadFile(filepath.Join(etc, name)); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	if entries, _ := os.ReadDir(etc); len(entries) != 3 {
+		t.Errorf("left behind: %v", entries)
+	}
+	if err := writeFiles(etc, guestagent.Identity{Hostname: "lone"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(etc + "/hosts"); !strings.Contains(string(got), "127.0.1.1\tlone\n") {
+		t.Errorf("hosts of a guest without address: %q", got)
+	}
+	if got, _ := os.ReadFile(etc + "/resolv.conf"); !strings.Contains(string(got), "10.0.0.1") {
+		t.Errorf("resolv.conf was touched without a name server: %q", got)
+	}
+}
+
+// inNetns runs the test in an empty network namespace of its own.
+func inNetns(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); errors.Is(err, unix.EPERM) {
+		t.Skip("root is needed for a network namespace")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const mac = "02:00:00:00:00:07"
+
+func ip(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+func TestConfigure(t *testing.T) {
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("iproute2 is needed")
+	}
+	inNetns(t)
+	if err := Loopback(); err != nil {
+		t.Fatal(err)
+	}
+	ip(t, "link", "add", "guest0", "address", mac, "type", "veth", "peer", "name", "host0")
+	ip(t, "link", "set", "host0", "up")
+	for _, nic := range []vm.NIC{
+		{MAC: mac, IP: "10.1.0.2", Prefix: 24, Gateway: "10.1.0.1", MTU: 1400},
+		{MAC: mac, IP: "10.1.0.2", Prefix: 24, Gateway: "10.1.0.1", MTU: 1400}, // again: nothing changes
+		{MAC: mac, IP: "fd00::2", Prefix: 64, Gateway: "fd00::1"},
+		{MAC: mac, IP: "10.2.0.2", Prefix: 32, Gateway: "10.3.0.1"},
+	} {
+		if err := configure(t.Context(), nic); err != nil {
+			t.Fatalf("%+v: %v", nic, err)
+		}
+	}
+	link, err := net.InterfaceByName("guest0")
+	if err != nil || link.MTU != 1400 || link.Flags&net.FlagUp == 0 {
+		t.Errorf("link %+v, %v", link, err)
+	}
+	addrs := ip(t, "addr", "show", "guest0")
+	for want, is := range map[string]bool{"inet 10.2.0.2/32": true, "inet6 fd00::2/64": true, "inet 10.1.0.2": false} {
+		if strings.Contains(addrs, want) != is {
+			t.Errorf("%q is %v in %s", want, !is, addrs)
+		}
+	}
+	if routes := ip(t, "route"); !strings.Contains(routes, "default via 10.3.0.1 dev guest0") {
+		t.Errorf("routes %s", routes)
+	}
+	if routes := ip(t, "-6", "route"); !strings.Contains(routes, "default via fd00::1 dev guest0") {
+		t.Errorf("IPv6 routes %s", routes)
+	}
+	for _, bad := range []vm.NIC{
+		{MAC: "no"}, {MAC: mac, IP: "no"}, {MAC: mac, IP: "10.0.0.1", Prefix: 33}, {MAC: mac, IP: "10.0.0.1", Prefix: 8, Gateway: "fd00::1"},
+	} {
+		if err := configure(t.Context(), bad); !errdefs.IsInvalid(err) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	if err := configure(t.Context(), vm.NIC{MAC: "02:00:00:00:00:08"}); !errdefs.IsNotFound(err) {
+		t.Errorf("a missing interface: %v", err)
+	}
+}

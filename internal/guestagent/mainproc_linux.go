@@ -1,0 +1,224 @@
+package guestagent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// partPatience is how long half a line (a prompt) waits for its end before it becomes an entry of its own.
+const partPatience = 200 * time.Millisecond
+
+// mainProcess is what the guest exists for.
+type mainProcess struct {
+	command command
+	child   *child
+	started time.Time
+}
+
+// startMain starts c and copies its output to log until it has ended.
+func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
+	p, err := c.resolve()
+	if err != nil {
+		return nil, err
+	}
+	f, err := openFiles(c.tty, false)
+	if err != nil {
+		return nil, err
+	}
+	m := &mainProcess{command: c, started: time.Now()}
+	m.child, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty)
+	f.closeChild()
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { keep(f.out, &lines{out: log}, m.child.done) })
+	if f.err != nil {
+		wg.Go(func() { keep(f.err, &lines{out: log, stderr: true}, m.child.done) })
+	}
+	go func() { // ends with the process and what inherited its output
+		wg.Wait()
+		<-m.child.done
+		f.close()
+		log.end()
+	}()
+	return m, nil
+}
+
+// keep copies r to l until its end, or until the process has ended and r has been quiet.
+func keep(r *os.File, l *lines, ended <-chan struct{}) {
+	defer l.flush()
+	pump(r, ended, func() time.Duration {
+		if len(l.part) > 0 {
+			return partPatience
+		}
+		return 0
+	}, func(p []byte) error {
+		if p == nil {
+			l.flush()
+		} else {
+			l.write(p)
+		}
+		return nil
+	})
+}
+
+// quiet is how long output may pause after its process has ended before nobody waits for more of it: a daemon that
+// the process left behind may hold the pipe for ever.
+const quiet = 250 * time.Millisecond
+
+// pump reads r until its end and calls emit with each piece. After the process has ended it stops at the first pause of
+// quiet. When idle returns a duration and r pauses that long, emit(nil) is called. It returns early when emit fails.
+func pump(r *os.File, ended <-chan struct{}, idle func() time.Duration, emit func([]byte) error) {
+	watched := make(chan struct{})
+	defer func() { <-watched }()
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		defer close(watched)
+		select {
+		case <-ended:
+			_ = r.SetReadDeadline(time.Now()) // wakes a read that began before
+		case <-over:
+		}
+	}()
+	buf := make([]byte, 32<<10)
+	for {
+		after, pause := isClosed(ended), time.Duration(0)
+		if idle != nil {
+			pause = idle()
+		}
+		switch {
+		case after:
+			<-watched
+			_ = r.SetReadDeadline(time.Now().Add(quiet))
+		case pause > 0:
+			_ = r.SetReadDeadline(time.Now().Add(pause))
+		default:
+			_ = r.SetReadDeadline(time.Time{})
+		}
+		if !after && isClosed(ended) {
+			continue // it ended while we set a deadline of our own
+		}
+		n, err := r.Read(buf)
+		if n > 0 {
+			if emit(buf[:n]) != nil {
+				return
+			}
+		}
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && !after:
+			if pause > 0 && !isClosed(ended) && emit(nil) != nil {
+				return
+			}
+		case err != nil: // io.EOF, EIO of a terminal nobody has open any more, quiet
+			return
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// files are the standard files of a process: the child's ends and ours.
+type files struct {
+	stdin, stdout, stderr *os.File // the child's
+	in, out, err          *os.File // ours; in is nil without input, err is nil with a terminal
+}
+
+// openFiles makes pipes or a terminal. With input false and no terminal, stdin is /dev/null.
+func openFiles(tty, input bool) (f files, err error) {
+	defer func() {
+		if err != nil {
+			f.closeChild()
+			f.close()
+			f, err = files{}, fmt.Errorf("open the files of a process: %w", err)
+		}
+	}()
+	if tty {
+		var master, slave *os.File
+		if master, slave, err = openTerminal(); err == nil {
+			f = files{stdin: slave, stdout: slave, stderr: slave, in: master, out: master}
+		}
+		return f, err
+	}
+	if f.out, f.stdout, err = os.Pipe(); err != nil {
+		return f, err
+	}
+	if f.err, f.stderr, err = os.Pipe(); err != nil {
+		return f, err
+	}
+	if input {
+		f.stdin, f.in, err = os.Pipe()
+	} else {
+		f.stdin, err = os.Open(os.DevNull)
+	}
+	return f, err
+}
+
+// closeChild closes the child's ends, which the child has inherited by now.
+func (f *files) closeChild() {
+	for _, c := range []*os.File{f.stdin, f.stdout, f.stderr} {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+func (f *files) close() {
+	for _, c := range []*os.File{f.in, f.out, f.err} {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// openTerminal makes a pseudo terminal.
+func openTerminal() (master, slave *os.File, err error) {
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	master = os.NewFile(uintptr(fd), "/dev/ptmx")
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		master.Close()
+		return nil, nil, err
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		master.Close()
+		return nil, nil, err
+	}
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		master.Close()
+		return nil, nil, err
+	}
+	return master, slave, nil
+}
+
+// resize sets the size of a terminal by its master.
+func resize(master *os.File, rows, cols uint32) error {
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return err
+	}
+	size := unix.Winsize{Row: uint16(min(rows, 1<<16-1)), Col: uint16(min(cols, 1<<16-1))}
+	var ierr error
+	if err := raw.Control(func(fd uintptr) { ierr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &size) }); err != nil {
+		return err
+	}
+	return ierr
+}

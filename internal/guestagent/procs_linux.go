@@ -1,0 +1,152 @@
+package guestagent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The signals of a power-off.
+const (
+	stopSignal = unix.SIGTERM
+	killSignal = unix.SIGKILL
+)
+
+// procs starts processes and collects their ends. As PID 1 it collects every process of the machine with one loop,
+// which hands the status of a child to whoever started it; elsewhere it waits for its own children only.
+type procs struct {
+	init     bool
+	mu       sync.Mutex // held while starting, so that no child ends before it is known
+	children map[int]*child
+}
+
+func newProcs(init bool) *procs { return &procs{init: init, children: map[int]*child{}} }
+
+// child is a process we started, the leader of a session and process group of its own.
+type child struct {
+	procs    *procs
+	pid      int
+	done     chan struct{} // closed at its end; then status and finished are set
+	status   unix.WaitStatus
+	finished time.Time
+}
+
+// start runs launch, which returns the pid of the new process.
+func (p *procs) start(launch func() (int, error)) (*child, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pid, err := launch()
+	if err != nil {
+		return nil, err
+	}
+	c := &child{procs: p, pid: pid, done: make(chan struct{})}
+	p.children[pid] = c
+	if !p.init {
+		go p.collect(c) // ends with the process; its starter waits for done
+	}
+	return c, nil
+}
+
+// collect waits for one child.
+func (p *procs) collect(c *child) {
+	var info unix.Siginfo
+	// First only look: the pid must stay ours until settle, under the lock, has removed it.
+	for errors.Is(unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var status unix.WaitStatus
+	for {
+		_, err := unix.Wait4(c.pid, &status, 0, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	p.settle(c.pid, status)
+}
+
+// reap collects every process of the machine until ctx ends.
+func (p *procs) reap(ctx context.Context) {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	defer signal.Stop(ended)
+	for {
+		p.reapAll()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (p *procs) reapAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		p.settle(pid, status)
+	}
+}
+
+// settle records the end of pid. Preconditions: p.mu is held and pid has just been reaped.
+func (p *procs) settle(pid int, status unix.WaitStatus) {
+	c, ok := p.children[pid]
+	if !ok {
+		return // an orphan that became ours
+	}
+	delete(p.children, pid)
+	c.status, c.finished = status, time.Now()
+	close(c.done)
+}
+
+// signal sends sig to the child's process group, unless the child has ended: its pid may be somebody else's by then.
+func (c *child) signal(sig unix.Signal) {
+	c.procs.mu.Lock()
+	defer c.procs.mu.Unlock()
+	if !c.ended() {
+		_ = unix.Kill(-c.pid, sig) // ESRCH: it is just ending
+	}
+}
+
+func (c *child) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// waitFor reports whether the child ended within d.
+func (c *child) waitFor(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c.done:
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return c.ended()
+}
+
+// code is the exit code, 128+n for death by signal n. Preconditions: the child has ended.
+func (c *child) code() int {
+	if c.status.Signaled() {
+		return 128 + int(c.status.Signal())
+	}
+	return c.status.ExitStatus()
+}

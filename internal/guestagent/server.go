@@ -1,0 +1,338 @@
+// Package guestagent is the agent inside a VM: it answers the guest protocol, runs the main process and other commands,
+// keeps their output, and powers the machine off.
+//
+// It serves whatever listener it is given and leaves the machine itself (addresses, host name, power) to a Machine.
+// It does not bring the machine up: package boot does. It decides nothing about the VM's life; the node does.
+package guestagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/grpcerr"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Bounds of what a host can make the agent hold. Sizes are bytes.
+const (
+	maxExecs     = 128      // commands at a time
+	maxFollowers = 32       // Logs streams at a time
+	maxStreams   = 1024     // calls at a time, waiting ones included
+	maxMessage   = 4 << 20  // a Setup with a large environment
+	streamWindow = 64 << 10 // input in flight per call
+	connWindow   = 1 << 20  // input in flight in all
+	logBytes     = 1 << 20  // output of the main process that is kept
+)
+
+// Identity is who a guest is.
+type Identity struct {
+	Hostname string
+	NICs     []vm.NIC
+	Hosts    []string // lines for /etc/hosts
+}
+
+// Machine is what the agent runs on.
+type Machine interface {
+	// Identify gives the machine its name and addresses. It may be called again with others.
+	Identify(ctx context.Context, id Identity) error
+	// Off ends every process, writes everything to disk and cuts the power. In a VM it does not return.
+	Off()
+}
+
+// Config is what a Server needs to know.
+type Config struct {
+	Version string
+	Init    bool // the agent is PID 1: it reaps every process
+}
+
+// Server is the agent. Its zero value is not usable; see New.
+type Server struct {
+	guestv1.UnimplementedGuestServer
+	cfg     Config
+	machine Machine
+	procs   *procs
+	log     *ring
+
+	execs     chan struct{} // one token per running command
+	followers chan struct{}
+	off       chan time.Duration // grace of a power-off that was asked for
+
+	setup sync.Mutex // one Setup at a time
+
+	mu      sync.Mutex
+	setUp   bool
+	main    *mainProcess
+	started chan struct{} // closed when main is set
+	waiting int           // Wait calls under way or answered: hosts that may acknowledge the exit
+	acked   chan struct{} // closed by AckExit
+}
+
+// New returns a server for machine.
+func New(cfg Config, machine Machine) *Server {
+	return &Server{
+		cfg: cfg, machine: machine,
+		procs:     newProcs(cfg.Init),
+		log:       newRing(logBytes),
+		execs:     make(chan struct{}, maxExecs),
+		followers: make(chan struct{}, maxFollowers),
+		off:       make(chan time.Duration, 1),
+		started:   make(chan struct{}),
+		acked:     make(chan struct{}),
+	}
+}
+
+// Run serves l until ctx ends or a power-off was asked for and done. It closes l.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if s.cfg.Init {
+		wg.Go(func() { s.procs.reap(ctx) })
+	}
+	srv := grpc.NewServer(
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.UnaryInterceptor(unary),
+		grpc.StreamInterceptor(stream),
+	)
+	guestv1.RegisterGuestServer(srv, s)
+	served := make(chan error, 1)
+	wg.Go(func() { served <- srv.Serve(l) })
+	defer srv.Stop()
+
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-served:
+		return fmt.Errorf("serve the guest channel: %w", err)
+	case grace := <-s.off:
+		s.stopMain(ctx, grace)
+		farewell(srv)
+		s.machine.Off()
+		return nil
+	}
+}
+
+// farewellPatience bounds how long a power-off waits for replies to reach the host.
+const farewellPatience = 300 * time.Millisecond
+
+// farewell lets calls that are about to end do so, the one that asked for the power-off among them.
+func farewell(srv *grpc.Server) {
+	done := make(chan struct{})
+	go func() { // ends with srv.Stop at the latest
+		defer close(done)
+		srv.GracefulStop()
+	}()
+	select {
+	case <-done:
+	case <-time.After(farewellPatience):
+		srv.Stop()
+		<-done
+	}
+}
+
+// unary and stream give every error its status code.
+func unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	reply, err := h(ctx, req)
+	return reply, grpcerr.ToStatus(err)
+}
+
+func stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	return grpcerr.ToStatus(h(srv, ss))
+}
+
+// take gets one of a bounded number of tokens, or says that there is none.
+func take(tokens chan struct{}, what string) (release func(), err error) {
+	select {
+	case tokens <- struct{}{}:
+		return func() { <-tokens }, nil
+	default:
+		return nil, errdefs.Exhaustedf("the guest already serves %d %s; end one of them first", cap(tokens), what)
+	}
+}
+
+// Setup implements guestv1.GuestServer.
+func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.SetupReply, error) {
+	s.setup.Lock()
+	defer s.setup.Unlock()
+	if err := s.machine.Identify(ctx, identity(r)); err != nil {
+		return nil, fmt.Errorf("set up the guest: %w", err)
+	}
+	if p := r.GetProcess(); p != nil && s.mainProcess() == nil {
+		m, err := startMain(s.procs, s.log, command{
+			args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
+			hostname: r.GetHostname(), makeDir: true,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("start the main process: %w", err)
+		}
+		s.mu.Lock()
+		s.main = m
+		close(s.started)
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	s.setUp = true
+	s.mu.Unlock()
+	return &guestv1.SetupReply{}, nil
+}
+
+func identity(r *guestv1.SetupRequest) Identity {
+	id := Identity{Hostname: r.GetHostname(), Hosts: r.GetHosts()}
+	for _, n := range r.GetNics() {
+		id.NICs = append(id.NICs, vm.NIC{
+			MAC: n.GetMac(), IP: n.GetIp(), Prefix: int(n.GetPrefix()),
+			Gateway: n.GetGateway(), DNS: n.GetDns(), MTU: int(n.GetMtu()),
+		})
+	}
+	return id
+}
+
+func (s *Server) mainProcess() *mainProcess {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.main
+}
+
+// Info implements guestv1.GuestServer.
+func (s *Server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoReply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &guestv1.InfoReply{
+		Version: s.cfg.Version, BootId: bootID(), UptimeMs: uptime().Milliseconds(),
+		SetUp: s.setUp, Process: s.main != nil && !s.main.child.ended(),
+	}, nil
+}
+
+// Wait implements guestv1.GuestServer.
+func (s *Server) Wait(ctx context.Context, _ *guestv1.WaitRequest) (*guestv1.WaitReply, error) {
+	s.addWaiting(1)
+	select {
+	case <-s.started:
+	case <-ctx.Done():
+		s.addWaiting(-1)
+		return nil, ctx.Err()
+	}
+	m := s.mainProcess()
+	select {
+	case <-m.child.done:
+	case <-ctx.Done():
+		s.addWaiting(-1)
+		return nil, ctx.Err()
+	}
+	return &guestv1.WaitReply{
+		Code: int32(m.child.code()), StartedUnixNano: m.started.UnixNano(), FinishedUnixNano: m.child.finished.UnixNano(),
+	}, nil
+}
+
+func (s *Server) addWaiting(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting += n
+}
+
+// AckExit implements guestv1.GuestServer.
+func (s *Server) AckExit(context.Context, *guestv1.AckExitRequest) (*guestv1.AckExitReply, error) {
+	m := s.mainProcess()
+	if m == nil || !m.child.ended() {
+		return nil, errdefs.Preconditionf("the main process has not ended; there is no exit code to acknowledge")
+	}
+	s.mu.Lock()
+	select {
+	case <-s.acked:
+	default:
+		close(s.acked)
+	}
+	s.mu.Unlock()
+	s.askOff(0)
+	return &guestv1.AckExitReply{}, nil
+}
+
+// Poweroff implements guestv1.GuestServer.
+func (s *Server) Poweroff(_ context.Context, r *guestv1.PoweroffRequest) (*guestv1.PoweroffReply, error) {
+	if r.GetGraceMs() < 0 {
+		return nil, errdefs.Invalidf("the grace period of %d ms is negative", r.GetGraceMs())
+	}
+	s.askOff(time.Duration(r.GetGraceMs()) * time.Millisecond)
+	return &guestv1.PoweroffReply{}, nil
+}
+
+// PowerButton does what Poweroff does, for a press of the machine's power button.
+func (s *Server) PowerButton(grace time.Duration) { s.askOff(grace) }
+
+// askOff begins a power-off unless one is under way.
+func (s *Server) askOff(grace time.Duration) {
+	select {
+	case s.off <- grace:
+	default:
+	}
+}
+
+// ackPatience is how long a guest that was told to power off lets a waiting host fetch and record the exit code.
+const ackPatience = time.Second
+
+// stopMain asks the main process to end and kills it after grace.
+func (s *Server) stopMain(ctx context.Context, grace time.Duration) {
+	m := s.mainProcess()
+	if m == nil {
+		return
+	}
+	m.child.signal(stopSignal)
+	if !m.child.waitFor(ctx, grace) {
+		m.child.signal(killSignal)
+		m.child.waitFor(ctx, ackPatience)
+	}
+	s.mu.Lock()
+	waiting := s.waiting
+	s.mu.Unlock()
+	if waiting == 0 {
+		return
+	}
+	select {
+	case <-s.acked:
+	case <-time.After(ackPatience):
+	case <-ctx.Done():
+	}
+}
+
+// Logs implements guestv1.GuestServer.
+func (s *Server) Logs(r *guestv1.LogsRequest, ss grpc.ServerStreamingServer[guestv1.LogEntry]) error {
+	release, err := take(s.followers, "log readers")
+	if err != nil {
+		return err
+	}
+	defer release()
+	after := r.GetAfter()
+	for {
+		e, more, err := s.log.next(ss.Context(), after)
+		if err != nil || !more {
+			return err
+		}
+		after = e.seq
+		err = ss.Send(&guestv1.LogEntry{Seq: e.seq, TimeUnixNano: e.time.UnixNano(), Stderr: e.stderr, Data: e.data})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Stats implements guestv1.GuestServer.
+func (s *Server) Stats(context.Context, *guestv1.StatsRequest) (*guestv1.StatsReply, error) {
+	reply, err := readStats("/proc", "/")
+	if err != nil {
+		return nil, errors.Join(errors.New("read the guest's resources"), err)
+	}
+	return reply, nil
+}

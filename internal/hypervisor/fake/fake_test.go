@@ -1,0 +1,236 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func echo(context.Context, hypervisor.Plan) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	go func() {
+		_, _ = io.Copy(theirs, theirs)
+		_ = theirs.Close()
+	}()
+	return ours, nil
+}
+
+func plan(t testing.TB) hypervisor.Plan {
+	return hypervisor.Plan{ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 128 << 20, Agent: true, Dir: t.TempDir()}
+}
+
+func host(t testing.TB, dir string) *Host {
+	h, err := NewHost(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// fixture is the fake host in memory, or, with a folder, one that every new driver reads anew.
+func fixture(t *testing.T, dir string) hypervisortest.Fixture {
+	hosts := []*Host{host(t, dir)}
+	end := func(id vm.ID, how End) {
+		for _, h := range hosts {
+			_ = h.End(id, how)
+		}
+	}
+	id := func(t *testing.T, i hypervisor.Instance) vm.ID {
+		h, err := decodeHandle(i.Handle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h.ID
+	}
+	return hypervisortest.Fixture{
+		New: func(t *testing.T) hypervisor.Driver {
+			if dir != "" {
+				hosts = append(hosts, host(t, dir))
+			}
+			return New(Config{Guest: echo, Behave: func(hypervisor.Plan) Behaviour { return Behaviour{Launch: 5 * time.Millisecond} }}, hosts[len(hosts)-1])
+		},
+		Plan: func(t *testing.T) hypervisor.Plan { return plan(t) },
+		Broken: func(t *testing.T) hypervisor.Plan {
+			p := plan(t)
+			p.Dir += "/missing"
+			return p
+		},
+		Booted:   func(*testing.T, hypervisor.Instance) {},
+		PowerOff: func(t *testing.T, i hypervisor.Instance) { end(id(t, i), PowerOff) },
+		Reset:    func(t *testing.T, i hypervisor.Instance) { end(id(t, i), Reset) },
+		Crash: func(t *testing.T, pid int) {
+			for _, h := range hosts {
+				for id, p := range h.Running() {
+					if p == pid {
+						end(id, Crash)
+					}
+				}
+			}
+		},
+		Left: func(t *testing.T, p hypervisor.Plan) []string {
+			now := hosts[len(hosts)-1]
+			if dir != "" {
+				now = host(t, dir)
+			}
+			if _, ok := now.Running()[p.ID]; ok {
+				return []string{"fake process"}
+			}
+			return nil
+		},
+		Limit: 5 * time.Second,
+	}
+}
+
+func TestContractInMemory(t *testing.T) {
+	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture { return fixture(t, "") })
+}
+
+func TestContractOnDisk(t *testing.T) {
+	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture { return fixture(t, t.TempDir()) })
+}
+
+func TestBehaviour(t *testing.T) {
+	tests := []struct {
+		name  string
+		b     Behaviour
+		ask   bool
+		after time.Duration
+		want  hypervisor.Exit
+	}{
+		{"powers off", Behaviour{RunFor: time.Hour}, false, time.Hour, hypervisor.Exit{GuestShutdown: true}},
+		{"panics", Behaviour{RunFor: time.Hour, End: Reset}, false, time.Hour, hypervisor.Exit{GuestReset: true}},
+		{"crashes", Behaviour{RunFor: time.Hour, End: Crash}, false, time.Hour, hypervisor.Exit{Code: -1, Signal: 11}},
+		{"shuts down slowly", Behaviour{Shutdown: time.Minute}, true, time.Minute, hypervisor.Exit{GuestShutdown: true}},
+		{"ends before it is down", Behaviour{Shutdown: 2 * time.Hour, RunFor: time.Hour, End: Crash}, true, time.Hour, hypervisor.Exit{Code: -1, Signal: 11}},
+		{"is deaf", Behaviour{IgnoreShutdown: true, RunFor: time.Hour}, true, time.Hour, hypervisor.Exit{GuestShutdown: true}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := plan(t)
+			synctest.Test(t, func(t *testing.T) {
+				d := New(Config{Behave: func(hypervisor.Plan) Behaviour { return tt.b }}, host(t, ""))
+				start := time.Now()
+				i, err := d.Launch(t.Context(), p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tt.ask {
+					if err := i.Shutdown(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got, err := i.Wait(t.Context()); err != nil || got != tt.want || time.Since(start) != tt.after {
+					t.Errorf("Wait = %+v, %v after %v; want %+v after %v", got, err, time.Since(start), tt.want, tt.after)
+				}
+			})
+		})
+	}
+}
+
+func TestTimeGoesOnWhileAway(t *testing.T) {
+	dir, p := t.TempDir(), plan(t)
+	synctest.Test(t, func(t *testing.T) {
+		d := New(Config{Behave: func(hypervisor.Plan) Behaviour { return Behaviour{RunFor: time.Hour} }}, host(t, dir))
+		i, err := d.Launch(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(50 * time.Minute)
+		a, err := New(Config{}, host(t, dir)).Adopt(t.Context(), i.Handle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := time.Now()
+		if e, err := a.Wait(t.Context()); err != nil || !e.GuestShutdown || time.Since(before) != 10*time.Minute {
+			t.Errorf("Wait = %+v, %v after %v", e, err, time.Since(before))
+		}
+	})
+}
+
+func TestFaults(t *testing.T) {
+	boom := errdefs.Unavailablef("boom")
+	var failing Op
+	h := host(t, "")
+	d := New(Config{Guest: echo, Fault: func(op Op, _ vm.ID) error {
+		if op == failing {
+			return boom
+		}
+		return nil
+	}}, h)
+	p := plan(t)
+	i, err := d.Launch(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[Op]func() error{
+		OpProbe:    func() error { _, err := d.Probe(t.Context()); return err },
+		OpLaunch:   func() error { _, err := d.Launch(t.Context(), plan(t)); return err },
+		OpLaunched: func() error { _, err := d.Launch(t.Context(), plan(t)); return err },
+		OpAdopt:    func() error { _, err := d.Adopt(t.Context(), i.Handle()); return err },
+		OpReap:     func() error { return d.Reap(t.Context(), p.ID, p.Dir) },
+		OpState:    func() error { _, err := i.State(t.Context()); return err },
+		OpShutdown: func() error { return i.Shutdown(t.Context()) },
+		OpKill:     func() error { return i.Kill(t.Context()) },
+		OpDial:     func() error { _, err := i.(*Instance).DialGuest(t.Context()); return err },
+	}
+	for op, call := range calls {
+		failing = op
+		if err := call(); !errors.Is(err, boom) {
+			t.Errorf("%s: %v, want boom", op, err)
+		}
+		if n := len(h.Running()); n != 1 {
+			t.Errorf("after a failed %s %d VMs run, want 1", op, n)
+		}
+	}
+}
+
+// TestTenThousand holds the fake to its promise: no goroutine for a VM that merely runs.
+func TestTenThousand(t *testing.T) {
+	h := host(t, "")
+	d := New(Config{}, h)
+	dir := t.TempDir()
+	before := runtime.NumGoroutine()
+	instances := make([]hypervisor.Instance, 10000)
+	for n := range instances {
+		i, err := d.Launch(t.Context(), hypervisor.Plan{ID: vm.NewID(), Name: "x", CPUs: 1, Memory: 1 << 30, Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		instances[n] = i
+	}
+	if n := runtime.NumGoroutine() - before; n > 10 {
+		t.Errorf("%d goroutines for %d VMs", n, len(instances))
+	}
+	for _, i := range instances {
+		if err := i.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(h.vms); n != 0 {
+		t.Errorf("%d records are left", n)
+	}
+}
+
+func BenchmarkLaunchKill(b *testing.B) {
+	d := New(Config{}, host(b, ""))
+	dir := b.TempDir()
+	for b.Loop() {
+		i, err := d.Launch(b.Context(), hypervisor.Plan{ID: vm.NewID(), Name: "x", CPUs: 1, Memory: 1 << 30, Dir: dir})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := i.Kill(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,247 @@
+package fake
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// firstPID is above the largest pid Linux gives, so that no mistake can hit a real process.
+const firstPID = 1 << 23
+
+// Host is the machine the fake VMs run on. It outlives drivers, and with a folder also the process that uses it.
+// It is safe for concurrent use within one process; a folder belongs to one process at a time.
+type Host struct {
+	dir string
+
+	mu      sync.Mutex
+	nextPID int
+	vms     map[vm.ID]*machine
+}
+
+// machine is one run of a VM.
+type machine struct {
+	record
+	gone  chan struct{} // closed at the end
+	timer *time.Timer   // of a guest that ends itself, or is shutting down
+	conns map[net.Conn]struct{}
+	busy  bool // the console is open
+}
+
+// record is what survives the process: a file per VM in the host's folder.
+type record struct {
+	Plan      hypervisor.Plan `json:"plan"`
+	Behaviour Behaviour       `json:"behaviour"`
+	Run       string          `json:"run"`
+	PID       int             `json:"pid"`
+	Started   time.Time       `json:"started"`
+	Asked     time.Time       `json:"asked,omitzero"` // to power off
+	Paused    bool            `json:"paused"`
+	Ended     End             `json:"ended,omitempty"`
+}
+
+// NewHost returns a host. With a folder, VMs that an earlier process left there go on running; with "" all is in memory.
+func NewHost(dir string) (*Host, error) {
+	h := &Host{dir: dir, nextPID: firstPID, vms: map[vm.ID]*machine{}}
+	if dir == "" {
+		return h, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open fake host: %w", err)
+	}
+	for _, e := range entries {
+		if name := e.Name(); strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".") {
+			if err := h.load(filepath.Join(dir, name)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return h, nil
+}
+
+func (h *Host) load(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("open fake host: %w", err)
+	}
+	v := &machine{gone: make(chan struct{})}
+	if err := json.Unmarshal(data, &v.record); err != nil {
+		return errdefs.DataLossf("open fake host: %s: %w", path, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.vms[v.Plan.ID] = v
+	h.nextPID = max(h.nextPID, v.PID+1)
+	if v.Ended != "" {
+		close(v.gone)
+		return nil
+	}
+	h.schedule(v)
+	return nil
+}
+
+// schedule sets the timer for the next thing that the guest does by itself.
+func (h *Host) schedule(v *machine) {
+	at, end := time.Time{}, End("")
+	if v.Behaviour.RunFor > 0 {
+		at, end = v.Started.Add(v.Behaviour.RunFor), v.Behaviour.End
+		if end == "" {
+			end = PowerOff
+		}
+	}
+	if off := v.Asked.Add(v.Behaviour.Shutdown); !v.Asked.IsZero() && (at.IsZero() || off.Before(at)) {
+		at, end = off, PowerOff
+	}
+	if at.IsZero() {
+		return
+	}
+	if v.timer != nil {
+		v.timer.Stop()
+	}
+	v.timer = time.AfterFunc(time.Until(at), func() { h.end(v, end) })
+}
+
+func (h *Host) start(p hypervisor.Plan, b Behaviour) (*machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if old := h.vms[p.ID]; old != nil && old.Ended == "" {
+		return nil, errdefs.Conflictf("VM %s runs already as fake process %d", p.ID, old.PID)
+	}
+	v := &machine{gone: make(chan struct{})}
+	v.record = record{Plan: p, Behaviour: b, Run: string(vm.NewID()), PID: h.nextPID, Started: time.Now()}
+	h.nextPID++
+	if err := h.save(v); err != nil {
+		return nil, err
+	}
+	h.vms[p.ID] = v
+	h.schedule(v)
+	return v, nil
+}
+
+func (h *Host) file(id vm.ID) string { return filepath.Join(h.dir, string(id)+".json") }
+
+// save writes the record of v, if this host has a folder: whole or not at all, but not synced. A fake VM has to outlive a
+// killed process, not a power cut, and thousands of them must not wait for the disk.
+func (h *Host) save(v *machine) error {
+	if h.dir == "" {
+		return nil
+	}
+	data, err := json.Marshal(v.record)
+	if err != nil {
+		return fmt.Errorf("save fake VM: %w", err)
+	}
+	path := h.file(v.Plan.ID)
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return fmt.Errorf("save fake VM: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("save fake VM: %w", err)
+	}
+	return nil
+}
+
+// forget drops every trace of v.
+func (h *Host) forget(v *machine) error {
+	if h.vms[v.Plan.ID] == v {
+		delete(h.vms, v.Plan.ID)
+	}
+	if h.dir == "" {
+		return nil
+	}
+	if err := os.Remove(h.file(v.Plan.ID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("forget fake VM: %w", err)
+	}
+	return nil
+}
+
+// end ends v in the given way; only the first end counts. What the guest did itself is remembered for LastExit.
+func (h *Host) end(v *machine, how End) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if v.Ended != "" {
+		return
+	}
+	v.Ended = how
+	if v.timer != nil {
+		v.timer.Stop()
+	}
+	for c := range v.conns {
+		_ = c.Close()
+	}
+	v.conns = nil
+	if how == PowerOff || how == Reset {
+		_ = h.save(v) // a fake disk that is full loses a cause of death, nothing else
+	} else {
+		_ = h.forget(v)
+	}
+	close(v.gone)
+}
+
+func (h *Host) find(want handle) (*machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.vms[want.ID]
+	if v == nil || v.Run != want.Run || v.Ended != "" {
+		return nil, errdefs.NotFoundf("the instance has ended")
+	}
+	return v, nil
+}
+
+func (h *Host) lastExit(want handle) (hypervisor.Exit, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.vms[want.ID]
+	if v == nil || v.Run != want.Run || v.Ended == "" {
+		return hypervisor.Exit{}, errdefs.NotFoundf("how VM %s ended was not noted", want.ID)
+	}
+	return v.Ended.exit(), nil
+}
+
+func (h *Host) reap(id vm.ID) error {
+	h.mu.Lock()
+	v := h.vms[id]
+	h.mu.Unlock()
+	if v == nil {
+		return nil
+	}
+	h.end(v, killed)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.forget(v)
+}
+
+// End makes the running VM id end; NotFound when it does not run.
+func (h *Host) End(id vm.ID, how End) error {
+	h.mu.Lock()
+	v := h.vms[id]
+	h.mu.Unlock()
+	if v == nil {
+		return errdefs.NotFoundf("no fake VM %s runs", id)
+	}
+	h.end(v, how)
+	return nil
+}
+
+// Running lists the VMs that run, with their fake pids.
+func (h *Host) Running() map[vm.ID]int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	running := make(map[vm.ID]int, len(h.vms))
+	for id, v := range h.vms {
+		if v.Ended == "" {
+			running[id] = v.PID
+		}
+	}
+	return running
+}

@@ -1,0 +1,535 @@
+// Package hypervisortest is the suite that every implementation of hypervisor.Driver must pass, the fake one included.
+//
+// It knows no driver: what is special about one comes in as a Fixture. It is for tests only.
+package hypervisortest
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Fixture is one implementation on one host.
+type Fixture struct {
+	// New returns another driver over the same host, as a daemon that was started again would make.
+	New func(t *testing.T) hypervisor.Driver
+	// Plan returns a plan of a fresh VM, with an agent channel, whose guest powers off when asked to.
+	Plan func(t *testing.T) hypervisor.Plan
+	// Broken is a plan that passes validation and fails to start. Everything but its Dir and ID may be odd.
+	Broken func(t *testing.T) hypervisor.Plan
+	// Booted waits until the guest acts on requests.
+	Booted func(t *testing.T, i hypervisor.Instance)
+	// PowerOff makes the guest power itself off, Reset makes it reset itself, unasked by the driver.
+	PowerOff, Reset func(t *testing.T, i hypervisor.Instance)
+	// Crash ends the process behind the driver's back.
+	Crash func(t *testing.T, pid int)
+	// Left lists what the host still holds of a VM: processes, cgroups, sockets, …
+	Left func(t *testing.T, p hypervisor.Plan) []string
+	// Limit bounds every single wait. Zero is a minute.
+	Limit time.Duration
+}
+
+// Run runs the suite. newFixture is called once for each test, which may run beside others.
+func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
+	tests := []struct {
+		name string
+		test func(*testing.T, *suite)
+	}{
+		{"Probe", testProbe},
+		{"LaunchAndKill", testLaunchAndKill},
+		{"Shutdown", testShutdown},
+		{"GuestPowersOff", testGuestPowersOff},
+		{"GuestResets", testGuestResets},
+		{"Crash", testCrash},
+		{"Adopt", testAdopt},
+		{"AdoptRefuses", testAdoptRefuses},
+		{"EndWhileAway", testEndWhileAway},
+		{"Wait", testWait},
+		{"Closed", testClosed},
+		{"LaunchCancelled", testLaunchCancelled},
+		{"LaunchFails", testLaunchFails},
+		{"Reap", testReap},
+		{"Relaunch", testRelaunch},
+		{"Parallel", testParallel},
+		{"Console", testConsole},
+		{"Guest", testGuest},
+		{"Pause", testPause},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			if f.Limit == 0 {
+				f.Limit = time.Minute
+			}
+			tt.test(t, &suite{Fixture: f, driver: f.New(t)})
+		})
+	}
+}
+
+type suite struct {
+	Fixture
+	driver hypervisor.Driver
+}
+
+// plan returns a plan and checks at the end of the test that nothing of it is left.
+func (s *suite) plan(t *testing.T) hypervisor.Plan {
+	p := s.Plan(t)
+	t.Cleanup(func() {
+		if err := s.New(t).Reap(context.Background(), p.ID, p.Dir); err != nil {
+			t.Errorf("Reap at the end: %v", err)
+		}
+		s.nothingLeft(t, p)
+	})
+	return p
+}
+
+func (s *suite) nothingLeft(t *testing.T, p hypervisor.Plan) {
+	t.Helper()
+	if left := s.Left(t, p); len(left) > 0 {
+		t.Errorf("the host still holds of VM %s: %s", p.ID, strings.Join(left, "; "))
+	}
+}
+
+func (s *suite) ctx(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), s.Limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func (s *suite) launch(t *testing.T, p hypervisor.Plan) hypervisor.Instance {
+	t.Helper()
+	i, err := s.driver.Launch(s.ctx(t), p)
+	if err != nil {
+		t.Fatalf("Launch: %v", err)
+	}
+	t.Cleanup(func() { _ = i.Close() })
+	return i
+}
+
+func (s *suite) adopt(t *testing.T, d hypervisor.Driver, h hypervisor.Handle) hypervisor.Instance {
+	t.Helper()
+	i, err := d.Adopt(s.ctx(t), h)
+	if err != nil {
+		t.Fatalf("Adopt: %v", err)
+	}
+	t.Cleanup(func() { _ = i.Close() })
+	return i
+}
+
+func (s *suite) wait(t *testing.T, i hypervisor.Instance) hypervisor.Exit {
+	t.Helper()
+	e, err := i.Wait(s.ctx(t))
+	if err != nil {
+		t.Fatalf("Wait: %v", err)
+	}
+	return e
+}
+
+func (s *suite) kill(t *testing.T, i hypervisor.Instance) {
+	t.Helper()
+	if err := i.Kill(s.ctx(t)); err != nil {
+		t.Fatalf("Kill: %v", err)
+	}
+}
+
+func (s *suite) state(t *testing.T, i hypervisor.Instance, want hypervisor.RunState) {
+	t.Helper()
+	if got, err := i.State(s.ctx(t)); err != nil || got != want {
+		t.Fatalf("State = %q, %v; want %q", got, err, want)
+	}
+}
+
+func testProbe(t *testing.T, s *suite) {
+	info, err := s.driver.Probe(s.ctx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Version == "" || info.Why == "" || (info.Accel != vm.AccelKVM && info.Accel != vm.AccelTCG) {
+		t.Errorf("Probe = %+v", info)
+	}
+	if s.driver.Name() == "" || s.driver.Name() != s.New(t).Name() {
+		t.Error("the name is empty or changes")
+	}
+}
+
+func testLaunchAndKill(t *testing.T, s *suite) {
+	p := s.plan(t)
+	i := s.launch(t, p)
+	s.state(t, i, hypervisor.Running)
+	h := i.Handle()
+	if i.PID() <= 0 || len(h) == 0 {
+		t.Fatalf("pid %d, handle %q", i.PID(), h)
+	}
+	s.kill(t, i)
+	s.nothingLeft(t, p)
+	if e := s.wait(t, i); e.GuestShutdown || e.GuestReset {
+		t.Errorf("a killed guest shows as %+v", e)
+	}
+	if _, err := i.State(s.ctx(t)); !errdefs.IsNotFound(err) {
+		t.Errorf("State after the end: %v, want NotFound", err)
+	}
+	if i.PID() != 0 {
+		t.Errorf("PID after the end is %d", i.PID())
+	}
+	if !bytes.Equal(h, i.Handle()) {
+		t.Error("the handle has changed")
+	}
+	s.kill(t, i)
+}
+
+func testShutdown(t *testing.T, s *suite) {
+	p := s.plan(t)
+	i := s.launch(t, p)
+	s.Booted(t, i)
+	if err := i.Shutdown(s.ctx(t)); err != nil {
+		t.Fatalf("Shutdown: %v", err)
+	}
+	if e := s.wait(t, i); !e.GuestShutdown {
+		t.Errorf("after Shutdown: %+v", e)
+	}
+	s.kill(t, i)
+	s.nothingLeft(t, p)
+}
+
+func testGuestPowersOff(t *testing.T, s *suite) {
+	p := s.plan(t)
+	i := s.launch(t, p)
+	s.Booted(t, i)
+	s.PowerOff(t, i)
+	if e := s.wait(t, i); !e.GuestShutdown || e.GuestReset || e.Signal != 0 {
+		t.Errorf("after the guest's power-off: %+v", e)
+	}
+	s.nothingLeft(t, p) // without Kill: there is nothing to kill
+	if _, err := s.New(t).Adopt(s.ctx(t), i.Handle()); !errdefs.IsNotFound(err) {
+		t.Errorf("Adopt after the end: %v, want NotFound", err)
+	}
+	if teller, ok := hypervisor.As[hypervisor.ExitTeller](s.New(t)); ok {
+		if e, err := teller.LastExit(s.ctx(t), i.Handle()); err != nil || !e.GuestShutdown {
+			t.Errorf("LastExit = %+v, %v", e, err)
+		}
+	}
+}
+
+func testGuestResets(t *testing.T, s *suite) {
+	i := s.launch(t, s.plan(t))
+	s.Booted(t, i)
+	s.Reset(t, i)
+	if e := s.wait(t, i); !e.GuestReset || e.GuestShutdown {
+		t.Errorf("after the guest's reset: %+v", e)
+	}
+}
+
+func testCrash(t *testing.T, s *suite) {
+	p := s.plan(t)
+	i := s.launch(t, p)
+	s.Crash(t, i.PID())
+	if e := s.wait(t, i); e.GuestShutdown || e.GuestReset {
+		t.Errorf("a crash shows as %+v", e)
+	}
+	s.kill(t, i)
+	s.nothingLeft(t, p)
+	if teller, ok := hypervisor.As[hypervisor.ExitTeller](s.driver); ok {
+		if e, err := teller.LastExit(s.ctx(t), i.Handle()); !errdefs.IsNotFound(err) {
+			t.Errorf("LastExit of a crash = %+v, %v; want NotFound", e, err)
+		}
+	}
+}
+
+func testAdopt(t *testing.T, s *suite) {
+	p := s.plan(t)
+	i := s.launch(t, p)
+	pid, h := i.PID(), i.Handle()
+	if err := i.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // daemons come and go
+		a := s.adopt(t, s.New(t), h)
+		s.state(t, a, hypervisor.Running)
+		if a.PID() != pid || !bytes.Equal(a.Handle(), h) {
+			t.Errorf("adopted pid %d with handle %q, launched pid %d with %q", a.PID(), a.Handle(), pid, h)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := s.adopt(t, s.New(t), h)
+	s.Booted(t, a)
+	if err := a.Shutdown(s.ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.wait(t, a); !e.GuestShutdown {
+		t.Errorf("after Shutdown of an adopted guest: %+v", e)
+	}
+	s.nothingLeft(t, p)
+}
+
+func testAdoptRefuses(t *testing.T, s *suite) {
+	for _, h := range []string{"", "{}", "null", "[]", `{"driver":"none","version":1}`, "\x00"} {
+		if _, err := s.driver.Adopt(s.ctx(t), hypervisor.Handle(h)); !errdefs.IsInvalid(err) {
+			t.Errorf("Adopt(%q) = %v, want InvalidArgument", h, err)
+		}
+	}
+	p := s.plan(t)
+	i := s.launch(t, p)
+	h := i.Handle()
+	s.kill(t, i)
+	again := s.launch(t, p) // same VM, another run
+	if _, err := s.New(t).Adopt(s.ctx(t), h); !errdefs.IsNotFound(err) {
+		t.Errorf("Adopt of the run before = %v, want NotFound", err)
+	}
+	s.state(t, again, hypervisor.Running)
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.kill(t, s.adopt(t, s.New(t), again.Handle())) // its sockets have not suffered
+}
+
+func testEndWhileAway(t *testing.T, s *suite) {
+	p := s.plan(t)
+	i := s.launch(t, p)
+	s.Booted(t, i)
+	s.PowerOff(t, i)
+	h := i.Handle()
+	if err := i.Close(); err != nil { // before, while or after it ends: all the same
+		t.Fatal(err)
+	}
+	d := s.New(t)
+	var e hypervisor.Exit
+	a, err := d.Adopt(s.ctx(t), h)
+	switch teller, ok := hypervisor.As[hypervisor.ExitTeller](d); {
+	case err == nil:
+		e = s.wait(t, a)
+	case errdefs.IsNotFound(err) && ok:
+		if e, err = teller.LastExit(s.ctx(t), h); err != nil {
+			t.Fatalf("LastExit: %v", err)
+		}
+	default:
+		t.Fatalf("Adopt: %v", err)
+	}
+	if !e.GuestShutdown {
+		t.Errorf("the cause of the end is lost: %+v", e)
+	}
+	s.nothingLeft(t, p)
+}
+
+func testWait(t *testing.T, s *suite) {
+	i := s.launch(t, s.plan(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := i.Wait(ctx); errdefs.ClassOf(err) != errdefs.Canceled {
+		t.Errorf("Wait with a cancelled context: %v", err)
+	}
+	var wg sync.WaitGroup
+	exits := make([]hypervisor.Exit, 5)
+	for n := range exits {
+		wg.Go(func() { exits[n], _ = i.Wait(s.ctx(t)) })
+	}
+	s.kill(t, i)
+	wg.Wait()
+	for _, e := range exits {
+		if e != s.wait(t, i) {
+			t.Errorf("waiters disagree: %+v", exits)
+		}
+	}
+}
+
+func testClosed(t *testing.T, s *suite) {
+	i := s.launch(t, s.plan(t))
+	errc := make(chan error, 1)
+	go func() {
+		_, err := i.Wait(s.ctx(t))
+		errc <- err
+	}()
+	for range 2 {
+		if err := i.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-errc; err == nil || errdefs.ClassOf(err) == errdefs.DeadlineExceeded {
+		t.Errorf("Wait across Close: %v, want an error at once", err)
+	}
+	a := s.adopt(t, s.driver, i.Handle())
+	s.state(t, a, hypervisor.Running)
+	s.kill(t, a)
+}
+
+func testLaunchCancelled(t *testing.T, s *suite) {
+	p := s.plan(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.driver.Launch(ctx, p); errdefs.ClassOf(err) != errdefs.Canceled {
+		t.Errorf("Launch with a cancelled context: %v", err)
+	}
+	s.nothingLeft(t, p)
+	for _, d := range []time.Duration{time.Microsecond, time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		i, err := s.driver.Launch(ctx, p)
+		cancel()
+		if err == nil {
+			s.kill(t, i)
+		}
+		s.nothingLeft(t, p)
+	}
+}
+
+func testLaunchFails(t *testing.T, s *suite) {
+	p := s.Broken(t)
+	_, err := s.driver.Launch(s.ctx(t), p)
+	if err == nil {
+		t.Fatal("Launch of a broken plan succeeded")
+	}
+	if len(err.Error()) < 20 || strings.Contains(err.Error(), "\n") {
+		t.Errorf("the error does not say what is wrong in one line: %v", err)
+	}
+	s.nothingLeft(t, p)
+}
+
+func testReap(t *testing.T, s *suite) {
+	p, other := s.plan(t), s.plan(t)
+	i, o := s.launch(t, p), s.launch(t, other)
+	_ = i.Close() // its handle is lost
+	d := s.New(t)
+	for range 2 {
+		if err := d.Reap(s.ctx(t), p.ID, p.Dir); err != nil {
+			t.Fatalf("Reap: %v", err)
+		}
+		s.nothingLeft(t, p)
+	}
+	s.state(t, o, hypervisor.Running)
+	if err := d.Reap(s.ctx(t), vm.NewID(), t.TempDir()); err != nil {
+		t.Errorf("Reap of a VM that never was: %v", err)
+	}
+	if err := d.Reap(s.ctx(t), vm.NewID(), t.TempDir()+"/none"); err != nil {
+		t.Errorf("Reap without a folder: %v", err)
+	}
+	s.kill(t, o)
+}
+
+func testRelaunch(t *testing.T, s *suite) {
+	p := s.plan(t)
+	first := s.launch(t, p)
+	s.kill(t, first)
+	second := s.launch(t, p)
+	s.state(t, second, hypervisor.Running)
+	if bytes.Equal(first.Handle(), second.Handle()) {
+		t.Error("two runs have the same handle")
+	}
+	s.kill(t, first) // a late Kill of the first run must not touch the second
+	s.state(t, second, hypervisor.Running)
+	s.kill(t, second)
+}
+
+func testParallel(t *testing.T, s *suite) {
+	plans := []hypervisor.Plan{s.plan(t), s.plan(t), s.plan(t)}
+	pids := make([]int, len(plans))
+	var wg sync.WaitGroup
+	for n, p := range plans {
+		wg.Go(func() {
+			i, err := s.driver.Launch(s.ctx(t), p)
+			if err != nil {
+				t.Errorf("Launch: %v", err)
+				return
+			}
+			pids[n] = i.PID()
+			if err := i.Kill(s.ctx(t)); err != nil {
+				t.Errorf("Kill: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if pids[0] == pids[1] || pids[1] == pids[2] {
+		t.Errorf("pids %v", pids)
+	}
+}
+
+func testConsole(t *testing.T, s *suite) {
+	i := s.launch(t, s.plan(t))
+	console, ok := hypervisor.As[hypervisor.ConsoleOpener](i)
+	if !ok {
+		t.Skip("no ConsoleOpener")
+	}
+	first, err := console.OpenConsole(s.ctx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := console.OpenConsole(s.ctx(t)); !errdefs.Is(err, errdefs.Conflict) {
+		t.Errorf("a second reader gets %v, want Conflict", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := console.OpenConsole(s.ctx(t))
+	if err != nil {
+		t.Fatalf("after Close: %v", err)
+	}
+	if st, err := os.Stat(console.ConsoleLog()); err != nil || !st.Mode().IsRegular() {
+		t.Errorf("console log: %v", err)
+	}
+	s.kill(t, i)
+	if _, err := io.Copy(io.Discard, second); err != nil && !errdefs.Is(err, errdefs.Internal) {
+		t.Errorf("reading to the end: %v", err)
+	}
+	_ = second.Close()
+	if _, err := console.OpenConsole(s.ctx(t)); err == nil {
+		t.Error("the console of an ended VM opens")
+	}
+}
+
+// testGuest needs a guest that echoes what it reads from the agent's channel.
+func testGuest(t *testing.T, s *suite) {
+	i := s.launch(t, s.plan(t))
+	s.Booted(t, i)
+	guest, ok := hypervisor.As[hypervisor.GuestDialer](i)
+	if !ok {
+		t.Skip("no GuestDialer")
+	}
+	for _, word := range []string{"hello\n", "again\n"} {
+		conn, err := guest.DialGuest(s.ctx(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(s.Limit))
+		if _, err := io.WriteString(conn, word); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, len(word))
+		if _, err := io.ReadFull(conn, buf); err != nil || string(buf) != word {
+			t.Fatalf("echo of %q: %q, %v", word, buf, err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.kill(t, i)
+	if _, err := guest.DialGuest(s.ctx(t)); err == nil {
+		t.Error("an ended guest can be dialled")
+	}
+}
+
+func testPause(t *testing.T, s *suite) {
+	i := s.launch(t, s.plan(t))
+	pauser, ok := hypervisor.As[hypervisor.Pauser](i)
+	if !ok {
+		t.Skip("no Pauser")
+	}
+	for range 2 {
+		if err := pauser.Pause(s.ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+		s.state(t, i, hypervisor.Paused)
+		if err := pauser.Resume(s.ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+		s.state(t, i, hypervisor.Running)
+	}
+	s.kill(t, i)
+}

@@ -1,0 +1,83 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"syscall"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const kvmDevice = "/dev/kvm"
+
+// kvmFacts say whether this host can run guests under KVM.
+type kvmFacts struct {
+	openErr error  // of /dev/kvm; nil when it opens
+	flags   bool   // the CPU says vmx or svm
+	mode    uint32 // permission bits of /dev/kvm
+	group   uint32 // its group
+}
+
+var virtFlag = regexp.MustCompile(`(?m)^flags\s*:.*\b(vmx|svm)\b`)
+
+func readKVMFacts() kvmFacts {
+	var k kvmFacts
+	f, err := os.OpenFile(kvmDevice, os.O_RDWR, 0)
+	k.openErr = err
+	if err == nil {
+		defer f.Close()
+		if st, err := f.Stat(); err == nil {
+			k.mode = uint32(st.Mode().Perm())
+			if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+				k.group = sys.Gid
+			}
+		}
+	}
+	info, err := os.ReadFile("/proc/cpuinfo")
+	k.flags = err == nil && virtFlag.Match(info)
+	return k
+}
+
+// problem says in one clause why KVM cannot be used, or "".
+func (k kvmFacts) problem() string {
+	switch {
+	case k.openErr != nil:
+		return fmt.Sprintf("%s does not open (%v)", kvmDevice, k.openErr)
+	case !k.flags:
+		return kvmDevice + " opens but the CPU shows neither vmx nor svm, and guests would hang"
+	case k.mode&0o006 != 0o006 && (k.mode&0o060 != 0o060 || k.group == 0):
+		return kvmDevice + " is closed to unprivileged processes (`chgrp kvm /dev/kvm && chmod 660 /dev/kvm` opens it)"
+	}
+	return ""
+}
+
+// groups are those a process needs to open /dev/kvm.
+func (k kvmFacts) groups() []uint32 {
+	if k.mode&0o006 == 0o006 {
+		return nil
+	}
+	return []uint32{k.group}
+}
+
+// resolve decides between KVM and TCG and says why in one sentence.
+// Forcing KVM where it cannot work is an Unsupported error.
+func (k kvmFacts) resolve(want vm.Accel) (vm.Accel, string, error) {
+	problem := k.problem()
+	switch want {
+	case vm.AccelTCG:
+		return vm.AccelTCG, "emulation (tcg) was asked for", nil
+	case vm.AccelKVM:
+		if problem != "" {
+			return "", "", errdefs.Unsupportedf("this host cannot run VMs with kvm: %s; use accel auto or tcg", problem)
+		}
+		return vm.AccelKVM, "kvm was asked for", nil
+	case vm.AccelAuto, "":
+		if problem != "" {
+			return vm.AccelTCG, "emulation (tcg), because " + problem, nil
+		}
+		return vm.AccelKVM, kvmDevice + " opens and the CPU supports it", nil
+	}
+	return "", "", errdefs.Invalidf("accel %q is none of auto, kvm, tcg", want)
+}

@@ -1,0 +1,93 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Adopt implements hypervisor.Driver. It returns as soon as the process is proven to be the one; QMP is connected behind it.
+func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	h, err := decodeHandle(raw)
+	if err != nil {
+		return nil, err
+	}
+	p, err := proc.Open(h.PID, h.Start, h.UUID)
+	if err != nil {
+		if errdefs.IsNotFound(err) && !answers(ctx, h.Dir) {
+			err = errors.Join(err, d.clear(h.ID, h.Dir))
+		}
+		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
+	}
+	d.holdUID(h.UID)
+	i := newInstance(d, h, p)
+	i.raw = append(hypervisor.Handle(nil), raw...)
+	i.run(ctx, nil)
+	return i, nil
+}
+
+// answers reports whether a later run of the VM listens in dir: then what is there is not the ended one's.
+func answers(ctx context.Context, dir string) bool {
+	conn, err := dialUnix(ctx, dir, qmpSocket)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close()
+	return true
+}
+
+// LastExit implements hypervisor.ExitTeller.
+func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.Exit, error) {
+	h, err := decodeHandle(raw)
+	if err != nil {
+		return hypervisor.Exit{}, err
+	}
+	reason, err := h.readNote()
+	if err != nil {
+		return hypervisor.Exit{}, fmt.Errorf("VM %s: %w", h.ID, err)
+	}
+	if reason == "" {
+		return hypervisor.Exit{}, errdefs.NotFoundf("how VM %s ended was not noted", h.ID)
+	}
+	return ended(reason), nil
+}
+
+// Reap implements hypervisor.Driver. A process is ours if it runs as one of our users and has the VM's UUID as the
+// value of its -uuid option: both are there from its first instruction, so no crash of the daemon can hide it.
+func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
+	want := uuidOf(id)
+	found, err := proc.Find(func(pid int, args []string) bool {
+		if !follows(args, "-uuid", want) {
+			return false
+		}
+		uid, err := proc.UID(pid)
+		return err == nil && d.ownUID(uid)
+	})
+	for _, p := range found {
+		err = errors.Join(err, p.Kill(ctx), p.Close())
+	}
+	if err == nil {
+		err = d.clear(id, dir)
+	}
+	if err != nil {
+		return fmt.Errorf("reap VM %s: %w", id, err)
+	}
+	return nil
+}
+
+func follows(args []string, option, value string) bool {
+	for i := 1; i < len(args); i++ {
+		if args[i-1] == option && args[i] == value {
+			return true
+		}
+	}
+	return false
+}

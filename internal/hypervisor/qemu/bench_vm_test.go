@@ -1,0 +1,98 @@
+//go:build vm
+
+package qemu
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// BenchmarkLaunch measures, side by side, from the call to a QEMU that answers query-status with its CPUs running:
+// the driver's Launch, and the plainest possible start of the same machine (paths instead of descriptors, QMP on
+// stdio, no user, cgroup, namespace or sandbox).
+func BenchmarkLaunch(b *testing.B) {
+	a := needGuest(b)
+	d := testDriver(b)
+	var ours, bare []time.Duration
+	for b.Loop() {
+		ours = append(ours, launchTime(b, d, a.plan(b)))
+		bare = append(bare, bareTime(b, a.plan(b)))
+	}
+	slices.Sort(ours)
+	slices.Sort(bare)
+	o, r := ours[len(ours)/2], bare[len(bare)/2]
+	b.ReportMetric(float64(o.Microseconds())/1000, "launch-ms")
+	b.ReportMetric(float64(r.Microseconds())/1000, "bare-ms")
+	b.ReportMetric(float64(o)/float64(r), "ratio")
+}
+
+func launchTime(b *testing.B, d *Driver, p hypervisor.Plan) time.Duration {
+	start := time.Now()
+	i, err := d.Launch(b.Context(), p)
+	took := time.Since(start)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := i.Kill(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	return took
+}
+
+func bareTime(b *testing.B, p hypervisor.Plan) time.Duration {
+	d := testDriver(b)
+	bin, err := d.binary()
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, err := build(p, facts{binary: bin, uuid: uuidOf(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var args []string
+	for n := 1; n < len(c.args); n++ {
+		switch a := c.args[n]; {
+		case a == "-sandbox" || a == "-add-fd" || a == "-mon":
+			n++
+		case a == "-chardev" && strings.Contains(c.args[n+1], "id=qmp"):
+			args, n = append(args, "-qmp", "stdio"), n+1
+		case a == "-chardev":
+			id, _, _ := strings.Cut(strings.TrimPrefix(c.args[n+1], "socket,id="), ",")
+			args, n = append(args, "-chardev", "null,id="+id), n+1
+		case strings.HasPrefix(a, "/proc/self/fd/3"):
+			args = append(args, p.Boot.Kernel)
+		case strings.HasPrefix(a, "/proc/self/fd/4"):
+			args = append(args, p.Boot.Initrd)
+		default:
+			args = append(args, a)
+		}
+	}
+	cmd := exec.CommandContext(b.Context(), bin, args...)
+	cmd.Stderr = os.Stderr
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if _, err := io.WriteString(in, `{"execute":"qmp_capabilities"}{"execute":"query-status"}`+"\n"); err != nil {
+		b.Fatal(err)
+	}
+	for sc := bufio.NewScanner(out); sc.Scan(); {
+		if strings.Contains(sc.Text(), `"running": true`) {
+			return time.Since(start)
+		}
+	}
+	b.Fatal("the bare QEMU does not run")
+	return 0
+}

@@ -1,0 +1,332 @@
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// kernelArgs come first on every kernel command line. They were measured to give the quickest reliable boot:
+// no crypto self-tests, no SMP-to-UP patching, no slow clocksource, and a panic ends the VM instead of hanging it.
+const kernelArgs = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check noreplace-smp cryptomgr.notests"
+
+// Layout of the root bus. Slots are stable, so that a snapshot finds its devices where it left them.
+const (
+	slotBasic   = 0x01 // rng, balloon, serial
+	slotDisks   = 0x02 // 8 functions in each slot up to slotPorts
+	slotPorts   = 0x10 // root ports, 8 functions in each slot up to the chipset's own at 0x1f
+	maxDisks    = (slotPorts - slotDisks) * 8
+	maxPorts    = 8 * 8
+	maxBacking  = 16
+	firstFileFd = 3 // 0, 1 and 2 are stdin, stdout and stderr
+)
+
+// facts are what the host, and not the plan, decides about a command line.
+type facts struct {
+	binary   string
+	uuid     string
+	accel    vm.Accel // kvm or tcg
+	tbSize   int      // MiB of TCG code cache
+	spare    int      // root ports left free for hot-plug
+	qboot    string   // path of the small firmware for direct kernel boot, "" if the host lacks it
+	ovmfCode string   // UEFI guests: path of the firmware
+	ovmfVars string   // UEFI guests: path of the VM's own copy of the variable store
+}
+
+// fileKind says how the driver must open a file that the process inherits.
+type fileKind string
+
+const (
+	fileRead   fileKind = "read"
+	fileWrite  fileKind = "write"
+	fileLog    fileKind = "log"    // append, made if missing
+	fileSocket fileKind = "listen" // a listening unix socket
+	fileTap    fileKind = "tap"
+)
+
+// file is one inherited descriptor. The process itself opens no path below the state folder: it may not even be able to.
+type file struct {
+	kind fileKind
+	path string // for a tap its name
+	nic  int    // index into Plan.NICs, taps only
+}
+
+// command is what to run: args[0] is the binary, files become the descriptors 3, 4, …
+type command struct {
+	args  []string
+	files []file
+}
+
+// names of the files in Plan.Dir
+const (
+	qmpSocket     = "qmp.sock"
+	consoleSocket = "console.sock"
+	agentSocket   = "agent.sock"
+	consoleLog    = "console.log"
+	qemuLog       = "qemu.log"
+	varsFile      = "efivars.fd"
+)
+
+// agentPort is the name by which our agent finds its virtio-serial port.
+const agentPort = "cocoon.agent"
+
+// build turns a plan into a command line. It is pure: same plan and facts, same command.
+func build(p hypervisor.Plan, f facts) (command, error) {
+	if err := check(p); err != nil {
+		return command{}, err
+	}
+	c := &command{args: []string{f.binary}}
+	c.identity(p, f)
+	c.machine(p, f)
+	if err := c.boot(p, f); err != nil {
+		return command{}, err
+	}
+	c.channels(p)
+	c.basics(p)
+	for i, d := range p.Disks {
+		c.disk(i, d, p.Boot.Kernel == "")
+	}
+	c.ports(len(p.NICs) + f.spare)
+	for i, n := range p.NICs {
+		c.nic(i, n)
+	}
+	return *c, nil
+}
+
+func check(p hypervisor.Plan) error {
+	switch {
+	case p.ID == "" || p.Dir == "":
+		return errdefs.Invalidf("plan of VM %q lacks its id or its folder", p.Name)
+	case p.CPUs < 1 || p.CPUs > vm.MaxCPUs:
+		return errdefs.Invalidf("VM %s: %d CPUs; 1 to %d are possible", p.Name, p.CPUs, vm.MaxCPUs)
+	case p.Memory < 1<<20:
+		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
+	case len(p.Disks) > maxDisks:
+		return errdefs.Invalidf("VM %s has %d disks; at most %d are possible", p.Name, len(p.Disks), maxDisks)
+	case len(p.NICs) > maxPorts:
+		return errdefs.Invalidf("VM %s has %d network interfaces; at most %d are possible", p.Name, len(p.NICs), maxPorts)
+	case p.Boot.Kernel == "" && len(p.Disks) == 0:
+		return errdefs.Invalidf("VM %s has neither a kernel nor a disk to boot from", p.Name)
+	}
+	for _, d := range p.Disks {
+		if err := checkDisk(p.Name, d, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkDisk(name string, d vm.Disk, depth int) error {
+	switch {
+	case depth > maxBacking:
+		return errdefs.Invalidf("VM %s: disk %s stands on more than %d layers", name, d.Path, maxBacking)
+	case d.Format != vm.DiskRaw && d.Format != vm.DiskQCOW2:
+		return errdefs.Invalidf("VM %s: disk %s has the unknown format %q", name, d.Path, d.Format)
+	case d.Backing != nil && d.Format != vm.DiskQCOW2:
+		return errdefs.Invalidf("VM %s: disk %s is %s and cannot stand on another disk", name, d.Path, d.Format)
+	case len(d.Serial) > 20:
+		return errdefs.Invalidf("VM %s: disk serial %q is longer than 20 bytes", name, d.Serial)
+	case d.Backing != nil:
+		return checkDisk(name, *d.Backing, depth+1)
+	}
+	return nil
+}
+
+func (c *command) add(args ...string) { c.args = append(c.args, args...) }
+
+// fd makes the process inherit f and returns its number.
+func (c *command) fd(f file) int {
+	c.files = append(c.files, f)
+	return firstFileFd + len(c.files) - 1
+}
+
+// fdset is fd for files that QEMU opens through its block or log layer: a name it can open again and again.
+func (c *command) fdset(f file) string {
+	n := strconv.Itoa(c.fd(f))
+	c.add("-add-fd", "fd="+n+",set="+n)
+	return "/dev/fdset/" + n
+}
+
+// plain is fd for files that QEMU opens with a plain open(2). The inode must be readable for the process's user,
+// the path to it need not be.
+func (c *command) plain(f file) string {
+	return "/proc/self/fd/" + strconv.Itoa(c.fd(f))
+}
+
+// props are a device or block node in QEMU's JSON notation, which needs no quoting rules of its own.
+type props map[string]any
+
+func (c *command) device(p props)   { c.add("-device", p.json()) }
+func (c *command) blockdev(p props) { c.add("-blockdev", p.json()) }
+
+func (p props) json() string {
+	b, err := json.Marshal(p) // keys come sorted
+	if err != nil {
+		panic(err) // strings, numbers and booleans always marshal
+	}
+	return string(b)
+}
+
+// at places a device on the root bus.
+func (p props) at(slot, function int) props {
+	p["bus"], p["addr"], p["multifunction"] = "pcie.0", fmt.Sprintf("%#x.%#x", slot, function), true
+	return p
+}
+
+func (c *command) identity(p hypervisor.Plan, f facts) {
+	c.add("-name", "guest="+p.Name+",debug-threads=on", "-uuid", f.uuid)
+	c.add("-nodefaults", "-no-user-config", "-display", "none", "-msg", "timestamp=on")
+	c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+}
+
+func (c *command) machine(p hypervisor.Plan, f facts) {
+	machine := "q35,memory-backend=mem,dump-guest-core=off"
+	switch {
+	case p.Boot.Kernel != "":
+		machine += ",sata=off,smbus=off"
+	case p.Boot.Firmware == vm.FirmwareUEFI:
+		machine += ",pflash0=efi-code,pflash1=efi-vars"
+	default:
+		machine += ",graphics=off" // SeaBIOS and boot loaders then speak on the serial console
+	}
+	mib := p.Memory >> 20
+	accel, cpu := "tcg,tb-size="+strconv.Itoa(f.tbSize), "max"
+	if f.accel == vm.AccelKVM {
+		accel, cpu = "kvm", "host"
+	}
+	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", fmt.Sprintf("cpus=%d,sockets=1", p.CPUs))
+	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object", fmt.Sprintf("memory-backend-ram,id=mem,size=%dM", mib))
+}
+
+// boot chooses between our kernel and the disk's own boot loader, and what a reset means: an OCI guest ends with it.
+// A guest that powers off stays as a paused process until the driver has noted that, so that the cause of the end
+// is not lost when the daemon is away at that moment.
+func (c *command) boot(p hypervisor.Plan, f facts) error {
+	if p.Boot.Kernel == "" {
+		c.add("-action", "shutdown=pause,reboot=reset")
+		return c.firmware(p, f)
+	}
+	c.add("-action", "shutdown=pause,reboot=shutdown")
+	if f.qboot != "" {
+		c.add("-bios", f.qboot)
+	}
+	c.add("-kernel", c.plain(file{kind: fileRead, path: p.Boot.Kernel}))
+	if p.Boot.Initrd != "" {
+		c.add("-initrd", c.plain(file{kind: fileRead, path: p.Boot.Initrd}))
+	}
+	args := kernelArgs
+	if p.Boot.Cmdline != "" {
+		args += " " + p.Boot.Cmdline
+	}
+	c.add("-append", args)
+	return nil
+}
+
+func (c *command) firmware(p hypervisor.Plan, f facts) error {
+	switch p.Boot.Firmware {
+	case "", vm.FirmwareBIOS:
+		c.add("-boot", "strict=on")
+	case vm.FirmwareUEFI:
+		if f.ovmfCode == "" {
+			return errdefs.Unsupportedf("VM %s wants UEFI, and this host has no OVMF firmware; `apt-get install ovmf` brings it", p.Name)
+		}
+		code := c.fdset(file{kind: fileRead, path: f.ovmfCode})
+		c.blockdev(props{"driver": "raw", "node-name": "efi-code", "read-only": true, "file": fileNode(code, true)})
+		vars := c.fdset(file{kind: fileWrite, path: f.ovmfVars})
+		c.blockdev(props{"driver": "raw", "node-name": "efi-vars", "file": fileNode(vars, false)})
+	default:
+		return errdefs.Invalidf("VM %s: firmware %q is neither bios nor uefi", p.Name, p.Boot.Firmware)
+	}
+	return nil
+}
+
+func fileNode(path string, readOnly bool) props {
+	return props{"driver": "file", "filename": path, "read-only": readOnly, "discard": "unmap"}
+}
+
+// channels are the ways in from the host: QMP, the serial console and our agent's port.
+func (c *command) channels(p hypervisor.Plan) {
+	c.socket("qmp", qmpSocket, "")
+	c.add("-mon", "chardev=qmp,mode=control")
+	c.socket("console", consoleSocket, ",logappend=on,logfile="+c.fdset(file{kind: fileLog, path: consoleLog}))
+	c.add("-serial", "chardev:console")
+	if p.Agent {
+		c.socket("agent", agentSocket, "")
+	}
+}
+
+func (c *command) socket(id, name, more string) {
+	fd := c.fd(file{kind: fileSocket, path: name})
+	c.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off%s", id, fd, more))
+}
+
+func (c *command) basics(p hypervisor.Plan) {
+	c.add("-object", "rng-builtin,id=rng")
+	c.device(props{"driver": "virtio-rng-pci", "rng": "rng", "id": "rng0"}.at(slotBasic, 0))
+	c.device(props{"driver": "virtio-balloon-pci", "id": "balloon0", "deflate-on-oom": true}.at(slotBasic, 1))
+	c.device(props{"driver": "virtio-serial-pci", "id": "serial0", "max_ports": 4}.at(slotBasic, 2))
+	if p.Agent {
+		c.device(props{"driver": "virtserialport", "bus": "serial0.0", "nr": 1, "chardev": "agent", "name": agentPort, "id": "agent0"})
+	}
+}
+
+func (c *command) disk(i int, d vm.Disk, bootable bool) {
+	node := fmt.Sprintf("disk%d", i)
+	c.layer(node, d)
+	dev := props{"driver": "virtio-blk-pci", "drive": node, "id": "virtio-" + node}
+	if d.Serial != "" {
+		dev["serial"] = d.Serial
+	}
+	if bootable && i == 0 {
+		dev["bootindex"] = 0
+	}
+	c.device(dev.at(slotDisks+i/8, i%8))
+}
+
+// layer names every file of a disk and its format itself: nothing is probed and no header is believed, because both
+// may come from a stranger's image.
+func (c *command) layer(node string, d vm.Disk) {
+	if d.Backing != nil {
+		below := *d.Backing
+		below.ReadOnly = true
+		c.layer(node+"b", below)
+	}
+	kind := fileWrite
+	if d.ReadOnly {
+		kind = fileRead
+	}
+	n := fileNode(c.fdset(file{kind: kind, path: d.Path}), d.ReadOnly)
+	n["node-name"] = node + "-file"
+	c.blockdev(n)
+	top := props{"driver": string(d.Format), "node-name": node, "file": node + "-file", "read-only": d.ReadOnly, "discard": "unmap"}
+	if d.Format == vm.DiskQCOW2 {
+		top["backing"] = nil // JSON null: do not follow what the header says
+		if d.Backing != nil {
+			top["backing"] = node + "b"
+		}
+	}
+	c.blockdev(top)
+}
+
+// ports are the root ports: one for each NIC, so that it can be unplugged, and some free ones for what comes later.
+func (c *command) ports(n int) {
+	for i := range min(n, maxPorts) {
+		c.device(props{"driver": "pcie-root-port", "id": fmt.Sprintf("port%d", i), "chassis": i + 1}.at(slotPorts+i/8, i%8))
+	}
+}
+
+func (c *command) nic(i int, n vm.NIC) {
+	c.add("-netdev", fmt.Sprintf("tap,id=net%d,fd=%d,vhost=off", i, c.fd(file{kind: fileTap, path: n.Tap, nic: i})))
+	dev := props{
+		"driver": "virtio-net-pci", "netdev": fmt.Sprintf("net%d", i), "id": fmt.Sprintf("nic%d", i),
+		"mac": n.MAC, "bus": fmt.Sprintf("port%d", i), "romfile": "",
+	}
+	if n.MTU > 0 {
+		dev["host_mtu"] = n.MTU
+	}
+	c.device(dev)
+}

@@ -1,0 +1,307 @@
+package qemu
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func ociPlan() hypervisor.Plan {
+	return hypervisor.Plan{
+		ID: "abcdefghijklmnopqrstuvwxyz", Name: "web-1", CPUs: 2, Memory: 512 << 20, Agent: true, Dir: "/run/vm/x",
+		Boot: vm.Boot{Kernel: "/guest/vmlinux", Initrd: "/guest/initrd", Cmdline: "cocoon.root=layer0"},
+		Disks: []vm.Disk{
+			{Path: "/images/layer0", Format: vm.DiskRaw, ReadOnly: true, Serial: "layer0", Role: vm.RoleLayer},
+			{Path: "/vms/x/cow", Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW},
+		},
+		NICs: []vm.NIC{{Tap: "tap0", MAC: "02:00:00:00:00:01"}},
+	}
+}
+
+func diskPlan() hypervisor.Plan {
+	p := ociPlan()
+	p.Agent, p.Boot = false, vm.Boot{Firmware: vm.FirmwareBIOS}
+	p.Disks = []vm.Disk{
+		{
+			Path: "/vms/x/overlay.qcow2", Format: vm.DiskQCOW2, Serial: "root", Role: vm.RoleCOW,
+			Backing: &vm.Disk{Path: "/images/base.qcow2", Format: vm.DiskQCOW2, ReadOnly: true, Backing: &vm.Disk{Path: "/images/root.raw", Format: vm.DiskRaw}},
+		},
+		{Path: "/vms/x/cidata.iso", Format: vm.DiskRaw, ReadOnly: true, Serial: "cidata", Role: vm.RoleCidat},
+	}
+	return p
+}
+
+func testFacts(accel vm.Accel) facts {
+	return facts{
+		binary: "/usr/bin/qemu-system-x86_64", uuid: uuidOf("abcdefghijklmnopqrstuvwxyz"), accel: accel, tbSize: 128, spare: 4,
+		qboot: "/usr/share/qemu/qboot.rom", ovmfCode: "/fw/OVMF_CODE_4M.fd", ovmfVars: "/run/vm/x/efivars.fd",
+	}
+}
+
+func TestBuildGolden(t *testing.T) {
+	uefi := diskPlan()
+	uefi.Boot.Firmware = vm.FirmwareUEFI
+	nics := ociPlan()
+	for i := 2; i <= 10; i++ {
+		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
+	}
+	tests := []struct {
+		name  string
+		plan  hypervisor.Plan
+		facts facts
+	}{
+		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
+		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
+		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},
+		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
+		{"multi-nic", nics, testFacts(vm.AccelTCG)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := build(tt.plan, tt.facts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, tt.name, c.String())
+		})
+	}
+}
+
+// String is the form of the golden files: one option per line, then the inherited files.
+func (c command) String() string {
+	var b strings.Builder
+	for _, a := range c.args {
+		if strings.HasPrefix(a, "-") {
+			b.WriteString("\n" + a)
+		} else {
+			b.WriteString(" " + a)
+		}
+	}
+	b.WriteString("\n\n")
+	for i, f := range c.files {
+		fmt.Fprintf(&b, "%d %s %s\n", firstFileFd+i, f.kind, f.path)
+	}
+	return strings.TrimPrefix(b.String(), " ")
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (-update accepts it):\n%s\nwant:\n%s", path, got, want)
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	deep := vm.Disk{Path: "x", Format: vm.DiskQCOW2}
+	for range maxBacking + 1 {
+		below := deep
+		deep = vm.Disk{Path: "x", Format: vm.DiskQCOW2, Backing: &below}
+	}
+	tests := []struct {
+		name  string
+		spoil func(*hypervisor.Plan, *facts)
+		class errdefs.Class
+	}{
+		{"no id", func(p *hypervisor.Plan, _ *facts) { p.ID = "" }, errdefs.InvalidArgument},
+		{"no cpu", func(p *hypervisor.Plan, _ *facts) { p.CPUs = 0 }, errdefs.InvalidArgument},
+		{"1000 cpus", func(p *hypervisor.Plan, _ *facts) { p.CPUs = 1000 }, errdefs.InvalidArgument},
+		{"no memory", func(p *hypervisor.Plan, _ *facts) { p.Memory = 0 }, errdefs.InvalidArgument},
+		{"nothing to boot", func(p *hypervisor.Plan, _ *facts) { p.Boot.Kernel, p.Disks = "", nil }, errdefs.InvalidArgument},
+		{"format", func(p *hypervisor.Plan, _ *facts) { p.Disks[0].Format = "vmdk" }, errdefs.InvalidArgument},
+		{"raw on raw", func(p *hypervisor.Plan, _ *facts) { p.Disks[0].Backing = &vm.Disk{Format: vm.DiskRaw} }, errdefs.InvalidArgument},
+		{"serial", func(p *hypervisor.Plan, _ *facts) { p.Disks[0].Serial = strings.Repeat("x", 21) }, errdefs.InvalidArgument},
+		{"too deep", func(p *hypervisor.Plan, _ *facts) { p.Disks[0] = deep }, errdefs.InvalidArgument},
+		{"too many disks", func(p *hypervisor.Plan, _ *facts) { p.Disks = make([]vm.Disk, maxDisks+1) }, errdefs.InvalidArgument},
+		{"firmware", func(p *hypervisor.Plan, _ *facts) { p.Boot = vm.Boot{Firmware: "coreboot"} }, errdefs.InvalidArgument},
+		{"no ovmf", func(p *hypervisor.Plan, f *facts) {
+			p.Boot, f.ovmfCode = vm.Boot{Firmware: vm.FirmwareUEFI}, ""
+		}, errdefs.Unsupported},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p, f := ociPlan(), testFacts(vm.AccelTCG)
+			tt.spoil(&p, &f)
+			if _, err := build(p, f); !errdefs.Is(err, tt.class) {
+				t.Errorf("build: %v, want %v", err, tt.class)
+			}
+		})
+	}
+}
+
+func TestResolveAccel(t *testing.T) {
+	good := kvmFacts{flags: true, mode: 0o660, group: 104}
+	tests := []struct {
+		name  string
+		facts kvmFacts
+		want  vm.Accel
+		got   vm.Accel
+		why   string
+		err   bool
+	}{
+		{"auto on a good host", good, vm.AccelAuto, vm.AccelKVM, "opens", false},
+		{"empty is auto", good, "", vm.AccelKVM, "opens", false},
+		{"tcg forced", good, vm.AccelTCG, vm.AccelTCG, "asked", false},
+		{"kvm forced", good, vm.AccelKVM, vm.AccelKVM, "asked", false},
+		{"no device", kvmFacts{openErr: errors.New("gone"), flags: true}, vm.AccelAuto, vm.AccelTCG, "gone", false},
+		{"no flag", kvmFacts{mode: 0o666}, vm.AccelAuto, vm.AccelTCG, "neither vmx nor svm", false},
+		{"root only", kvmFacts{flags: true, mode: 0o600}, vm.AccelAuto, vm.AccelTCG, "unprivileged", false},
+		{"forced without flag", kvmFacts{mode: 0o666}, vm.AccelKVM, "", "", true},
+		{"nonsense", good, "xen", "", "", true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, why, err := tt.facts.resolve(tt.want)
+			if got != tt.got || !strings.Contains(why, tt.why) || (err != nil) != tt.err {
+				t.Errorf("resolve = %q, %q, %v", got, why, err)
+			}
+		})
+	}
+}
+
+func TestLastMessage(t *testing.T) {
+	const stamp = "2026-11-21T11:00:00.000000Z qemu-system-x86_64: "
+	tests := []struct{ name, log, want string }{
+		{"nothing", "", ""},
+		{"plain", stamp + "terminating on signal 15\n", "terminating on signal 15"},
+		{"of many", stamp + "warning: x\n" + stamp + "fatal: y\n", "fatal: y"},
+		{"two lines", stamp + `-device {"a":"b"}: Failed to get "write" lock` + "\nIs another process using the image [/dev/fdset/10]?\n", `Failed to get "write" lock Is another process using the image [/dev/fdset/10]?`},
+		{"from the loader", "error while loading shared libraries: libx.so\n", "error while loading shared libraries: libx.so"},
+		{"endless", stamp + strings.Repeat("x", 5000), strings.Repeat("x", 500)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := lastMessage(tt.log); got != tt.want {
+				t.Errorf("lastMessage = %q, want %q", got, tt.want)
+			}
+		})
+	}
+	c := command{files: make([]file, 20)}
+	c.files[7].path, c.files[0].path = "/disk", "/wrong" // descriptors 10 and 3
+	if got := c.named("[/dev/fdset/10]"); got != "[/disk]" {
+		t.Errorf("named = %q", got)
+	}
+}
+
+func TestFindCgroup2(t *testing.T) {
+	tests := []struct{ name, mountinfo, want string }{
+		{"none", "22 27 0:21 / /proc rw,relatime - proc proc rw\n", ""},
+		{"unified", "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup"},
+		{"hybrid", "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup/unified"},
+		{"read-only", "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n", ""},
+		{"escaped", `30 23 0:26 / /my\040cgroup rw - cgroup2 cgroup2 rw`, "/my cgroup"},
+		{"torn", "30 23 0:26 / - cgroup2\n", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := findCgroup2(strings.NewReader(tt.mountinfo)); got != tt.want {
+				t.Errorf("findCgroup2 = %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestTrim(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	line := "0123456789\n"
+	if err := os.WriteFile(path, []byte(strings.Repeat(line, 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := trim(path, 2000); err != nil {
+		t.Fatal(err)
+	}
+	if data, _ := os.ReadFile(path); len(data) != 1100 {
+		t.Errorf("a short log was cut to %d bytes", len(data))
+	}
+	if err := trim(path, 1000); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteString("end\n"); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if want := strings.Repeat(line, 45) + "end\n"; err != nil || string(data) != want {
+		t.Errorf("the log is %d bytes %.20q…, %v; want %d", len(data), data, err, len(want))
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := trim(link, 10); err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := os.ReadFile(path); len(after) != len(data) {
+		t.Error("trim followed a symlink")
+	}
+}
+
+func FuzzDecodeHandle(f *testing.F) {
+	h := handle{Driver: Name, Version: handleVersion, ID: "abc", PID: 77, Start: 5, UUID: uuidOf("abc"), Dir: "/x", UID: 1}
+	good, err := h.encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(good))
+	f.Add([]byte(`{"driver":"qemu","version":1,"pid":-1}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		h, err := decodeHandle(data)
+		if err != nil && !errdefs.IsInvalid(err) {
+			t.Fatalf("class of %v", err)
+		}
+		if err == nil && (h.PID <= 1 || h.UUID != uuidOf(h.ID)) {
+			t.Fatalf("accepted %+v", h)
+		}
+	})
+}
+
+func TestTakeUID(t *testing.T) {
+	d, err := New(Config{UIDBase: 5000, UIDCount: 2}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, errA := d.takeUID("vm")
+	b, errB := d.takeUID("vm")
+	if errA != nil || errB != nil || a == b || !d.ownUID(a) || !d.ownUID(b) {
+		t.Errorf("takeUID = %d, %v and %d, %v", a, errA, b, errB)
+	}
+	if _, err := d.takeUID("other"); !errdefs.Is(err, errdefs.ResourceExhausted) {
+		t.Errorf("a third: %v", err)
+	}
+	d.dropUID(a)
+	if c, err := d.takeUID("vm"); err != nil || c != a {
+		t.Errorf("again: %d, %v; want %d", c, err, a)
+	}
+	for _, cfg := range []Config{{UIDBase: 5}, {UIDBase: 1 << 31, UIDCount: 1<<31 + 1}, {Cgroup: "a/b"}, {Cgroup: ".."}, {LogLimit: 5}, {TBSize: -1}} {
+		if _, err := New(cfg, slog.New(slog.DiscardHandler)); !errdefs.IsInvalid(err) {
+			t.Errorf("New(%+v): %v", cfg, err)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package qemu
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// handleVersion changes when an older driver could not adopt what a newer one started.
+const handleVersion = 1
+
+// handle is what it takes to find an instance again.
+type handle struct {
+	Driver  string `json:"driver"`
+	Version int    `json:"version"`
+	ID      vm.ID  `json:"id"`
+	PID     int    `json:"pid"`
+	Start   uint64 `json:"start"` // of the process, clock ticks since boot
+	UUID    string `json:"uuid"`  // among the arguments of the process
+	Dir     string `json:"dir"`
+	UID     uint32 `json:"uid"`
+}
+
+func (h handle) encode() (hypervisor.Handle, error) {
+	b, err := json.Marshal(h)
+	if err != nil {
+		return nil, fmt.Errorf("encode handle: %w", err)
+	}
+	return b, nil
+}
+
+func decodeHandle(b hypervisor.Handle) (handle, error) {
+	var h handle
+	if err := json.Unmarshal(b, &h); err != nil {
+		return handle{}, errdefs.Invalidf("handle %.60q is not one of the qemu driver: %w", b, err)
+	}
+	switch {
+	case h.Driver != Name:
+		return handle{}, errdefs.Invalidf("handle is of driver %q, not of %s", h.Driver, Name)
+	case h.Version != handleVersion:
+		return handle{}, errdefs.Invalidf("handle has version %d; this driver knows %d", h.Version, handleVersion)
+	case h.PID <= 1 || h.ID == "" || h.Dir == "" || h.UUID != uuidOf(h.ID):
+		return handle{}, errdefs.Invalidf("handle %.200q is incomplete", b)
+	}
+	return h, nil
+}
+
+// exitFile notes, beside the sockets, how the guest ended. It is written before the process may end.
+const exitFile = "exit.json"
+
+// note is the content of the exit file. Pid and start time tie it to one run.
+type note struct {
+	PID    int    `json:"pid"`
+	Start  uint64 `json:"start"`
+	Reason string `json:"reason"` // QEMU's word, e.g. guest-shutdown
+}
+
+func (h handle) writeNote(reason string) error {
+	b, err := json.Marshal(note{h.PID, h.Start, reason})
+	if err != nil {
+		return fmt.Errorf("note the end of the guest: %w", err)
+	}
+	// No fsync: this is for a daemon that was away; a machine that was away has nothing to adopt.
+	tmp := filepath.Join(h.Dir, exitFile+".tmp")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return fmt.Errorf("note the end of the guest: %w", err)
+	}
+	if err := os.Rename(tmp, filepath.Join(h.Dir, exitFile)); err != nil {
+		return fmt.Errorf("note the end of the guest: %w", err)
+	}
+	return nil
+}
+
+// readNote returns "" when the end of this very run was not noted.
+func (h handle) readNote() (string, error) {
+	b, err := os.ReadFile(filepath.Join(h.Dir, exitFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read how the guest ended: %w", err)
+	}
+	var n note
+	if err := json.Unmarshal(b, &n); err != nil {
+		return "", errdefs.DataLossf("read how the guest ended: %w", err)
+	}
+	if n.PID != h.PID || n.Start != h.Start {
+		return "", nil
+	}
+	return n.Reason, nil
+}
+
+// The reasons of QEMU's SHUTDOWN event that are the guest's own doing.
+const (
+	reasonShutdown = "guest-shutdown"
+	reasonReset    = "guest-reset"
+	reasonPanic    = "guest-panic"
+)
+
+// ended translates a reason into the contract's terms.
+func ended(reason string) hypervisor.Exit {
+	return hypervisor.Exit{
+		GuestShutdown: reason == reasonShutdown,
+		GuestReset:    reason == reasonReset || reason == reasonPanic,
+		Code:          -1,
+	}
+}

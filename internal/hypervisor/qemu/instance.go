@@ -1,0 +1,425 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// instance is one running VM. Two goroutines serve it: one supervises, one reads QMP.
+type instance struct {
+	d    *Driver
+	h    handle
+	raw  hypervisor.Handle
+	proc *proc.Process
+
+	life     context.Context // ends with Close; set by run
+	close    context.CancelFunc
+	finished chan struct{} // closed when supervision has ended
+	gone     chan struct{} // closed when the process has ended and its resources are removed
+	shutdown chan string   // reason of a SHUTDOWN event, from the QMP reader to the supervisor
+
+	mu      sync.Mutex
+	client  *qmp.Client   // nil while not connected
+	changed chan struct{} // closed and replaced when client changes
+	reason  string        // why the guest ended, "" if it did not
+	exit    hypervisor.Exit
+	cleanup error // of removing the resources
+	console bool  // somebody has the console open
+	guest   net.Conn
+}
+
+var (
+	_ hypervisor.Instance      = (*instance)(nil)
+	_ hypervisor.ConsoleOpener = (*instance)(nil)
+	_ hypervisor.GuestDialer   = (*instance)(nil)
+	_ hypervisor.Pauser        = (*instance)(nil)
+)
+
+func newInstance(d *Driver, h handle, p *proc.Process) *instance {
+	return &instance{
+		d: d, h: h, proc: p,
+		finished: make(chan struct{}), gone: make(chan struct{}), shutdown: make(chan string, 1), changed: make(chan struct{}),
+	}
+}
+
+func (i *instance) encode() (err error) {
+	i.raw, err = i.h.encode()
+	return err
+}
+
+// run starts supervision, which outlives ctx; client may be nil, then it is connected first.
+func (i *instance) run(ctx context.Context, client *qmp.Client) {
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	i.life, i.close = life, cancel
+	i.d.logs.add(i.h.Dir)
+	go i.supervise(life, client)
+}
+
+// Handle implements hypervisor.Instance.
+func (i *instance) Handle() hypervisor.Handle { return append(hypervisor.Handle(nil), i.raw...) }
+
+// PID implements hypervisor.Instance.
+func (i *instance) PID() int {
+	select {
+	case <-i.gone:
+		return 0
+	default:
+		return i.h.PID
+	}
+}
+
+// State implements hypervisor.Instance.
+func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
+	c, err := i.connected(ctx)
+	if err != nil {
+		return "", fmt.Errorf("state of VM %s: %w", i.h.ID, err)
+	}
+	s, err := status(ctx, c)
+	if err != nil {
+		return "", i.orEnded(err)
+	}
+	switch s {
+	case "running":
+		return hypervisor.Running, nil
+	case "shutdown", "guest-panicked":
+		return hypervisor.Ended, nil
+	}
+	return hypervisor.Paused, nil
+}
+
+func status(ctx context.Context, c *qmp.Client) (string, error) {
+	var s struct {
+		Status string `json:"status"`
+	}
+	err := c.Execute(ctx, "query-status", nil, &s)
+	return s.Status, err
+}
+
+// orEnded turns the loss of the connection into NotFound when the reason is that the process has ended.
+func (i *instance) orEnded(err error) error {
+	if !errdefs.IsUnavailable(err) {
+		return err
+	}
+	select {
+	case <-i.proc.Done():
+		return i.endedError()
+	default:
+		return err
+	}
+}
+
+func (i *instance) endedError() error { return errdefs.NotFoundf("VM %s has ended", i.h.ID) }
+
+// Shutdown implements hypervisor.Instance.
+func (i *instance) Shutdown(ctx context.Context) error { return i.command(ctx, "system_powerdown") }
+
+// Pause implements hypervisor.Pauser.
+func (i *instance) Pause(ctx context.Context) error { return i.command(ctx, "stop") }
+
+// Resume implements hypervisor.Pauser.
+func (i *instance) Resume(ctx context.Context) error { return i.command(ctx, "cont") }
+
+func (i *instance) command(ctx context.Context, name string) error {
+	c, err := i.connected(ctx)
+	if err == nil {
+		err = i.orEnded(c.Execute(ctx, name, nil, nil))
+	}
+	if err != nil {
+		return fmt.Errorf("VM %s: %w", i.h.ID, err)
+	}
+	return nil
+}
+
+// Kill implements hypervisor.Instance.
+func (i *instance) Kill(ctx context.Context) error {
+	select {
+	case <-i.gone:
+		return i.cleanup
+	default:
+	}
+	if err := i.proc.Kill(ctx); err != nil {
+		return fmt.Errorf("kill VM %s: %w", i.h.ID, err)
+	}
+	select {
+	case <-i.gone:
+		return i.cleanup
+	case <-ctx.Done():
+		return fmt.Errorf("kill VM %s: %w", i.h.ID, ctx.Err())
+	}
+}
+
+// Wait implements hypervisor.Instance.
+func (i *instance) Wait(ctx context.Context) (hypervisor.Exit, error) {
+	select {
+	case <-i.gone:
+		return i.exit, nil
+	default:
+	}
+	select {
+	case <-i.gone:
+		return i.exit, nil
+	case <-i.life.Done():
+		return hypervisor.Exit{Code: -1}, errdefs.Preconditionf("wait for VM %s: the instance was closed", i.h.ID)
+	case <-ctx.Done():
+		return hypervisor.Exit{Code: -1}, ctx.Err()
+	}
+}
+
+// Close implements hypervisor.Instance.
+func (i *instance) Close() error {
+	i.close()
+	<-i.finished
+	return nil
+}
+
+// ConsoleLog implements hypervisor.ConsoleOpener.
+func (i *instance) ConsoleLog() string { return filepath.Join(i.h.Dir, consoleLog) }
+
+// OpenConsole implements hypervisor.ConsoleOpener.
+func (i *instance) OpenConsole(ctx context.Context) (io.ReadWriteCloser, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.console {
+		return nil, errdefs.Conflictf("the console of VM %s is already open; it has room for one", i.h.ID)
+	}
+	conn, err := i.dial(ctx, consoleSocket)
+	if err != nil {
+		return nil, err
+	}
+	i.console = true
+	return &consoleConn{Conn: conn, free: sync.OnceFunc(func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.console = false
+	})}, nil
+}
+
+// consoleConn gives the console free when it is closed.
+type consoleConn struct {
+	net.Conn
+	free func()
+}
+
+func (c *consoleConn) Close() error {
+	defer c.free()
+	return c.Conn.Close()
+}
+
+// DialGuest implements hypervisor.GuestDialer. The port has room for one: a new stream ends the one before, which is
+// what a caller wants that reconnects.
+func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.guest != nil {
+		_ = i.guest.Close()
+		i.guest = nil
+	}
+	conn, err := i.dial(ctx, agentSocket)
+	if err != nil {
+		return nil, err
+	}
+	i.guest = conn
+	return conn, nil
+}
+
+func (i *instance) dial(ctx context.Context, socket string) (net.Conn, error) {
+	select {
+	case <-i.proc.Done():
+		return nil, i.endedError()
+	default:
+	}
+	conn, err := dialUnix(ctx, i.h.Dir, socket)
+	if err != nil {
+		return nil, fmt.Errorf("VM %s: %w", i.h.ID, err)
+	}
+	return conn, nil
+}
+
+// event runs on the QMP reader's goroutine.
+func (i *instance) event(e qmp.Event) {
+	if e.Name != "SHUTDOWN" {
+		return
+	}
+	var data struct {
+		Guest  bool   `json:"guest"`
+		Reason string `json:"reason"`
+	}
+	if json.Unmarshal(e.Data, &data) != nil || !data.Guest {
+		return
+	}
+	select {
+	case i.shutdown <- data.Reason:
+	default: // the first one counts
+	}
+}
+
+// connected returns the QMP connection, waiting for it if it is being made.
+func (i *instance) connected(ctx context.Context) (*qmp.Client, error) {
+	for {
+		i.mu.Lock()
+		c, changed := i.client, i.changed
+		i.mu.Unlock()
+		if c != nil {
+			return c, nil
+		}
+		select {
+		case <-changed:
+		case <-i.proc.Done():
+			return nil, i.endedError()
+		case <-i.life.Done():
+			return nil, errdefs.Preconditionf("the instance of VM %s was closed", i.h.ID)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (i *instance) setClient(c *qmp.Client) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.client = c
+	close(i.changed)
+	i.changed = make(chan struct{})
+}
+
+// supervise keeps one QMP connection and sees to the end of the guest, of the process, or of the instance.
+func (i *instance) supervise(ctx context.Context, client *qmp.Client) {
+	defer close(i.finished)
+	delay := time.Duration(0)
+	for {
+		if client == nil {
+			client = i.connect(ctx)
+		}
+		if client != nil {
+			delay = 0
+			i.setClient(client)
+			i.attend(ctx, client)
+			i.setClient(nil)
+			_ = client.Close()
+			client = nil
+		}
+		if i.over(ctx, delay) {
+			return
+		}
+		delay = min(2*delay+50*time.Millisecond, 5*time.Second)
+	}
+}
+
+// over waits for delay before the next attempt to connect. It reports true, with everything put away, when the process
+// or the instance has ended.
+func (i *instance) over(ctx context.Context, delay time.Duration) bool {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		i.d.logs.drop(i.h.Dir)
+		i.d.dropUID(i.h.UID)
+		_ = i.proc.Close()
+		return true
+	case <-i.proc.Done():
+		i.bury(ctx)
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+const connectLimit = 10 * time.Second
+
+func (i *instance) connect(ctx context.Context) *qmp.Client {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	conn, err := dialUnix(ctx, i.h.Dir, qmpSocket)
+	if err != nil {
+		return nil
+	}
+	client, err := qmp.Open(ctx, conn, i.event)
+	if err != nil {
+		return nil
+	}
+	return client
+}
+
+// attend stays with one connection until it or something greater ends.
+func (i *instance) attend(ctx context.Context, c *qmp.Client) {
+	// The guest may have ended before we listened.
+	if s, err := status(ctx, c); err == nil && s == "shutdown" {
+		i.lay(ctx, c, i.pending(reasonShutdown))
+	}
+	for {
+		select {
+		case reason := <-i.shutdown:
+			i.lay(ctx, c, reason)
+		case <-c.Done():
+			return
+		case <-i.proc.Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// pending is the reason that an event has told, or guess.
+func (i *instance) pending(guess string) string {
+	select {
+	case reason := <-i.shutdown:
+		return reason
+	default:
+		return guess
+	}
+}
+
+// lay notes how the guest ended, then lets the process end: never in the other order.
+func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
+	i.mu.Lock()
+	if i.reason == "" {
+		i.reason = reason
+	}
+	reason = i.reason
+	i.mu.Unlock()
+	if err := i.h.writeNote(reason); err != nil {
+		i.d.log.Warn("end of guest not noted", "vm", i.h.ID, "err", err)
+	}
+	if err := c.Execute(ctx, "quit", nil, nil); err != nil && !errdefs.IsUnavailable(err) && ctx.Err() == nil {
+		i.d.log.Warn("hypervisor does not quit", "vm", i.h.ID, "err", err)
+	}
+}
+
+// bury removes what is left of an ended process and publishes how it ended.
+func (i *instance) bury(ctx context.Context) {
+	e, _ := i.proc.Wait(context.WithoutCancel(ctx)) // has ended
+	i.mu.Lock()
+	if i.reason == "" {
+		i.reason, _ = i.h.readNote() // a daemon before us may have noted it and died
+	}
+	i.exit = ended(i.reason)
+	i.exit.Code, i.exit.Signal = e.Code, e.Signal
+	if i.guest != nil {
+		_ = i.guest.Close()
+	}
+	i.mu.Unlock()
+	i.d.logs.drop(i.h.Dir)
+	i.cleanup = i.d.clear(i.h.ID, i.h.Dir)
+	i.d.dropUID(i.h.UID)
+	_ = i.proc.Close()
+	close(i.gone)
+}
+
+// clear removes the sockets and the cgroup of a VM that has no process.
+func (d *Driver) clear(id vm.ID, dir string) error {
+	return errors.Join(removeSockets(dir), d.cgroups().remove(id))
+}

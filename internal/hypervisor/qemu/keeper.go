@@ -1,0 +1,100 @@
+package qemu
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// keepInterval is how often logs are looked at. A log can grow past its limit by what a guest prints in this time.
+const keepInterval = time.Second
+
+// keeper bounds the logs of all VMs with one timer that runs only while there are VMs. QEMU writes the logs itself, so
+// that nothing is lost while the daemon is away; whatever grew too long then is cut when the VM is adopted.
+type keeper struct {
+	limit int64 // bytes of one log
+
+	mu    sync.Mutex
+	dirs  map[string]int // folders of VMs, with the number of their instances
+	timer *time.Timer
+}
+
+func (k *keeper) add(dir string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.dirs == nil {
+		k.dirs = map[string]int{}
+	}
+	k.dirs[dir]++
+	if k.timer == nil {
+		k.timer = time.AfterFunc(0, k.tick)
+	}
+}
+
+func (k *keeper) drop(dir string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.dirs[dir]--
+	if k.dirs[dir] <= 0 {
+		delete(k.dirs, dir)
+	}
+	if len(k.dirs) == 0 && k.timer != nil {
+		k.timer.Stop()
+		k.timer = nil
+	}
+}
+
+func (k *keeper) tick() {
+	k.mu.Lock()
+	dirs := make([]string, 0, len(k.dirs))
+	for d := range k.dirs {
+		dirs = append(dirs, d)
+	}
+	k.mu.Unlock()
+	for _, d := range dirs {
+		// An error means that the folder is being removed; the next look will tell if not.
+		_ = trim(filepath.Join(d, consoleLog), k.limit)
+		_ = trim(filepath.Join(d, qemuLog), k.limit)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.timer != nil {
+		k.timer.Reset(keepInterval)
+	}
+}
+
+// trim cuts a file longer than limit down to its last half limit, from the start of a line. Whoever appends to it (with
+// O_APPEND) goes on behind; what is appended during the cut itself, some µs, may be lost.
+func trim(path string, limit int64) error {
+	st, err := os.Lstat(path)
+	if err != nil || !st.Mode().IsRegular() || st.Size() <= limit {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0)
+	if err != nil {
+		return fmt.Errorf("trim log: %w", err)
+	}
+	defer f.Close()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("trim log: %w", err)
+	}
+	tail, err := io.ReadAll(io.NewSectionReader(f, end-limit/2, limit/2))
+	if err != nil {
+		return fmt.Errorf("trim log: %w", err)
+	}
+	if nl := bytes.IndexByte(tail, '\n'); nl >= 0 {
+		tail = tail[nl+1:]
+	}
+	if err := f.Truncate(0); err != nil {
+		return fmt.Errorf("trim log: %w", err)
+	}
+	if _, err := f.Write(tail); err != nil {
+		return fmt.Errorf("trim log: %w", err)
+	}
+	return nil
+}

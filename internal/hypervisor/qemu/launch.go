@@ -1,0 +1,310 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// launch is one Launch on its way. Its steps run in the order of their declaration.
+type launch struct {
+	d    *Driver
+	plan hypervisor.Plan
+	kvm  kvmFacts
+	cmd  command
+	undo undo.Stack
+
+	dir    runtimeDir
+	logAt  int64 // size of QEMU's log before this run
+	uid    uint32
+	files  []*os.File
+	out    *os.File
+	cgroup *os.File
+	conn   net.Conn // to QMP, made before the process exists: the kernel queues it, nobody polls
+	proc   *proc.Process
+	inst   *instance
+}
+
+// Launch implements hypervisor.Driver.
+func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("launch VM %s: %w", p.Name, err)
+	}
+	if os.Geteuid() != 0 {
+		return nil, errdefs.Preconditionf("launch VM %s: the qemu driver needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
+	}
+	l := &launch{d: d, plan: p, kvm: readKVMFacts()}
+	err := l.run(ctx)
+	l.release()
+	if err != nil {
+		return nil, fmt.Errorf("launch VM %s: %w", p.Name, errors.Join(err, l.undo.Run(ctx)))
+	}
+	l.undo.Release()
+	return l.inst, nil
+}
+
+func (l *launch) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
+	defer cancel()
+	steps := []func(context.Context) error{l.compose, l.takeUser, l.openAll, l.makeCgroup, l.dial, l.start, l.greet}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compose gathers the facts and builds the command line.
+func (l *launch) compose(context.Context) (err error) {
+	if l.dir, err = openDir(l.plan.Dir); err != nil {
+		return err
+	}
+	f := facts{uuid: uuidOf(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
+	if f.binary, err = l.d.binary(); err != nil {
+		return err
+	}
+	if f.accel, _, err = l.kvm.resolve(l.plan.Accel); err != nil {
+		return err
+	}
+	if f.accel == vm.AccelTCG {
+		l.kvm = kvmFacts{mode: 0o666} // no group is needed
+	}
+	if err := checkReadable(l.plan.Boot.Kernel, l.plan.Boot.Initrd); err != nil {
+		return err
+	}
+	if l.plan.Boot.Kernel == "" && l.plan.Boot.Firmware == vm.FirmwareUEFI {
+		if f.ovmfCode, f.ovmfVars, err = l.variables(); err != nil {
+			return err
+		}
+	}
+	l.cmd, err = build(l.plan, f)
+	return err
+}
+
+// variables gives a UEFI guest its own variable store. A store of an earlier run is kept: it holds the boot order.
+func (l *launch) variables() (code, vars string, err error) {
+	code, template := l.d.ovmf()
+	if code == "" {
+		return "", "", nil // build says what is missing
+	}
+	vars = filepath.Join(l.plan.Dir, varsFile)
+	if _, err := os.Stat(vars); err == nil {
+		return code, vars, nil
+	}
+	data, err := os.ReadFile(template)
+	if err != nil {
+		return "", "", fmt.Errorf("copy EFI variables: %w", err)
+	}
+	// Written aside and renamed, so that a crash leaves no half store.
+	if err := os.WriteFile(vars+".tmp", data, 0o600); err != nil {
+		return "", "", fmt.Errorf("copy EFI variables: %w", err)
+	}
+	if err := os.Rename(vars+".tmp", vars); err != nil {
+		return "", "", fmt.Errorf("copy EFI variables: %w", err)
+	}
+	return code, vars, nil
+}
+
+func (l *launch) takeUser(context.Context) (err error) {
+	if l.uid, err = l.d.takeUID(l.plan.ID); err == nil {
+		l.undo.Push(func(context.Context) error { l.d.dropUID(l.uid); return nil })
+	}
+	return err
+}
+
+func (l *launch) openAll(context.Context) (err error) {
+	if err := l.dir.remove(exitFile); err != nil {
+		return err
+	}
+	dir := l.plan.Dir
+	l.undo.Push(func(context.Context) error { return removeSockets(dir) })
+	if l.files, err = openFiles(l.cmd.files, l.dir, l.plan); err != nil {
+		return err
+	}
+	if l.out, err = l.dir.appendTo(qemuLog); err != nil {
+		return err
+	}
+	l.logAt, err = l.out.Seek(0, io.SeekEnd)
+	return err
+}
+
+func removeSockets(path string) error {
+	dir, err := openDir(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.remove(sockets...)
+}
+
+// qemuOverhead is the memory in bytes that QEMU itself may need beside the guest's memory and the code cache.
+const qemuOverhead = 512 << 20
+
+func (l *launch) makeCgroup(context.Context) (err error) {
+	groups := l.d.cgroups()
+	l.undo.Push(func(context.Context) error { return groups.remove(l.plan.ID) })
+	l.cgroup, err = groups.make(l.plan, qemuOverhead+int64(l.d.cfg.TBSize)<<20)
+	return err
+}
+
+func (l *launch) dial(ctx context.Context) (err error) {
+	l.conn, err = dialUnix(ctx, l.plan.Dir, qmpSocket)
+	if err == nil {
+		conn := l.conn
+		l.undo.Push(func(context.Context) error { _ = conn.Close(); return nil })
+	}
+	return err
+}
+
+func dialUnix(ctx context.Context, path, name string) (net.Conn, error) {
+	dir, err := openDir(path)
+	if err != nil {
+		return nil, errdefs.As(errdefs.Unavailable, err)
+	}
+	defer dir.Close()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", dir.short(name))
+	if err != nil {
+		return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(path, name), err)
+	}
+	return conn, nil
+}
+
+func (l *launch) start(ctx context.Context) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	l.proc, err = proc.Start(proc.Spec{
+		Path: l.cmd.args[0], Args: l.cmd.args, Env: []string{"LANG=C"}, Files: l.files, Out: l.out,
+		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
+		CgroupDir: l.cgroup, NewNet: true, NewIPC: true,
+	})
+	if err != nil {
+		return err
+	}
+	p := l.proc
+	l.undo.Push(func(ctx context.Context) error {
+		err := p.Kill(ctx)
+		return errors.Join(err, p.Close())
+	})
+	closeAll(l.files) // ours; as long as the listening sockets are open here too, we would not see QEMU hang up
+	l.files = nil
+	return nil
+}
+
+// greet waits until QEMU answers. By then its CPUs run.
+func (l *launch) greet(ctx context.Context) error {
+	i := newInstance(l.d, handle{
+		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
+		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
+	}, l.proc)
+	if err := i.encode(); err != nil {
+		return err
+	}
+	client, err := qmp.Open(ctx, l.conn, i.event)
+	if err == nil {
+		_, err = status(ctx, client)
+	}
+	if err != nil {
+		if client != nil {
+			_ = client.Close()
+		}
+		return l.explain(ctx, err)
+	}
+	i.run(ctx, client)
+	l.inst = i
+	return nil
+}
+
+// explain replaces the loss of a connection by what QEMU said when it died.
+func (l *launch) explain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, time.Second) // it hung up, so it is about to be gone
+	defer cancel()
+	exit, werr := l.proc.Wait(wait)
+	if werr != nil {
+		return err
+	}
+	if last := lastWords(filepath.Join(l.plan.Dir, qemuLog), l.logAt); last != "" {
+		return errdefs.New(errdefs.Internal, "QEMU ended at once: %s", l.cmd.named(last))
+	}
+	return errdefs.New(errdefs.Internal, "QEMU ended at once with code %d, signal %d and said nothing", exit.Code, exit.Signal)
+}
+
+// named puts the names of files where QEMU knows only numbers.
+func (c command) named(s string) string {
+	for n, f := range slices.Backward(c.files) { // from the highest number: 1 must not match in 12
+		number := strconv.Itoa(firstFileFd + n)
+		s = strings.ReplaceAll(s, "/dev/fdset/"+number, f.path)
+		s = strings.ReplaceAll(s, "/proc/self/fd/"+number, f.path)
+	}
+	return s
+}
+
+// lastWords is the last message in the log after offset from, on one line and short enough for an error.
+func lastWords(path string, from int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return ""
+	}
+	const most = 8192
+	data, err := io.ReadAll(io.NewSectionReader(f, max(from, end-most), most))
+	if err != nil {
+		return ""
+	}
+	return lastMessage(strings.ToValidUTF8(string(data), ""))
+}
+
+// lastMessage finds the last message in QEMU's own output: "TIME PROGRAM: [-OPTION VALUE: ]text", whose text may go on
+// in lines without that prefix.
+func lastMessage(log string) string {
+	var words string
+	for line := range strings.Lines(log) {
+		line = strings.TrimSpace(line)
+		if stamp, rest, ok := strings.Cut(line, " qemu-system-"); ok && strings.HasSuffix(stamp, "Z") {
+			_, words, _ = strings.Cut(rest, ": ")
+			continue
+		}
+		if line != "" {
+			words = strings.TrimSpace(words + " " + line)
+		}
+	}
+	if strings.HasPrefix(words, "-") { // the option is ours, and long
+		if i := strings.LastIndex(words, "}: "); i >= 0 {
+			words = words[i+len("}: "):]
+		}
+	}
+	return words[:min(len(words), 500)]
+}
+
+// release closes what only this launch needed, whether it succeeded or not.
+func (l *launch) release() {
+	closeAll(l.files)
+	closeAll([]*os.File{l.out, l.cgroup, l.dir.f})
+}

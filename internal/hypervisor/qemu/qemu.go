@@ -1,0 +1,250 @@
+// Package qemu runs VMs with QEMU: one detached, unprivileged process per VM, spoken to over QMP.
+//
+// A VM's process opens nothing below the state folder by itself: disks, kernel, taps and listening sockets are handed to
+// it as descriptors, so it needs no right on any path there. The package creates no disk, tap or image, keeps no record
+// of VMs, and decides nothing about their lives.
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Name is the driver's name in records and handles.
+const Name = "qemu"
+
+// Defaults of Config.
+const (
+	DefaultBinary     = "qemu-system-x86_64"
+	DefaultUIDBase    = 0x70000000 // above every range that distributions and systemd hand out
+	DefaultUIDCount   = 0x0fffffff
+	DefaultCgroup     = "cocoon"
+	DefaultTBSize     = 128 // MiB; without a bound the code cache of a busy guest grows to 600 MiB
+	DefaultSparePorts = 4
+	DefaultLogLimit   = 1 << 20 // bytes
+	DefaultLaunchTime = time.Minute
+)
+
+// Config configures a Driver. Zero fields take their defaults.
+type Config struct {
+	Binary       string        // name looked up in PATH, or a path
+	UIDBase      uint32        // first of the user ids that VM processes get; each VM has its own, used as group id too
+	UIDCount     uint32        // how many there are
+	Cgroup       string        // folder in the cgroup v2 tree that holds one folder per VM
+	TBSize       int           // MiB of translated code that emulation keeps per VM
+	SparePorts   int           // free hot-plug ports per VM
+	LogLimit     int64         // bytes of console log, and of QEMU's own log, kept per VM
+	LaunchTime   time.Duration // a process that does not answer so long after its start is given up
+	FirmwareDirs []string      // where OVMF, qboot and SeaBIOS are looked for
+}
+
+func (c Config) withDefaults() Config {
+	set(&c.Binary, DefaultBinary)
+	set(&c.UIDBase, DefaultUIDBase)
+	set(&c.UIDCount, DefaultUIDCount)
+	set(&c.Cgroup, DefaultCgroup)
+	set(&c.TBSize, DefaultTBSize)
+	set(&c.SparePorts, DefaultSparePorts)
+	set(&c.LogLimit, DefaultLogLimit)
+	set(&c.LaunchTime, DefaultLaunchTime)
+	if c.FirmwareDirs == nil {
+		c.FirmwareDirs = []string{"/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/edk2/x64", "/usr/share/qemu", "/usr/share/seabios"}
+	}
+	return c
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Driver is the QEMU driver. Its methods are safe for concurrent use.
+type Driver struct {
+	cfg  Config
+	log  *slog.Logger
+	logs keeper
+
+	mu      sync.Mutex
+	uids    map[uint32]bool // of the instances in use
+	version versionCache
+}
+
+var (
+	_ hypervisor.Driver     = (*Driver)(nil)
+	_ hypervisor.ExitTeller = (*Driver)(nil)
+)
+
+// New returns a driver. It touches nothing; Probe tells whether it can work here.
+func New(cfg Config, log *slog.Logger) (*Driver, error) {
+	cfg = cfg.withDefaults()
+	switch {
+	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LogLimit < 4096 || cfg.LaunchTime < 0:
+		return nil, errdefs.Invalidf("configuration of the qemu driver: sizes must be positive and logs at least 4096 bytes")
+	case cfg.UIDBase+cfg.UIDCount < cfg.UIDBase || cfg.UIDBase < 1000:
+		return nil, errdefs.Invalidf("configuration of the qemu driver: user ids from %d, %d of them, are not a range of ordinary ids", cfg.UIDBase, cfg.UIDCount)
+	case cfg.Cgroup != filepath.Base(cfg.Cgroup) || cfg.Cgroup == "." || cfg.Cgroup == "..":
+		return nil, errdefs.Invalidf("configuration of the qemu driver: cgroup %q must be a single name", cfg.Cgroup)
+	}
+	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), uids: map[uint32]bool{}}
+	d.logs.limit = cfg.LogLimit
+	return d, nil
+}
+
+// Name implements hypervisor.Driver.
+func (d *Driver) Name() string { return Name }
+
+// Probe implements hypervisor.Driver.
+func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
+	bin, err := d.binary()
+	if err != nil {
+		return hypervisor.Info{}, err
+	}
+	version, err := d.binaryVersion(ctx, bin)
+	if err != nil {
+		return hypervisor.Info{}, err
+	}
+	accel, why, err := readKVMFacts().resolve(vm.AccelAuto)
+	if err != nil {
+		return hypervisor.Info{}, err
+	}
+	info := hypervisor.Info{Version: version, Accel: accel, Why: why, Firmware: []vm.Firmware{vm.FirmwareBIOS}}
+	if code, _ := d.ovmf(); code != "" {
+		info.Firmware = append(info.Firmware, vm.FirmwareUEFI)
+	} else {
+		info.Notes = append(info.Notes, "UEFI guests need OVMF; `apt-get install ovmf` brings it")
+	}
+	if d.firmware("qboot.rom") == "" {
+		info.Notes = append(info.Notes, "qboot.rom is missing; container guests boot through SeaBIOS, which takes longer")
+	}
+	if os.Geteuid() != 0 {
+		info.Notes = append(info.Notes, "starting VMs needs root: each VM gets its own user, namespaces and cgroup")
+	}
+	groups := d.cgroups()
+	info.Isolated = groups.usable()
+	info.Notes = append(info.Notes, groups.notes()...)
+	return info, nil
+}
+
+func (d *Driver) binary() (string, error) {
+	bin, err := exec.LookPath(d.cfg.Binary)
+	if err != nil {
+		return "", errdefs.Unavailablef("QEMU is not installed (%w); `apt-get install qemu-system-x86` brings it", err)
+	}
+	return filepath.Abs(bin)
+}
+
+// versionCache remembers the version of one binary as long as its file is the same.
+type versionCache struct {
+	path  string
+	size  int64
+	mtime time.Time
+	value string
+}
+
+var versionRE = regexp.MustCompile(`version (\d+\.\d+(?:\.\d+)*)`)
+
+func (d *Driver) binaryVersion(ctx context.Context, bin string) (string, error) {
+	st, err := os.Stat(bin)
+	if err != nil {
+		return "", errdefs.Unavailablef("look at QEMU: %w", err)
+	}
+	key := versionCache{path: bin, size: st.Size(), mtime: st.ModTime()}
+	d.mu.Lock()
+	known := d.version
+	d.mu.Unlock()
+	if key.value = known.value; key == known {
+		return known.value, nil
+	}
+	out, err := exec.CommandContext(ctx, bin, "-version").Output()
+	if err != nil {
+		return "", errdefs.Unavailablef("ask %s for its version: %w", bin, err)
+	}
+	m := versionRE.FindSubmatch(out)
+	if m == nil {
+		return "", errdefs.Unavailablef("%s does not tell its version", bin)
+	}
+	key.value = string(m[1])
+	d.mu.Lock()
+	d.version = key
+	d.mu.Unlock()
+	return key.value, nil
+}
+
+// firmware finds a firmware file by name, "" if this host lacks it.
+func (d *Driver) firmware(name string) string {
+	for _, dir := range d.cfg.FirmwareDirs {
+		path := filepath.Join(dir, name)
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
+// ovmf finds the UEFI firmware and the variable store that belongs to it.
+func (d *Driver) ovmf() (code, vars string) {
+	for _, pair := range [][2]string{
+		{"OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"}, {"OVMF_CODE.4m.fd", "OVMF_VARS.4m.fd"}, {"OVMF_CODE.fd", "OVMF_VARS.fd"},
+	} {
+		if code, vars = d.firmware(pair[0]), d.firmware(pair[1]); code != "" && vars != "" {
+			return code, vars
+		}
+	}
+	return "", ""
+}
+
+// uuidOf is the UUID by which the guest, and we in the list of processes, know a VM: a version 8 UUID (RFC 9562) made
+// of the hash of its id.
+func uuidOf(id vm.ID) string {
+	sum := sha256.Sum256([]byte("cocoonstack.io/vm/" + string(id)))
+	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
+}
+
+// takeUID gives VM id its user. It depends on the id only, as long as no instance in use has the same.
+func (d *Driver) takeUID(id vm.ID) (uint32, error) {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(id))
+	first := h.Sum32() % d.cfg.UIDCount
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.cfg.UIDCount {
+		uid := d.cfg.UIDBase + (first+i)%d.cfg.UIDCount
+		if !d.uids[uid] {
+			d.uids[uid] = true
+			return uid, nil
+		}
+	}
+	return 0, errdefs.Exhaustedf("all %d user ids for VMs are in use; configure a larger range", d.cfg.UIDCount)
+}
+
+func (d *Driver) holdUID(uid uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.uids[uid] = true
+}
+
+func (d *Driver) dropUID(uid uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.uids, uid)
+}
+
+func (d *Driver) ownUID(uid uint32) bool {
+	return uid >= d.cfg.UIDBase && uid-d.cfg.UIDBase < d.cfg.UIDCount
+}

@@ -1,0 +1,212 @@
+// Package qmp speaks the QEMU Machine Protocol over one connection: commands and their answers, and events.
+//
+// It knows no command but qmp_capabilities, does not reconnect and does not use out-of-band execution.
+package qmp
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Client is one connection. Its methods are safe for concurrent use.
+type Client struct {
+	conn    net.Conn
+	version Version
+	onEvent func(Event)
+
+	wmu sync.Mutex // held while a command is written, so that commands do not interleave
+
+	mu      sync.Mutex
+	next    uint64
+	pending map[uint64]chan<- answer
+	err     error         // why the connection ended
+	done    chan struct{} // closed when it has
+}
+
+// Open takes over conn, waits for the greeting and negotiates. onEvent is called for every event, in order, from the
+// client's own goroutine: it must not block and must not Execute. On error conn is closed.
+func Open(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
+	c := &Client{conn: conn, onEvent: onEvent, pending: map[uint64]chan<- answer{}, done: make(chan struct{})}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	r := bufio.NewReader(conn)
+	err := c.greet(r)
+	if !stop() { // the deadline may hit any moment: the connection is of no use
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("open QMP: %w", err)
+	}
+	go c.read(r)
+	if err := c.Execute(ctx, "qmp_capabilities", nil, nil); err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("open QMP: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Client) greet(r *bufio.Reader) error {
+	f, err := readFrame(r)
+	if err != nil {
+		return lost(err)
+	}
+	if f.greeting == nil {
+		return errdefs.DataLossf("the peer did not greet")
+	}
+	c.version = *f.greeting
+	return nil
+}
+
+// Version is that of the greeting.
+func (c *Client) Version() Version { return c.version }
+
+// Execute runs a command and decodes its result into result (nil to drop it). args is nil or marshals to an object.
+// An *Error is QEMU's refusal; Unavailable means that the connection is lost. When ctx ends the command may still be
+// carried out: there is no way to call it back.
+func (c *Client) Execute(ctx context.Context, command string, args, result any) error {
+	ans := make(chan answer, 1)
+	id, err := c.register(ans)
+	if err != nil {
+		return fmt.Errorf("QMP %s: %w", command, err)
+	}
+	defer c.forget(id)
+	if err := c.write(command, args, id); err != nil {
+		return fmt.Errorf("QMP %s: %w", command, err)
+	}
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("QMP %s: %w", command, ctx.Err())
+	case <-c.done:
+		select {
+		case a := <-ans: // it came just before the end
+			return a.decode(command, result)
+		default:
+			return fmt.Errorf("QMP %s: %w", command, c.Err())
+		}
+	case a := <-ans:
+		return a.decode(command, result)
+	}
+}
+
+func (a answer) decode(command string, result any) error {
+	if a.err != nil {
+		return fmt.Errorf("QMP %s: %w", command, a.err)
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(a.value, result); err != nil {
+		return errdefs.DataLossf("QMP %s: answer %.80q: %w", command, a.value, err)
+	}
+	return nil
+}
+
+func (c *Client) register(ans chan<- answer) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0, c.err
+	}
+	c.next++
+	c.pending[c.next] = ans
+	return c.next, nil
+}
+
+func (c *Client) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pending, id)
+}
+
+// writeLimit bounds one write. QEMU reads its monitor from the main loop; when that does not turn for so long, the
+// process is stuck.
+const writeLimit = 30 * time.Second
+
+func (c *Client) write(command string, args any, id uint64) error {
+	line, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		Arguments any    `json:"arguments,omitempty"`
+		ID        uint64 `json:"id"`
+	}{command, args, id})
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	_ = c.conn.SetWriteDeadline(time.Now().Add(writeLimit))
+	if _, err := c.conn.Write(append(line, '\n')); err != nil {
+		_ = c.conn.Close() // half a command may be on the wire
+		return errdefs.As(errdefs.Unavailable, err)
+	}
+	return nil
+}
+
+// read is the client's goroutine; it ends with the connection.
+func (c *Client) read(r *bufio.Reader) {
+	var err error
+	for err == nil {
+		var f frame
+		if f, err = readFrame(r); err == nil {
+			c.dispatch(f)
+		}
+	}
+	_ = c.conn.Close()
+	c.mu.Lock()
+	c.err = lost(err)
+	c.mu.Unlock()
+	close(c.done)
+}
+
+// lost classifies what ended a connection: nonsense is DataLoss, everything else is Unavailable.
+func lost(err error) error {
+	switch {
+	case errdefs.Is(err, errdefs.DataLoss):
+		return err
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+		return errdefs.Unavailablef("the connection is closed")
+	}
+	return errdefs.As(errdefs.Unavailable, err)
+}
+
+func (c *Client) dispatch(f frame) {
+	switch {
+	case f.event != nil:
+		if c.onEvent != nil {
+			c.onEvent(*f.event)
+		}
+	case f.answer != nil && f.answer.hasID:
+		c.mu.Lock()
+		ans := c.pending[f.answer.id]
+		delete(c.pending, f.answer.id)
+		c.mu.Unlock()
+		if ans != nil { // nil: whoever asked has given up
+			ans <- *f.answer
+		}
+	}
+}
+
+// Done is closed when the connection has ended.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err says why the connection ended; nil while it has not.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close ends the connection and waits until no event can be delivered any more.
+func (c *Client) Close() error {
+	_ = c.conn.Close()
+	<-c.done
+	return nil
+}

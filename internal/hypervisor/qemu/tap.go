@@ -1,0 +1,92 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// openTaps attaches to the tap of each NIC, in the namespace that holds it. The taps exist already: this makes none.
+func openTaps(nics []vm.NIC) ([]*os.File, error) {
+	taps := make([]*os.File, len(nics))
+	for i, n := range nics {
+		open := func() (err error) {
+			taps[i], err = openTap(n)
+			return err
+		}
+		var err error
+		if n.NetNS == "" {
+			err = open()
+		} else {
+			err = proc.OnThread(func() error { // a thread that has left its namespace is not fit for anything else
+				if err := enterNetNS(n.NetNS); err != nil {
+					return err
+				}
+				return open()
+			})
+		}
+		if err != nil {
+			closeAll(taps)
+			return nil, err
+		}
+	}
+	return taps, nil
+}
+
+func enterNetNS(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return errdefs.Preconditionf("open network namespace: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+func openTap(n vm.NIC) (*os.File, error) {
+	req, err := unix.NewIfreq(n.Tap)
+	if err != nil || n.Tap == "" {
+		return nil, errdefs.Invalidf("%q cannot be the name of a tap", n.Tap)
+	}
+	if err := linkExists(n.Tap); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, errdefs.Preconditionf("open /dev/net/tun: %w; `modprobe tun` may bring it", err)
+	}
+	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+		_ = unix.Close(fd)
+		if errors.Is(err, unix.EBUSY) {
+			return nil, errdefs.Conflictf("tap %s is in use by another process", n.Tap)
+		}
+		return nil, fmt.Errorf("attach to tap %s: %w", n.Tap, err)
+	}
+	return os.NewFile(uintptr(fd), n.Tap), nil
+}
+
+// linkExists keeps TUNSETIFF from making a new tap when the wanted one is not there.
+func linkExists(name string) error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("look for tap %s: %w", name, err)
+	}
+	defer func() { _ = unix.Close(s) }()
+	req, err := unix.NewIfreq(name)
+	if err != nil {
+		return fmt.Errorf("look for tap %s: %w", name, err)
+	}
+	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
+		return errdefs.Preconditionf("tap %s does not exist: %w", name, err)
+	}
+	return nil
+}

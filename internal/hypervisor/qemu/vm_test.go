@@ -1,0 +1,236 @@
+//go:build vm
+
+package qemu
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cavaliergopher/cpio"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// guestInit is the init of the test guest: it obeys words on the console, the power button, and echoes the agent port.
+const guestInit = `#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mkdir -p /proc /sys /dev
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+for m in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_console virtio_blk \
+	failover net_failover virtio_net button evdev; do
+	f=$(find / -xdev -name $m.ko | head -n 1)
+	[ -n "$f" ] && insmod $f 2>/dev/null
+done
+mdev -s
+for p in /sys/class/virtio-ports/*; do
+	[ "$(cat $p/name)" = cocoon.agent ] || continue
+	(exec 3<>/dev/${p##*/}; while :; do cat <&3 >&3; sleep 0.02; done) &
+done
+button=$(grep -l "Power Button" /sys/class/input/event*/device/name | cut -d/ -f5)
+[ -n "$button" ] && (dd if=/dev/input/$button bs=24 count=1 of=/dev/null 2>/dev/null; poweroff -f) &
+disks=
+for b in /sys/block/vd*; do disks="$disks $(cat $b/serial) $(cat $b/ro)"; done 2>/dev/null
+echo GUEST-READY disks:$disks macs: $(cat /sys/class/net/eth*/address 2>/dev/null)
+while read word arg; do
+	echo "HEARD $word"
+	case "$word" in
+	poweroff) poweroff -f ;;
+	reset) reboot -f ;;
+	panic) echo c >/proc/sysrq-trigger ;;
+	flood) while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done ;;
+	write) echo "$arg" >/dev/vda && sync && echo WRITTEN ;;
+	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
+	esac
+done
+poweroff -f
+`
+
+// assets are the kernel, and an initial file system made of the configured one (for its modules) and our init.
+type assets struct{ kernel, initrd string }
+
+func needGuest(t testing.TB) assets {
+	t.Helper()
+	kernel, base := os.Getenv("COCOON_TEST_KERNEL"), os.Getenv("COCOON_TEST_INITRD")
+	busybox, err := os.ReadFile("/bin/busybox")
+	for what, missing := range map[string]bool{
+		"COCOON_TEST_KERNEL and COCOON_TEST_INITRD (`make guest` makes the files)": kernel == "" || base == "",
+		"root": os.Geteuid() != 0, "/bin/busybox (package busybox-static)": err != nil,
+	} {
+		if missing && os.Getenv("COCOON_TEST_REQUIRE") == "1" {
+			t.Fatalf("this test needs %s", what)
+		} else if missing {
+			t.Skipf("this test needs %s", what)
+		}
+	}
+	data, err := os.ReadFile(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := bytes.NewBuffer(append(data, make([]byte, -len(data)&511)...)) // the kernel takes archives one after another
+	w := cpio.NewWriter(buf)
+	for _, f := range []struct {
+		name string
+		mode cpio.FileMode
+		data []byte
+	}{{"bin", cpio.TypeDir | 0o755, nil}, {"bin/busybox", cpio.TypeReg | 0o755, busybox}, {"testinit", cpio.TypeReg | 0o755, []byte(guestInit)}} {
+		if err := w.WriteHeader(&cpio.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(f.data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	initrd := filepath.Join(t.TempDir(), "initrd")
+	if err := os.WriteFile(initrd, buf.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return assets{kernel, initrd}
+}
+
+func testDriver(t testing.TB) *Driver {
+	t.Helper()
+	d, err := New(Config{Cgroup: "cocoon-test-" + strconv.Itoa(os.Getpid())}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// deepDir is a runtime folder as hostile as it gets: closed to others and with a path too long for a socket.
+func deepDir(t testing.TB) string {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("deep/", 30), "vm")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func (a assets) plan(t testing.TB) hypervisor.Plan {
+	return hypervisor.Plan{
+		ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 128 << 20, Agent: true, Dir: deepDir(t),
+		Boot: vm.Boot{Kernel: a.kernel, Initrd: a.initrd, Cmdline: "rdinit=/testinit"},
+	}
+}
+
+// say types a line on the guest's console.
+func say(t testing.TB, i hypervisor.Instance, line string) {
+	t.Helper()
+	console, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
+	c, err := console.OpenConsole(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	go func() { _, _ = io.Copy(io.Discard, c) }()
+	if _, err := io.WriteString(c, line+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	word, _, _ := strings.Cut(line, " ")
+	logged(t, i, "HEARD "+word) // closing before could lose the line on its way into the guest
+}
+
+// await waits for a condition that no event announces.
+func await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("in vain waited until %s", what)
+		}
+	}
+}
+
+func logged(t testing.TB, i hypervisor.Instance, text string) string {
+	t.Helper()
+	console, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
+	var log []byte
+	await(t, "the console says "+text, func() bool {
+		log, _ = os.ReadFile(console.ConsoleLog())
+		return bytes.Contains(log, []byte(text))
+	})
+	return string(log)
+}
+
+func TestContract(t *testing.T) {
+	a := needGuest(t)
+	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture {
+		return hypervisortest.Fixture{
+			New:  func(t *testing.T) hypervisor.Driver { return testDriver(t) },
+			Plan: func(t *testing.T) hypervisor.Plan { return a.plan(t) },
+			Broken: func(t *testing.T) hypervisor.Plan {
+				p := a.plan(t)
+				path := filepath.Join(t.TempDir(), "bad.qcow2")
+				if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				p.Disks = []vm.Disk{{Path: path, Format: vm.DiskQCOW2}}
+				return p
+			},
+			Booted:   func(t *testing.T, i hypervisor.Instance) { logged(t, i, "GUEST-READY") },
+			PowerOff: func(t *testing.T, i hypervisor.Instance) { say(t, i, "poweroff") },
+			Reset:    func(t *testing.T, i hypervisor.Instance) { say(t, i, "reset") },
+			Crash: func(t *testing.T, pid int) {
+				if err := unix.Kill(pid, unix.SIGSEGV); err != nil {
+					t.Fatal(err)
+				}
+			},
+			Left: left,
+		}
+	})
+}
+
+// left looks for traces without the driver's help.
+func left(t *testing.T, p hypervisor.Plan) []string {
+	var traces []string
+	found, err := proc.Find(func(_ int, args []string) bool { return follows(args, "-uuid", uuidOf(p.ID)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range found {
+		traces = append(traces, fmt.Sprintf("process %d", q.PID()))
+		_ = q.Close()
+	}
+	if path := testDriver(t).cgroups().path(p.ID); exists(path) {
+		traces = append(traces, path)
+	}
+	if g := testDriver(t).cgroups(); g.usable() && exists(filepath.Dir(g.path(p.ID))) {
+		// Ours above the VMs' goes with the last of them.
+		if rest, err := os.ReadDir(filepath.Dir(g.path(p.ID))); err == nil && !slices.ContainsFunc(rest, os.DirEntry.IsDir) {
+			traces = append(traces, "empty cgroup "+g.name)
+		}
+	}
+	entries, err := os.ReadDir(p.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Type()&os.ModeSocket != 0 {
+			traces = append(traces, e.Name())
+		}
+	}
+	return traces
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,135 @@
+// Package disk recognises disk images by content, checks that a qcow2 or raw image is whole and refers to nothing
+// outside of itself, and writes the empty qcow2 overlays on which VMs run.
+//
+// It parses headers written by strangers, so it allocates and reads only within bounds it checked. It neither converts
+// nor runs qemu-img.
+package disk
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// HeadSize is how much of the start of an image Recognise wants to see.
+const HeadSize = 128 << 10
+
+// SectorSize is what the size of every virtual disk is a multiple of.
+const SectorSize = 512
+
+// MaxVirtualSize is the largest disk we believe in, in bytes.
+const MaxVirtualSize = 64 << 40
+
+// Recognise tells the format of a disk image from its first bytes.
+// Errors: InvalidArgument when it is nothing a VM could boot from; the sentence says what it looks like and what helps.
+func Recognise(head []byte) (vm.DiskFormat, error) {
+	if bytes.HasPrefix(head, []byte(qcowMagic)) {
+		return vm.DiskQCOW2, nil
+	}
+	for _, f := range foreign {
+		if at(head, f.off, f.magic) {
+			return "", errdefs.Invalidf("this is %s, which cannot be imported as it is: %s", f.what, f.help)
+		}
+	}
+	for _, s := range bootable {
+		if at(head, s.off, s.magic) {
+			return vm.DiskRaw, nil
+		}
+	}
+	return "", errdefs.Invalidf("not an image we know: neither an OCI or docker archive, nor a qcow2 disk, nor a raw disk with a partition table or file system")
+}
+
+type signature struct {
+	off   int
+	magic string
+}
+
+// What a raw disk begins with when something on it can boot or be mounted.
+var bootable = []signature{
+	{510, "\x55\xaa"},          // MBR
+	{512, "EFI PART"},          // GPT
+	{extMagicAt, "\x53\xef"},   // ext2, 3, 4
+	{0, "hsqs"},                // squashfs
+	{1024, "\xe2\xe1\xf5\xe0"}, // erofs
+	{0, "XFSB"},
+	{0x10040, "_BHRfS_M"}, // btrfs
+	{0x8001, "CD001"},     // ISO 9660
+}
+
+const convert = "convert it with `qemu-img convert -O qcow2`"
+
+var foreign = []struct {
+	signature
+	what, help string
+}{
+	{signature{0, "KDMV"}, "a VMware disk", convert},
+	{signature{0, "# Disk DescriptorFile"}, "a VMware disk descriptor", convert},
+	{signature{0, "vhdxfile"}, "a Hyper-V disk (VHDX)", convert},
+	{signature{0, "conectix"}, "a Hyper-V disk (VHD)", convert},
+	{signature{0, "QED\x00"}, "a QED disk", convert},
+	{signature{0x40, "\x7f\x10\xda\xbe"}, "a VirtualBox disk", convert},
+	{signature{0, "\xfd7zXZ\x00"}, "an xz file", "unpack it first"},
+	{signature{0, "BZh"}, "a bzip2 file", "unpack it first"},
+	{signature{0, "PK\x03\x04"}, "a zip file", "unpack it first"},
+	{signature{0, "\x7fELF"}, "a program", "an image is a disk or a container archive"},
+	{signature{0, "<!DOCTYPE"}, "a web page", "the download probably failed"},
+	{signature{0, "<html"}, "a web page", "the download probably failed"},
+}
+
+func at(head []byte, off int, magic string) bool {
+	return len(head) >= off+len(magic) && string(head[off:off+len(magic)]) == magic
+}
+
+const (
+	extSuper   = 1024
+	extMagicAt = extSuper + 56
+)
+
+// CheckRaw reports whether a raw disk of size bytes is whole, as far as its own tables tell.
+// Errors: DataLoss when they speak of more than there is.
+func CheckRaw(head []byte, size int64) error {
+	truncated := func(what string, want uint64) error {
+		return errdefs.DataLossf("the disk is truncated: its %s reaches to byte %d, but it has only %d; fetch it again", what, want, size)
+	}
+	switch {
+	case at(head, 512, "EFI PART") && len(head) >= 1024:
+		backup := binary.LittleEndian.Uint64(head[512+32:])
+		if end := (backup + 1) * SectorSize; backup < 1<<50 && end > uint64(size) {
+			return truncated("partition table", end)
+		}
+	case at(head, extMagicAt, "\x53\xef"):
+		sb := head[extSuper:]
+		blocks := uint64(binary.LittleEndian.Uint32(sb[4:]))
+		if len(sb) >= 0x154 && binary.LittleEndian.Uint32(sb[0x60:])&0x80 != 0 { // 64bit
+			blocks |= uint64(binary.LittleEndian.Uint32(sb[0x150:])) << 32
+		}
+		shift := 10 + binary.LittleEndian.Uint32(sb[24:])
+		if end := blocks << min(shift, 16); blocks < 1<<44 && end > uint64(size) {
+			return truncated("file system", end)
+		}
+	case at(head, 510, "\x55\xaa"):
+		if end := mbrStart(head); end > uint64(size) {
+			return truncated("partition table", end)
+		}
+	}
+	return nil
+}
+
+// mbrStart returns the byte at which the last partition of an MBR begins, or 0 when the sector has no sane table: boot
+// sectors of file systems carry the same signature. Ends are not looked at: hybrid ISOs round them up.
+func mbrStart(head []byte) (last uint64) {
+	for e := head[446:510]; len(e) >= 16; e = e[16:] {
+		if e[0] != 0 && e[0] != 0x80 {
+			return 0
+		}
+		if e[4] == 0xee { // protective, its length may be anything
+			return 0
+		}
+		if e[4] != 0 {
+			last = max(last, uint64(binary.LittleEndian.Uint32(e[8:]))*SectorSize)
+		}
+	}
+	return last
+}

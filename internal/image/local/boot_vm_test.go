@@ -1,0 +1,157 @@
+//go:build vm
+
+package local_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/ociimage"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// script is the init of the test guest: it mounts the two disks as our real init does, and says what it sees.
+const script = `#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t devtmpfs dev /dev; $b mount -t proc proc /proc; $b mount -t sysfs sys /sys
+for m in virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk overlay; do $b insmod /modules/$m.ko; done
+for d in /sys/block/vd*; do
+  case $($b cat $d/serial) in
+    cocoon-root) root=/dev/${d##*/};; cocoon-cow) cow=/dev/${d##*/};;
+  esac
+done
+{
+$b mount -t ext4 -o ro $root /mnt/lower && $b mount -t ext4 $cow /mnt/upper && $b mkdir -p /mnt/upper/u /mnt/upper/w &&
+$b mount -t overlay -o lowerdir=/mnt/lower,upperdir=/mnt/upper/u,workdir=/mnt/upper/w none /mnt/root || echo MOUNT-FAILED
+cd /mnt/root
+echo "SU $($b stat -c '%a %u %g' su)"
+echo "LINKS $($b stat -c %h a) $($b cat b)"
+echo "DIR $($b ls d)"
+echo "SYM $($b readlink s)"
+echo "BIG $($b md5sum big)"
+echo "BOOTS $($b cat boots 2>/dev/null)"
+echo -n x >> boots
+echo changed > d/kept
+echo "RO $($b touch /mnt/lower/x 2>&1)"
+$b df -k /mnt/upper | $b tail -1 | { read dev size rest; echo "SIZE $size"; }
+} > /dev/ttyS0 2>&1
+cd /
+$b umount /mnt/root; $b umount /mnt/upper
+$b dmesg | $b grep -i 'ext4.*error' > /dev/ttyS0
+$b sync; $b poweroff -f
+`
+
+// cpio writes an archive in the form the kernel unpacks over the initramfs before it.
+func cpio(files map[string]string) []byte {
+	var b bytes.Buffer
+	entry := func(name, data string, mode int) {
+		fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00", 0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0, name)
+		b.Write(make([]byte, (4-b.Len()%4)%4))
+		b.WriteString(data)
+		b.Write(make([]byte, (4-b.Len()%4)%4))
+	}
+	entry("bin", "", 0o40755)
+	for name, data := range files {
+		entry(name, data, 0o100755)
+	}
+	entry("TRAILER!!!", "", 0)
+	return b.Bytes()
+}
+
+func boot(t *testing.T, disks []vm.Disk) string {
+	t.Helper()
+	qemu := need.QEMU(t)
+	kernel, modules := need.GuestKernel(t)
+	busybox, err := os.ReadFile(need.Built(t, "bin/guest/busybox", "make guest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	initrd, err := os.ReadFile(modules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	initrd = append(initrd, make([]byte, (4-len(initrd)%4)%4)...)
+	path := filepath.Join(t.TempDir(), "initrd")
+	if err := os.WriteFile(path, append(initrd, cpio(map[string]string{"init": script, "bin/busybox": string(busybox)})...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{
+		"-M", "q35", "-m", "192", "-accel", "tcg,tb-size=64", "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio",
+		"-kernel", kernel, "-initrd", path,
+		"-append", "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check noreplace-smp cryptomgr.notests rdinit=/init",
+	}
+	for i, d := range disks {
+		ro := "off"
+		if d.ReadOnly {
+			ro = "on"
+		}
+		args = append(args, "-drive", fmt.Sprintf("if=none,id=d%d,format=%s,readonly=%s,file=%s", i, d.Format, ro, d.Path),
+			"-device", fmt.Sprintf("virtio-blk-pci,drive=d%d,serial=%s", i, d.Serial))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, qemu, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("qemu: %v\n%s", err, out)
+	}
+	return strings.ReplaceAll(string(out), "\r", "")
+}
+
+// TestVMGuestMountsItsDisks boots a guest twice on what Prepare made: the image is whole and read-only, the writable layer
+// has its size and keeps its content, and both are clean afterwards.
+func TestVMGuestMountsItsDisks(t *testing.T) {
+	big := strings.Repeat("0123456789abcdef", 1<<19)
+	img := ociimage.Image{Layers: []ociimage.Layer{
+		ociimage.Of(ociimage.Entry{Name: "su", Body: "x", Mode: 0o4755, UID: 7, GID: 9}, ociimage.File("a", "linked"), ociimage.HardLink("b", "a"),
+			ociimage.Dir("d"), ociimage.File("d/gone", "x"), ociimage.File("d/kept", "x"), ociimage.Symlink("s", "../x"), ociimage.File("big", big)),
+		ociimage.Of(ociimage.Whiteout("d", "gone")),
+	}}
+	s := open(t, t.TempDir())
+	stored, err := s.Import(t.Context(), "app", bytes.NewReader(img.OCI()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const storage = 10 << 30
+	root, err := s.Prepare(t.Context(), stored, t.TempDir(), storage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for boots := range 2 {
+		out := boot(t, root.Disks)
+		for _, want := range []string{"SU 4755 7 9\n", "LINKS 2 linked\n", "DIR kept\n", "SYM ../x\n", "BIG ce06e59c3306aa4fb71f6af4b70f73d7", "BOOTS " + strings.Repeat("x", boots) + "\n", "Read-only file system"} {
+			if !strings.Contains(out, want) {
+				t.Fatalf("boot %d lacks %q:\n%s", boots, want, out)
+			}
+		}
+		var size int64
+		if _, err := fmt.Sscanf(out[strings.Index(out, "SIZE ")+5:], "%d", &size); err != nil || size < 9<<20 {
+			t.Errorf("the guest sees %d KiB of storage, %v", size, err)
+		}
+	}
+	cow := root.Disks[1].Path
+	if out, err := exec.Command("qemu-img", "check", cow).CombinedOutput(); err != nil {
+		t.Errorf("qemu-img check: %v %s", err, out)
+	}
+	raw := filepath.Join(t.TempDir(), "raw")
+	if out, err := exec.Command("qemu-img", "convert", "-O", "raw", cow, raw).CombinedOutput(); err != nil {
+		t.Fatalf("qemu-img convert: %v %s", err, out)
+	}
+	for _, fs := range []string{root.Disks[0].Path, raw} {
+		if out, err := exec.Command("/usr/sbin/e2fsck", "-fn", fs).CombinedOutput(); err != nil {
+			t.Errorf("e2fsck: %v %s", err, out)
+		}
+	}
+	if info, err := os.Stat(cow); err != nil || info.Size() > 32<<20 {
+		t.Errorf("two boots made the overlay %d bytes large, %v", info.Size(), err)
+	} else {
+		t.Logf("overlay after two boots: %d KiB", info.Size()>>10)
+	}
+}

@@ -1,0 +1,183 @@
+package local
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/disk"
+	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// spool is a scratch file in a temporary folder: written from its start, then read anywhere.
+type spool struct {
+	f *os.File
+	w *bufio.Writer
+}
+
+func newSpool(path string) (*spool, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make a scratch file: %w", err)
+	}
+	return &spool{f: f, w: bufio.NewWriterSize(f, 1<<20)}, nil
+}
+
+func (s *spool) Write(p []byte) (int, error)             { return s.w.Write(p) }
+func (s *spool) ReadFrom(r io.Reader) (int64, error)     { return s.w.ReadFrom(r) }
+func (s *spool) ReadAt(p []byte, off int64) (int, error) { return s.f.ReadAt(p, off) }
+
+// drop frees the file's space now rather than with the temporary folder.
+func (s *spool) drop() error { return errors.Join(s.f.Truncate(0), s.f.Close()) }
+
+// readArchive reads a container image to its end and chooses what to take.
+func (s *Store) readArchive(ctx context.Context, work *workdir, name string, in io.Reader, lim oci.Limits) (builder, error) {
+	blobs, err := newSpool(work.join("archive"))
+	if err != nil {
+		return builder{}, err
+	}
+	a, err := oci.Read(ctx, in, blobs, lim)
+	if err != nil {
+		return builder{}, errors.Join(err, blobs.f.Close())
+	}
+	if err := blobs.w.Flush(); err != nil {
+		return builder{}, errors.Join(err, blobs.f.Close())
+	}
+	img, err := a.Image(name, s.cfg.Arch)
+	if err != nil {
+		return builder{}, errors.Join(err, blobs.f.Close())
+	}
+	return builder{hex: strings.TrimPrefix(img.ID, "sha256:"), build: func(ctx context.Context, dir string) (record, error) {
+		return s.buildRootfs(ctx, work, img, blobs, dir, lim)
+	}}, nil
+}
+
+func (s *Store) buildRootfs(ctx context.Context, work *workdir, img *oci.Image, blobs *spool, dir string, lim oci.Limits) (rec record, err error) {
+	files, err := newSpool(work.join("files"))
+	if err != nil {
+		return record{}, err
+	}
+	defer func() { err = errors.Join(err, files.drop()) }()
+	tree, err := img.Unpack(ctx, files, lim)
+	if err := errors.Join(err, files.w.Flush()); err != nil {
+		return record{}, err
+	}
+	if err := blobs.drop(); err != nil {
+		return record{}, err
+	}
+	path := filepath.Join(dir, rootfsFile)
+	size, err := writeSynced(path, func(f *os.File) error { return tree.WriteExt4(ctx, f) })
+	if err != nil {
+		return record{}, err
+	}
+	return record{Type: vm.ImageOCI, File: rootfsFile, Format: vm.DiskRaw, VirtualSize: size, Process: img.Process, Arch: img.Arch}, nil
+}
+
+// readDisk takes in a disk image and checks that it is whole and stands alone.
+func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (builder, error) {
+	format, err := disk.Recognise(head)
+	if err != nil {
+		return builder{}, err
+	}
+	var q disk.QCOW2
+	if format == vm.DiskQCOW2 {
+		if q, err = disk.ParseQCOW2(head); err != nil { // refused before it costs anything
+			return builder{}, err
+		}
+	}
+	file := rawFile
+	if format == vm.DiskQCOW2 {
+		file = qcow2File
+	}
+	sum := sha256.New()
+	path := work.join(file)
+	size, err := writeSynced(path, func(f *os.File) error {
+		n, err := copySparse(f, io.TeeReader(in, sum), s.cfg.Disk, room)
+		if err != nil {
+			return err
+		}
+		if format == vm.DiskQCOW2 {
+			return q.Check(f, n)
+		}
+		return disk.CheckRaw(head, n)
+	})
+	if err != nil {
+		return builder{}, err
+	}
+	rec := record{Type: vm.ImageDisk, File: file, Format: format, VirtualSize: q.VirtualSize, Arch: s.cfg.Arch}
+	if format == vm.DiskRaw {
+		rec.VirtualSize = size
+	}
+	rec.VirtualSize = (rec.VirtualSize + disk.SectorSize - 1) / disk.SectorSize * disk.SectorSize
+	return builder{hex: hex.EncodeToString(sum.Sum(nil)), build: func(_ context.Context, dir string) (record, error) {
+		return rec, os.Rename(path, filepath.Join(dir, file))
+	}}, nil
+}
+
+// writeSynced makes a file that fill writes, syncs it, and returns its length.
+func writeSynced(path string, fill func(*os.File) error) (size int64, err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return 0, fmt.Errorf("write image: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := fill(f); err != nil {
+		return 0, err
+	}
+	if err := f.Sync(); err != nil {
+		return 0, fmt.Errorf("write image: %w", err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("write image: %w", err)
+	}
+	return info.Size(), nil
+}
+
+// copySparse copies r to f, leaving holes where r has zeros, and returns the length: at most limit, of which at most
+// room occupies the disk.
+func copySparse(f *os.File, r io.Reader, limit, room int64) (int64, error) {
+	const chunk = 64 << 10
+	buf, zeros := make([]byte, chunk), make([]byte, chunk)
+	var size int64
+	for {
+		n, err := io.ReadFull(r, buf)
+		if size+int64(n) > limit {
+			return 0, errdefs.Exhaustedf("the disk image is larger than the limit of %d bytes", limit)
+		}
+		if n > 0 && !bytes.Equal(buf[:n], zeros[:n]) {
+			if room -= int64(n); room < 0 {
+				return 0, errdefs.Exhaustedf("the disk image needs more room than there is; `cocoon image rm` frees some")
+			}
+			if _, err := f.WriteAt(buf[:n], size); err != nil {
+				return 0, fmt.Errorf("write image: %w", err)
+			}
+		}
+		size += int64(n)
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && n < chunk && ended(r):
+			if err := f.Truncate(size); err != nil {
+				return 0, fmt.Errorf("write image: %w", err)
+			}
+			return size, nil
+		case err != nil:
+			return 0, badCompression(err)
+		}
+	}
+}
+
+// ended tells the end of input, which ReadFull reports as unexpected, from a decompressor's truncated input.
+func ended(r io.Reader) bool {
+	n, err := r.Read(make([]byte, 1))
+	return n == 0 && errors.Is(err, io.EOF)
+}

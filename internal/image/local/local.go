@@ -1,0 +1,283 @@
+// Package local is the image store of one host: a folder with content named by SHA-256 and names that point at it.
+//
+// Several processes may share the folder. It neither downloads nor translates names, and it does not know which VM uses
+// an image: callers of Remove say so.
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/oci"
+)
+
+var _ image.Store = (*Store)(nil)
+
+// Config says where the store lies and what an image may cost.
+type Config struct {
+	Dir    string       // absolute; made when missing, mode 0700
+	Arch   string       // GOARCH of the guests; "" is the host's
+	Mkfs   string       // path of mkfs.ext4; "" looks for it
+	Limits oci.Limits   // of container images; the zero value is oci.DefaultLimits
+	Disk   int64        // bytes of one disk image; 0 is 16 TiB
+	Log    *slog.Logger // nil discards
+}
+
+// Store implements image.Store. Its folder:
+//
+//	lock                    taken exclusively for every change of names, shared while a temporary folder is made
+//	images/<sha256>/        one image: image.json and rootfs.ext4, disk.raw or disk.qcow2; never changed, only removed
+//	images/<sha256>/unclaimed  it goes unless a name refers to it: an import or a removal is not finished
+//	names/<name>            link to ../images/<sha256>; slashes of the name are written as %
+//	templates/ext4-<bytes>  empty file systems on which writable layers of container images stand
+//	tmp/<random>/           work in progress, locked by who does it
+type Store struct {
+	cfg Config
+
+	mu     sync.Mutex
+	opened bool
+}
+
+const defaultMaxDisk = 16 << 40
+
+// New checks cfg. Nothing is touched before the first use or Open.
+func New(cfg Config) (*Store, error) {
+	if !filepath.IsAbs(cfg.Dir) {
+		return nil, errdefs.Invalidf("the image folder %q must be an absolute path", cfg.Dir)
+	}
+	cfg.Dir = filepath.Clean(cfg.Dir)
+	if cfg.Arch == "" {
+		cfg.Arch = runtime.GOARCH
+	}
+	if cfg.Limits == (oci.Limits{}) {
+		cfg.Limits = oci.DefaultLimits()
+	}
+	if cfg.Disk == 0 {
+		cfg.Disk = defaultMaxDisk
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Store{cfg: cfg}, nil
+}
+
+// Open makes the store's folders and removes what killed processes left, without touching what living ones do.
+// Every method calls it; calling it at start only brings the work forward.
+func (s *Store) Open(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opened {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	for _, d := range []string{s.path(), s.path("images"), s.path("names"), s.path("templates"), s.path("tmp")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return fmt.Errorf("open the image store: %w", full(err))
+		}
+	}
+	if err := s.sweep(); err != nil {
+		return fmt.Errorf("open the image store %s: %w", s.cfg.Dir, err)
+	}
+	s.opened = true
+	return nil
+}
+
+func (s *Store) path(elem ...string) string {
+	return filepath.Join(append([]string{s.cfg.Dir}, elem...)...)
+}
+
+// Get resolves name, name:tag, id, or a unique prefix of an id of at least minPrefix characters.
+func (s *Store) Get(ctx context.Context, ref string) (image.Image, error) {
+	if err := s.Open(ctx); err != nil {
+		return image.Image{}, err
+	}
+	r, err := s.resolve(ref)
+	if err != nil {
+		return image.Image{}, err
+	}
+	rec, err := s.load(r.hex)
+	if err != nil {
+		return image.Image{}, err
+	}
+	return rec.image(r.name), nil
+}
+
+// List returns one entry for each name.
+func (s *Store) List(ctx context.Context) ([]image.Image, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]image.Image, 0, len(names))
+	for _, n := range names {
+		rec, err := s.load(n.hex)
+		if errdefs.IsNotFound(err) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			s.cfg.Log.Warn("image record unreadable", "image", n.name, "err", err)
+			continue
+		}
+		out = append(out, rec.image(n.name))
+	}
+	return out, ctx.Err()
+}
+
+// Remove forgets a name, or, given an id, every name of that image. Content without a name goes, unless inUse says that
+// something still boots from it; then it goes with a later Remove or Collect.
+func (s *Store) Remove(ctx context.Context, ref string, inUse func(digest string) bool) error {
+	if err := s.Open(ctx); err != nil {
+		return err
+	}
+	unlock, err := s.lock(exclusive)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, err := s.resolve(ref)
+	if err != nil {
+		return err
+	}
+	all, err := s.names()
+	if err != nil {
+		return err
+	}
+	others := slices.ContainsFunc(all, func(n named) bool { return n.hex == r.hex && !r.covers(n) })
+	if !others && !used(inUse, r.hex) {
+		if err := s.unclaim(r.hex); err != nil { // from here a crash ends in removal, not in content nobody names
+			return err
+		}
+	}
+	for _, n := range all {
+		if n.hex != r.hex || !r.covers(n) {
+			continue
+		}
+		if err := os.Remove(s.namePath(n.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forget image name %s: %w", n.name, err)
+		}
+	}
+	if err := s.syncNames(); err != nil {
+		return err
+	}
+	_, err = s.collect(inUse)
+	return err
+}
+
+// Collect removes content that no name refers to and that inUse does not report, and returns the bytes freed.
+func (s *Store) Collect(ctx context.Context, inUse func(digest string) bool) (int64, error) {
+	if err := s.Open(ctx); err != nil {
+		return 0, err
+	}
+	unlock, err := s.lock(exclusive)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	return s.collect(inUse)
+}
+
+// Preconditions: the exclusive lock is held.
+func (s *Store) collect(inUse func(string) bool) (freed int64, err error) {
+	names, err := s.names()
+	if err != nil {
+		return 0, err
+	}
+	dirs, err := os.ReadDir(s.path("images"))
+	if err != nil {
+		return 0, fmt.Errorf("list images: %w", err)
+	}
+	for _, d := range dirs {
+		hex := d.Name()
+		if !isHex(hex) || slices.ContainsFunc(names, func(n named) bool { return n.hex == hex }) || used(inUse, hex) {
+			continue
+		}
+		size := onDisk(s.path("images", hex))
+		if err := s.discard(s.path("images", hex)); err != nil {
+			return freed, err
+		}
+		freed += size
+		s.cfg.Log.Info("image content removed", "image", digest(hex))
+	}
+	return freed, nil
+}
+
+func used(inUse func(string) bool, hex string) bool { return inUse != nil && inUse(digest(hex)) }
+
+// reference is what a ref resolved to.
+type reference struct {
+	name string // the name given, or the first name of the id given; "" when it has none
+	hex  string
+	byID bool
+}
+
+// covers reports whether removing the reference removes the name n of the same image.
+func (r reference) covers(n named) bool { return r.byID || n.name == r.name }
+
+const minPrefix = 4 // hexadecimal digits
+
+func (s *Store) resolve(ref string) (reference, error) {
+	if hex, ok := strings.CutPrefix(ref, "sha256:"); ok {
+		return s.byPrefix(ref, hex)
+	}
+	name, err := ParseName(ref)
+	if err != nil {
+		return reference{}, err
+	}
+	hex, err := s.readName(name)
+	if err == nil {
+		return reference{name: name, hex: hex}, nil
+	}
+	if errdefs.IsNotFound(err) && isHexPrefix(ref) {
+		return s.byPrefix(ref, ref)
+	}
+	return reference{}, err
+}
+
+func (s *Store) byPrefix(ref, hex string) (reference, error) {
+	if !isHexPrefix(hex) {
+		return reference{}, errdefs.Invalidf("image id %q: %d to 64 hexadecimal digits are needed after sha256:", ref, minPrefix)
+	}
+	dirs, err := os.ReadDir(s.path("images"))
+	if err != nil {
+		return reference{}, fmt.Errorf("list images: %w", err)
+	}
+	var hits []string
+	for _, d := range dirs {
+		if isHex(d.Name()) && strings.HasPrefix(d.Name(), hex) {
+			hits = append(hits, d.Name())
+		}
+	}
+	switch len(hits) {
+	case 0:
+		return reference{}, notFound(ref)
+	case 1:
+	default:
+		return reference{}, errdefs.Invalidf("%q could be any of %d images; use more characters of the id", ref, len(hits))
+	}
+	r := reference{hex: hits[0], byID: true}
+	names, err := s.names()
+	if i := slices.IndexFunc(names, func(n named) bool { return n.hex == r.hex }); i >= 0 {
+		r.name = names[i].name
+	}
+	return r, err
+}
+
+func notFound(ref string) error {
+	return errdefs.NotFoundf("no image is called %q; `cocoon image list` shows those there are", ref)
+}

@@ -1,0 +1,71 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const (
+	shared    = unix.LOCK_SH
+	exclusive = unix.LOCK_EX
+)
+
+// lock takes the store's lock, which is held only for a few file operations. It excludes other processes and other
+// goroutines alike, because each call opens the file anew.
+func (s *Store) lock(how int) (unlock func(), err error) {
+	f, err := os.OpenFile(s.path("lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the image store: %w", full(err))
+	}
+	if err := flock(f, how); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock the image store: %w", err)
+	}
+	return func() { f.Close() }, nil
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// full turns the errors of a disk that has no room left into ResourceExhausted.
+func full(err error) error {
+	if err == nil || errdefs.ClassOf(err) != errdefs.Internal {
+		return err
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
+		return errdefs.Exhaustedf("the disk of the image store is full; `cocoon image rm` frees room (%w)", err)
+	}
+	return err
+}
+
+// reserve is what imports leave free for the VMs that write to the same disk.
+const reserve = 1 << 30
+
+// room returns how many bytes an import may occupy.
+func (s *Store) room() (int64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {
+		return 0, fmt.Errorf("ask for the free space of the image store: %w", err)
+	}
+	free := int64(fs.Bavail) * fs.Bsize
+	return free - min(reserve, free/8), nil
+}
+
+func occupied(info fs.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
+}

@@ -1,0 +1,130 @@
+package local
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// DefaultTag is the tag of a name that has none.
+const DefaultTag = "latest"
+
+// maxName keeps a name, escaped, a legal file name with room for a suffix.
+const maxName = 200
+
+var (
+	hostRE      = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$`)
+	componentRE = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*$`)
+	tagRE       = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+	hexRE       = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	hexPrefixRE = regexp.MustCompile(`^[0-9a-f]{4,64}$`)
+)
+
+func isHex(s string) bool       { return hexRE.MatchString(s) }
+func isHexPrefix(s string) bool { return hexPrefixRE.MatchString(s) }
+func digest(hex string) string  { return "sha256:" + hex }
+
+// ParseName checks a local image name and completes it with the default tag: components of lower-case letters, digits
+// and single separators, joined by slashes, the first perhaps a host with a port, and a tag after a colon.
+// Errors: InvalidArgument that says which part is wrong.
+func ParseName(name string) (string, error) {
+	switch {
+	case name == "":
+		return "", errdefs.Invalidf("an image needs a name")
+	case len(name) > maxName:
+		return "", errdefs.Invalidf("the image name %.40q… has %d characters; at most %d are allowed", name, len(name), maxName)
+	case strings.Contains(name, "@"):
+		return "", errdefs.Invalidf("the image name %q holds a digest; give either a name or the id alone", name)
+	}
+	repo, tag := name, DefaultTag
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		repo, tag = name[:i], name[i+1:]
+	}
+	if !tagRE.MatchString(tag) {
+		return "", errdefs.Invalidf("the image name %q has the tag %q; letters, digits, '_', '.' and '-' are allowed, at most 128", name, tag)
+	}
+	parts := strings.Split(repo, "/")
+	for i, p := range parts {
+		host := i == 0 && len(parts) > 1 && hostRE.MatchString(p)
+		if !host && !componentRE.MatchString(p) {
+			return "", errdefs.Invalidf("the image name %q has the part %q; lower-case letters and digits are allowed, with '.', '_' or '-' between them", name, p)
+		}
+	}
+	if full := repo + ":" + tag; len(full) <= maxName {
+		return full, nil
+	}
+	return "", errdefs.Invalidf("the image name %.40q… is too long with its tag; at most %d characters are allowed", name, maxName)
+}
+
+// named is one name and the content it refers to.
+type named struct{ name, hex string }
+
+func (s *Store) namePath(name string) string {
+	return s.path("names", strings.ReplaceAll(name, "/", "%"))
+}
+
+const linkPrefix = "../images/"
+
+// readName returns the content a name refers to. A link to content that is not there is no name.
+func (s *Store) readName(name string) (string, error) {
+	target, err := os.Readlink(s.namePath(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", notFound(name)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read image name %s: %w", name, err)
+	}
+	hex, ok := strings.CutPrefix(target, linkPrefix)
+	if !ok || !isHex(hex) {
+		return "", errdefs.DataLossf("the image name %s points at %q, which is none of ours; remove %s", name, target, s.namePath(name))
+	}
+	if _, err := os.Stat(s.namePath(name)); err != nil {
+		return "", notFound(name)
+	}
+	return hex, nil
+}
+
+// names returns every name that refers to content, sorted.
+func (s *Store) names() ([]named, error) {
+	entries, err := os.ReadDir(s.path("names"))
+	if err != nil {
+		return nil, fmt.Errorf("list image names: %w", err)
+	}
+	var out []named
+	for _, e := range entries {
+		plain := strings.ReplaceAll(e.Name(), "%", "/")
+		name, err := ParseName(plain)
+		if err != nil || name != plain || e.Type() != fs.ModeSymlink {
+			continue // not ours
+		}
+		if hex, err := s.readName(name); err == nil {
+			out = append(out, named{name, hex})
+		}
+	}
+	slices.SortFunc(out, func(a, b named) int { return cmp.Compare(a.name, b.name) })
+	return out, nil
+}
+
+// setName points name at content, replacing what it pointed at. tmp is the caller's temporary folder.
+// Preconditions: the exclusive lock is held.
+func (s *Store) setName(tmp, name, hex string) error {
+	link := filepath.Join(tmp, "name")
+	if err := os.Symlink(linkPrefix+hex, link); err != nil {
+		return fmt.Errorf("name image %s: %w", name, full(err))
+	}
+	if err := os.Rename(link, s.namePath(name)); err != nil {
+		return fmt.Errorf("name image %s: %w", name, full(err))
+	}
+	return s.syncNames()
+}
+
+func (s *Store) syncNames() error { return atomicfile.SyncDir(s.path("names")) }

@@ -1,0 +1,202 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/disk"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Files that Prepare makes in a VM's folder.
+const (
+	CowFile     = "cow.qcow2"     // writable layer of an OCI guest
+	OverlayFile = "overlay.qcow2" // the disk of a guest that boots itself
+)
+
+// Prepare gives a VM its disks. A container image has its shared file system and a private overlay on an empty one; a
+// disk image has a private overlay on itself, larger than the image when storage says so. storage 0 is the default
+// size for the former and the image's own for the latter.
+// Preconditions: dir exists and belongs to one VM, one caller at a time.
+func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storage int64) (image.Rootfs, error) {
+	if err := s.Open(ctx); err != nil {
+		return image.Rootfs{}, err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return image.Rootfs{}, fmt.Errorf("prepare disks: %w", err)
+	}
+	rec, err := s.load(strings.TrimPrefix(img.ID, "sha256:"))
+	if err != nil {
+		return image.Rootfs{}, err
+	}
+	base := vm.Disk{
+		Path: s.path("images", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true,
+		Serial: image.SerialRoot, Role: vm.RoleLayer,
+	}
+	if rec.Type == vm.ImageOCI {
+		return s.prepareOCI(ctx, base, dir, storage)
+	}
+	if storage == 0 {
+		storage = rec.VirtualSize
+	}
+	if storage < rec.VirtualSize {
+		return image.Rootfs{}, errdefs.Invalidf("the disk of image %s has %d bytes (%s), more than the %d (%s) asked for; ask for at least as much storage",
+			orID(img), rec.VirtualSize, human(rec.VirtualSize), storage, human(storage))
+	}
+	over := vm.Disk{Path: filepath.Join(dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
+	over.Backing.Serial = ""
+	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, disk.SectorSize)
+}
+
+func (s *Store) prepareOCI(ctx context.Context, base vm.Disk, dir string, storage int64) (image.Rootfs, error) {
+	if storage == 0 {
+		storage = vm.DefaultStorage
+	}
+	if storage < vm.MinStorage || storage > vm.MaxStorage {
+		return image.Rootfs{}, errdefs.Invalidf("a writable layer of %d bytes (%s) is not possible: between %s and %s are", storage, human(storage), human(vm.MinStorage), human(vm.MaxStorage))
+	}
+	storage = roundUp(storage, blockSize)
+	empty, err := s.Template(ctx, storage)
+	if err != nil {
+		return image.Rootfs{}, err
+	}
+	cow := vm.Disk{
+		Path: filepath.Join(dir, CowFile), Format: vm.DiskQCOW2, Serial: image.SerialCOW, Role: vm.RoleCOW,
+		Backing: &vm.Disk{Path: empty, Format: vm.DiskRaw, ReadOnly: true, Role: vm.RoleLayer},
+	}
+	return image.Rootfs{Disks: []vm.Disk{base, cow}}, overlay(cow, storage, blockSize)
+}
+
+func overlay(d vm.Disk, size, unit int64) error {
+	o := disk.Overlay{VirtualSize: roundUp(size, unit), Backing: d.Backing.Path, BackingFormat: d.Backing.Format}
+	return full(o.Create(d.Path))
+}
+
+const blockSize = 4096 // of the file systems we make, bytes
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// Template returns the empty ext4 file system of size bytes, making it when it is the first of its size. Making one
+// takes tens of milliseconds, so a daemon may ask for the sizes it expects beforehand.
+//
+// A template is never replaced once it has its name, because overlays stand on its exact bytes.
+func (s *Store) Template(ctx context.Context, size int64) (path string, err error) {
+	if err := s.Open(ctx); err != nil {
+		return "", err
+	}
+	size = roundUp(size, blockSize)
+	path = s.path("templates", "ext4-"+strconv.FormatInt(size, 10)+".raw")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	work, err := s.newWork()
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, work.close()) }()
+	tmp := work.join("ext4")
+	if _, err := writeSynced(tmp, func(f *os.File) error {
+		if err := f.Truncate(size); err != nil {
+			return fmt.Errorf("make an empty file system of %s: %w", human(size), full(err))
+		}
+		return s.mkfs(ctx, tmp, size)
+	}); err != nil {
+		return "", err
+	}
+	if err := os.Link(tmp, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("keep an empty file system: %w", full(err))
+	}
+	return path, atomicfile.SyncDir(s.path("templates"))
+}
+
+// The features are named one by one, and identifiers and times fixed, so that one size is the same bytes on any host.
+const (
+	ext4Features = "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
+	ext4UUID     = "c0c00000-0000-4000-8000-000000000001"
+	ext4Extended = "root_owner=0:0,nodiscard,hash_seed=" + ext4UUID
+)
+
+// mkfsRoom is the free space below which a failure of mkfs is put down to a full disk, bytes.
+const mkfsRoom = 64 << 20
+
+func (s *Store) mkfs(ctx context.Context, path string, size int64) error {
+	tool, err := s.findMkfs()
+	if err != nil {
+		return err
+	}
+	// The file is one big hole: nothing needs zeroing, here or later by the guest's kernel. Older versions do not know
+	// the first option; they leave the work to the guest.
+	var out []byte
+	for _, extended := range []string{"assume_storage_prezeroed=1," + ext4Extended, "lazy_itable_init=1,lazy_journal_init=1," + ext4Extended} {
+		cmd := exec.CommandContext(ctx, tool, "-q", "-F", "-t", "ext4", "-b", strconv.Itoa(blockSize), "-I", "256", "-i", "16384",
+			"-m", "0", "-J", "size="+journal(size), "-U", ext4UUID, "-O", ext4Features, "-E", extended, path)
+		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "E2FSPROGS_FAKE_TIME=1", "SOURCE_DATE_EPOCH=1"}
+		if out, err = cmd.CombinedOutput(); err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	if room, rerr := s.room(); rerr == nil && room < mkfsRoom {
+		return errdefs.Exhaustedf("the disk of the image store is full: no room for an empty file system of %s; `cocoon image rm` frees some", human(size))
+	}
+	return fmt.Errorf("make an empty file system of %s: %w: %s", human(size), err, bytes.TrimSpace(out))
+}
+
+// journal returns the size of the journal in MiB: small, since what the guest writes there occupies the host's disk.
+func journal(size int64) string {
+	switch {
+	case size < 256<<20:
+		return "4"
+	case size < 4<<30:
+		return "16"
+	}
+	return "32"
+}
+
+func (s *Store) findMkfs() (string, error) {
+	if s.cfg.Mkfs != "" {
+		return s.cfg.Mkfs, nil
+	}
+	for _, p := range []string{"/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // not in an ordinary user's PATH
+		if _, err := os.Stat(p); err == nil {
+			return p, nil
+		}
+	}
+	p, err := exec.LookPath("mkfs.ext4")
+	if err != nil {
+		return "", errdefs.Preconditionf("mkfs.ext4 is missing, with which the writable disks of VMs are made; `apt-get install e2fsprogs` brings it")
+	}
+	return p, nil
+}
+
+func orID(img image.Image) string {
+	if img.Name != "" {
+		return img.Name
+	}
+	return img.ID
+}
+
+func human(n int64) string {
+	v, unit := float64(n), "B"
+	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if v < 1024 {
+			break
+		}
+		v, unit = v/1024, u
+	}
+	return strconv.FormatFloat(v, 'g', 4, 64) + " " + unit
+}

@@ -1,0 +1,95 @@
+package local
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// File names inside images/<sha256>/.
+const (
+	recordFile    = "image.json"
+	rootfsFile    = "rootfs.ext4"
+	rawFile       = "disk.raw"
+	qcow2File     = "disk.qcow2"
+	unclaimedFile = "unclaimed"
+)
+
+const recordVersion = 1
+
+// record is image.json: what is known of stored content, written once.
+type record struct {
+	Version     int           `json:"version"`
+	ID          string        `json:"id"`
+	Type        vm.ImageType  `json:"type"`
+	File        string        `json:"file"`
+	Format      vm.DiskFormat `json:"format"`
+	VirtualSize int64         `json:"virtual_size"` // bytes, as the guest sees it
+	Length      int64         `json:"length"`       // bytes of the file, holes included
+	Size        int64         `json:"size"`         // bytes on disk
+	CreatedAt   time.Time     `json:"created_at"`
+	Process     vm.Process    `json:"config,omitzero"`
+	Arch        string        `json:"arch,omitempty"`
+}
+
+func (r record) image(name string) image.Image {
+	return image.Image{ID: r.ID, Name: name, Type: r.Type, Size: r.Size, CreatedAt: r.CreatedAt, Config: r.Process, Arch: r.Arch}
+}
+
+// load reads the record of content. NotFound when there is no such content.
+func (s *Store) load(hex string) (record, error) {
+	path := s.path("images", hex, recordFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, notFound(digest(hex))
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("read image record: %w", err)
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil || r.ID != digest(hex) {
+		return record{}, errdefs.DataLossf("the image record %s is damaged; remove the image with `cocoon image rm %s` and import it again", path, digest(hex))
+	}
+	if r.Version != recordVersion {
+		return record{}, errdefs.Unsupportedf("the image record %s has version %d, this program knows %d", path, r.Version, recordVersion)
+	}
+	return r, nil
+}
+
+// intact reports whether content is there in its full length, as a crash or a person may have cut it.
+func (s *Store) intact(hex string) bool {
+	r, err := s.load(hex)
+	if err != nil {
+		return false
+	}
+	info, err := os.Stat(s.path("images", hex, r.File))
+	return err == nil && info.Size() == r.Length
+}
+
+func (r record) write(dir string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode image record: %w", err)
+	}
+	return full(atomicfile.WriteFile(filepath.Join(dir, recordFile), append(data, '\n'), 0o600))
+}
+
+// onDisk returns the bytes that the files in dir occupy.
+func onDisk(dir string) (sum int64) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			sum += occupied(info)
+		}
+	}
+	return sum
+}

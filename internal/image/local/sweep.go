@@ -1,0 +1,143 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+)
+
+// workdir is a temporary folder, locked as long as its owner lives.
+type workdir struct {
+	path string
+	lock *os.File
+}
+
+// newWork makes one. The shared lock keeps the sweeper away between making and locking it.
+func (s *Store) newWork() (*workdir, error) {
+	unlock, err := s.lock(shared)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	path, err := os.MkdirTemp(s.path("tmp"), "")
+	if err != nil {
+		return nil, fmt.Errorf("make a temporary folder: %w", full(err))
+	}
+	d, err := os.Open(path)
+	if err == nil {
+		err = flock(d, exclusive)
+	}
+	if err != nil {
+		_ = os.Remove(path)
+		return nil, fmt.Errorf("lock a temporary folder: %w", err)
+	}
+	return &workdir{path: path, lock: d}, nil
+}
+
+func (w *workdir) join(name string) string { return filepath.Join(w.path, name) }
+
+// close removes the folder with all that is left in it.
+func (w *workdir) close() error {
+	return errors.Join(os.RemoveAll(w.path), w.lock.Close())
+}
+
+// unclaim marks content to be removed unless a name refers to it.
+func (s *Store) unclaim(hex string) error {
+	path := s.path("images", hex, unclaimedFile)
+	return full(atomicfile.WriteFile(path, nil, 0o600))
+}
+
+func (s *Store) claim(hex string) error {
+	if err := os.Remove(s.path("images", hex, unclaimedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("claim image: %w", err)
+	}
+	return nil
+}
+
+// discard moves a folder out of sight in one step, then deletes it.
+func (s *Store) discard(path string) error {
+	trash, err := os.MkdirTemp(s.path("tmp"), "")
+	if err != nil {
+		return fmt.Errorf("remove image: %w", full(err))
+	}
+	if err := os.Rename(path, filepath.Join(trash, "gone")); err != nil {
+		_ = os.Remove(trash)
+		return fmt.Errorf("remove image: %w", err)
+	}
+	if err := os.RemoveAll(trash); err != nil {
+		return fmt.Errorf("remove image: %w", err)
+	}
+	return nil
+}
+
+// sweep removes what dead processes left: temporary folders nobody holds, and content whose import or removal was cut
+// short.
+func (s *Store) sweep() error {
+	unlock, err := s.lock(exclusive)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := s.sweepTemporary(); err != nil {
+		return err
+	}
+	names, err := s.names()
+	if err != nil {
+		return err
+	}
+	marked, err := filepath.Glob(s.path("images", "*", unclaimedFile))
+	if err != nil {
+		return err
+	}
+	for _, m := range marked {
+		hex := filepath.Base(filepath.Dir(m))
+		if !isHex(hex) {
+			continue
+		}
+		if slices.ContainsFunc(names, func(n named) bool { return n.hex == hex }) {
+			err = s.claim(hex)
+		} else {
+			err = s.discard(s.path("images", hex))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) sweepTemporary() error {
+	entries, err := os.ReadDir(s.path("tmp"))
+	if err != nil {
+		return fmt.Errorf("list temporary folders: %w", err)
+	}
+	for _, e := range entries {
+		path := s.path("tmp", e.Name())
+		d, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look at a temporary folder: %w", err)
+		}
+		err = flock(d, exclusive|unix.LOCK_NB)
+		if err == nil {
+			err = os.RemoveAll(path)
+			s.cfg.Log.Info("leftover of a dead process removed", "op", "sweep")
+		} else if errors.Is(err, unix.EWOULDBLOCK) {
+			err = nil // its owner lives
+		}
+		d.Close()
+		if err != nil {
+			return fmt.Errorf("remove a leftover: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Load returns all records and unsettled intents.
+func (j *Journal) Load(ctx context.Context) ([]vm.Record, []journal.Intent, error) {
+	rows, err := j.read.QueryContext(ctx, `SELECT id, record, op, step, args, began FROM vms ORDER BY began, rowid`)
+	if err != nil {
+		return nil, nil, fmt.Errorf("load journal: %w", classify(err))
+	}
+	defer rows.Close()
+	var records []vm.Record
+	var intents []journal.Intent
+	for rows.Next() {
+		var id string
+		var data, args []byte
+		var op, step sql.NullString
+		var began sql.NullInt64
+		if err := rows.Scan(&id, &data, &op, &step, &args, &began); err != nil {
+			return nil, nil, fmt.Errorf("load journal: %w", classify(err))
+		}
+		r, err := decode(data)
+		if err != nil {
+			return nil, nil, fmt.Errorf("load vm %s: %w", id, err)
+		}
+		records = append(records, r)
+		if op.Valid {
+			intents = append(intents, journal.Intent{
+				ID: vm.ID(id), Op: op.String, Step: step.String, Args: args, Began: time.Unix(0, began.Int64),
+			})
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return nil, nil, fmt.Errorf("load journal: %w", classify(err))
+	}
+	return records, intents, nil
+}
+
+// Begin stores an intent with its record.
+func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm.Record, error) {
+	if in.ID != r.ID || in.ID == "" || in.Op == "" {
+		return r, errdefs.Invalidf("begin %q of vm %q with the record of %q", in.Op, in.ID, r.ID)
+	}
+	err := j.submit(ctx, func(t *batch) error {
+		exists, busy, _, err := t.find(r.ID)
+		if err != nil {
+			return err
+		}
+		if busy {
+			return refusal{errdefs.Conflictf("vm %s has an unfinished operation", r.Spec.Name)}
+		}
+		if err := t.nameFree(r); err != nil {
+			return err
+		}
+		kind, put := vm.EventModified, t.st.update
+		if !exists {
+			kind, put = vm.EventAdded, t.st.insert
+		}
+		return t.write(kind, &r, func(data []byte) error {
+			return exec(t.ctx, put, string(r.ID), r.Spec.Name, data, in.Op, in.Step, []byte(in.Args), in.Began.UnixNano())
+		})
+	})
+	return r, wrap("begin "+in.Op, r.ID, err)
+}
+
+// Step notes how far an intent has come.
+func (j *Journal) Step(ctx context.Context, id vm.ID, step string, r vm.Record) (vm.Record, error) {
+	err := j.submit(ctx, func(t *batch) error {
+		exists, busy, _, err := t.find(id)
+		switch {
+		case err != nil:
+			return err
+		case !exists:
+			return refusal{errdefs.NotFoundf("no such vm")}
+		case !busy:
+			return refusal{errdefs.Preconditionf("no operation is under way")}
+		}
+		return t.write(vm.EventModified, &r, func(data []byte) error {
+			return exec(t.ctx, t.st.step, string(id), data, step)
+		})
+	})
+	return r, wrap("step "+step, id, err)
+}
+
+// Settle ends an intent.
+func (j *Journal) Settle(ctx context.Context, r vm.Record) (vm.Record, error) {
+	return j.put(ctx, "settle", r, func(t *batch) *sql.Stmt { return t.st.settle })
+}
+
+// Update stores an observation.
+func (j *Journal) Update(ctx context.Context, r vm.Record) (vm.Record, error) {
+	return j.put(ctx, "update", r, func(t *batch) *sql.Stmt { return t.st.observe })
+}
+
+func (j *Journal) put(ctx context.Context, what string, r vm.Record, with func(*batch) *sql.Stmt) (vm.Record, error) {
+	err := j.submit(ctx, func(t *batch) error {
+		exists, _, _, err := t.find(r.ID)
+		switch {
+		case err != nil:
+			return err
+		case !exists:
+			return refusal{errdefs.NotFoundf("no such vm")}
+		}
+		return t.write(vm.EventModified, &r, func(data []byte) error {
+			return exec(t.ctx, with(t), string(r.ID), data)
+		})
+	})
+	return r, wrap(what, r.ID, err)
+}
+
+// Forget removes a record with its intent.
+func (j *Journal) Forget(ctx context.Context, id vm.ID) error {
+	err := j.submit(ctx, func(t *batch) error {
+		exists, _, data, err := t.find(id)
+		if err != nil || !exists {
+			return err
+		}
+		if err := exec(t.ctx, t.st.forget, string(id)); err != nil {
+			return err
+		}
+		return t.event(vm.EventDeleted, data)
+	})
+	return wrap("forget", id, err)
+}
+
+// Events returns what happened after a revision.
+func (j *Journal) Events(ctx context.Context, after int64, limit int) ([]vm.Event, error) {
+	if limit <= 0 {
+		limit = -1 // none, for SQLite
+	}
+	if after > j.written.Load() {
+		return nil, gone(after)
+	}
+	rows, err := j.events.QueryContext(ctx, after, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", classify(err))
+	}
+	defer rows.Close()
+	var out []vm.Event
+	for rows.Next() {
+		var e vm.Event
+		var data []byte
+		if err := rows.Scan(&e.Revision, &e.Type, &data); err != nil {
+			return nil, fmt.Errorf("read events: %w", classify(err))
+		}
+		if e.Record, err = decode(data); err != nil {
+			return nil, fmt.Errorf("read event %d: %w", e.Revision, err)
+		}
+		out = append(out, e)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read events: %w", classify(err))
+	}
+	// Asked last: whatever was pruned while we read was announced before.
+	if after < j.oldest.Load()-1 {
+		return nil, gone(after)
+	}
+	return out, nil
+}
+
+func gone(after int64) error {
+	return errdefs.Preconditionf("the history does not hold revision %d; list the VMs and watch from there", after)
+}
+
+// Changed returns a channel that the next change closes.
+func (j *Journal) Changed() <-chan struct{} {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.changed
+}
+
+// Revision is that of the last change.
+func (j *Journal) Revision() int64 { return j.revision.Load() }
+
+// find looks id up: whether it exists, whether an intent is unsettled, and its record.
+func (t *batch) find(id vm.ID) (exists, busy bool, record []byte, err error) {
+	err = t.st.find.QueryRowContext(t.ctx, string(id)).Scan(&busy, &record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, false, nil, nil
+	}
+	return err == nil, busy, record, err
+}
+
+func (t *batch) nameFree(r vm.Record) error {
+	var id string
+	err := t.st.name.QueryRowContext(t.ctx, r.Spec.Name).Scan(&id)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err == nil && id != string(r.ID) {
+		return refusal{errdefs.Existsf("a VM called %q exists already", r.Spec.Name)}
+	}
+	return err
+}
+
+// write gives r the next revision, stores it by put and notes the event.
+func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) error) error {
+	r.Revision = t.revision + 1
+	data, err := json.Marshal(r)
+	if err != nil {
+		return refusal{fmt.Errorf("encode record: %w", err)}
+	}
+	if err := put(data); err != nil {
+		return err
+	}
+	return t.event(kind, data)
+}
+
+func (t *batch) event(kind vm.EventType, data []byte) error {
+	t.revision++
+	return exec(t.ctx, t.st.event, t.revision, string(kind), data)
+}
+
+func exec(ctx context.Context, st *sql.Stmt, args ...any) error {
+	_, err := st.ExecContext(ctx, args...)
+	return err
+}
+
+func decode(data []byte) (vm.Record, error) {
+	var r vm.Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, errdefs.New(errdefs.DataLoss, "decode record: %w", err)
+	}
+	return r, nil
+}
+
+func wrap(what string, id vm.ID, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("journal: %s vm %s: %w", what, id, err)
+}

@@ -1,0 +1,204 @@
+// Package sqlite keeps the engine's journal in one SQLite file (pure Go, write-ahead log).
+//
+// One process writes; a lock file keeps a second one out. Changes that arrive together share a transaction (group
+// commit), each of them atomic for its caller. The package does not interpret records and starts no goroutine.
+//
+// Durability: synchronous=NORMAL. A committed change survives kill -9 of the daemon at any point, because it is in the
+// kernel's page cache; a power cut may lose the last commits, but it also ends every guest they speak of, and the file
+// stays consistent. What a power cut must not lose (images, snapshots) is not kept here.
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
+)
+
+// Config says where the journal is and how much of the past it keeps.
+type Config struct {
+	Path    string // of the database file; its folder must exist
+	History int    // events kept for watchers that come back; 0 is DefaultHistory
+}
+
+// DefaultHistory is how many events are kept.
+const DefaultHistory = 10_000
+
+// Journal is a journal.Journal in a file.
+type Journal struct {
+	history int64
+	lock    *os.File
+	write   *sql.DB // one connection
+	read    *sql.DB // for Events: a slow reader must not hold up the writer
+	conn    *sql.Conn
+	st      statements
+	events  *sql.Stmt
+
+	revision atomic.Int64 // of the last committed change
+	written  atomic.Int64 // highest revision that a reader of the file may have seen; set just before a commit
+	oldest   atomic.Int64 // of the oldest event kept; revision+1 when there is none
+
+	mu      sync.Mutex
+	queue   []*change // waiting for the leader
+	leading bool      // somebody commits
+	closed  bool
+	changed chan struct{}
+}
+
+var _ journal.Journal = (*Journal)(nil)
+
+// Open opens the journal at cfg.Path and makes or migrates it when needed. The file is readable by its owner only:
+// records hold the environment of processes, and that holds secrets.
+// Errors: FailedPrecondition when another process has it open or a newer Cocoon wrote it, DataLoss when it is damaged.
+func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
+	j := &Journal{history: int64(cfg.History), changed: make(chan struct{})}
+	if j.history <= 0 {
+		j.history = DefaultHistory
+	}
+	defer func() {
+		if err != nil {
+			_ = j.Close()
+		}
+	}()
+	if j.lock, err = lockFile(cfg.Path + ".lock"); err != nil {
+		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, err)
+	}
+	if err = private(cfg.Path); err != nil {
+		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, err)
+	}
+	if err = j.connect(ctx, cfg.Path); err != nil {
+		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, classify(err))
+	}
+	return j, nil
+}
+
+func (j *Journal) connect(ctx context.Context, path string) (err error) {
+	// 4096 pages between checkpoints: the fsync of a checkpoint is the only slow thing on the hot path.
+	if j.write, err = openDB(path, 1, "journal_mode(WAL)", "synchronous(NORMAL)", "wal_autocheckpoint(4096)", "journal_size_limit(67108864)"); err != nil {
+		return err
+	}
+	if j.conn, err = j.write.Conn(ctx); err != nil {
+		return err
+	}
+	if err = migrate(ctx, j.conn); err != nil {
+		return err
+	}
+	if err = j.st.prepare(ctx, j.conn); err != nil {
+		return err
+	}
+	if j.read, err = openDB(path, 4, "query_only(1)"); err != nil {
+		return err
+	}
+	if j.events, err = j.read.PrepareContext(ctx, `SELECT revision, type, record FROM events WHERE revision > ? ORDER BY revision LIMIT ?`); err != nil {
+		return err
+	}
+	var last, first sql.NullInt64
+	if err = j.conn.QueryRowContext(ctx, `SELECT max(revision), min(revision) FROM events`).Scan(&last, &first); err != nil {
+		return err
+	}
+	j.revision.Store(last.Int64)
+	j.written.Store(last.Int64)
+	j.oldest.Store(max(first.Int64, 1))
+	return nil
+}
+
+func openDB(path string, conns int, pragmas ...string) (*sql.DB, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	q := url.Values{"_pragma": append([]string{"busy_timeout(10000)"}, pragmas...)}
+	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", Path: abs, RawQuery: q.Encode()}).String())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	return db, nil
+}
+
+// lockFile takes the lock that keeps a second writer out. The kernel drops it when the process ends, however it ends.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	_ = f.Close()
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, errdefs.Preconditionf("another cocoond uses this state folder; stop it first")
+	}
+	return nil, err
+}
+
+// private makes sure that path exists and belongs to its owner alone; SQLite gives its companion files the same mode.
+func private(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Chmod(0o600)
+}
+
+// Close ends the journal. It must not be called while other methods run.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	j.closed = true
+	j.mu.Unlock()
+	var errs []error
+	if j.events != nil {
+		errs = append(errs, j.events.Close())
+	}
+	if j.read != nil {
+		errs = append(errs, j.read.Close())
+	}
+	errs = append(errs, j.st.close())
+	if j.conn != nil {
+		errs = append(errs, j.conn.Close())
+	}
+	if j.write != nil {
+		errs = append(errs, j.write.Close())
+	}
+	if j.lock != nil {
+		errs = append(errs, j.lock.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close journal: %w", err)
+	}
+	return nil
+}
+
+// classify gives what SQLite reports its class and a remedy.
+func classify(err error) error {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch e.Code() & 0xff { // the primary code; the rest is detail
+	case sqlite3.SQLITE_FULL:
+		return errdefs.New(errdefs.ResourceExhausted, "the disk of the state folder is full; make room and try again: %w", err)
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return errdefs.New(errdefs.DataLoss, "the file is damaged; restore it, or move it away to start without VMs: %w", err)
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
+		return errdefs.New(errdefs.Unavailable, "another program holds the file: %w", err)
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN:
+		return errdefs.New(errdefs.FailedPrecondition, "the state folder is not writable: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,187 @@
+package sqlite
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/journal/journaltest"
+)
+
+func open(t testing.TB, dir string, history int) *Journal {
+	t.Helper()
+	j, err := Open(t.Context(), Config{Path: filepath.Join(dir, "journal.db"), History: history})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func TestContract(t *testing.T) {
+	journaltest.Run(t, func(t *testing.T, dir string, history int) journal.Journal { return open(t, dir, history) })
+}
+
+func TestFilesArePrivate(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "journal.db")
+	if err := os.WriteFile(path, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	j := open(t, dir, 0)
+	defer j.Close()
+	r := journaltest.Record("a")
+	if _, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", f.Name(), info.Mode())
+		}
+	}
+}
+
+func TestOneWriter(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, 0)
+	_, err := Open(t.Context(), Config{Path: filepath.Join(dir, "journal.db")})
+	if !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a second writer: got %v", err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(t, dir, 0).Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBadFiles(t *testing.T) {
+	t.Run("garbage", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "journal.db")
+		if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), Config{Path: path}); !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("newer schema", func(t *testing.T) {
+		dir := t.TempDir()
+		j := open(t, dir, 0)
+		if _, err := j.conn.ExecContext(t.Context(), `UPDATE schema SET version = 99`); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), Config{Path: filepath.Join(dir, "journal.db")}); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("no folder", func(t *testing.T) {
+		if _, err := Open(t.Context(), Config{Path: filepath.Join(t.TempDir(), "no", "journal.db")}); err == nil {
+			t.Error("no error")
+		}
+	})
+	t.Run("damaged record", func(t *testing.T) {
+		dir := t.TempDir()
+		j := open(t, dir, 0)
+		defer j.Close()
+		if _, err := j.conn.ExecContext(t.Context(), `INSERT INTO vms (id, name, record) VALUES ('x', 'x', '{')`); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := j.Load(t.Context()); !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestFullDisk bounds the file instead of the disk: SQLite reports both alike. Nothing of the failed change may stay.
+func TestFullDisk(t *testing.T) {
+	j := open(t, t.TempDir(), 0)
+	defer j.Close()
+	if _, err := j.conn.ExecContext(t.Context(), `PRAGMA max_page_count = 12`); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for ; ; n++ {
+		r := journaltest.Record(fmt.Sprint("vm", n))
+		_, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r)
+		if err == nil && n < 1000 {
+			continue
+		}
+		if !errdefs.Is(err, errdefs.ResourceExhausted) {
+			t.Fatalf("after %d records: %v", n, err)
+		}
+		break
+	}
+	records, _, err := j.Load(t.Context())
+	if err != nil || len(records) != n || j.Revision() != int64(n) {
+		t.Fatalf("%d records, %v, revision %d; want %d", len(records), err, j.Revision(), n)
+	}
+	if _, err := j.conn.ExecContext(t.Context(), `PRAGMA max_page_count = 10000`); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Forget(t.Context(), records[0].ID); err != nil {
+		t.Errorf("after making room: %v", err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	j := open(t, t.TempDir(), 0)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Update(t.Context(), journaltest.Record("a")); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// BenchmarkLife measures what the engine does for one VM that is launched and removed: five changes.
+func BenchmarkLife(b *testing.B) {
+	for _, parallel := range []int{1, 32} {
+		b.Run(fmt.Sprint(parallel), func(b *testing.B) {
+			j := open(b, b.TempDir(), 0)
+			defer j.Close()
+			var n atomic.Int64
+			b.SetParallelism((parallel + runtime.GOMAXPROCS(0) - 1) / runtime.GOMAXPROCS(0))
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					r := journaltest.Record(fmt.Sprint("vm", n.Add(1)))
+					r, err := j.Begin(b.Context(), journal.Intent{ID: r.ID, Op: "launch", Step: "disks"}, r)
+					if err == nil {
+						r, err = j.Step(b.Context(), r.ID, "launch", r)
+					}
+					if err == nil {
+						r, err = j.Settle(b.Context(), r)
+					}
+					if err == nil {
+						r, err = j.Begin(b.Context(), journal.Intent{ID: r.ID, Op: "remove"}, r)
+					}
+					if err == nil {
+						err = j.Forget(b.Context(), r.ID)
+					}
+					if err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "VMs/s")
+		})
+	}
+}

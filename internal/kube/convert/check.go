@@ -1,0 +1,202 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Check returns everything about pod that its VM could not honour; nothing at all means that Spec will do.
+// What a VM may safely ignore, because it isolates more strongly or because the default suits nobody who asks for it by
+// name, passes: the service account token volume (it is not mounted), dropped capabilities, seccomp, imagePullPolicy.
+func Check(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	errs = append(errs, checkAnnotations(pod)...)
+	errs = append(errs, checkPod(pod)...)
+	errs = append(errs, checkVolumes(pod)...)
+	errs = append(errs, checkSecurity(pod)...)
+	if len(pod.Spec.Containers) > 0 {
+		errs = append(errs, checkContainer(&pod.Spec.Containers[0], field.NewPath("spec", "containers").Index(0))...)
+	}
+	if len(errs) == 0 {
+		errs = append(errs, checkVM(pod)...)
+	}
+	return errs
+}
+
+// checkAnnotations refuses bad keys and those that ask for what this node does not have.
+func checkAnnotations(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	ask, err := contract.ParseVMSpec(pod.Annotations)
+	if bad, ok := errors.AsType[contract.Errors](err); ok {
+		for _, e := range bad {
+			errs = append(errs, field.Invalid(annotationPath(e.Key), e.Value, e.Reason))
+		}
+	}
+	no := func(when bool, key, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(annotationPath(key), why))
+		}
+	}
+	const noSnapshots = "this node keeps no snapshots"
+	no(ask.Mode == contract.ModeClone, contract.KeyMode, noSnapshots+"; use mode run")
+	no(ask.Mode == contract.ModeStatic, contract.KeyMode, "this node runs only VMs of its own; use mode run")
+	no(ask.Mode == "" && ask.Managed, contract.KeyMode, "a managed VM without a mode would be cloned, and "+noSnapshots+"; use mode run")
+	no(ask.SnapshotPolicy == contract.SnapshotAlways || ask.SnapshotPolicy == contract.SnapshotMainOnly,
+		contract.KeySnapshotPolicy, noSnapshots+"; use never")
+	no(ask.ForkFrom != "", contract.KeyForkFrom, noSnapshots)
+	no(ask.CloneFromDir != "", contract.KeyCloneFromDir, noSnapshots)
+	no(pod.Annotations[contract.KeyRestoreFromHibernate] == "true", contract.KeyRestoreFromHibernate, noSnapshots)
+	no(contract.Hibernate(pod.Annotations), contract.KeyHibernate, noSnapshots)
+	no(ask.ForcePull, contract.KeyForcePull, "this node runs local images only")
+	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
+	return errs
+}
+
+func checkPod(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	spec, s := field.NewPath("spec"), &pod.Spec
+	no := func(when bool, path *field.Path, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(path, why))
+		}
+	}
+	const own = "a VM has namespaces of its own"
+	no(s.HostNetwork, spec.Child("hostNetwork"), own)
+	no(s.HostPID, spec.Child("hostPID"), own)
+	no(s.HostIPC, spec.Child("hostIPC"), own)
+	no(len(s.Containers) != 1, spec.Child("containers"), fmt.Sprintf("a VM runs exactly one container, the pod has %d", len(s.Containers)))
+	no(len(s.InitContainers) > 0, spec.Child("initContainers"), "init containers cannot run in a VM")
+	no(len(s.EphemeralContainers) > 0, spec.Child("ephemeralContainers"), "ephemeral containers cannot run in a VM; use kubectl exec")
+	no(s.OS != nil && s.OS.Name != corev1.Linux, spec.Child("os", "name"), "this node runs linux guests only")
+	no(len(s.HostAliases) > 0, spec.Child("hostAliases"), "the guest's hosts file is not managed by the pod")
+	no(s.DNSConfig != nil, spec.Child("dnsConfig"), "the guest resolves names as its network says")
+	no(s.DNSPolicy == corev1.DNSNone, spec.Child("dnsPolicy"), "the guest resolves names as its network says")
+	no(s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN, spec.Child("setHostnameAsFQDN"), "the guest's host name is one label")
+	no(len(s.ResourceClaims) > 0, spec.Child("resourceClaims"), "devices cannot be given to a VM")
+	return errs
+}
+
+// serviceAccountMount is where the service account token would be; its volume comes with every pod and is left out.
+const serviceAccountMount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+func checkVolumes(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	token := map[string]bool{}
+	for i, v := range pod.Spec.Volumes {
+		if strings.HasPrefix(v.Name, "kube-api-access-") && v.Projected != nil {
+			token[v.Name] = true
+			continue
+		}
+		errs = append(errs, field.Forbidden(field.NewPath("spec", "volumes").Index(i),
+			fmt.Sprintf("volume %q: a VM has one disk of its own and no volumes", v.Name)))
+	}
+	for i, c := range pod.Spec.Containers {
+		path := field.NewPath("spec", "containers").Index(i)
+		for j, m := range c.VolumeMounts {
+			if !token[m.Name] || m.MountPath != serviceAccountMount {
+				errs = append(errs, field.Forbidden(path.Child("volumeMounts").Index(j), fmt.Sprintf("volume %q cannot be mounted in a VM", m.Name)))
+			}
+		}
+		if len(c.VolumeDevices) > 0 {
+			errs = append(errs, field.Forbidden(path.Child("volumeDevices"), "volumes cannot be given to a VM"))
+		}
+	}
+	return errs
+}
+
+func checkSecurity(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	no := func(when bool, path *field.Path, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(path, why))
+		}
+	}
+	uid, gid := runAs(pod)
+	nonRoot := false
+	podPath := field.NewPath("spec", "securityContext")
+	path := podPath
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		nonRoot = yes(sc.RunAsNonRoot)
+		no(len(sc.Sysctls) > 0, podPath.Child("sysctls"), "the guest kernel is not tuned by the pod")
+		no(len(sc.SupplementalGroups) > 0, podPath.Child("supplementalGroups"), "the main process has the groups its image gives it")
+		no(sc.WindowsOptions != nil, podPath.Child("windowsOptions"), "this node runs linux guests only")
+	}
+	if c := container(pod); c != nil && c.SecurityContext != nil {
+		sc := c.SecurityContext
+		path = field.NewPath("spec", "containers").Index(0).Child("securityContext")
+		if sc.RunAsNonRoot != nil {
+			nonRoot = *sc.RunAsNonRoot
+		}
+		no(yes(sc.Privileged), path.Child("privileged"), "a VM has no privileges on its host")
+		no(yes(sc.ReadOnlyRootFilesystem), path.Child("readOnlyRootFilesystem"), "the root file system of a VM is writable")
+		no(sc.WindowsOptions != nil, path.Child("windowsOptions"), "this node runs linux guests only")
+	}
+	no(gid != nil && uid == nil, path.Child("runAsGroup"), "runAsGroup needs runAsUser")
+	no(nonRoot && uid == nil, path.Child("runAsNonRoot"), "the image's user is not known before it runs; set runAsUser")
+	no(nonRoot && uid != nil && *uid == 0, path.Child("runAsUser"), "runAsNonRoot forbids user 0")
+	return errs
+}
+
+func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	no := func(when bool, path *field.Path, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(path, why))
+		}
+	}
+	for i, p := range c.Ports {
+		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has an address of its own; connect to it, or use a Service")
+	}
+	no(c.Lifecycle != nil, path.Child("lifecycle"), "lifecycle hooks cannot run in a VM")
+	foreign(c.Resources.Limits, path.Child("resources", "limits"), no)
+	foreign(c.Resources.Requests, path.Child("resources", "requests"), no)
+	no(len(c.Resources.Claims) > 0, path.Child("resources", "claims"), "devices cannot be given to a VM")
+	for i, e := range c.Env {
+		no(!nameable(e.Name), path.Child("env").Index(i).Child("name"), "cannot name an environment variable")
+		if e.ValueFrom == nil {
+			continue
+		}
+		from := path.Child("env").Index(i).Child("valueFrom")
+		if ref := e.ValueFrom.FieldRef; ref != nil {
+			no(ref.FieldPath == "status.podIP" || ref.FieldPath == "status.podIPs", from.Child("fieldRef"),
+				"the address of a VM is not known before it starts")
+		}
+		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "a VM has no volumes")
+	}
+	return errs
+}
+
+// foreign refuses resources other than those every VM has.
+func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Path, string)) {
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+		default:
+			no(true, path.Key(string(name)), "this resource cannot be given to a VM")
+		}
+	}
+}
+
+// checkVM asks the engine's own rules, so that a pod that can never run is told so at once.
+func checkVM(pod *corev1.Pod) field.ErrorList {
+	if err := vm.ValidateName(VMName(pod)); err != nil {
+		if pod.Annotations[contract.KeyName] != "" {
+			return field.ErrorList{field.Invalid(annotationPath(contract.KeyName), VMName(pod), err.Error())}
+		}
+		return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), pod.Name,
+			err.Error()+"; name the VM with the annotation "+contract.KeyName)}
+	}
+	if err := Spec(pod, Node{}, nil).Validate(); err != nil {
+		return field.ErrorList{field.Invalid(field.NewPath("spec"), pod.Name, err.Error())}
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+// Package convert turns a Pod into the specification of a VM, or into the list of everything about it that a VM cannot
+// honour.
+//
+// It is pure: what it needs from the cluster (ConfigMaps, Secrets) comes through a Resolver. It starts nothing and
+// writes no status.
+package convert
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Sizes of a VM whose pod names none.
+const (
+	DefaultCPUs   = 1
+	DefaultMemory = 256 << 20
+)
+
+// Node is what a VM may learn of the node it runs on.
+type Node struct {
+	Name string
+	IP   string
+}
+
+// VMName is the name of pod's VM: the annotation, else derived from namespace and name. It may be invalid; see Check.
+func VMName(pod *corev1.Pod) string {
+	if name := pod.Annotations[contract.KeyName]; name != "" {
+		return name
+	}
+	return contract.VMName(pod.Namespace, pod.Name)
+}
+
+// Image is the image of pod's VM: the annotation, else that of the container.
+func Image(pod *corev1.Pod) string {
+	if image := pod.Annotations[contract.KeyImage]; image != "" {
+		return image
+	}
+	if c := container(pod); c != nil {
+		return c.Image
+	}
+	return ""
+}
+
+// Grace is how long the guest may take to shut down.
+func Grace(pod *corev1.Pod) time.Duration {
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil && *s >= 0 {
+		return time.Duration(*s) * time.Second
+	}
+	return vm.DefaultStopGrace
+}
+
+// Spec is the VM of pod on node, with env (from Env) as the environment of its main process.
+// Preconditions: Check(pod) found nothing.
+func Spec(pod *corev1.Pod, node Node, env []vm.EnvVar) vm.Spec {
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	size := sizeOf(pod, ask)
+	s := vm.Spec{
+		Name:     VMName(pod),
+		Image:    Image(pod),
+		CPUs:     size.cpus,
+		Memory:   size.memory,
+		Storage:  size.storage,
+		Driver:   string(ask.Backend),
+		Hostname: hostname(pod),
+		Process:  process(pod, env),
+		Labels: map[string]string{
+			contract.VMLabelNode:         node.Name,
+			contract.VMLabelPodNamespace: pod.Namespace,
+			contract.VMLabelPodName:      pod.Name,
+			contract.VMLabelPodUID:       string(pod.UID),
+		},
+		NICs:      []vm.NICSpec{{Network: ask.Network}},
+		StopGrace: Grace(pod),
+	}
+	return s.Default()
+}
+
+// container is the pod's only application container, nil when there is none.
+func container(pod *corev1.Pod) *corev1.Container {
+	if len(pod.Spec.Containers) == 0 {
+		return nil
+	}
+	return &pod.Spec.Containers[0]
+}
+
+func process(pod *corev1.Pod, env []vm.EnvVar) vm.Process {
+	c := container(pod)
+	if c == nil {
+		return vm.Process{}
+	}
+	values := make(map[string]string, len(env))
+	for _, e := range env {
+		values[e.Name] = e.Value
+	}
+	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod), TTY: c.TTY}
+	for _, a := range c.Command {
+		p.Entrypoint = append(p.Entrypoint, expand(a, values))
+	}
+	for _, a := range c.Args {
+		p.Args = append(p.Args, expand(a, values))
+	}
+	return p
+}
+
+// user is uid or uid:gid, "" for the image's own.
+func user(pod *corev1.Pod) string {
+	uid, gid := runAs(pod)
+	if uid == nil {
+		return ""
+	}
+	s := strconv.FormatInt(*uid, 10)
+	if gid != nil {
+		s += ":" + strconv.FormatInt(*gid, 10)
+	}
+	return s
+}
+
+// runAs merges the security contexts of pod and container, the container's first.
+func runAs(pod *corev1.Pod) (uid, gid *int64) {
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		uid, gid = sc.RunAsUser, sc.RunAsGroup
+	}
+	if c := container(pod); c != nil && c.SecurityContext != nil {
+		if c.SecurityContext.RunAsUser != nil {
+			uid = c.SecurityContext.RunAsUser
+		}
+		if c.SecurityContext.RunAsGroup != nil {
+			gid = c.SecurityContext.RunAsGroup
+		}
+	}
+	return uid, gid
+}
+
+// hostname is that of the pod, cut to one DNS label: pod names may be longer and hold dots.
+func hostname(pod *corev1.Pod) string {
+	h := pod.Spec.Hostname
+	if h == "" {
+		h = strings.ReplaceAll(pod.Name, ".", "-")
+	}
+	if len(h) > 63 {
+		h = h[:63]
+	}
+	return strings.Trim(h, "-")
+}
+
+// Unserved names what pod asks for that is left out rather than refused, in words for an Event; nil when there is nothing.
+func Unserved(pod *corev1.Pod) []string {
+	c := container(pod)
+	if c == nil {
+		return nil
+	}
+	var out []string
+	for _, p := range []struct {
+		name  string
+		probe *corev1.Probe
+	}{{"livenessProbe", c.LivenessProbe}, {"readinessProbe", c.ReadinessProbe}, {"startupProbe", c.StartupProbe}} {
+		if p.probe != nil {
+			out = append(out, p.name)
+		}
+	}
+	return out
+}
+
+func annotationPath(key string) *field.Path {
+	return field.NewPath("metadata", "annotations").Key(key)
+}

@@ -1,0 +1,307 @@
+package convert
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func ptr[T any](v T) *T { return &v }
+
+// plain is a pod as the API server hands it to a node: defaults and the token volume included.
+func plain(change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "uid-1", Annotations: map[string]string{}, Labels: map[string]string{"app": "web"}},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyAlways, DNSPolicy: corev1.DNSClusterFirst, ServiceAccountName: "default",
+			TerminationGracePeriodSeconds: ptr(int64(30)), EnableServiceLinks: ptr(true),
+			SecurityContext: &corev1.PodSecurityContext{},
+			Volumes:         []corev1.Volume{{Name: "kube-api-access-x7", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}},
+			Containers: []corev1.Container{{
+				Name: "c", Image: "cocoon/demo:latest", ImagePullPolicy: corev1.PullAlways,
+				VolumeMounts: []corev1.VolumeMount{{Name: "kube-api-access-x7", MountPath: serviceAccountMount, ReadOnly: true}},
+			}},
+		},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func on(f func(*corev1.Container)) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { f(&p.Spec.Containers[0]) }
+}
+
+func annotate(kv ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for i := 0; i < len(kv); i += 2 {
+			p.Annotations[kv[i]] = kv[i+1]
+		}
+	}
+}
+
+func TestCheckRefuses(t *testing.T) {
+	sc := func(s corev1.SecurityContext) func(*corev1.Pod) {
+		return on(func(c *corev1.Container) { c.SecurityContext = &s })
+	}
+	for name, tc := range map[string]struct {
+		change func(*corev1.Pod)
+		want   string // in the message
+	}{
+		"host network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "spec.hostNetwork"},
+		"host pid":       {func(p *corev1.Pod) { p.Spec.HostPID = true }, "spec.hostPID"},
+		"host ipc":       {func(p *corev1.Pod) { p.Spec.HostIPC = true }, "spec.hostIPC"},
+		"two containers": {func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{}) }, "exactly one container, the pod has 2"},
+		"init container": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{}} }, "initContainers"},
+		"sidecar": {func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways)}}
+		}, "initContainers"},
+		"ephemeral container": {func(p *corev1.Pod) { p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}} }, "ephemeralContainers"},
+		"windows":             {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "spec.os.name"},
+		"host alias":          {func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{}} }, "hostAliases"},
+		"dns none":            {func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, "dnsPolicy"},
+		"volume":              {func(p *corev1.Pod) { p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data"}) }, `volume "data"`},
+		"mount":               {on(func(c *corev1.Container) { c.VolumeMounts[0].MountPath = "/data" }), "cannot be mounted"},
+		"device":              {on(func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{}} }), "volumeDevices"},
+		"sysctl":              {func(p *corev1.Pod) { p.Spec.SecurityContext.Sysctls = []corev1.Sysctl{{}} }, "sysctls"},
+		"privileged":          {sc(corev1.SecurityContext{Privileged: ptr(true)}), "privileged"},
+		"read-only root":      {sc(corev1.SecurityContext{ReadOnlyRootFilesystem: ptr(true)}), "readOnlyRootFilesystem"},
+		"group without user":  {sc(corev1.SecurityContext{RunAsGroup: ptr(int64(5))}), "runAsGroup needs runAsUser"},
+		"non-root unknown":    {sc(corev1.SecurityContext{RunAsNonRoot: ptr(true)}), "set runAsUser"},
+		"non-root zero":       {sc(corev1.SecurityContext{RunAsNonRoot: ptr(true), RunAsUser: ptr(int64(0))}), "forbids user 0"},
+		"host port":           {on(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{HostPort: 80}} }), "hostPort"},
+		"lifecycle":           {on(func(c *corev1.Container) { c.Lifecycle = &corev1.Lifecycle{} }), "lifecycle"},
+		"hugepages": {on(func(c *corev1.Container) {
+			c.Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("2Mi")}
+		}), "hugepages-2Mi"},
+		"gpu": {on(func(c *corev1.Container) {
+			c.Resources.Requests = corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}
+		}), "example.com/gpu"},
+		"pod ip": {on(func(c *corev1.Container) {
+			c.Env = []corev1.EnvVar{{Name: "IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
+		}), "not known before it starts"},
+		"bad annotation":  {annotate(contract.KeyProbePort, "99999"), "probe-port"},
+		"clone":           {annotate(contract.KeyManaged, "true"), "keeps no snapshots"},
+		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "always"), "use never"},
+		"windows guest":   {annotate(contract.KeyOS, "windows"), "linux guests only"},
+		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
+		"long name":       {func(p *corev1.Pod) { p.Name = strings.Repeat("a", 60) }, "has 71 characters; at most 63"},
+		"1000 CPUs": {on(func(c *corev1.Container) {
+			c.Resources.Limits = corev1.ResourceList{"cpu": resource.MustParse("1000")}
+		}), "1000 CPUs"},
+		"no image": {on(func(c *corev1.Container) { c.Image = "" }), "an image is needed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := Check(plain(tc.change))
+			if len(errs) == 0 {
+				t.Fatal("was not refused")
+			}
+			if msg := errs.ToAggregate().Error(); !strings.Contains(msg, tc.want) {
+				t.Errorf("the reason is %q, want %q in it", msg, tc.want)
+			}
+		})
+	}
+	both := Check(plain(func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.HostPID = true, true }))
+	if len(both) != 2 {
+		t.Errorf("%d reasons for two faults: %v", len(both), both)
+	}
+}
+
+func TestSpecGolden(t *testing.T) {
+	for name, pod := range map[string]*corev1.Pod{
+		"plain": plain(),
+		"full": plain(annotate(contract.KeyName, "vm-1", contract.KeyImage, "other:2", contract.KeyMode, "run", contract.KeyManaged, "true",
+			contract.KeyStorage, "20Gi", contract.KeyNetwork, "lab", contract.KeySnapshotPolicy, "never", contract.KeyBackend, "qemu"),
+			func(p *corev1.Pod) {
+				p.Spec.Hostname = "box"
+				p.Spec.TerminationGracePeriodSeconds = ptr(int64(5))
+				p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: ptr(int64(1000)), RunAsGroup: ptr(int64(1000))}
+			},
+			on(func(c *corev1.Container) {
+				c.Command = []string{"/bin/sh", "-c"}
+				c.Args = []string{"echo $(GREETING) $$(GREETING) $(NOBODY) $"}
+				c.WorkingDir, c.TTY = "/srv", true
+				c.SecurityContext = &corev1.SecurityContext{RunAsUser: ptr(int64(7))}
+				c.Resources = corev1.ResourceRequirements{
+					Limits:   corev1.ResourceList{"cpu": resource.MustParse("1500m"), "memory": resource.MustParse("10Mi")},
+					Requests: corev1.ResourceList{"cpu": resource.MustParse("100m"), "ephemeral-storage": resource.MustParse("3Gi")},
+				}
+			})),
+		"requests": plain(func(p *corev1.Pod) { p.Name = "a.b." + strings.Repeat("c", 46) },
+			on(func(c *corev1.Container) {
+				c.Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi"), "ephemeral-storage": resource.MustParse("3Gi")}
+			})),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if errs := Check(pod); len(errs) > 0 {
+				t.Fatal(errs.ToAggregate())
+			}
+			spec := Spec(pod, Node{Name: "n1", IP: "10.0.0.1"}, []vm.EnvVar{{Name: "GREETING", Value: "hi"}})
+			if err := spec.Validate(); err != nil {
+				t.Error(err)
+			}
+			got, err := json.MarshalIndent(spec, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join("testdata", name+".json"), append(got, '\n'))
+		})
+	}
+}
+
+func golden(t *testing.T, path string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Errorf("%s:\n%s\nwant\n%s", path, got, want)
+	}
+}
+
+type cluster struct{ fail error }
+
+func (c cluster) ConfigMap(_ context.Context, _, name string) (*corev1.ConfigMap, error) {
+	if c.fail != nil {
+		return nil, c.fail
+	}
+	if name != "cm" {
+		return nil, errdefs.NotFoundf("configmaps %q not found", name)
+	}
+	return &corev1.ConfigMap{Data: map[string]string{"a": "1", "b": "2", "bad=key": "x"}}, nil
+}
+
+func (c cluster) Secret(_ context.Context, _, name string) (*corev1.Secret, error) {
+	if name != "sec" {
+		return nil, errdefs.NotFoundf("secrets %q not found", name)
+	}
+	return &corev1.Secret{Data: map[string][]byte{"pw": []byte("hush")}}, nil
+}
+
+func TestEnv(t *testing.T) {
+	ref := corev1.LocalObjectReference{Name: "cm"}
+	field := func(path string) *corev1.EnvVarSource {
+		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
+	}
+	size := func(name, divisor string) *corev1.EnvVarSource {
+		f := &corev1.ResourceFieldSelector{Resource: name}
+		if divisor != "" {
+			f.Divisor = resource.MustParse(divisor)
+		}
+		return &corev1.EnvVarSource{ResourceFieldRef: f}
+	}
+	pod := plain(on(func(c *corev1.Container) {
+		c.EnvFrom = []corev1.EnvFromSource{
+			{Prefix: "CM_", ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: ref}},
+			{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "none"}, Optional: ptr(true)}},
+		}
+		c.Resources.Limits = corev1.ResourceList{"cpu": resource.MustParse("1500m")}
+		c.Env = []corev1.EnvVar{
+			{Name: "CM_a", Value: "over"},
+			{Name: "BOTH", Value: "$(CM_a)-$(CM_b)-$(LATER)"},
+			{Name: "LATER", Value: "x"},
+			{Name: "KEY", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: ref, Key: "b"}}},
+			{Name: "GONE", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: ref, Key: "z", Optional: ptr(true)}}},
+			{Name: "PW", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "sec"}, Key: "pw"}}},
+			{Name: "POD", ValueFrom: field("metadata.name")},
+			{Name: "NS", ValueFrom: field("metadata.namespace")},
+			{Name: "UID", ValueFrom: field("metadata.uid")},
+			{Name: "APP", ValueFrom: field("metadata.labels['app']")},
+			{Name: "LABELS", ValueFrom: field("metadata.labels")},
+			{Name: "NODE", ValueFrom: field("spec.nodeName")},
+			{Name: "HOST", ValueFrom: field("status.hostIP")},
+			{Name: "CPU", ValueFrom: size("limits.cpu", "")},
+			{Name: "MILLI", ValueFrom: size("limits.cpu", "1m")},
+			{Name: "MEM", ValueFrom: size("limits.memory", "1Mi")},
+		}
+	}))
+	env, err := Env(t.Context(), pod, Node{Name: "n1", IP: "10.0.0.1"}, cluster{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range env {
+		got = append(got, e.Name+"="+e.Value)
+	}
+	want := `CM_a=over CM_b=2 BOTH=over-2-$(LATER) LATER=x KEY=2 PW=hush POD=web NS=default UID=uid-1 APP=web LABELS=app="web" ` +
+		`NODE=n1 HOST=10.0.0.1 CPU=2 MILLI=1500 MEM=256`
+	if s := strings.Join(got, " "); s != want {
+		t.Errorf("\n%s\nwant\n%s", s, want)
+	}
+}
+
+func TestEnvWaitsForWhatIsMissing(t *testing.T) {
+	pod := plain(on(func(c *corev1.Container) {
+		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "none"}}}}
+	}))
+	if _, err := Env(t.Context(), pod, Node{}, cluster{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `configmap "none" not found`) {
+		t.Errorf("missing ConfigMap: %v", err)
+	}
+	pod = plain(on(func(c *corev1.Container) {
+		c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "sec"}, Key: "zz"}}}}
+	}))
+	if _, err := Env(t.Context(), pod, Node{}, cluster{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("missing key: %v", err)
+	}
+	down := errors.New("connection refused")
+	pod = plain(on(func(c *corev1.Container) {
+		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Optional: ptr(true)}}}
+	}))
+	if _, err := Env(t.Context(), pod, Node{}, cluster{fail: down}); !errors.Is(err, down) {
+		t.Errorf("an unreachable API server is no missing ConfigMap: %v", err)
+	}
+}
+
+func TestUnserved(t *testing.T) {
+	if got := Unserved(plain(on(func(c *corev1.Container) { c.LivenessProbe = &corev1.Probe{} }))); len(got) != 1 {
+		t.Errorf("got %v", got)
+	}
+}
+
+func FuzzExpand(f *testing.F) {
+	for _, s := range []string{"", "$", "$$", "$(A)", "$$(A)", "$(", "$(A", "a$(B)c$(A)$$$(A)", "$()"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got := expand(s, map[string]string{"A": "1"})
+		if !strings.Contains(s, "$") && got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+		if len(got) > len(s) {
+			t.Errorf("%q grew to %q", s, got)
+		}
+	})
+}
+
+func TestExpand(t *testing.T) {
+	vars := map[string]string{"A": "1", "EMPTY": ""}
+	for in, want := range map[string]string{
+		"$(A)": "1", "$$(A)": "$(A)", "$$$(A)": "$1", "$(X)": "$(X)", "a$": "a$", "$(A": "$(A", "$x": "$x", "[$(EMPTY)]": "[]", "$$$$": "$$",
+	} {
+		if got := expand(in, vars); got != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package convert
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Resolver reads what an environment may refer to. Both methods return a NotFound error for what does not exist.
+type Resolver interface {
+	ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
+	Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error)
+}
+
+// Env is the environment of the pod's main process, in order: envFrom first, then env, later names replacing earlier.
+// What is referred to and not there, unless optional, is a FailedPrecondition error: the pod waits for it. Other errors
+// are the Resolver's own.
+func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver) ([]vm.EnvVar, error) {
+	c := container(pod)
+	if c == nil {
+		return nil, nil
+	}
+	e := &environment{pod: pod, node: node, from: from, values: map[string]string{}}
+	for _, src := range c.EnvFrom {
+		if err := e.addAll(ctx, src); err != nil {
+			return nil, err
+		}
+	}
+	for _, v := range c.Env {
+		value, ok, err := e.value(ctx, v)
+		if err != nil {
+			return nil, fmt.Errorf("environment variable %s: %w", v.Name, err)
+		}
+		if ok {
+			e.set(v.Name, value)
+		}
+	}
+	out := make([]vm.EnvVar, 0, len(e.names))
+	for _, name := range e.names {
+		out = append(out, vm.EnvVar{Name: name, Value: e.values[name]})
+	}
+	return out, nil
+}
+
+type environment struct {
+	pod    *corev1.Pod
+	node   Node
+	from   Resolver
+	names  []string // in order of first mention
+	values map[string]string
+}
+
+func (e *environment) set(name, value string) {
+	if _, known := e.values[name]; !known {
+		e.names = append(e.names, name)
+	}
+	e.values[name] = value
+}
+
+func (e *environment) addAll(ctx context.Context, src corev1.EnvFromSource) error {
+	var data map[string]string
+	var err error
+	switch {
+	case src.ConfigMapRef != nil:
+		data, err = e.configMap(ctx, src.ConfigMapRef.Name, src.ConfigMapRef.Optional)
+	case src.SecretRef != nil:
+		data, err = e.secret(ctx, src.SecretRef.Name, src.SecretRef.Optional)
+	}
+	if err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if name := src.Prefix + key; nameable(name) { // the kubelet leaves out what cannot be a name, too
+			e.set(name, data[key])
+		}
+	}
+	return nil
+}
+
+// value returns the value of v, and false when an optional source is absent.
+func (e *environment) value(ctx context.Context, v corev1.EnvVar) (string, bool, error) {
+	if v.ValueFrom == nil {
+		return expand(v.Value, e.values), true, nil
+	}
+	switch s := v.ValueFrom; {
+	case s.FieldRef != nil:
+		value, err := e.field(s.FieldRef.FieldPath)
+		return value, true, err
+	case s.ResourceFieldRef != nil:
+		value, err := e.resource(s.ResourceFieldRef)
+		return value, true, err
+	case s.ConfigMapKeyRef != nil:
+		data, err := e.configMap(ctx, s.ConfigMapKeyRef.Name, s.ConfigMapKeyRef.Optional)
+		return pick(data, "ConfigMap", s.ConfigMapKeyRef.Name, s.ConfigMapKeyRef.Key, s.ConfigMapKeyRef.Optional, err)
+	case s.SecretKeyRef != nil:
+		data, err := e.secret(ctx, s.SecretKeyRef.Name, s.SecretKeyRef.Optional)
+		return pick(data, "Secret", s.SecretKeyRef.Name, s.SecretKeyRef.Key, s.SecretKeyRef.Optional, err)
+	}
+	return "", false, errdefs.Preconditionf("its source is of a kind this node does not know")
+}
+
+func pick(data map[string]string, kind, name, key string, optional *bool, err error) (string, bool, error) {
+	if err != nil {
+		return "", false, err
+	}
+	value, ok := data[key]
+	if !ok && !yes(optional) {
+		return "", false, errdefs.Preconditionf("couldn't find key %s in %s %s", key, kind, name)
+	}
+	return value, ok, nil
+}
+
+func (e *environment) configMap(ctx context.Context, name string, optional *bool) (map[string]string, error) {
+	cm, err := e.from.ConfigMap(ctx, e.pod.Namespace, name)
+	if err != nil {
+		return nil, missing(err, "configmap", name, optional)
+	}
+	return cm.Data, nil
+}
+
+func (e *environment) secret(ctx context.Context, name string, optional *bool) (map[string]string, error) {
+	s, err := e.from.Secret(ctx, e.pod.Namespace, name)
+	if err != nil {
+		return nil, missing(err, "secret", name, optional)
+	}
+	data := make(map[string]string, len(s.Data))
+	for k, v := range s.Data {
+		data[k] = string(v)
+	}
+	return data, nil
+}
+
+func missing(err error, kind, name string, optional *bool) error {
+	switch {
+	case !errdefs.IsNotFound(err):
+		return fmt.Errorf("read %s %s: %w", kind, name, err)
+	case yes(optional):
+		return nil
+	}
+	return errdefs.Preconditionf("%s %q not found", kind, name)
+}
+
+func yes(b *bool) bool { return b != nil && *b }
+
+// field reads the downward API. Check has refused the paths that are not known before the guest starts.
+func (e *environment) field(path string) (string, error) {
+	switch path {
+	case "metadata.name":
+		return e.pod.Name, nil
+	case "metadata.namespace":
+		return e.pod.Namespace, nil
+	case "metadata.uid":
+		return string(e.pod.UID), nil
+	case "metadata.labels":
+		return formatMap(e.pod.Labels), nil
+	case "metadata.annotations":
+		return formatMap(e.pod.Annotations), nil
+	case "spec.nodeName":
+		return e.node.Name, nil
+	case "spec.serviceAccountName":
+		return e.pod.Spec.ServiceAccountName, nil
+	case "status.hostIP", "status.hostIPs":
+		return e.node.IP, nil
+	}
+	if key, ok := subscript(path, "metadata.labels"); ok {
+		return e.pod.Labels[key], nil
+	}
+	if key, ok := subscript(path, "metadata.annotations"); ok {
+		return e.pod.Annotations[key], nil
+	}
+	return "", errdefs.Preconditionf("field %s is not known on this node", path)
+}
+
+// subscript takes key out of path = prefix['key'].
+func subscript(path, prefix string) (string, bool) {
+	rest, ok := strings.CutPrefix(path, prefix+"['")
+	if !ok {
+		return "", false
+	}
+	return strings.CutSuffix(rest, "']")
+}
+
+func formatMap(m map[string]string) string {
+	lines := make([]string, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		lines = append(lines, k+"="+strconv.Quote(m[k]))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// resource answers with what is written in the spec, and where nothing is written with what the VM really has.
+func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
+	which, name, _ := strings.Cut(ref.Resource, ".")
+	c := container(e.pod)
+	list := c.Resources.Limits
+	if which == "requests" {
+		list = c.Resources.Requests
+	}
+	q, ok := list[corev1.ResourceName(name)]
+	if !ok {
+		ask, _ := contract.ParseVMSpec(e.pod.Annotations)
+		s := sizeOf(e.pod, ask)
+		switch corev1.ResourceName(name) {
+		case corev1.ResourceCPU:
+			q = *resource.NewQuantity(int64(s.cpus), resource.DecimalSI)
+		case corev1.ResourceMemory:
+			q = *resource.NewQuantity(s.memory, resource.BinarySI)
+		case corev1.ResourceEphemeralStorage:
+			q = *resource.NewQuantity(vm.Spec{Storage: s.storage}.Default().Storage, resource.BinarySI)
+		default:
+			return "", errdefs.Preconditionf("resource %s is not known on this node", ref.Resource)
+		}
+	}
+	divisor := ref.Divisor
+	if divisor.IsZero() {
+		divisor = resource.MustParse("1")
+	}
+	if corev1.ResourceName(name) == corev1.ResourceCPU {
+		return strconv.FormatInt(ceilDiv(q.MilliValue(), divisor.MilliValue()), 10), nil
+	}
+	return strconv.FormatInt(ceilDiv(q.Value(), divisor.Value()), 10), nil
+}
+
+func ceilDiv(a, b int64) int64 {
+	if b <= 0 {
+		return 0
+	}
+	n := a / b
+	if a%b != 0 {
+		n++
+	}
+	return n
+}
+
+// nameable reports whether name can be an environment variable.
+func nameable(name string) bool { return name != "" && !strings.ContainsAny(name, "=\x00") }

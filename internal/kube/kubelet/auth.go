@@ -1,0 +1,135 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Auth says who asks and whether they may. There is no anonymous user.
+type Auth interface {
+	authenticator.Request
+	authorizer.Authorizer
+	// NodeName is the node that is asked about.
+	NodeName() string
+}
+
+type delegated struct {
+	authenticator.Request
+	authorizer.Authorizer
+	node string
+}
+
+func (d delegated) NodeName() string { return d.node }
+
+// Delegate returns the real kubelet's way: client certificates signed by clientCA (nil: none are taken), bearer tokens by
+// TokenReview, permissions by SubjectAccessReview, with the kubelet's cache times.
+func Delegate(client kubernetes.Interface, node string, clientCA dynamiccertificates.CAContentProvider) (Auth, error) {
+	retry := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
+	authn, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
+		TokenAccessReviewClient: client.AuthenticationV1(), TokenAccessReviewTimeout: 10 * time.Second,
+		WebhookRetryBackoff: retry, CacheTTL: 2 * time.Minute, ClientCertificateCAContentProvider: clientCA,
+	}.New()
+	if err != nil {
+		return nil, fmt.Errorf("set up authentication: %w", err)
+	}
+	authz, err := authorizerfactory.DelegatingAuthorizerConfig{
+		SubjectAccessReviewClient: client.AuthorizationV1(), AllowCacheTTL: 5 * time.Minute, DenyCacheTTL: 30 * time.Second,
+		WebhookRetryBackoff: retry,
+	}.New()
+	if err != nil {
+		return nil, fmt.Errorf("set up authorisation: %w", err)
+	}
+	return delegated{Request: authn, Authorizer: authz, node: node}, nil
+}
+
+// guard lets through who is known and allowed.
+func (s *Server) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who, ok, err := s.cfg.Auth.AuthenticateRequest(r)
+		if err != nil || !ok {
+			if err != nil {
+				s.cfg.Log.Debug("request not authenticated", "err", err)
+			}
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			return
+		}
+		allowed, err := s.allowed(r.Context(), who.User, r)
+		if err != nil {
+			s.cfg.Log.Warn("request not authorised", "err", err)
+			http.Error(w, "Authorization error (user="+who.User.GetName()+")", http.StatusInternalServerError)
+			return
+		}
+		if !allowed {
+			http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)",
+				who.User.GetName(), verb(r.Method), subresources(r.URL.Path)), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// allowed asks for each subresource that covers the path until one is granted.
+func (s *Server) allowed(ctx context.Context, who user.Info, r *http.Request) (bool, error) {
+	var failed error
+	for _, sub := range subresources(r.URL.Path) {
+		decision, _, err := s.cfg.Auth.Authorize(ctx, authorizer.AttributesRecord{
+			User: who, Verb: verb(r.Method), APIVersion: "v1", Resource: "nodes", Subresource: sub,
+			Name: s.cfg.Auth.NodeName(), ResourceRequest: true, Path: r.URL.Path,
+		})
+		if decision == authorizer.DecisionAllow {
+			return true, nil
+		}
+		if err != nil {
+			failed = err
+		}
+	}
+	return false, failed
+}
+
+func verb(method string) string {
+	switch method {
+	case http.MethodPost:
+		return "create"
+	case http.MethodGet, http.MethodHead:
+		return "get"
+	case http.MethodPut:
+		return "update"
+	case http.MethodPatch:
+		return "patch"
+	case http.MethodDelete:
+		return "delete"
+	}
+	return ""
+}
+
+// subresources of nodes by which a path may be reached, as in the real kubelet: the fine-grained one first.
+func subresources(path string) []string {
+	under := func(prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
+	switch {
+	case under("/pods"), under("/runningpods"):
+		return []string{"pods", "proxy"}
+	case under("/healthz"):
+		return []string{"healthz", "proxy"}
+	case under("/configz"):
+		return []string{"configz", "proxy"}
+	case under("/stats"):
+		return []string{"stats"}
+	case under("/metrics"):
+		return []string{"metrics"}
+	case under("/logs"):
+		return []string{"log"}
+	}
+	return []string{"proxy"}
+}

@@ -1,0 +1,105 @@
+package kubelet
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// TLS returns a configuration that asks clients for a certificate without insisting (tokens do as well) and serves the
+// key pair in certFile and keyFile. A pair that was renewed on disk is taken up without a restart. While the files are
+// missing, expired or unusable, a self-signed certificate kept in memory is served; why that is so now is the second
+// result, "" when it is not.
+func TLS(certFile, keyFile, node, nodeIP string) (cfg *tls.Config, selfMade string, err error) {
+	own, err := selfSigned(node, nodeIP, time.Now())
+	if err != nil {
+		return nil, "", err
+	}
+	p := &pair{cert: certFile, key: keyFile, own: own}
+	if _, why := p.load(time.Now()); why != nil {
+		selfMade = why.Error()
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			c, _ := p.load(time.Now())
+			return c, nil
+		},
+	}, selfMade, nil
+}
+
+// pair is a key pair on disk, read again when its files change.
+type pair struct {
+	cert, key string
+	own       *tls.Certificate
+
+	mu     sync.Mutex
+	seen   [2]time.Time // modification times of what was read
+	loaded *tls.Certificate
+	why    error
+}
+
+// load returns what to serve now, and why it is our own certificate if it is.
+func (p *pair) load(now time.Time) (*tls.Certificate, error) {
+	if p.cert == "" || p.key == "" {
+		return p.own, errdefs.NotFoundf("no serving certificate is configured")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var at [2]time.Time
+	for i, f := range []string{p.cert, p.key} {
+		st, err := os.Stat(f)
+		if err != nil {
+			return p.own, fmt.Errorf("serving certificate: %w", err)
+		}
+		at[i] = st.ModTime()
+	}
+	if at != p.seen {
+		c, err := tls.LoadX509KeyPair(p.cert, p.key)
+		p.seen, p.loaded, p.why = at, &c, err
+	}
+	switch {
+	case p.why != nil:
+		return p.own, fmt.Errorf("serving certificate: %w", p.why)
+	case now.After(p.loaded.Leaf.NotAfter):
+		return p.own, errdefs.Preconditionf("serving certificate %s has expired at %s", p.cert, p.loaded.Leaf.NotAfter)
+	}
+	return p.loaded, nil
+}
+
+// selfSigned makes an ECDSA P-256 certificate for the node, localhost and both their addresses, good for ten years.
+func selfSigned(node, nodeIP string, now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make a serving key: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("make a serving certificate: %w", err)
+	}
+	t := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: node}, DNSNames: []string{node, "localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+	}
+	if ip := net.ParseIP(nodeIP); ip != nil {
+		t.IPAddresses = append(t.IPAddresses, ip)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("make a serving certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}

@@ -1,0 +1,136 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	remote "k8s.io/apimachinery/pkg/util/remotecommand"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+// wishes are the streams a client asked for.
+type wishes struct{ stdin, stdout, stderr, tty bool }
+
+func parseWishes(r *http.Request) (wishes, error) {
+	q := r.URL.Query()
+	on := func(key string) bool { v := q.Get(key); return v == "1" || v == "true" }
+	w := wishes{stdin: on("input"), stdout: on("output"), stderr: on("error"), tty: on("tty")}
+	if w.tty {
+		w.stderr = false // a terminal has one output
+	}
+	if !w.stdin && !w.stdout && !w.stderr {
+		return w, errdefs.Invalidf("you must specify at least 1 of stdin, stdout, stderr")
+	}
+	return w, nil
+}
+
+// session is one open set of streams, whatever carries it.
+type session struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	resize         io.Reader // JSON sizes; nil when there is none
+	status         io.Writer
+	plainStatus    bool            // the protocol knows no structured status
+	lost           <-chan struct{} // closed when the client has gone
+	close          func()
+}
+
+// exec runs a command for kubectl exec: over SPDY, as the API server asks, or over a websocket.
+func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
+	want, err := parseWishes(r)
+	command := r.URL.Query()["command"]
+	if err == nil && len(command) == 0 {
+		err = errdefs.Invalidf("you must specify a command")
+	}
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	// Sessions outlive http.Server's care: the connection is taken over.
+	s.streams.Add(1)
+	defer s.streams.Done()
+	var se *session
+	if wsstream.IsWebSocketRequest(r) {
+		se, err = openWebSocket(w, r, want)
+	} else {
+		se, err = openSPDY(w, r, want)
+	}
+	if err != nil {
+		s.cfg.Log.Debug("exec session not opened", "err", err)
+		return // the client was told while it was tried
+	}
+	defer se.close()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-se.lost:
+			cancel()
+		case <-s.life.Done():
+			se.close() // unblocks reads of streams that nobody closes
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	code, err := s.cfg.Backend.Exec(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"),
+		guest.Exec{Command: command, TTY: want.tty},
+		guest.Streams{Stdin: se.stdin, Stdout: se.stdout, Stderr: se.stderr, Resize: sizes(ctx, se.resize)})
+	if se.plainStatus {
+		if err != nil || code != 0 {
+			fmt.Fprintf(se.status, "%s", outcome(code, err).Message)
+		}
+		return
+	}
+	if body, merr := json.Marshal(outcome(code, err)); merr == nil {
+		_, _ = se.status.Write(body)
+	}
+}
+
+// outcome is how a command ended, in the words remotecommand clients take exit codes from.
+func outcome(code int, err error) metav1.Status {
+	switch {
+	case err != nil:
+		return metav1.Status{
+			Status: metav1.StatusFailure, Reason: metav1.StatusReasonInternalError, Code: http.StatusInternalServerError,
+			Message: fmt.Sprintf("Internal error occurred: error executing command in container: %v", err),
+		}
+	case code != 0:
+		return metav1.Status{
+			Status: metav1.StatusFailure, Reason: remote.NonZeroExitCodeReason,
+			Message: fmt.Sprintf("command terminated with non-zero exit code: %d", code),
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: remote.ExitCodeCauseType, Message: strconv.Itoa(code)}}},
+		}
+	}
+	return metav1.Status{Status: metav1.StatusSuccess}
+}
+
+// sizes turns the stream of terminal sizes into a channel; it ends with the stream.
+func sizes(ctx context.Context, in io.Reader) <-chan guest.WinSize {
+	if in == nil {
+		return nil
+	}
+	out := make(chan guest.WinSize)
+	go func() {
+		defer close(out)
+		for dec := json.NewDecoder(in); ; {
+			var s struct{ Width, Height uint16 }
+			if dec.Decode(&s) != nil {
+				return
+			}
+			select {
+			case out <- guest.WinSize{Rows: s.Height, Cols: s.Width}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}

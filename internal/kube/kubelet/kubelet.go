@@ -1,0 +1,158 @@
+// Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec, logs, the list of
+// pods, health. Every request but none is authenticated and authorised as the real kubelet does it.
+//
+// The package knows pods only through its Backend and has no say in their life.
+package kubelet
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+// Backend is where the pods are.
+type Backend interface {
+	GetPods(ctx context.Context) ([]*corev1.Pod, error)
+	Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error)
+	Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+}
+
+// Config is what a Server needs. TLS must hold a certificate; Auth decides who may do what.
+type Config struct {
+	Addr    string // host:port to listen on
+	TLS     *tls.Config
+	Auth    Auth
+	Backend Backend
+	Healthy func() error // nil: always
+	// More are further routes, by http.ServeMux pattern, served behind the same authentication.
+	More map[string]http.Handler
+	Log  *slog.Logger
+}
+
+// Server is the kubelet API of one virtual node.
+type Server struct {
+	cfg     Config
+	handler http.Handler
+	streams sync.WaitGroup // sessions that have left http.Server's sight
+	life    context.Context
+}
+
+// The limits of a streaming session, the real kubelet's.
+const (
+	streamIdle   = 4 * time.Hour
+	streamCreate = 30 * time.Second
+)
+
+// New returns a server that listens to nobody until Run.
+func New(cfg Config) (*Server, error) {
+	if cfg.TLS == nil || cfg.Auth == nil || cfg.Backend == nil || cfg.Log == nil {
+		return nil, errdefs.Invalidf("the kubelet API needs TLS, authentication, a backend and a logger")
+	}
+	if _, _, err := net.SplitHostPort(cfg.Addr); err != nil {
+		return nil, errdefs.Invalidf("kubelet API address %q: %w", cfg.Addr, err)
+	}
+	s := &Server{cfg: cfg}
+	mux := http.NewServeMux()
+	for _, prefix := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
+		mux.HandleFunc("POST "+prefix, s.exec)
+		mux.HandleFunc("GET "+prefix, s.exec)
+	}
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
+	mux.HandleFunc("GET /pods", s.pods)
+	mux.HandleFunc("GET /healthz", s.healthz)
+	for pattern, h := range cfg.More {
+		mux.Handle(pattern, h)
+	}
+	s.handler = s.guard(mux)
+	return s, nil
+}
+
+// Listen opens the port, so that a taken one is known before the node says it is ready.
+func (s *Server) Listen() (net.Listener, error) {
+	l, err := net.Listen("tcp", s.cfg.Addr)
+	if err != nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "kubelet API: %w; choose another port, or end what has this one", err)
+	}
+	return l, nil
+}
+
+// Run serves on l until ctx ends, then ends what is under way and returns when nothing is left of it.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	s.life = ctx
+	cfg := s.cfg.TLS.Clone()
+	cfg.NextProtos = []string{"http/1.1"} // streams take the connection over, which HTTP/2 does not allow
+	srv := &http.Server{
+		Handler: s.handler, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(tls.NewListener(l, cfg)) }()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		_ = srv.Close()
+		err = <-ended
+	}
+	s.streams.Wait()
+	if err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve kubelet API: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+	if s.cfg.Healthy != nil {
+		if err := s.cfg.Healthy(); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+	}
+	_, _ = w.Write([]byte("ok"))
+}
+
+func (s *Server) pods(w http.ResponseWriter, r *http.Request) {
+	pods, err := s.cfg.Backend.GetPods(r.Context())
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	list := corev1.PodList{Items: []corev1.Pod{}}
+	list.Kind, list.APIVersion = "PodList", "v1"
+	for _, p := range pods {
+		list.Items = append(list.Items, *p)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+// fail answers with the status of the error's class. kubectl shows the text.
+func (s *Server) fail(w http.ResponseWriter, err error) {
+	http.Error(w, err.Error(), statusOf(err))
+}
+
+func statusOf(err error) int {
+	switch errdefs.ClassOf(err) {
+	case errdefs.NotFound:
+		return http.StatusNotFound
+	case errdefs.InvalidArgument, errdefs.FailedPrecondition:
+		return http.StatusBadRequest
+	case errdefs.Unavailable:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusInternalServerError
+	}
+}

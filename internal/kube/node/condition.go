@@ -1,0 +1,84 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Where pressure begins: as with the real kubelet, except that a big disk that is nearly full still has room for VMs.
+const (
+	leastMemory = 100 << 20 // bytes available
+	leastDisk   = 2 << 30   // bytes available, or 5 % of a smaller disk
+	leastPIDs   = 10        // per cent
+)
+
+// ConditionICMP tells whether readiness is found out by pings, or taken for granted once an address is known.
+const ConditionICMP corev1.NodeConditionType = "cocoonstack.io/ICMPProbe"
+
+// conditions is pure but for asking whether the engine answers. Transition times change only with the status.
+func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error, now time.Time) []corev1.NodeCondition {
+	var out []corev1.NodeCondition
+	add := func(kind corev1.NodeConditionType, on bool, reason, message string) {
+		c := corev1.NodeCondition{
+			Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message,
+			LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(now),
+		}
+		if on {
+			c.Status = corev1.ConditionTrue
+		}
+		if i := index(before, kind); i >= 0 && before[i].Status == c.Status {
+			c.LastTransitionTime = before[i].LastTransitionTime
+		}
+		out = append(out, c)
+	}
+	if err := n.cfg.Healthy(); err != nil {
+		add(corev1.NodeReady, false, "EngineUnreachable", err.Error())
+	} else {
+		add(corev1.NodeReady, true, "KubeletReady", "the VM engine answers")
+	}
+	if measured != nil {
+		return append(out, carry(before, corev1.NodeReady)...) // unknown is not pressure: what was said stands
+	}
+	disk := min(int64(leastDisk), u.disk/20)
+	pressure(add, corev1.NodeMemoryPressure, u.memFree < leastMemory, "KubeletHasInsufficientMemory", "KubeletHasSufficientMemory",
+		fmt.Sprintf("less than %d MiB of memory are available", leastMemory>>20))
+	pressure(add, corev1.NodeDiskPressure, u.diskFree < disk, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure",
+		fmt.Sprintf("less than %d MiB of disk are available", disk>>20))
+	pressure(add, corev1.NodePIDPressure, u.pidsCeiling > 0 && (u.pidsCeiling-u.pids)*100 < u.pidsCeiling*leastPIDs,
+		"KubeletHasInsufficientPID", "KubeletHasSufficientPID", fmt.Sprintf("less than %d %% of all process ids are free", leastPIDs))
+	add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have addresses of their own")
+	if n.cfg.ICMP {
+		add(ConditionICMP, true, "RawSocket", "guests are ready when they answer a ping")
+	} else {
+		add(ConditionICMP, false, "NoRawSocket", "guests are ready when they have an address; grant CAP_NET_RAW to ping them")
+	}
+	return out
+}
+
+func pressure(add func(corev1.NodeConditionType, bool, string, string), kind corev1.NodeConditionType, on bool, bad, good, why string) {
+	if on {
+		add(kind, true, bad, why)
+		return
+	}
+	add(kind, false, good, "")
+}
+
+func index(all []corev1.NodeCondition, kind corev1.NodeConditionType) int {
+	return slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == kind })
+}
+
+// carry returns the conditions of before but kind.
+func carry(before []corev1.NodeCondition, kind corev1.NodeConditionType) []corev1.NodeCondition {
+	return slices.DeleteFunc(slices.Clone(before), func(c corev1.NodeCondition) bool { return c.Type == kind })
+}
+
+// alike reports whether two sets say the same, heartbeats aside.
+func alike(a, b []corev1.NodeCondition) bool {
+	return slices.EqualFunc(a, b, func(x, y corev1.NodeCondition) bool {
+		return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason && x.Message == y.Message
+	})
+}

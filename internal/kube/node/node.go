@@ -1,0 +1,204 @@
+// Package node is the virtual node itself: its object in the API, its capacity, its conditions.
+//
+// It measures the host and asks whether the VM engine answers; pods are not its business, and the heartbeat (lease and
+// status) is virtual-kubelet's node controller, which it feeds.
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Config describes one node.
+type Config struct {
+	Name       string
+	IP         string // its InternalIP
+	Pool       string // label; "" is default
+	ProviderID string
+	Version    string // shown as kubelet and runtime version
+	Port       int32  // of the kubelet API
+	Reserve    int    // per cent of the host kept for itself
+	Sizes      Sizes
+	Root       string       // folder of the VMs' disks
+	Proc       string       // "" is /proc
+	Healthy    func() error // whether the VM engine answers
+	ICMP       bool         // whether guests can be pinged
+	NoRole     bool         // leave out the role label: the API server forbids it to a node's own credentials
+}
+
+// interval is how often the host is measured.
+const interval = 10 * time.Second
+
+// Node feeds virtual-kubelet's node controller.
+type Node struct {
+	cfg  Config
+	host host
+
+	mu     sync.Mutex
+	node   *corev1.Node
+	notify func(*corev1.Node)
+	poke   chan struct{}
+}
+
+// New measures the host once and returns the node it makes.
+func New(cfg Config) (*Node, error) {
+	if cfg.Reserve < 0 || cfg.Reserve > 100 {
+		return nil, errdefs.Invalidf("a reserve of %d per cent is not between 0 and 100", cfg.Reserve)
+	}
+	if cfg.Pool == "" {
+		cfg.Pool = "default"
+	}
+	if cfg.Proc == "" {
+		cfg.Proc = "/proc"
+	}
+	n := &Node{cfg: cfg, host: host{proc: cfg.Proc, root: cfg.Root}, poke: make(chan struct{}, 1)}
+	u, err := n.host.measure()
+	if err != nil {
+		return nil, fmt.Errorf("measure this host: %w", err)
+	}
+	n.node = n.object(u)
+	return n, nil
+}
+
+// Object is the node as it should be now.
+func (n *Node) Object() *corev1.Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.node.DeepCopy()
+}
+
+// Taint keeps away pods that do not ask for VMs.
+func Taint() corev1.Taint {
+	return corev1.Taint{Key: contract.TaintKey, Value: contract.TaintValue, Effect: corev1.TaintEffectNoSchedule}
+}
+
+func (n *Node) object(u usage) *corev1.Node {
+	all, allocatable := capacity(u, n.cfg.Sizes, n.cfg.Reserve)
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: n.cfg.Name,
+			Labels: map[string]string{
+				"type": "virtual-kubelet", corev1.LabelHostname: n.cfg.Name,
+				corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH,
+				contract.LabelPool: n.cfg.Pool, contract.LabelNodeRole: "",
+			},
+		},
+		Spec: corev1.NodeSpec{ProviderID: n.cfg.ProviderID, Taints: []corev1.Taint{Taint()}},
+		Status: corev1.NodeStatus{
+			Capacity: all, Allocatable: allocatable,
+			NodeInfo:        n.info(),
+			Addresses:       []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: n.cfg.Name}},
+			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: n.cfg.Port}},
+		},
+	}
+	if n.cfg.IP != "" {
+		node.Status.Addresses = append([]corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.cfg.IP}}, node.Status.Addresses...)
+	}
+	if n.cfg.NoRole {
+		delete(node.Labels, contract.LabelNodeRole)
+	}
+	node.Status.Conditions = n.conditions(nil, u, nil, time.Now())
+	return node
+}
+
+func (n *Node) info() corev1.NodeSystemInfo {
+	first := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(b))
+	}
+	info := corev1.NodeSystemInfo{
+		OperatingSystem: "linux", Architecture: runtime.GOARCH, KubeletVersion: n.cfg.Version,
+		ContainerRuntimeVersion: contract.ContainerIDScheme + n.cfg.Version,
+		MachineID:               first("/etc/machine-id"), BootID: first("/proc/sys/kernel/random/boot_id"), OSImage: osImage(),
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		info.KernelVersion = unix.ByteSliceToString(u.Release[:])
+	}
+	return info
+}
+
+func osImage() string {
+	b, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "linux"
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); ok {
+			return strings.Trim(v, `"`)
+		}
+	}
+	return "linux"
+}
+
+// Ping is virtual-kubelet's heartbeat check. This process is there; how the engine does is said by the Ready condition.
+func (n *Node) Ping(ctx context.Context) error { return ctx.Err() }
+
+// NotifyNodeStatus takes where to send the node when it has changed.
+func (n *Node) NotifyNodeStatus(_ context.Context, fn func(*corev1.Node)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.notify = fn
+}
+
+// Poke has the conditions looked at now.
+func (n *Node) Poke() {
+	select {
+	case n.poke <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the conditions true until ctx ends.
+func (n *Node) Run(ctx context.Context) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		n.refresh(ctx)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		case <-n.poke:
+		}
+	}
+}
+
+// refresh measures, and tells the node controller when a condition has changed.
+func (n *Node) refresh(ctx context.Context) {
+	u, err := n.host.measure()
+	n.mu.Lock()
+	before := n.node.Status.Conditions
+	after := n.conditions(before, u, err, time.Now())
+	n.node.Status.Conditions = after
+	notify, node := n.notify, n.node.DeepCopy()
+	n.mu.Unlock()
+	if notify == nil || alike(before, after) {
+		return
+	}
+	// The callback waits for a controller that may have ended; it must not hold us then.
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		notify(node)
+	}()
+	select {
+	case <-sent:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,168 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// proc is a /proc with the given memory, in kB.
+func proc(t *testing.T, total, available string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"meminfo": "MemTotal: " + total + " kB\nMemAvailable: " + available + " kB\nHugePages_Total: 3\nHugepagesize: 2048 kB\n",
+		"loadavg": "0.1 0.2 0.3 1/950 77\n", "sys/kernel/pid_max": "1000\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestCapacity(t *testing.T) {
+	u := usage{cpus: 4, memory: 8 << 30, hugepages: 6 << 20, disk: 100 << 30, diskFree: 50 << 30}
+	all, free := capacity(u, Sizes{}, 20)
+	for _, c := range []struct {
+		list corev1.ResourceList
+		name corev1.ResourceName
+		want string
+	}{
+		{all, "cpu", "4"},
+		{free, "cpu", "3200m"},
+		{all, "memory", "8Gi"},
+		{free, "memory", "6871947673"},
+		{all, "ephemeral-storage", "100Gi"},
+		{free, "ephemeral-storage", "40Gi"},
+		{all, resourceHugepages, "6Mi"},
+		{all, "pods", "256"},
+		{free, "pods", "256"},
+	} {
+		got := c.list[c.name]
+		if want := resource.MustParse(c.want); got.Cmp(want) != 0 {
+			t.Errorf("%s is %s, want %s", c.name, got.String(), c.want)
+		}
+	}
+	all, free = capacity(u, Sizes{CPU: resource.MustParse("128"), Storage: resource.MustParse("1Ti"), Pods: 7}, 50)
+	if q, f, s, p := all[corev1.ResourceCPU], free[corev1.ResourceCPU], free[corev1.ResourceEphemeralStorage], all[corev1.ResourcePods]; q.Value() != 128 || f.Value() != 64 || s.Value() != 512<<30 || p.Value() != 7 {
+		t.Errorf("forced sizes: %v of %v", free, all)
+	}
+}
+
+func TestConditionsAreTrueAndStable(t *testing.T) {
+	var fault error
+	n, err := New(Config{Name: "node-1", IP: "192.0.2.1", Proc: proc(t, "8000000", "4000000"), Root: filepath.Join(t.TempDir(), "not", "there"), Healthy: func() error { return fault }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := n.Object()
+	if o.Labels[contract.LabelPool] != "default" || len(o.Spec.Taints) != 1 || o.Status.Addresses[0].Address != "192.0.2.1" {
+		t.Errorf("node: %+v", o)
+	}
+	get := func(all []corev1.NodeCondition, kind corev1.NodeConditionType) corev1.NodeCondition {
+		i := index(all, kind)
+		if i < 0 {
+			t.Fatalf("no condition %s", kind)
+		}
+		return all[i]
+	}
+	first := o.Status.Conditions
+	if get(first, corev1.NodeReady).Status != corev1.ConditionTrue || get(first, corev1.NodePIDPressure).Status != corev1.ConditionTrue {
+		t.Errorf("conditions: %+v", first)
+	}
+	u := usage{memory: 8 << 30, memFree: 50 << 20, disk: 100 << 30, diskFree: 1 << 30}
+	later := time.Now().Add(time.Hour)
+	second := n.conditions(first, u, nil, later)
+	if get(second, corev1.NodeMemoryPressure).Status != corev1.ConditionTrue || get(second, corev1.NodeDiskPressure).Status != corev1.ConditionTrue {
+		t.Errorf("conditions: %+v", second)
+	}
+	if get(second, corev1.NodeReady).LastTransitionTime != get(first, corev1.NodeReady).LastTransitionTime ||
+		!get(second, corev1.NodeMemoryPressure).LastTransitionTime.Time.Equal(later) {
+		t.Errorf("transition times: %+v", second)
+	}
+	fault = errdefs.Unavailablef("cocoond does not answer")
+	third := n.conditions(second, u, errors.New("no /proc"), later)
+	if c := get(third, corev1.NodeReady); c.Status != corev1.ConditionFalse || c.Reason != "EngineUnreachable" {
+		t.Errorf("ready: %+v", c)
+	}
+	if get(third, corev1.NodeDiskPressure).Status != corev1.ConditionTrue {
+		t.Error("an unmeasured host was said to be well")
+	}
+}
+
+func TestServe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		healthy := errors.New("starting")
+		n, err := New(Config{Name: "node-1", Proc: proc(t, "8000000", "4000000"), Root: "/", Port: 10250, ProviderID: "x://1", Healthy: func() error { return healthy }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A node from before, without taint and provider id, with a taint of somebody else's.
+		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "other", Effect: corev1.TaintEffectNoExecute}}}})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{}, 2)
+		go func() { _ = n.Serve(ctx, client, slog.New(slog.DiscardHandler)); ended <- struct{}{} }()
+		go func() { _ = n.Run(ctx); ended <- struct{}{} }()
+		get := func() *corev1.Node {
+			time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock
+			synctest.Wait()
+			node, err := client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return node
+		}
+		node := get()
+		if len(node.Spec.Taints) != 2 || node.Spec.ProviderID != "x://1" || node.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 {
+			t.Errorf("node: %+v", node.Spec)
+		}
+		if c := node.Status.Conditions[0]; c.Type != corev1.NodeReady || c.Status != corev1.ConditionFalse {
+			t.Errorf("ready: %+v", c)
+		}
+		healthy = nil
+		n.Poke()
+		node = get()
+		if c := node.Status.Conditions[index(node.Status.Conditions, corev1.NodeReady)]; c.Status != corev1.ConditionTrue {
+			t.Errorf("ready: %+v", c)
+		}
+		if _, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), "node-1", metav1.GetOptions{}); err != nil {
+			t.Errorf("lease: %v", err)
+		}
+		if err := client.CoreV1().Nodes().Delete(t.Context(), "node-1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		healthy = errors.New("again") // the next status update finds no node
+		n.Poke()
+		get()
+		cancel()
+		<-ended
+		<-ended
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	if _, err := New(Config{Reserve: 101}); !errdefs.IsInvalid(err) {
+		t.Errorf("a reserve of 101 %%: %v", err)
+	}
+	if _, err := New(Config{Proc: t.TempDir(), Root: "/"}); err == nil {
+		t.Error("a host without /proc/meminfo was measured")
+	}
+}

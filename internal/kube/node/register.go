@@ -1,0 +1,90 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Serve registers the node and keeps its heartbeat until ctx ends. An API server that is away is waited for; a node that
+// somebody deleted is made again.
+func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
+	for pause := 250 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
+		err := n.serve(ctx, client, log)
+		if ctx.Err() != nil {
+			break
+		}
+		log.Warn("node not registered", "node", n.cfg.Name, "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+	return ctx.Err()
+}
+
+func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
+	ctx, cancel := context.WithCancel(ctx) // ends what a controller that failed to start left running
+	defer cancel()
+	switch err := n.mend(ctx, client); {
+	case apierrors.IsForbidden(err):
+		// A node's own identity may not change its taints; whoever made the node so wants it so.
+		log.Warn("taint or provider id of the node could not be set", "err", err)
+	case err != nil:
+		return err
+	}
+	controller, err := vknode.NewNodeController(n, n.Object(), client.CoreV1().Nodes(),
+		vknode.WithNodeEnableLeaseV1(client.CoordinationV1().Leases(corev1.NamespaceNodeLease), vknode.DefaultLeaseDuration),
+		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
+			if !apierrors.IsNotFound(err) {
+				return err
+			}
+			_, err = client.CoreV1().Nodes().Create(ctx, n.Object(), metav1.CreateOptions{})
+			return err
+		}))
+	if err != nil {
+		return fmt.Errorf("set up node controller: %w", err)
+	}
+	return controller.Run(ctx)
+}
+
+// mend gives a node object from before what only its creation would: our taint and the provider's id.
+func (n *Node) mend(ctx context.Context, client kubernetes.Interface) error {
+	there, err := client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil // the controller creates it
+	}
+	if err != nil {
+		return fmt.Errorf("look up node %s: %w", n.cfg.Name, err)
+	}
+	spec := map[string]any{}
+	tainted := slices.ContainsFunc(there.Spec.Taints, func(t corev1.Taint) bool { own := Taint(); return t.MatchTaint(&own) })
+	if !tainted {
+		spec["taints"] = append(there.Spec.Taints, Taint())
+	}
+	if there.Spec.ProviderID == "" && n.cfg.ProviderID != "" {
+		spec["providerID"] = n.cfg.ProviderID
+	}
+	if len(spec) == 0 {
+		return nil
+	}
+	// The resource version makes the list of taints safe to replace.
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": there.ResourceVersion}, "spec": spec})
+	if err != nil {
+		return fmt.Errorf("encode node patch: %w", err)
+	}
+	if _, err := client.CoreV1().Nodes().Patch(ctx, n.cfg.Name, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("update node %s: %w", n.cfg.Name, err)
+	}
+	return nil
+}

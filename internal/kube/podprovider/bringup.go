@@ -1,0 +1,179 @@
+package podprovider
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// bringUp has the pod's VM made, or finds out why not.
+func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
+	if errs := convert.Check(pod); len(errs) > 0 {
+		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
+		return 0
+	}
+	if w.prior != nil {
+		if w.prior.leaving() {
+			w.publish(w.p.cfg.Settle)
+			if !wait(ctx, w.prior.freed) {
+				return time.Millisecond
+			}
+		}
+		w.prior = nil
+	}
+	env, err := convert.Env(ctx, pod, w.p.cfg.Node, apiResolver{w.p.Client})
+	if err != nil {
+		return w.retry(ctx, reasonConfigError, err, time.Second, 30*time.Second)
+	}
+	w.publish(w.p.cfg.Settle)
+	if w.launched.IsZero() {
+		w.launched = time.Now()
+	}
+	rec, err := w.p.Runtime.Launch(ctx, convert.Spec(pod, w.p.cfg.Node, env))
+	if errdefs.IsAlreadyExists(err) {
+		rec, err = w.occupied(ctx)
+	}
+	if ctx.Err() != nil {
+		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
+	}
+	if err == nil {
+		w.tries, w.pause = 0, pause{}
+		w.p.Metrics.done("create", nil)
+		w.take(rec)
+		w.log.Info("vm launched", "vm", rec.ID)
+		return time.Millisecond
+	}
+	w.p.Metrics.done("create", err)
+	reason, never := waiting(err)
+	if never {
+		w.refuse(reason, err.Error())
+		return 0
+	}
+	return w.retry(ctx, reason, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+}
+
+func wait(ctx context.Context, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// refuse ends the pod before anything was done for it.
+func (w *worker) refuse(reason, message string) {
+	w.log.Warn("pod refused", "err", message)
+	w.verdict = &verdict{reason: reason, message: message}
+	w.event(corev1.EventTypeWarning, reason, "%s", message)
+	w.p.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()
+	w.publish(0)
+}
+
+// retry shows why the container waits and returns when to try again: after base, then twice as long each time.
+func (w *worker) retry(ctx context.Context, reason string, err error, base, most time.Duration) time.Duration {
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	if w.pause.reason != reason || w.pause.message != err.Error() {
+		kind := eventFailed
+		if reason == reasonImageMissing {
+			kind = reasonImageMissing
+		}
+		w.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
+		w.log.Warn("vm not brought up", "op", reason, "err", err)
+	}
+	w.pause = pause{reason: reason, message: err.Error()}
+	w.publish(0)
+	w.tries++
+	return delay(base, most, w.tries)
+}
+
+// delay is base×2^(n-1), at most most.
+func delay(base, most time.Duration, n int) time.Duration {
+	d := base
+	for i := 1; i < n && d < most; i++ {
+		d *= 2
+	}
+	return min(d, most)
+}
+
+// occupied deals with a VM that already has our name: ours from before, the leftover of a pod that is gone, one that was
+// made by hand for this pod, or somebody else's.
+func (w *worker) occupied(ctx context.Context) (vm.Record, error) {
+	rec, err := w.p.Runtime.Inspect(ctx, w.vmName)
+	if err != nil {
+		return vm.Record{}, errdefs.Unavailablef("VM %s is there and is not: %v", w.vmName, err)
+	}
+	label := rec.Spec.Labels
+	switch uid := label[contract.VMLabelPodUID]; {
+	case uid == string(w.uid) && (rec.State != vm.StateError || !rec.StartedAt.IsZero()):
+		return rec, nil
+	case uid == string(w.uid): // never came up
+	case uid == "":
+		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the VM %s that was there already", w.vmName)
+		return w.wakeUp(ctx, rec)
+	case label[contract.VMLabelNode] != w.p.cfg.Node.Name || w.p.alive(uid):
+		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", w.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
+	}
+	w.log.Info("removing leftover vm", "vm", rec.ID)
+	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+		return vm.Record{}, err
+	}
+	return w.p.Runtime.Launch(ctx, w.spec(ctx))
+}
+
+// spec is the VM asked for anew; its environment was resolved a moment ago, so an error now shows at the next try.
+func (w *worker) spec(ctx context.Context) vm.Spec {
+	pod, _, _ := w.look()
+	env, err := convert.Env(ctx, pod, w.p.cfg.Node, apiResolver{w.p.Client})
+	if err != nil {
+		return vm.Spec{}
+	}
+	return convert.Spec(pod, w.p.cfg.Node, env)
+}
+
+// wakeUp starts an adopted VM that does not run.
+func (w *worker) wakeUp(ctx context.Context, rec vm.Record) (vm.Record, error) {
+	if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
+		return w.p.Runtime.Start(ctx, string(rec.ID))
+	}
+	return rec, nil
+}
+
+// start starts a VM that was made but never ran.
+func (w *worker) start(ctx context.Context, rec *vm.Record) time.Duration {
+	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
+	if err != nil {
+		return w.retry(ctx, reasonRunError, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+	}
+	w.take(got)
+	return time.Millisecond
+}
+
+// announce tells once per run that the guest is up, and begins to probe it.
+func (w *worker) announce(rec *vm.Record) {
+	if w.told.Equal(rec.StartedAt) {
+		return
+	}
+	w.told = rec.StartedAt
+	pod, _, _ := w.look()
+	if len(pod.Spec.Containers) > 0 {
+		w.event(corev1.EventTypeNormal, eventStarted, "Created and started container %s as VM %s from image %s",
+			pod.Spec.Containers[0].Name, rec.Spec.Name, rec.Spec.Image)
+	}
+	if left := convert.Unserved(pod); len(left) > 0 && rec.Restarts == 0 {
+		w.event(corev1.EventTypeWarning, eventUnserved, "Not run in this VM: %s; it is ready when it answers on the network", strings.Join(left, ", "))
+	}
+	if !w.launched.IsZero() {
+		w.p.Metrics.booted(rec.Driver, time.Since(w.launched))
+		w.launched = time.Time{}
+	}
+}

@@ -1,0 +1,54 @@
+package podprovider
+
+import (
+	vkerr "github.com/virtual-kubelet/virtual-kubelet/errdefs"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// vkNotFound is the one class virtual-kubelet acts upon.
+func vkNotFound(namespace, name string) error {
+	return vkerr.NotFoundf("pod %s/%s is not on this node", namespace, name)
+}
+
+func vkUnavailable(why string) error { return errdefs.Unavailablef("%s", why) }
+
+// The reasons of pods and containers, in the kubelet's words where it has one.
+const (
+	reasonCreating      = "ContainerCreating"
+	reasonConfigError   = "CreateContainerConfigError"
+	reasonCreateError   = "CreateContainerError"
+	reasonImageMissing  = "ErrImageNeverPull"
+	reasonCrashLoop     = "CrashLoopBackOff"
+	reasonRunError      = "RunContainerError"
+	reasonNotSupported  = "PodNotSupported"
+	reasonVMRejected    = "VMRejected"
+	reasonVMGone        = "VMGone"
+	reasonDeadline      = "DeadlineExceeded"
+	reasonCompleted     = "Completed"
+	reasonError         = "Error"
+	reasonNotReady      = "ContainersNotReady"
+	reasonPodCompleted  = "PodCompleted"
+	reasonPodFailed     = "PodFailed"
+	reasonGatesNotReady = "ReadinessGatesNotReady"
+
+	eventStarted    = "Started"
+	eventBackOff    = "BackOff"
+	eventFailed     = "Failed"
+	eventFailedKill = "FailedKillPod"
+	eventUnserved   = "NotServed"
+	eventUnhealthy  = "Unhealthy"
+	eventAdopted    = "Adopted"
+)
+
+// waiting says how a failed Launch shows in the pod: what can never work ends it, the rest is tried again.
+func waiting(err error) (reason string, never bool) {
+	switch errdefs.ClassOf(err) {
+	case errdefs.InvalidArgument, errdefs.Unsupported:
+		return reasonVMRejected, true
+	case errdefs.NotFound:
+		return reasonImageMissing, false
+	default:
+		return reasonCreateError, false
+	}
+}

@@ -1,0 +1,278 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// engine is a Runtime in memory. Guests come up after boot and do what the test makes them do.
+type engine struct {
+	boot     time.Duration
+	launchAt func(vm.Spec) error // nil: always succeeds
+	stopTime time.Duration       // how long a guest takes to shut down
+	down     error               // every call fails with it
+
+	mu       sync.Mutex
+	revision int64
+	recs     map[vm.ID]*vm.Record
+	history  []vm.Event
+	changed  chan struct{}
+	calls    []string
+	nextIP   int
+}
+
+var _ Runtime = (*engine)(nil)
+
+func newEngine() *engine {
+	return &engine{recs: map[vm.ID]*vm.Record{}, changed: make(chan struct{})}
+}
+
+// note records an event. Preconditions: mu is held.
+func (e *engine) note(kind vm.EventType, r *vm.Record) {
+	e.revision++
+	r.Revision = e.revision
+	e.history = append(e.history, vm.Event{Type: kind, Revision: e.revision, Record: *r})
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+func (e *engine) find(ref string) *vm.Record {
+	for _, r := range e.recs {
+		if string(r.ID) == ref || r.Spec.Name == ref {
+			return r
+		}
+	}
+	return nil
+}
+
+func (e *engine) enter(call string) (func(), error) {
+	e.mu.Lock()
+	e.calls = append(e.calls, call)
+	if e.down != nil {
+		defer e.mu.Unlock()
+		return nil, e.down
+	}
+	return e.mu.Unlock, nil
+}
+
+func (e *engine) Launch(_ context.Context, spec vm.Spec) (vm.Record, error) {
+	leave, err := e.enter("launch " + spec.Name)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	if err := spec.Validate(); err != nil {
+		return vm.Record{}, err
+	}
+	if e.launchAt != nil {
+		if err := e.launchAt(spec); err != nil {
+			return vm.Record{}, err
+		}
+	}
+	if e.find(spec.Name) != nil {
+		return vm.Record{}, errdefs.Existsf("VM name %s is taken", spec.Name)
+	}
+	e.nextIP++
+	r := &vm.Record{
+		ID: vm.NewID(), Spec: spec, State: vm.StateRunning, Driver: "fake", ImageType: vm.ImageOCI, ImageDigest: "sha256:abc",
+		StartedAt: time.Now(), CreatedAt: time.Now(),
+		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP)}},
+	}
+	e.recs[r.ID] = r
+	e.note(vm.EventAdded, r)
+	e.bootSoon(r)
+	return *r, nil
+}
+
+// bootSoon has the agent answer after the boot time. Preconditions: mu is held.
+func (e *engine) bootSoon(r *vm.Record) {
+	id, run := r.ID, r.StartedAt
+	time.AfterFunc(e.boot, func() {
+		e.change(id, func(r *vm.Record) {
+			if r.State == vm.StateRunning && r.StartedAt.Equal(run) {
+				r.AgentReady = true
+			}
+		})
+	})
+}
+
+func (e *engine) change(id vm.ID, f func(*vm.Record)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := e.recs[id]; r != nil {
+		f(r)
+		e.note(vm.EventModified, r)
+	}
+}
+
+// exit ends the main process of the test's VM.
+func (e *engine) exit(code int) {
+	e.mu.Lock()
+	r := e.find(vmName)
+	e.mu.Unlock()
+	e.change(r.ID, func(r *vm.Record) {
+		r.State, r.AgentReady, r.ExitCode, r.Reason, r.StoppedAt = vm.StateStopped, false, &code, vm.ReasonExited, time.Now()
+	})
+}
+
+func (e *engine) vanish() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.find(vmName)
+	delete(e.recs, r.ID)
+	e.note(vm.EventDeleted, r)
+}
+
+func (e *engine) Start(_ context.Context, ref string) (vm.Record, error) {
+	leave, err := e.enter("start")
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	r := e.find(ref)
+	if r == nil {
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	r.State, r.StartedAt, r.ExitCode, r.AgentReady = vm.StateRunning, time.Now(), nil, false
+	r.Restarts++
+	e.note(vm.EventModified, r)
+	e.bootSoon(r)
+	return *r, nil
+}
+
+func (e *engine) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
+	leave, err := e.enter(fmt.Sprintf("stop %s", grace))
+	if err != nil {
+		return vm.Record{}, err
+	}
+	r := e.find(ref)
+	leave()
+	if r == nil {
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	reason, code, took := vm.ReasonStopped, 0, e.stopTime
+	if grace >= 0 && took > grace {
+		reason, code, took = vm.ReasonKilled, 137, grace
+	}
+	select {
+	case <-time.After(took):
+	case <-ctx.Done():
+		return vm.Record{}, ctx.Err()
+	}
+	e.change(r.ID, func(r *vm.Record) {
+		r.State, r.AgentReady, r.ExitCode, r.Reason, r.StoppedAt = vm.StateStopped, false, &code, reason, time.Now()
+	})
+	return e.Inspect(ctx, ref)
+}
+
+func (e *engine) Remove(_ context.Context, ref string, _ bool) error {
+	leave, err := e.enter("remove")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	r := e.find(ref)
+	if r == nil {
+		return errdefs.NotFoundf("no VM %s", ref)
+	}
+	delete(e.recs, r.ID)
+	e.note(vm.EventDeleted, r)
+	return nil
+}
+
+func (e *engine) Inspect(_ context.Context, ref string) (vm.Record, error) {
+	leave, err := e.enter("inspect")
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	if r := e.find(ref); r != nil {
+		return *r, nil
+	}
+	return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+}
+
+func (e *engine) List(context.Context) ([]vm.Record, error) {
+	leave, err := e.enter("list")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	var out []vm.Record
+	for _, id := range slices.Sorted(maps.Keys(e.recs)) {
+		out = append(out, *e.recs[id])
+	}
+	return out, nil
+}
+
+func (e *engine) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
+	for {
+		e.mu.Lock()
+		if e.down != nil {
+			defer e.mu.Unlock()
+			return e.down
+		}
+		var todo []vm.Event
+		for _, ev := range e.history {
+			if ev.Revision > after {
+				todo = append(todo, ev)
+			}
+		}
+		changed := e.changed
+		e.mu.Unlock()
+		for _, ev := range todo {
+			if err := fn(ev); err != nil {
+				return err
+			}
+			after = ev.Revision
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// fall makes every call fail with err (nil: answer again) and ends the streams.
+func (e *engine) fall(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.down = err
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+func (e *engine) Exec(_ context.Context, _ string, _ guest.Exec, s guest.Streams) (int, error) {
+	_, err := s.Stdout.Write([]byte("hi\n"))
+	return 7, err
+}
+
+func (e *engine) Logs(_ context.Context, _ string, _ guest.LogOptions, fn func(guest.LogEntry) error) error {
+	return fn(guest.LogEntry{Seq: 1, Stream: "stdout", Data: []byte("line\n")})
+}
+
+func (e *engine) count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.recs)
+}
+
+func (e *engine) called(call string) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}

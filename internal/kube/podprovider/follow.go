@@ -1,0 +1,234 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The pace of coming back to a Runtime that went away.
+const (
+	followClean = 2 * time.Second // after it closed the stream in order
+	followFirst = time.Second
+	followMost  = time.Minute
+)
+
+// adopt finds out, once at start, which VM belongs to which pod, and returns the revision to follow from. It asks again
+// until both the Runtime and the API server have answered; it fails only when ctx ends. The pods come from a consistent
+// list: a stale cache must not make an orphan of a VM.
+func (p *Provider) adopt(ctx context.Context) (int64, error) {
+	for pause := 250 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+		revision, err := p.tryAdopt(ctx)
+		if err == nil {
+			return revision, nil
+		}
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		p.Log.Warn("start-up reconcile is waiting", "err", err)
+		if !sleep(ctx, nil, pause, false) {
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
+	recs, err := p.Runtime.List(ctx)
+	p.setHealth(err)
+	if err != nil {
+		return 0, fmt.Errorf("list VMs: %w", err)
+	}
+	pods, err := p.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", p.cfg.Node.Name).String(),
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list pods of node %s: %w", p.cfg.Node.Name, err)
+	}
+	var revision int64
+	byUID, byID := map[types.UID]*vm.Record{}, map[vm.ID]*vm.Record{}
+	for i := range recs {
+		r := &recs[i]
+		revision = max(revision, r.Revision)
+		byID[r.ID] = r
+		if uid := r.Spec.Labels[contract.VMLabelPodUID]; uid != "" && r.Spec.Labels[contract.VMLabelNode] == p.cfg.Node.Name {
+			byUID[types.UID(uid)] = r
+		}
+	}
+	claimed := map[vm.ID]bool{}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		rec := byUID[pod.UID]
+		if rec == nil { // one that was adopted although it bears no label
+			if r := byID[vm.ID(pod.Annotations[contract.KeyID])]; r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" {
+				rec = r
+			}
+		}
+		if rec == nil {
+			if id := pod.Annotations[contract.KeyID]; id != "" && !terminal(pod) {
+				p.Log.Warn("vm of pod is not there, it will be made anew", "pod", pod.Namespace+"/"+pod.Name, "vm", id)
+			}
+			continue
+		}
+		claimed[rec.ID] = true
+		if err := p.ensure(pod, rec); err != nil {
+			return 0, err
+		}
+	}
+	p.orphans(ctx, byUID, claimed)
+	return revision, nil
+}
+
+func terminal(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// orphans applies the policy to VMs of this node whose pod is gone. VMs without our labels are nobody's business here.
+func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, claimed map[vm.ID]bool) {
+	n := 0
+	for _, rec := range byUID {
+		if claimed[rec.ID] {
+			continue
+		}
+		pod := rec.Spec.Labels[contract.VMLabelPodNamespace] + "/" + rec.Spec.Labels[contract.VMLabelPodName]
+		switch p.cfg.Orphans {
+		case OrphanKeep:
+			continue
+		case OrphanAlert:
+			p.Log.Warn("orphan vm left alone", "vm", rec.ID, "pod", pod)
+		case OrphanDestroy:
+			p.Log.Warn("orphan vm is removed", "vm", rec.ID, "pod", pod)
+			id := string(rec.ID)
+			p.wg.Go(func() {
+				if err := p.Runtime.Remove(ctx, id, true); err != nil && !errdefs.IsNotFound(err) {
+					p.Log.Warn("orphan vm not removed", "vm", id, "err", err)
+				}
+			})
+		}
+		n++
+	}
+	if p.cfg.Orphans != OrphanKeep {
+		p.Metrics.orphans.Set(float64(n))
+	}
+}
+
+// follow passes the Runtime's events to the workers until ctx ends, coming back after every interruption: by list first,
+// to learn what vanished meanwhile, then by the stream from there.
+func (p *Provider) follow(ctx context.Context, revision int64) {
+	pause := followFirst
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := p.Runtime.Watch(ctx, revision, func(e vm.Event) error {
+			p.setHealth(nil)
+			revision = max(revision, e.Revision)
+			p.dispatch(e)
+			return nil
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		next, stale := followClean, false
+		switch {
+		case errdefs.IsFailedPrecondition(err):
+			next, stale = time.Millisecond, true // too far back; the list tells
+		case err != nil:
+			if time.Since(began) > followMost {
+				pause = followFirst
+			}
+			p.setHealth(err)
+			p.Log.Warn("event stream lost", "err", err)
+			next, pause = pause, min(2*pause, followMost)
+		default:
+			pause = followFirst
+		}
+		for {
+			if !sleep(ctx, nil, next, false) {
+				return
+			}
+			if at, err := p.resync(ctx); err == nil {
+				if revision = at; stale {
+					revision = -1
+				}
+				break
+			} else if ctx.Err() == nil {
+				p.Log.Warn("vm engine does not answer", "err", err)
+				next, pause = pause, min(2*pause, followMost)
+			}
+		}
+	}
+}
+
+// resync compares every worker with the Runtime's list.
+func (p *Provider) resync(ctx context.Context) (int64, error) {
+	known := p.known()
+	recs, err := p.Runtime.List(ctx)
+	p.setHealth(err)
+	if err != nil {
+		return 0, err
+	}
+	var revision int64
+	there := map[vm.ID]bool{}
+	for _, r := range recs {
+		there[r.ID], revision = true, max(revision, r.Revision)
+		p.dispatch(vm.Event{Type: vm.EventModified, Revision: r.Revision, Record: r})
+	}
+	for id, w := range known {
+		if !there[id] {
+			w.missing(id)
+		}
+	}
+	return revision, nil
+}
+
+// known returns the VMs that workers own, as of before the list is asked for.
+func (p *Provider) known() map[vm.ID]*worker {
+	p.mu.Lock()
+	all := make([]*worker, 0, len(p.byUID))
+	for _, w := range p.byUID {
+		all = append(all, w)
+	}
+	p.mu.Unlock()
+	out := make(map[vm.ID]*worker, len(all))
+	for _, w := range all {
+		if _, rec, _ := w.look(); rec != nil {
+			out[rec.ID] = w
+		}
+	}
+	return out
+}
+
+// dispatch hands an event to the worker whose pod the VM is labelled with, or that adopted it.
+func (p *Provider) dispatch(e vm.Event) {
+	p.mu.Lock()
+	w := p.byUID[types.UID(e.Record.Spec.Labels[contract.VMLabelPodUID])]
+	if w == nil {
+		w = p.adopters[e.Record.ID]
+	}
+	p.mu.Unlock()
+	if w != nil {
+		w.apply(e)
+	}
+}
+
+// adopted notes whose a VM without label is.
+func (p *Provider) adopted(w *worker, id vm.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.adopters[id] = w
+}
+
+// alive reports whether the pod with that uid is on this node and not being replaced.
+func (p *Provider) alive(uid string) bool {
+	p.mu.Lock()
+	w := p.byUID[types.UID(uid)]
+	p.mu.Unlock()
+	return w != nil
+}

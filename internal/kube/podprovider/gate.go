@@ -1,0 +1,96 @@
+package podprovider
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/convert"
+)
+
+// PodClient is the client virtual-kubelet is to be given: the provider's own, except that it leaves the deletion of a
+// pod's object to the pod's worker, which does it when the VM is gone. virtual-kubelet would not wait for that: it deletes
+// at once what is not running yet, and anything when the grace is over.
+func (p *Provider) PodClient() typed.PodsGetter { return gatedPods{p.Client.CoreV1(), p} }
+
+type gatedPods struct {
+	typed.PodsGetter
+	p *Provider
+}
+
+func (g gatedPods) Pods(namespace string) typed.PodInterface {
+	return gatedPod{g.PodsGetter.Pods(namespace), g.p}
+}
+
+type gatedPod struct {
+	typed.PodInterface
+	p *Provider
+}
+
+func (g gatedPod) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
+	if o.Preconditions != nil && o.Preconditions.UID != nil && g.p.willDelete(*o.Preconditions.UID) {
+		return apierrors.NewNotFound(corev1.Resource("pods"), name) // which virtual-kubelet takes for done
+	}
+	return g.PodInterface.Delete(ctx, name, o)
+}
+
+// willDelete reports whether a worker has deleted the pod or will, and sees to it that it does.
+func (p *Provider) willDelete(uid types.UID) bool {
+	if p.leaving.has(uid) {
+		return true
+	}
+	p.mu.Lock()
+	w := p.byUID[uid]
+	p.mu.Unlock()
+	if w == nil {
+		return false
+	}
+	p.leaving.add(uid)
+	pod, _, _ := w.look()
+	w.requestRemoval(removal{grace: convert.Grace(pod), confirmed: true})
+	return true
+}
+
+// ledger remembers the pods that workers delete, and for a while those that they have deleted.
+type ledger struct {
+	mu   sync.Mutex
+	pods map[types.UID]time.Time // when it was deleted; zero: not yet
+}
+
+// remember is how long a deleted pod may still turn up in somebody's cache.
+const remember = time.Minute
+
+func (l *ledger) has(uid types.UID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.pods[uid]
+	return ok
+}
+
+func (l *ledger) add(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pods == nil {
+		l.pods = map[types.UID]time.Time{}
+	}
+	for old, at := range l.pods {
+		if !at.IsZero() && time.Since(at) > remember {
+			delete(l.pods, old)
+		}
+	}
+	l.pods[uid] = time.Time{}
+}
+
+func (l *ledger) done(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.pods[uid]; ok {
+		l.pods[uid] = time.Now()
+	}
+}

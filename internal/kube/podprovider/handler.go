@@ -1,0 +1,153 @@
+package podprovider
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file is what virtual-kubelet calls. Nothing here waits for a VM.
+
+// CreatePod notes that pod is to run here. It is idempotent; refusals show in the pod's status, not as an error.
+func (p *Provider) CreatePod(_ context.Context, pod *corev1.Pod) error {
+	return p.ensure(pod, nil)
+}
+
+// UpdatePod takes note of changed labels, annotations and deadlines. A pod that was replaced by one of the same name is
+// a new pod.
+func (p *Provider) UpdatePod(_ context.Context, pod *corev1.Pod) error {
+	return p.ensure(pod, nil)
+}
+
+// DeletePod notes that the pod's VM must go. With a deletion timestamp the guest gets its grace; without one
+// virtual-kubelet no longer sees the pod, and the worker makes sure of that before it destroys anything.
+func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
+	w := p.find(pod.Namespace, pod.Name)
+	if w == nil || pod.UID != "" && w.uid != pod.UID {
+		return vkNotFound(pod.Namespace, pod.Name)
+	}
+	p.remove(w, pod)
+	return nil
+}
+
+// remove has w remove the VM of pod as pod says.
+func (p *Provider) remove(w *worker, pod *corev1.Pod) {
+	r := removal{grace: convert.Grace(pod), confirmed: pod.DeletionTimestamp != nil}
+	if s := pod.DeletionGracePeriodSeconds; s != nil {
+		r.grace = time.Duration(*s) * time.Second
+	}
+	if r.confirmed {
+		p.leaving.add(w.uid)
+	}
+	w.requestRemoval(r)
+}
+
+// GetPod returns the pod with its status. A pod that was replaced under the same name is not found any more, or
+// virtual-kubelet would take the new one for created.
+func (p *Provider) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
+	w := p.find(namespace, name)
+	if w == nil {
+		return nil, vkNotFound(namespace, name)
+	}
+	if cached, err := p.Cached(namespace, name); err == nil && cached.UID != w.uid {
+		return nil, vkNotFound(namespace, name)
+	}
+	return w.snapshot(), nil
+}
+
+// GetPodStatus returns the status of a pod.
+func (p *Provider) GetPodStatus(ctx context.Context, namespace, name string) (*corev1.PodStatus, error) {
+	pod, err := p.GetPod(ctx, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	return &pod.Status, nil
+}
+
+// GetPods returns every pod the provider knows.
+func (p *Provider) GetPods(context.Context) ([]*corev1.Pod, error) {
+	p.mu.Lock()
+	all := make([]*worker, 0, len(p.workers))
+	for _, w := range p.workers {
+		all = append(all, w)
+	}
+	p.mu.Unlock()
+	pods := make([]*corev1.Pod, len(all))
+	for i, w := range all {
+		pods[i] = w.snapshot()
+	}
+	return pods, nil
+}
+
+// NotifyPods makes the provider asynchronous in virtual-kubelet's eyes. The callback is not used: it would PUT the whole
+// pod as last seen and so undo what others changed meanwhile. Each worker patches its own pod's status instead.
+func (p *Provider) NotifyPods(context.Context, func(*corev1.Pod)) {}
+
+// Observe takes note of a pod as the informer saw it; it matters to readiness gates, whose conditions others write.
+func (p *Provider) Observe(pod *corev1.Pod) {
+	if len(pod.Spec.ReadinessGates) == 0 {
+		return
+	}
+	if w := p.find(pod.Namespace, pod.Name); w != nil && w.uid == pod.UID {
+		w.observe(pod)
+	}
+}
+
+func (p *Provider) find(namespace, name string) *worker {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.workers[namespace+"/"+name]
+}
+
+// ensure has a worker for pod, with the VM rec if one was found already.
+func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
+	key := pod.Namespace + "/" + pod.Name
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.begin == nil:
+		return vkUnavailable("the virtual node is not running")
+	case p.ended:
+		return nil // an error now would be written into the pod's status; the next process takes it up
+	}
+	if w := p.workers[key]; w != nil {
+		if w.uid == pod.UID {
+			w.update(pod)
+			return nil
+		}
+		w.replaced()
+	}
+	w := newWorker(p, pod, rec)
+	w.prior = p.holders[w.vmName]
+	p.workers[key], p.byUID[w.uid], p.holders[w.vmName] = w, w, w
+	if rec != nil && rec.Spec.Labels[contract.VMLabelPodUID] == "" {
+		p.adopters[rec.ID] = w
+	}
+	if pod.DeletionTimestamp != nil { // an earlier process was told, and may have been half through
+		p.remove(w, pod)
+	}
+	p.Metrics.tableSize.Set(float64(len(p.byUID)))
+	p.begin(w)
+	return nil
+}
+
+// drop forgets a worker whose VM is gone.
+func (p *Provider) drop(w *worker) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.workers[w.key] == w {
+		delete(p.workers, w.key)
+	}
+	if p.holders[w.vmName] == w {
+		delete(p.holders, w.vmName)
+	}
+	delete(p.byUID, w.uid)
+	maps.DeleteFunc(p.adopters, func(_ vm.ID, a *worker) bool { return a == w })
+	p.Metrics.tableSize.Set(float64(len(p.byUID)))
+}

@@ -1,0 +1,51 @@
+package podprovider
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// outage makes an API call fail while away is set.
+func outage(away *atomic.Bool) clienttesting.ReactionFunc {
+	return func(clienttesting.Action) (bool, runtime.Object, error) {
+		if away.Load() {
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	}
+}
+
+func FuzzLeases(f *testing.F) {
+	f.Add([]byte(`[{"mac":"02:00:00:00:00:01","ip":"10.0.0.7","expiry":"2100-01-01T00:00:00Z"}]`))
+	f.Add([]byte(`[{"mac":"02:00:00:00:00:01","ip":"10.0.0.7","expiry":12}]`))
+	f.Add([]byte(`[{"mac":1}]`))
+	f.Add([]byte(`{`))
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		parseLeases(data, "02:00:00:00:00:01", time.Unix(1e9, 0))
+	})
+}
+
+func TestLeases(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	for data, want := range map[string]string{
+		`[{"mac":"02:00:00:00:00:0A","ip":"10.0.0.7","expiry":"2100-01-01T00:00:00Z"}]`: "10.0.0.7",
+		`[{"mac":"02:00:00:00:00:0a","ip":"10.0.0.7","expiry":2000000000}]`:             "10.0.0.7",
+		`[{"mac":"02:00:00:00:00:0a","ip":"10.0.0.7"}]`:                                 "10.0.0.7",
+		`[{"mac":"02:00:00:00:00:0a","ip":"10.0.0.7","expiry":"2000-01-01T00:00:00Z"}]`: "",
+		`[{"mac":"02:00:00:00:00:0a","ip":"10.0.0.777"}]`:                               "",
+		`[{"mac":"02:00:00:00:00:0b","ip":"10.0.0.7"}]`:                                 "",
+		`not json`: "",
+	} {
+		if got := parseLeases([]byte(data), "02:00:00:00:00:0a", now); got != want {
+			t.Errorf("%s: %q, want %q", data, got, want)
+		}
+	}
+	if leaseIP("/nonexistent", "02:00:00:00:00:0a", now) != "" {
+		t.Error("a missing file leased something")
+	}
+}

@@ -1,0 +1,37 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// apiResolver reads ConfigMaps and Secrets from the API server, one by one when a pod needs them: a node has no business
+// listing all of them, and no need to keep them.
+type apiResolver struct{ client kubernetes.Interface }
+
+func (r apiResolver) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	cm, err := r.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	return cm, classify(err)
+}
+
+func (r apiResolver) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	s, err := r.client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+	return s, classify(err)
+}
+
+func classify(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err):
+		return errdefs.As(errdefs.NotFound, err)
+	}
+	return errdefs.As(errdefs.Unavailable, fmt.Errorf("ask the API server: %w", err))
+}

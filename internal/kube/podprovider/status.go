@@ -1,0 +1,240 @@
+package podprovider
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// verdict ends a pod for good: refused, evicted, out of time.
+type verdict struct{ reason, message string }
+
+// pause is why a container is not running (yet).
+type pause struct{ reason, message string }
+
+// view is everything a pod's status depends on. It is a value: status() is a pure function of it, the status before and
+// the time, and gives the same answer for the same view.
+type view struct {
+	pod     *corev1.Pod
+	gates   []corev1.PodCondition // as others set them
+	hostIP  string
+	rec     *vm.Record // nil: no VM (yet)
+	ip      string
+	pause   pause
+	last    *corev1.ContainerStateTerminated // the run before this one
+	again   bool                             // a stopped VM will be started again
+	ready   bool
+	unready string // why not
+	verdict *verdict
+}
+
+// up reports whether a record's guest is set up and its main process runs; a disk image boots by itself.
+func up(rec *vm.Record) bool {
+	return rec != nil && rec.State == vm.StateRunning && (rec.AgentReady || rec.ImageType == vm.ImageDisk)
+}
+
+func over(rec *vm.Record) bool {
+	return rec != nil && (rec.State == vm.StateStopped || rec.State == vm.StateError)
+}
+
+// stamp is t as the API server stores it, so that comparing and patching see no difference that is none.
+func stamp(t time.Time) metav1.Time {
+	if t.IsZero() {
+		return metav1.Time{}
+	}
+	return metav1.NewTime(t.Truncate(time.Second))
+}
+
+// status is the pod's status. prev carries over what must be stable (start time, transition times) and what others own.
+func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
+	s := *prev.DeepCopy()
+	s.ObservedGeneration = v.pod.Generation
+	if s.StartTime == nil {
+		s.StartTime = new(stamp(now))
+	}
+	s.Reason, s.Message = "", ""
+	if v.verdict != nil {
+		s.Reason, s.Message = v.verdict.reason, v.verdict.message
+	}
+	s.HostIP, s.HostIPs = "", nil
+	if v.hostIP != "" {
+		s.HostIP, s.HostIPs = v.hostIP, []corev1.HostIP{{IP: v.hostIP}}
+	}
+	s.PodIP, s.PodIPs = "", nil
+	if a, err := netip.ParseAddr(v.ip); err == nil {
+		s.PodIP, s.PodIPs = a.String(), []corev1.PodIP{{IP: a.String()}}
+	}
+	s.ContainerStatuses = nil
+	if v.rec != nil || v.verdict == nil {
+		s.ContainerStatuses = []corev1.ContainerStatus{v.container()}
+	}
+	s.Phase = v.phase()
+	s.Conditions = v.conditions(s, prev.Conditions, now)
+	return s
+}
+
+func (v view) container() corev1.ContainerStatus {
+	c := corev1.ContainerStatus{Started: new(up(v.rec))}
+	if len(v.pod.Spec.Containers) > 0 {
+		c.Name, c.Image = v.pod.Spec.Containers[0].Name, v.pod.Spec.Containers[0].Image
+	}
+	if v.last != nil {
+		c.LastTerminationState.Terminated = v.last.DeepCopy()
+	}
+	if v.rec != nil {
+		c.ImageID = v.rec.ImageDigest
+		c.ContainerID = contract.ContainerIDScheme + string(v.rec.ID)
+		c.RestartCount = int32(min(v.rec.Restarts, 1<<30))
+	}
+	switch {
+	case up(v.rec):
+		c.Ready = v.ready
+		c.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(v.rec.StartedAt)}
+	case over(v.rec) && !v.again:
+		c.State.Terminated = terminated(v.rec)
+	case over(v.rec):
+		c.LastTerminationState.Terminated = terminated(v.rec)
+		c.State.Waiting = v.waiting()
+	default:
+		c.State.Waiting = v.waiting()
+	}
+	return c
+}
+
+func (v view) waiting() *corev1.ContainerStateWaiting {
+	if v.pause.reason == "" {
+		return &corev1.ContainerStateWaiting{Reason: reasonCreating}
+	}
+	return &corev1.ContainerStateWaiting{Reason: v.pause.reason, Message: v.pause.message}
+}
+
+// terminated is how the last run of rec ended. A guest that shut itself down did so in order; one that was lost did not.
+func terminated(rec *vm.Record) *corev1.ContainerStateTerminated {
+	t := &corev1.ContainerStateTerminated{
+		ExitCode: exitCode(rec), Reason: reasonCompleted,
+		StartedAt: stamp(rec.StartedAt), FinishedAt: stamp(rec.StoppedAt),
+		ContainerID: contract.ContainerIDScheme + string(rec.ID),
+	}
+	if t.ExitCode != 0 {
+		t.Reason, t.Message = reasonError, rec.Message
+	}
+	return t
+}
+
+// exitCode of the main process; where nobody knows it, 0 for an orderly shutdown and 137 (killed) for anything else.
+func exitCode(rec *vm.Record) int32 {
+	switch {
+	case rec.ExitCode != nil:
+		return int32(*rec.ExitCode)
+	case rec.State == vm.StateStopped && (rec.Reason == vm.ReasonPoweredOff || rec.Reason == vm.ReasonStopped || rec.Reason == vm.ReasonExited):
+		return 0
+	}
+	return 137
+}
+
+func (v view) phase() corev1.PodPhase {
+	switch {
+	case v.verdict != nil:
+		return corev1.PodFailed
+	case over(v.rec) && !v.again:
+		if exitCode(v.rec) == 0 {
+			return corev1.PodSucceeded
+		}
+		return corev1.PodFailed
+	case up(v.rec), over(v.rec), v.last != nil:
+		return corev1.PodRunning
+	}
+	return corev1.PodPending
+}
+
+// conditions replaces ours in prev and leaves the others as they are.
+func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now time.Time) []corev1.PodCondition {
+	out := slices.Clone(prev)
+	set := func(kind corev1.PodConditionType, ok bool, reason, message string) {
+		c := corev1.PodCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message}
+		if ok {
+			c.Status = corev1.ConditionTrue
+		}
+		out = setCondition(out, c, now)
+	}
+	done := s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed
+	if v.rec == nil && v.verdict != nil {
+		return out // refused: nothing was done of which a condition could speak
+	}
+	running := up(v.rec)
+	set(corev1.PodReadyToStartContainers, running && v.ip != "", "", "")
+	initReason := ""
+	if s.Phase == corev1.PodSucceeded {
+		initReason = reasonPodCompleted
+	}
+	set(corev1.PodInitialized, true, initReason, "")
+	switch {
+	case s.Phase == corev1.PodSucceeded:
+		set(corev1.ContainersReady, false, reasonPodCompleted, "")
+		set(corev1.PodReady, false, reasonPodCompleted, "")
+	case done:
+		set(corev1.ContainersReady, false, reasonPodFailed, "")
+		set(corev1.PodReady, false, reasonPodFailed, "")
+	case !running || !v.ready:
+		why := "containers with unready status: [" + v.name() + "]"
+		if running && v.unready != "" {
+			why += ": " + v.unready
+		}
+		set(corev1.ContainersReady, false, reasonNotReady, why)
+		set(corev1.PodReady, false, reasonNotReady, why)
+	default:
+		set(corev1.ContainersReady, true, "", "")
+		closed := v.closedGates()
+		if len(closed) > 0 {
+			set(corev1.PodReady, false, reasonGatesNotReady, "readiness gates not open: "+strings.Join(closed, ", "))
+		} else {
+			set(corev1.PodReady, true, "", "")
+		}
+	}
+	set(corev1.PodScheduled, true, "", "")
+	return out
+}
+
+func (v view) name() string {
+	if len(v.pod.Spec.Containers) == 0 {
+		return ""
+	}
+	return v.pod.Spec.Containers[0].Name
+}
+
+func (v view) closedGates() []string {
+	var closed []string
+	for _, g := range v.pod.Spec.ReadinessGates {
+		open := slices.ContainsFunc(v.gates, func(c corev1.PodCondition) bool {
+			return c.Type == g.ConditionType && c.Status == corev1.ConditionTrue
+		})
+		if !open {
+			closed = append(closed, string(g.ConditionType))
+		}
+	}
+	return closed
+}
+
+// setCondition keeps the transition time while the status stays the same.
+func setCondition(all []corev1.PodCondition, c corev1.PodCondition, now time.Time) []corev1.PodCondition {
+	c.LastTransitionTime = stamp(now)
+	for i := range all {
+		if all[i].Type != c.Type {
+			continue
+		}
+		if all[i].Status == c.Status {
+			c.LastTransitionTime = all[i].LastTransitionTime
+		}
+		c.LastProbeTime, c.ObservedGeneration = all[i].LastProbeTime, all[i].ObservedGeneration
+		all[i] = c
+		return all
+	}
+	return append(all, c)
+}

@@ -1,0 +1,157 @@
+package podprovider
+
+import (
+	"context"
+	"math"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// A run of this many longest back-offs forgives what came before it.
+const forgiveAfter = 2
+
+// running sees to it that a running VM is probed and that its status says so.
+func (w *worker) running(ctx context.Context, rec *vm.Record) {
+	w.again, w.due, w.pause = false, time.Time{}, pause{}
+	if !up(rec) {
+		w.stopProbe()
+		w.publish(w.p.cfg.Settle)
+		return
+	}
+	w.announce(rec)
+	if w.probe == nil || !w.probed.Equal(rec.StartedAt) {
+		w.stopProbe()
+		trusted := w.trusted
+		w.trusted = false
+		w.awaitProbe(ctx, w.startProbe(rec, trusted))
+	}
+	w.publish(0)
+}
+
+// awaitProbe gives the first probe a moment, so that a guest that answers at once is Running and Ready in one write.
+func (w *worker) awaitProbe(ctx context.Context, pr *probe) {
+	t := time.NewTimer(probeHead)
+	defer t.Stop()
+	select {
+	case <-pr.first:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// stopped decides what follows the end of a run: another run after a pause, or the end of the pod.
+func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+	w.stopProbe()
+	if !restarts(pod, rec) {
+		w.again = false
+		w.publish(0)
+		return 0
+	}
+	w.again = true
+	if !w.dueFor.Equal(rec.StoppedAt) || w.due.IsZero() {
+		w.schedule(rec)
+	}
+	if left := time.Until(w.due); left > 0 {
+		w.publish(0)
+		return left
+	}
+	w.last = terminated(rec)
+	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	w.p.Metrics.done("restart", err)
+	if err != nil {
+		left := w.retry(ctx, reasonRunError, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+		w.due = time.Now().Add(left)
+		return left
+	}
+	w.tries, w.pause, w.again = 0, pause{}, false
+	w.take(got)
+	return time.Millisecond
+}
+
+// restarts applies the pod's restart policy.
+func restarts(pod *corev1.Pod, rec *vm.Record) bool {
+	switch pod.Spec.RestartPolicy {
+	case corev1.RestartPolicyNever:
+		return false
+	case corev1.RestartPolicyOnFailure:
+		return exitCode(rec) != 0
+	default:
+		return true
+	}
+}
+
+// schedule sets when the next run begins: the first at once, then after base, 2×base … A long run starts afresh.
+func (w *worker) schedule(rec *vm.Record) {
+	if !rec.StartedAt.IsZero() && rec.StoppedAt.Sub(rec.StartedAt) > forgiveAfter*w.p.cfg.BackoffMax {
+		w.backoff = 0
+	}
+	w.dueFor, w.due = rec.StoppedAt, time.Now().Add(w.backoff)
+	if w.backoff > 0 {
+		message := "back-off " + w.backoff.String() + " restarting failed container"
+		w.pause = pause{reason: reasonCrashLoop, message: message}
+		w.event(corev1.EventTypeWarning, eventBackOff, "Back-off restarting failed container as VM %s", rec.Spec.Name)
+	}
+	w.backoff = min(max(2*w.backoff, w.p.cfg.BackoffBase), w.p.cfg.BackoffMax)
+}
+
+// evict gives up a pod whose VM has vanished: Failed, told, and its object deleted so that its controller makes another.
+func (w *worker) evict(ctx context.Context) time.Duration {
+	w.stopProbe()
+	_, rec, _ := w.look()
+	w.log.Warn("vm vanished", "vm", rec.ID)
+	w.verdict = &verdict{reason: reasonVMGone, message: "the VM " + rec.Spec.Name + " is gone; it was removed behind the pod's back or its host lost it"}
+	w.event(corev1.EventTypeWarning, reasonVMGone, "%s", w.verdict.message)
+	w.p.Metrics.lifecycle.WithLabelValues("evict", "success").Inc()
+	w.vanish(rec)
+	w.publish(0)
+	if err := w.writer.flush(ctx); err != nil {
+		return 0
+	}
+	if err := w.writer.erase(ctx); err != nil {
+		w.log.Warn("evicted pod not deleted", "err", err)
+	}
+	return 0
+}
+
+// vanish notes that the run of rec is over, at a time and in a way nobody saw.
+func (w *worker) vanish(rec *vm.Record) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	end := *rec
+	end.State, end.ExitCode, end.StoppedAt = vm.StateError, nil, time.Now()
+	w.rec = &end
+}
+
+// late is how much of the pod's active deadline is left; a very long time when it has none.
+func (w *worker) late(pod *corev1.Pod) time.Duration {
+	limit := pod.Spec.ActiveDeadlineSeconds
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if limit == nil || w.status.StartTime == nil || over(w.rec) && !w.again {
+		return math.MaxInt64
+	}
+	return time.Until(w.status.StartTime.Add(time.Duration(*limit) * time.Second))
+}
+
+// expire stops a pod that used up its active deadline.
+func (w *worker) expire(ctx context.Context, rec *vm.Record) time.Duration {
+	w.stopProbe()
+	if !over(rec) {
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), -1)
+		if err != nil {
+			return w.retry(ctx, reasonDeadline, err, time.Second, w.p.cfg.BackoffMax)
+		}
+		w.take(got)
+	}
+	message := "Pod was active on the node longer than the specified deadline"
+	w.again, w.verdict = false, &verdict{reason: reasonDeadline, message: message}
+	w.event(corev1.EventTypeNormal, reasonDeadline, "%s", message)
+	w.publish(0)
+	return 0
+}

@@ -1,0 +1,134 @@
+package podprovider
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// tearDown removes the pod's VM: shut down within the grace, then remove. It returns true when the VM is gone, else when
+// to try again. The caller's ctx is cancelled when a shorter grace is wanted.
+func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) {
+	const again = time.Second
+	w.stopProbe()
+	if !r.confirmed {
+		switch gone, leaving, err := w.askServer(ctx); {
+		case err != nil:
+			if ctx.Err() == nil {
+				w.log.Warn("pod not looked up before removing its vm", "err", err)
+			}
+			return again, false
+		case gone:
+			w.writer.stop() // nobody is left to write to
+		case !leaving:
+			w.keep(r)
+			return time.Millisecond, false
+		}
+	}
+	rec, err := w.findVM(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			w.log.Warn("vm not found out", "err", err)
+		}
+		return again, false
+	}
+	if rec == nil {
+		return 0, true
+	}
+	if rec.State == vm.StateRunning {
+		// No Event says so: the API object already does, and is gone a moment later. Events are for what nobody asked for.
+		grace := r.grace
+		if !up(rec) {
+			grace = 0 // nothing runs in it yet that could shut down
+		}
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), grace)
+		switch {
+		case ctx.Err() != nil:
+			return time.Millisecond, false
+		case err == nil:
+			w.again = false
+			w.take(got)
+			w.publish(0)
+		case !errdefs.IsNotFound(err):
+			w.log.Warn("vm not stopped, removing it by force", "vm", rec.ID, "err", err)
+		}
+	}
+	err = w.p.Runtime.Remove(ctx, string(rec.ID), true)
+	if ctx.Err() != nil {
+		return time.Millisecond, false
+	}
+	if err != nil && !errdefs.IsNotFound(err) {
+		w.event(corev1.EventTypeWarning, eventFailedKill, "error killing pod: %s", err)
+		w.log.Warn("vm not removed", "vm", rec.ID, "err", err)
+		w.p.Metrics.done("delete", err)
+		return again, false
+	}
+	w.p.Metrics.done("delete", nil)
+	w.log.Info("vm removed", "vm", rec.ID)
+	return 0, true
+}
+
+// askServer asks the API server itself whether the pod is gone or going: nothing is destroyed on the word of a cache.
+func (w *worker) askServer(ctx context.Context) (gone, leaving bool, err error) {
+	pod, err := w.writer.lookUp(ctx)
+	switch {
+	case err != nil:
+		return false, false, err
+	case pod == nil:
+		return true, true, nil
+	}
+	return pod.UID != w.uid, pod.DeletionTimestamp != nil, nil
+}
+
+// keep takes back the removal r.
+func (w *worker) keep(r removal) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.removal != nil && *w.removal == r {
+		w.removal = nil
+	}
+}
+
+// findVM returns the pod's VM, also one that a cut-off Launch left; nil when there is none.
+func (w *worker) findVM(ctx context.Context) (*vm.Record, error) {
+	_, rec, _ := w.look()
+	ref := w.vmName
+	if rec != nil {
+		ref = string(rec.ID)
+	}
+	got, err := w.p.Runtime.Inspect(ctx, ref)
+	switch {
+	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // a name no VM can have has no VM
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case rec == nil && got.Spec.Labels[contract.VMLabelPodUID] != string(w.uid):
+		return nil, nil
+	}
+	return w.take(got), nil
+}
+
+// depart writes the last status and then deletes the pod's object: waiting for the rest of the grace would help nobody.
+// It keeps trying while the API server is away.
+func (w *worker) depart(ctx context.Context) {
+	defer w.p.leaving.done(w.uid)
+	defer w.writer.stop()
+	if w.writer.flush(ctx) != nil || w.writer.lost() {
+		return
+	}
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+		err := w.writer.erase(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		w.log.Warn("pod not deleted", "err", err)
+		if !sleep(ctx, nil, pause, false) {
+			return
+		}
+	}
+}

@@ -1,0 +1,383 @@
+package podprovider
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// worker owns one pod: one goroutine, one step at a time. Others only leave word (update, apply, requestRemoval) and wake
+// it; a removal also interrupts the call it is in.
+type worker struct {
+	p      *Provider
+	log    *slog.Logger
+	key    string
+	uid    types.UID
+	vmName string
+	prior  *worker // who had the VM name before; nil for nobody
+	writer *writer
+	wake   chan struct{}
+	freed  chan struct{} // closed when the VM is gone for good
+
+	mu        sync.Mutex
+	pod       *corev1.Pod           // as the API server has it, but for the status
+	status    corev1.PodStatus      // as we see it
+	gates     []corev1.PodCondition // as others set them
+	rec       *vm.Record            // our VM as last heard of; nil: none (yet)
+	heard     map[vm.ID]vm.Event    // of VMs with our label before we know which is ours
+	lost      bool                  // the engine says our VM is gone
+	removal   *removal              // wanted
+	interrupt context.CancelFunc    // ends the call the worker is in
+	ready     bool
+	unready   string
+
+	// Of the worker's goroutine alone.
+	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
+	probe      *probe
+	probed     time.Time // start of the run that is probed
+	pause      pause
+	last       *corev1.ContainerStateTerminated
+	again      bool
+	verdict    *verdict
+	begun      bool          // something was published already
+	told       time.Time     // start of the run that was announced
+	trusted    bool          // the guest was ready when an earlier process last looked
+	launched   time.Time     // when this process asked for the VM; zero when adopted
+	backoff    time.Duration // before the next start
+	tries      int           // failed attempts to bring the VM up
+	due        time.Time     // of the next start
+	dueFor     time.Time     // the stop that due belongs to
+}
+
+// removal is how the pod shall go. An unconfirmed one is checked with the API server first.
+type removal struct {
+	grace     time.Duration
+	confirmed bool
+}
+
+func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
+	key := pod.Namespace + "/" + pod.Name
+	log := p.Log.With("pod", key)
+	w := &worker{
+		p: p, log: log, key: key, uid: pod.UID, vmName: convert.VMName(pod),
+		pod: pod.DeepCopy(), status: *pod.Status.DeepCopy(), gates: pod.Status.Conditions, rec: rec,
+		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
+		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, log),
+	}
+	w.resume()
+	return w
+}
+
+// resume takes from the pod's status what an earlier process knew.
+func (w *worker) resume() {
+	if len(w.status.ContainerStatuses) > 0 {
+		w.last = w.status.ContainerStatuses[0].LastTerminationState.Terminated.DeepCopy()
+		w.begun = true
+		w.trusted = w.status.ContainerStatuses[0].Ready
+	}
+	if w.rec != nil {
+		w.told = w.rec.StartedAt
+	}
+	if w.status.Phase == corev1.PodFailed && w.status.Reason != "" {
+		w.verdict = &verdict{reason: w.status.Reason, message: w.status.Message}
+	}
+}
+
+// run works until the VM is gone for good or ctx (the node's life) ends.
+func (w *worker) run(ctx context.Context) {
+	defer close(w.freed)
+	defer w.stopProbe()
+	w.background = func(f func(context.Context)) context.CancelFunc {
+		ctx, cancel := context.WithCancel(ctx)
+		w.p.wg.Go(func() { f(ctx) })
+		return cancel
+	}
+	for ctx.Err() == nil {
+		op, cancel := context.WithCancel(ctx)
+		var wait time.Duration
+		var gone bool
+		if r := w.begin(cancel); r != nil {
+			wait, gone = w.tearDown(op, *r)
+		} else {
+			wait = w.step(op)
+		}
+		cancel()
+		if gone {
+			w.p.drop(w)
+			w.p.wg.Go(func() { w.depart(ctx) })
+			return
+		}
+		sleep(ctx, w.wake, wait, wait <= 0)
+	}
+}
+
+// begin opens a step that cancel interrupts, and returns the removal that is wanted, if any.
+func (w *worker) begin(cancel context.CancelFunc) *removal {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.interrupt = cancel
+	return w.removal
+}
+
+// step does the next thing for the pod and returns how long to wait for the one after it; 0: until woken.
+func (w *worker) step(ctx context.Context) time.Duration {
+	pod, rec, lost := w.look()
+	switch {
+	case w.ended():
+		return 0
+	case w.verdict != nil:
+		w.publish(0)
+		return 0
+	case lost && rec.StartedAt.IsZero():
+		w.forget()
+		return time.Millisecond
+	case lost:
+		return w.evict(ctx)
+	case rec == nil:
+		return w.bringUp(ctx, pod)
+	case w.late(pod) <= 0:
+		return w.expire(ctx, rec)
+	}
+	var wait time.Duration
+	switch rec.State {
+	case vm.StateRunning:
+		w.running(ctx, rec)
+	case vm.StateCreated:
+		wait = w.start(ctx, rec)
+	case vm.StateStopped, vm.StateError:
+		wait = w.stopped(ctx, pod, rec)
+	case vm.StateCreating:
+		w.publish(w.p.cfg.Settle)
+	}
+	if left := w.late(pod); left < 1<<62 && (wait <= 0 || left < wait) {
+		return max(left, time.Millisecond)
+	}
+	return wait
+}
+
+// ended reports whether the pod has reached a phase that it never leaves.
+func (w *worker) ended() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.status.Phase == corev1.PodSucceeded || w.status.Phase == corev1.PodFailed
+}
+
+func (w *worker) look() (pod *corev1.Pod, rec *vm.Record, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pod, w.rec, w.lost
+}
+
+// update takes the pod as the API server now has it.
+func (w *worker) update(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(pod.Spec.EphemeralContainers) > len(w.pod.Spec.EphemeralContainers) {
+		w.p.Recorder.Event(pod, corev1.EventTypeWarning, eventUnserved, "Ephemeral containers cannot run in a VM; use kubectl exec")
+	}
+	w.pod = pod.DeepCopy()
+	w.poke()
+}
+
+func (w *worker) observe(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gates = pod.Status.Conditions
+	w.poke()
+}
+
+func (w *worker) requestRemoval(r removal) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.removal != nil && w.removal.grace <= r.grace && (w.removal.confirmed || !r.confirmed) {
+		return // nothing new: a grace can only become shorter
+	}
+	w.removal = &r
+	if w.interrupt != nil {
+		w.interrupt()
+	}
+	w.poke()
+}
+
+// replaced is told when the API server has another pod of our name: ours is gone.
+func (w *worker) replaced() {
+	w.writer.stop()
+	pod, _, _ := w.look()
+	w.requestRemoval(removal{grace: convert.Grace(pod), confirmed: true})
+}
+
+// leaving reports whether the pod is being removed.
+func (w *worker) leaving() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.removal != nil
+}
+
+func (w *worker) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// apply takes an event of a VM that is, or by its label will be, ours.
+func (w *worker) apply(e vm.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rec == nil {
+		w.heard[e.Record.ID] = e
+		return
+	}
+	w.settle(e)
+	w.poke()
+}
+
+// settle brings rec up to date with e, unless it knows better. Preconditions: mu is held, rec is set.
+func (w *worker) settle(e vm.Event) {
+	switch {
+	case e.Record.ID != w.rec.ID:
+	case e.Type == vm.EventDeleted:
+		w.lost = true
+	case e.Record.Revision > w.rec.Revision:
+		rec := e.Record
+		w.rec = &rec
+	}
+}
+
+// missing is told when the Runtime was asked for everything and does not have our VM.
+func (w *worker) missing(id vm.ID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rec != nil && w.rec.ID == id {
+		w.lost = true
+		w.poke()
+	}
+}
+
+// take makes rec our VM, or a newer state of it.
+func (w *worker) take(rec vm.Record) *vm.Record {
+	if rec.Spec.Labels[contract.VMLabelPodUID] == "" {
+		w.p.adopted(w, rec.ID)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rec == nil || w.rec.ID != rec.ID || rec.Revision >= w.rec.Revision {
+		w.rec, w.lost = &rec, false
+	}
+	if e, ok := w.heard[rec.ID]; ok {
+		w.settle(e)
+	}
+	clear(w.heard)
+	return w.rec
+}
+
+// forget lets go of a VM that vanished before it ever ran: the engine undoes what it makes when the one who asked, such
+// as an earlier process of ours, goes away. The pod lost nothing by it and gets another VM.
+func (w *worker) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log.Info("vm went before it ran and is made anew", "vm", w.rec.ID)
+	w.rec, w.lost = nil, false
+}
+
+func (w *worker) setReady(pr *probe, ready bool, why error) {
+	text := ""
+	if why != nil {
+		text = why.Error()
+	}
+	w.mu.Lock()
+	fell := w.ready && !ready
+	// Of an earlier run, or a new wording of the same, which is not worth a write.
+	idle := w.probe != pr || w.ready == ready && (w.unready == "") == (text == "")
+	if !idle {
+		w.ready, w.unready = ready, text
+		w.poke()
+	}
+	w.mu.Unlock()
+	if !idle && fell {
+		w.event(corev1.EventTypeWarning, eventUnhealthy, "VM does not answer: %s", text)
+	}
+}
+
+// target is where to probe: the address of the first interface, or the one leased to its MAC.
+func (w *worker) target() (ip string, port int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	port, _ = strconv.Atoi(w.pod.Annotations[contract.KeyProbePort])
+	return w.address(), port
+}
+
+// address of the VM. Preconditions: mu is held.
+func (w *worker) address() string {
+	if w.rec == nil || len(w.rec.NICs) == 0 {
+		return ""
+	}
+	if ip := w.rec.NICs[0].IP; ip != "" {
+		return ip
+	}
+	return leaseIP(w.p.cfg.LeasesPath, w.rec.NICs[0].MAC, time.Now())
+}
+
+// publish computes the status and has it written; hold is how long the write may wait for a newer one.
+func (w *worker) publish(hold time.Duration) {
+	w.mu.Lock()
+	v := view{
+		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
+		ready: w.ready, unready: w.unready, verdict: w.verdict,
+	}
+	if w.rec != nil && !over(w.rec) {
+		v.ip = w.address()
+	} else if w.rec != nil {
+		v.ip = w.status.PodIP // a stopped VM keeps the address it had
+	}
+	w.status = v.status(w.status, time.Now())
+	status := w.status
+	annotations := map[string]string{}
+	if up(w.rec) {
+		annotations[contract.KeyID] = string(w.rec.ID)
+		if v.ip != "" {
+			annotations[contract.KeyIP] = v.ip
+		}
+	}
+	w.mu.Unlock()
+	if w.begun {
+		hold = 0
+	}
+	w.begun = w.begun || hold == 0
+	w.writer.set(status, annotations, hold)
+}
+
+// snapshot is the pod with its status, for virtual-kubelet and the kubelet API.
+func (w *worker) snapshot() *corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pod := w.pod.DeepCopy()
+	w.status.DeepCopyInto(&pod.Status)
+	return pod
+}
+
+func (w *worker) event(kind, reason, format string, args ...any) {
+	w.mu.Lock()
+	pod := w.pod
+	w.mu.Unlock()
+	w.p.Recorder.Eventf(pod, kind, reason, format, args...)
+}
+
+func (w *worker) stopProbe() {
+	w.mu.Lock()
+	pr := w.probe
+	w.probe, w.ready, w.unready = nil, false, ""
+	w.mu.Unlock()
+	if pr != nil {
+		pr.cancel()
+	}
+}

@@ -1,0 +1,250 @@
+package podprovider
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+// writer carries one pod's status and runtime annotations to the API server: the latest wish wins, one patch at a time,
+// status and annotations together (the status endpoint takes both). A patch says only what changed since the server's
+// last answer and names the pod's uid, so nothing that others wrote is undone and a namesake is never written to.
+type writer struct {
+	pods typed.PodInterface
+	log  *slog.Logger
+	ref  types.NamespacedName
+	uid  types.UID
+	node string
+
+	mu     sync.Mutex
+	base   *corev1.Pod // as the server last answered, as far as we write it
+	want   *corev1.Pod // metadata.annotations and status; nil: nothing to write
+	notBy  time.Time   // the wish may wait until then
+	gone   bool        // the server has no such pod any more
+	wake   chan struct{}
+	change chan struct{} // closed and replaced whenever a wish was fulfilled or given up
+}
+
+func newWriter(pods typed.PodInterface, pod *corev1.Pod, log *slog.Logger) *writer {
+	return &writer{
+		pods: pods, log: log, ref: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, uid: pod.UID,
+		node: pod.Spec.NodeName, base: pod.DeepCopy(), wake: make(chan struct{}, 1), change: make(chan struct{}),
+	}
+}
+
+// set wishes for status and annotations (merged into what is there). The write may be held back for up to hold, in case
+// a newer wish comes.
+func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hold time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	want := &corev1.Pod{Status: *status.DeepCopy()}
+	want.Annotations = maps.Clone(w.base.Annotations)
+	if want.Annotations == nil {
+		want.Annotations = map[string]string{}
+	}
+	if w.want != nil {
+		maps.Copy(want.Annotations, w.want.Annotations)
+	}
+	maps.Copy(want.Annotations, annotations)
+	if w.gone || w.want == nil && same(want, w.base) {
+		return
+	}
+	notBy := time.Now().Add(hold)
+	if w.want != nil && w.notBy.Before(notBy) {
+		notBy = w.notBy // what waits already does not wait longer
+	}
+	w.notBy = notBy
+	if w.want == nil || !same(want, w.want) { // what is on its way already is not sent twice
+		w.want = want
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func same(a, b *corev1.Pod) bool {
+	return equality.Semantic.DeepEqual(a.Status, b.Status) && maps.Equal(a.Annotations, b.Annotations)
+}
+
+// flush waits until nothing is left to write, the pod is gone, or ctx ends.
+func (w *writer) flush(ctx context.Context) error {
+	for {
+		w.mu.Lock()
+		done, change := w.want == nil || w.gone, w.change
+		w.notBy = time.Time{}
+		w.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// stop gives up whatever is not written and has run return.
+func (w *writer) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gone, w.want = true, nil
+	w.settled()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// lost reports whether the server is known to have no such pod.
+func (w *writer) lost() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gone
+}
+
+// settled tells those who wait. Preconditions: mu is held.
+func (w *writer) settled() {
+	close(w.change)
+	w.change = make(chan struct{})
+}
+
+// run writes until ctx ends or the pod is gone. A server that does not answer is asked again with growing pauses.
+func (w *writer) run(ctx context.Context) {
+	const first, most = 100 * time.Millisecond, 10 * time.Second
+	pause := first
+	for {
+		w.mu.Lock()
+		want, base, hold, gone := w.want, w.base, time.Until(w.notBy), w.gone
+		w.mu.Unlock()
+		if gone {
+			return
+		}
+		if want == nil || hold > 0 {
+			if !sleep(ctx, w.wake, hold, want == nil) {
+				return
+			}
+			continue
+		}
+		if same(want, base) { // changed back before it was written
+			w.wrote(want, base)
+			continue
+		}
+		got, err := w.patch(ctx, base, want)
+		if err == nil {
+			pause = first
+			w.wrote(want, got)
+			continue
+		}
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) && w.replaced(ctx) {
+			w.stop()
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		w.log.Warn("pod status not written", "pod", w.ref.String(), "err", err)
+		if !sleep(ctx, nil, pause, false) {
+			return
+		}
+		pause = min(2*pause, most)
+	}
+}
+
+// sleep waits for d or a wake-up (forever when endless); false when ctx has ended.
+func sleep(ctx context.Context, wake <-chan struct{}, d time.Duration, endless bool) bool {
+	var timer <-chan time.Time
+	if !endless {
+		t := time.NewTimer(max(d, 0))
+		defer t.Stop()
+		timer = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-wake:
+	case <-timer:
+	}
+	return true
+}
+
+func (w *writer) wrote(want, got *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.base = got
+	if w.want == want {
+		w.want = nil
+	}
+	w.settled()
+}
+
+// patch sends the difference between base and want. The answer stands for want where we own a field: times come back
+// cut to seconds and must not look like a change.
+func (w *writer) patch(ctx context.Context, base, want *corev1.Pod) (*corev1.Pod, error) {
+	from, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: base.Annotations}, Status: base.Status})
+	if err != nil {
+		return nil, fmt.Errorf("encode status: %w", err)
+	}
+	to, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: want.Annotations, UID: w.uid}, Status: want.Status})
+	if err != nil {
+		return nil, fmt.Errorf("encode status: %w", err)
+	}
+	body, err := strategicpatch.CreateTwoWayMergePatch(from, to, corev1.Pod{})
+	if err != nil {
+		return nil, fmt.Errorf("compute status patch: %w", err)
+	}
+	if _, err := w.pods.Patch(ctx, w.ref.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
+		return nil, err
+	}
+	return want, nil
+}
+
+// replaced reports whether the name now belongs to another pod.
+func (w *writer) replaced(ctx context.Context) bool {
+	pod, err := w.lookUp(ctx)
+	return err == nil && (pod == nil || pod.UID != w.uid)
+}
+
+// lookUp asks the API server for the pod of our name on our node, past its caches; nil: there is none. It lists, because
+// to a node's own identity the server says "forbidden", not "not found", of a pod that is gone.
+func (w *writer) lookUp(ctx context.Context) (*corev1.Pod, error) {
+	list, err := w.pods.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{"metadata.name": w.ref.Name, "spec.nodeName": w.node}.String()})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items { // a fake server may not select
+		if list.Items[i].Name == w.ref.Name {
+			return &list.Items[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// erase removes the pod's object at once: its VM is gone and its last status is written.
+func (w *writer) erase(ctx context.Context) error {
+	err := w.pods.Delete(ctx, w.ref.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &w.uid},
+	})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,177 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Attach implements network.Network. It does not wait for the lease file: until Run has written it, the tap's alias
+// is what a crash leaves, and without the tap the same name gets the same address again.
+func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (nic vm.NIC, err error) {
+	err = n.single(ctx, tapName(n.cfg.owner(), id, index, 0), func(lv *live) (err error) {
+		if lv == nil {
+			return n.notUp()
+		}
+		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC})
+		return err
+	})
+	if err != nil {
+		return vm.NIC{}, fmt.Errorf("attach vm %s to network %s: %w", name, n.cfg.Name, err)
+	}
+	n.markDirty()
+	return nic, nil
+}
+
+func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request) (nic vm.NIC, err error) {
+	var back undo.Stack
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, back.Run(ctx))
+		}
+	}()
+	l, fresh, err := lv.pool.Reserve(r, time.Now())
+	if err != nil {
+		return vm.NIC{}, err
+	}
+	if fresh {
+		back.Push(func(context.Context) error { lv.pool.Cancel(l); return nil })
+	}
+	if err := n.ensureTap(lv, &l, &back); err != nil {
+		return vm.NIC{}, err
+	}
+	lv.pool.Attach(l.ID, l.Index, l.Tap)
+	back.Release()
+	return n.nic(lv, l), nil
+}
+
+// nic is the answer that belongs to a lease.
+func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
+	out := vm.NIC{
+		Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.path, MAC: l.MAC,
+		IP: l.IP.String(), Prefix: lv.prefix.Bits(), Gateway: lv.gateway.String(), MTU: lv.mtu, DHCP: true,
+	}
+	for _, d := range lv.dns {
+		out.DNS = append(out.DNS, d.String())
+	}
+	return out
+}
+
+// ensureTap makes the tap of l, or finds it, and notes its name in l. It keeps the name that the lease remembers.
+func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
+	br, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil {
+		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is gone: %w; restart the daemon, which makes it again", n.cfg.Bridge, err)
+	}
+	const attempts = 8 // of 50 bits each: somebody would have to try
+	for salt := range attempts {
+		name := tapName(n.cfg.owner(), l.ID, l.Index, salt)
+		l.Tap = name
+		err := n.openTap(lv, *l, br.Attrs().Index, back)
+		if !errors.Is(err, errTaken) {
+			return err
+		}
+	}
+	return errdefs.Existsf("all %d link names for a tap of vm %s are taken by others; look at `ip link`", attempts, l.VM)
+}
+
+// openTap makes the tap called l.Tap, or takes the one there is if it is marked as that of the same interface.
+func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) error {
+	if lv.gate != nil {
+		if err := lv.gate.admit(l); err != nil {
+			return err
+		}
+	}
+	err := n.makeTap(l.Tap, l, bridge, lv.mtu)
+	if err == nil {
+		back.Push(func(context.Context) error { return n.detach(lv, l) })
+		return nil
+	}
+	if errors.Is(err, errTaken) {
+		if old, ferr := n.findTap(l.Tap); ferr != nil {
+			err = ferr
+		} else if old != nil && old.lease.ID == l.ID && old.lease.Index == l.Index {
+			return n.plugTap(l.Tap, l, bridge, lv.mtu)
+		}
+	}
+	if lv.gate != nil {
+		err = errors.Join(err, lv.gate.dismiss(l))
+	}
+	return err
+}
+
+// findTap returns the tap of ours called name, nil when there is none.
+func (n *Network) findTap(name string) (*tap, error) {
+	l, err := findLink(name)
+	if err != nil || l == nil {
+		return nil, err
+	}
+	lease, ok := parseTapAlias(n.cfg.owner(), l.Attrs().Alias)
+	if !ok {
+		return nil, nil
+	}
+	lease.Tap = name
+	return &tap{l, lease}, nil
+}
+
+// detach removes the tap of l if it is ours, and what was admitted from it. lv may be nil: then there is only the tap.
+func (n *Network) detach(lv *live, l ipam.Lease) error {
+	t, err := n.findTap(l.Tap)
+	if err != nil {
+		return err
+	}
+	if t != nil {
+		if err := removeLink(t.link); err != nil {
+			return err
+		}
+		l.MAC, l.IP = t.lease.MAC, t.lease.IP
+	}
+	if lv == nil {
+		return nil
+	}
+	lv.pool.Detach(l.MAC, l.Tap)
+	if lv.gate != nil && l.IP.IsValid() {
+		return lv.gate.dismiss(l)
+	}
+	return nil
+}
+
+// Detach implements network.Network. It works on a network that is not set up, too: what is there is removed.
+func (n *Network) Detach(ctx context.Context, nic vm.NIC) error {
+	err := n.single(ctx, nic.Tap, func(lv *live) error { return n.detach(lv, leaseOf(nic)) })
+	if err != nil && !n.spaceGone(err) {
+		return fmt.Errorf("detach tap %s from network %s: %w", nic.Tap, n.cfg.Name, err)
+	}
+	return nil
+}
+
+// Release implements network.Network. It returns when the lease file says so durably, so that a crash leaks no address;
+// concurrent releases share the write. It works on a network that is not set up, too.
+func (n *Network) Release(ctx context.Context, nic vm.NIC) error {
+	err := ctx.Err()
+	if err == nil {
+		err = n.release(nic)
+	}
+	if err != nil {
+		return fmt.Errorf("release %s of network %s: %w", nic.IP, n.cfg.Name, err)
+	}
+	return nil
+}
+
+func (n *Network) release(nic vm.NIC) error {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if n.live == nil {
+		return n.file.Release(nic.MAC, nic.Tap)
+	}
+	n.live.pool.Release(nic.MAC, nic.Tap)
+	return n.file.Sync(n.live.pool)
+}

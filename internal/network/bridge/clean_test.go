@@ -1,0 +1,35 @@
+package bridge
+
+import (
+	"testing"
+
+	"github.com/google/nftables"
+)
+
+// assertClean checks that the calling thread's namespace has nothing of ours in it.
+func assertClean(t testing.TB) {
+	t.Helper()
+	links, err := listLinks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if l.Type() == "bridge" || l.Type() == "tuntap" {
+			t.Errorf("%s %s is left (%s)", l.Type(), l.Attrs().Name, l.Attrs().Alias)
+		}
+	}
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := c.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		t.Errorf("nftables table %s is left", table.Name)
+	}
+	if v, err := sysctl(forwardKey); err != nil || v != "0" {
+		t.Errorf("ip_forward is %s (%v), was 0", v, err)
+	}
+}

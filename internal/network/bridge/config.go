@@ -1,0 +1,131 @@
+package bridge
+
+import (
+	"crypto/sha256"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+)
+
+// SubnetAuto lets Setup take the first free /24 of the ranges in subnet.go, and keep it for ever after.
+const SubnetAuto = "auto"
+
+// Config describes one network. The zero values of all but StateDir are good defaults for a laptop without NAT.
+type Config struct {
+	Name     string // "default"; what vm.NICSpec.Network refers to
+	Instance string // "default"; daemons that share a namespace need different ones
+	Bridge   string // link name, "cocoon0"
+	NetNS    string // name (of `ip netns`) or path of the network namespace; "" is the daemon's own
+
+	Subnet  string   // IPv4 CIDR, or SubnetAuto (the default)
+	Gateway string   // our address; the first of Subnet by default
+	DNS     []string // nil: the host's resolvers, as far as guests can reach them; empty: none
+	MTU     int      // bytes; 0: that of the link with the default route
+
+	NAT            bool   // guests reach other networks under the host's address
+	MasqueradeLink string // only leaving by this link; "" for any
+	Isolation      bool   // guests do not reach each other
+	Unguarded      bool   // guests reach every port of the host, and may use each other's addresses
+
+	StateDir  string // ours: what Setup decided
+	LeasePath string // StateDir/leases.json by default
+}
+
+var (
+	labelRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+	linkRE  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$`)
+)
+
+func (c Config) withDefaults() (Config, error) {
+	c.Name = orDefault(c.Name, "default")
+	c.Instance = orDefault(c.Instance, "default")
+	c.Bridge = orDefault(c.Bridge, "cocoon0")
+	c.Subnet = orDefault(c.Subnet, SubnetAuto)
+	c.LeasePath = orDefault(c.LeasePath, filepath.Join(c.StateDir, "leases.json"))
+	switch {
+	case !labelRE.MatchString(c.Name):
+		return c, errdefs.Invalidf("network name %q must be up to 32 lower-case letters, digits and inner dashes", c.Name)
+	case !labelRE.MatchString(c.Instance):
+		return c, errdefs.Invalidf("network %s: instance %q must be up to 32 lower-case letters, digits and inner dashes", c.Name, c.Instance)
+	case !linkRE.MatchString(c.Bridge):
+		return c, errdefs.Invalidf("network %s: %q cannot name a link; use up to 15 letters, digits, '_', '.' and '-'", c.Name, c.Bridge)
+	case c.MasqueradeLink != "" && !linkRE.MatchString(c.MasqueradeLink):
+		return c, errdefs.Invalidf("network %s: %q cannot name a link", c.Name, c.MasqueradeLink)
+	case c.StateDir == "":
+		return c, errdefs.Invalidf("network %s: a state folder is needed", c.Name)
+	case c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535):
+		return c, errdefs.Invalidf("network %s: MTU %d is not between 576 and 65535", c.Name, c.MTU)
+	}
+	if c.Subnet != SubnetAuto {
+		prefix, err := netip.ParsePrefix(c.Subnet)
+		if err != nil {
+			return c, errdefs.Invalidf("network %s: subnet %q is neither %q nor like 10.88.0.0/24", c.Name, c.Subnet, SubnetAuto)
+		}
+		if err := ipam.CheckPrefix(prefix); err != nil {
+			return c, err
+		}
+		if _, err := c.gatewayIn(prefix); err != nil {
+			return c, err
+		}
+	} else if c.Gateway != "" {
+		return c, errdefs.Invalidf("network %s: a gateway needs a subnet; set both", c.Name)
+	}
+	for _, d := range c.DNS {
+		if a, err := netip.ParseAddr(d); err != nil || !a.Is4() {
+			return c, errdefs.Invalidf("network %s: DNS server %q is not an IPv4 address", c.Name, d)
+		}
+	}
+	return c, nil
+}
+
+// gatewayIn returns our address in prefix.
+func (c Config) gatewayIn(prefix netip.Prefix) (netip.Addr, error) {
+	if c.Gateway == "" {
+		return prefix.Addr().Next(), nil
+	}
+	g, err := netip.ParseAddr(c.Gateway)
+	if err != nil || !prefix.Contains(g) || g == prefix.Addr() || g == lastOf(prefix) {
+		return netip.Addr{}, errdefs.Invalidf("network %s: gateway %q is not an address of a host in %s", c.Name, c.Gateway, prefix)
+	}
+	return g, nil
+}
+
+// owner is the mark that everything of this network carries.
+func (c Config) owner() string { return c.Instance + "/" + c.Name }
+
+// table is the name of our nftables tables.
+func (c Config) table() string { return "cocoon-" + c.Instance + "-" + c.Name }
+
+func orDefault(s, d string) string {
+	if s == "" {
+		return d
+	}
+	return s
+}
+
+// bridgeMAC is fixed, so that guests keep their ARP entries over a restart and a bridge without alias is still known as ours.
+func bridgeMAC(owner string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte("bridge\x00" + owner))
+	return net.HardwareAddr{0x02, sum[0], sum[1], sum[2], sum[3], sum[4]}
+}
+
+// nsPath turns a name of `ip netns` into its path.
+func nsPath(ns string) string {
+	if ns == "" || strings.Contains(ns, "/") {
+		return ns
+	}
+	return filepath.Join("/run/netns", ns)
+}
+
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().As4()
+	for i, m := range net.CIDRMask(p.Bits(), 32) {
+		b[i] |= ^m
+	}
+	return netip.AddrFrom4(b)
+}

@@ -1,0 +1,184 @@
+// Package dhcp answers DHCPv4 where addresses are decided already: each known MAC gets its own, nobody else gets anything.
+//
+// Config.Answer is a pure function from packet to packet; Serve is the thin loop around it. The package chooses no
+// address, keeps no lease and configures no link.
+package dhcp
+
+import (
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/iana"
+)
+
+// Config is what every guest of a network is told.
+type Config struct {
+	Server    netip.Addr // our own address
+	Prefix    netip.Prefix
+	Router    netip.Addr // zero for none
+	DNS       []netip.Addr
+	MTU       int // 0 for none
+	LeaseTime time.Duration
+}
+
+// Reservation is the address that belongs to one MAC.
+type Reservation struct {
+	IP       netip.Addr
+	Hostname string // "" for none
+}
+
+// Kind says what an Answer is, or why there is none.
+type Kind string
+
+// The kinds of answers. Only Offer, Ack and Nak carry a packet.
+const (
+	Offer    Kind = "offer"
+	Ack      Kind = "ack"      // the guest now uses the address
+	Inform   Kind = "inform"   // an ack that only tells options
+	Nak      Kind = "nak"      // the guest wanted another address than its own
+	Released Kind = "released" // the guest says goodbye; its address stays reserved
+	Declined Kind = "declined" // the guest found somebody else on its address
+	Unknown  Kind = "unknown"  // no reservation for this MAC
+	Ignored  Kind = "ignored"  // not for us, or not DHCP
+)
+
+// Answer is the result of one packet.
+type Answer struct {
+	Kind   Kind
+	MAC    net.HardwareAddr // of the guest
+	IP     netip.Addr       // its reserved address, when known
+	Packet []byte           // nil: say nothing
+
+	// To is where the packet goes: the broadcast address, or the guest's own. In the latter case the guest may not
+	// have configured the address yet, so that the frame must be sent to MAC without asking by ARP.
+	To netip.Addr
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// Answer decides on one UDP payload from a guest. It never fails: what makes no sense is ignored.
+func (c Config) Answer(payload []byte, lookup func(net.HardwareAddr) (Reservation, bool)) Answer {
+	req, err := dhcpv4.FromBytes(payload)
+	if err != nil || !wellFormed(req) {
+		return Answer{Kind: Ignored}
+	}
+	a := Answer{MAC: req.ClientHWAddr}
+	res, ok := lookup(req.ClientHWAddr)
+	if !ok {
+		a.Kind = Unknown
+		return a
+	}
+	a.IP = res.IP
+	switch req.MessageType() {
+	case dhcpv4.MessageTypeDiscover:
+		return c.reply(a, req, res, Offer)
+	case dhcpv4.MessageTypeRequest:
+		return c.request(a, req, res)
+	case dhcpv4.MessageTypeInform:
+		if addr(req.ClientIPAddr) != res.IP {
+			a.Kind = Ignored
+			return a
+		}
+		return c.reply(a, req, res, Inform)
+	case dhcpv4.MessageTypeRelease:
+		a.Kind = Released
+	case dhcpv4.MessageTypeDecline:
+		a.Kind = Declined
+	default:
+		a.Kind = Ignored
+	}
+	return a
+}
+
+// wellFormed refuses what a guest on our own wire cannot rightly send; a relay would make us send elsewhere.
+func wellFormed(req *dhcpv4.DHCPv4) bool {
+	return req.OpCode == dhcpv4.OpcodeBootRequest && req.HWType == iana.HWTypeEthernet && len(req.ClientHWAddr) == 6 &&
+		(req.GatewayIPAddr == nil || req.GatewayIPAddr.IsUnspecified())
+}
+
+// request tells the four states of RFC 2131 4.3.2 apart.
+func (c Config) request(a Answer, req *dhcpv4.DHCPv4, res Reservation) Answer {
+	if id := req.ServerIdentifier(); id != nil && addr(id) != c.Server {
+		a.Kind = Ignored // the guest chose another server
+		return a
+	}
+	wanted := addr(req.RequestedIPAddress()) // selecting, init-reboot
+	if !wanted.IsValid() || wanted.IsUnspecified() {
+		wanted = addr(req.ClientIPAddr) // renewing, rebinding
+	}
+	if wanted != res.IP {
+		return c.reply(a, req, res, Nak)
+	}
+	return c.reply(a, req, res, Ack)
+}
+
+func (c Config) reply(a Answer, req *dhcpv4.DHCPv4, res Reservation, kind Kind) Answer {
+	resp, err := dhcpv4.NewReplyFromRequest(req)
+	if err != nil {
+		a.Kind = Ignored
+		return a
+	}
+	a.Kind, a.To = kind, broadcast
+	resp.UpdateOption(dhcpv4.OptServerIdentifier(c.Server.AsSlice()))
+	if kind == Nak {
+		resp.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeNak))
+		resp.SetBroadcast()
+		a.Packet = resp.ToBytes()
+		return a
+	}
+	if kind == Offer {
+		resp.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeOffer))
+	} else {
+		resp.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeAck))
+	}
+	if kind != Inform {
+		resp.YourIPAddr = res.IP.AsSlice()
+		resp.UpdateOption(dhcpv4.OptIPAddressLeaseTime(c.LeaseTime))
+	}
+	resp.ServerIPAddr = c.Server.AsSlice()
+	resp.ClientIPAddr = req.ClientIPAddr
+	c.tell(resp, res)
+	if !req.IsBroadcast() || addr(req.ClientIPAddr) == res.IP {
+		a.To = res.IP
+	}
+	a.Packet = resp.ToBytes()
+	return a
+}
+
+// tell adds the options that describe the network.
+func (c Config) tell(resp *dhcpv4.DHCPv4, res Reservation) {
+	resp.UpdateOption(dhcpv4.OptSubnetMask(net.CIDRMask(c.Prefix.Bits(), 32)))
+	resp.UpdateOption(dhcpv4.OptBroadcastAddress(lastOf(c.Prefix)))
+	if c.Router.IsValid() {
+		resp.UpdateOption(dhcpv4.OptRouter(c.Router.AsSlice()))
+	}
+	if len(c.DNS) > 0 {
+		ips := make([]net.IP, 0, len(c.DNS))
+		for _, a := range c.DNS {
+			ips = append(ips, a.AsSlice())
+		}
+		resp.UpdateOption(dhcpv4.OptDNS(ips...))
+	}
+	if res.Hostname != "" {
+		resp.UpdateOption(dhcpv4.OptHostName(res.Hostname))
+	}
+	if c.MTU > 0 {
+		resp.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{byte(c.MTU >> 8), byte(c.MTU)}))
+	}
+}
+
+func addr(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// lastOf is the broadcast address of p.
+func lastOf(p netip.Prefix) net.IP {
+	ip := net.IP(p.Addr().AsSlice())
+	for i, m := range net.CIDRMask(p.Bits(), 32) {
+		ip[i] |= ^m
+	}
+	return ip
+}

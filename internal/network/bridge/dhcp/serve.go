@@ -1,0 +1,85 @@
+package dhcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+)
+
+// Table knows the reservations. It is called from one goroutine.
+type Table interface {
+	// Lookup returns the reservation of mac.
+	Lookup(mac net.HardwareAddr) (Reservation, bool)
+	// Renewed is called when mac was told that the address is its own for another lease time.
+	Renewed(mac net.HardwareAddr)
+}
+
+// Serve answers on s until ctx ends, closes s, and returns nil then, or why it could not go on.
+func Serve(ctx context.Context, s *Socket, c Config, t Table, log *slog.Logger) error {
+	stop := context.AfterFunc(ctx, func() { s.udp.Close() })
+	defer stop()
+	defer s.Close()
+	quiet := limiter{every: time.Minute}
+	buf := make([]byte, 4096) // a longer packet is cut and then ignored as malformed
+	for {
+		n, _, err := s.udp.ReadFromUDPAddrPort(buf)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("receive DHCP: %w", err)
+		}
+		if err != nil {
+			// The link going down is reported once and mends itself.
+			log.Warn("dhcp receive failed", "err", err)
+			continue
+		}
+		a := c.Answer(buf[:n], t.Lookup)
+		if a.Kind == Ack {
+			t.Renewed(a.MAC)
+		}
+		if a.Packet != nil {
+			err = s.send(c.Server, a)
+		}
+		report(log, &quiet, a, err)
+	}
+}
+
+// report logs an answer. Guests decide how often they ask, so that everything but an assignment is limited.
+func report(log *slog.Logger, quiet *limiter, a Answer, err error) {
+	switch {
+	case err != nil:
+		if more, ok := quiet.allow(time.Now()); ok {
+			log.Warn("dhcp answer not sent", "mac", a.MAC.String(), "ip", a.IP, "suppressed", more, "err", err)
+		}
+	case a.Kind == Unknown:
+		if more, ok := quiet.allow(time.Now()); ok {
+			log.Warn("dhcp request from an unknown mac ignored", "mac", a.MAC.String(), "suppressed", more)
+		}
+	case a.Kind == Declined, a.Kind == Nak:
+		if more, ok := quiet.allow(time.Now()); ok {
+			log.Warn("dhcp address disputed", "mac", a.MAC.String(), "ip", a.IP, "op", string(a.Kind), "suppressed", more)
+		}
+	default:
+		log.Debug("dhcp", "op", string(a.Kind), "mac", a.MAC.String(), "ip", a.IP)
+	}
+}
+
+// limiter lets one message through per interval and counts the others.
+type limiter struct {
+	every      time.Duration
+	next       time.Time
+	suppressed int
+}
+
+func (l *limiter) allow(now time.Time) (suppressed int, ok bool) {
+	if now.Before(l.next) {
+		l.suppressed++
+		return 0, false
+	}
+	suppressed, l.suppressed, l.next = l.suppressed, 0, now.Add(l.every)
+	return suppressed, true
+}

@@ -1,0 +1,135 @@
+package dhcp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const (
+	serverPort = 67
+	clientPort = 68
+)
+
+// Socket is where a server listens: UDP port 67 of one link, and a packet socket on the same link for guests that do
+// not answer ARP yet.
+type Socket struct {
+	udp   *net.UDPConn
+	raw   int // packet socket, used for sending only
+	index int // of the link
+}
+
+// Listen opens the sockets on the link called name, in the network namespace of the calling thread.
+// FailedPrecondition when another program serves there.
+func Listen(name string) (*Socket, error) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("listen for DHCP on %s: %w", name, err)
+	}
+	udp, err := listenUDP(name)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, errdefs.Preconditionf("listen for DHCP on %s: another program holds UDP port 67; stop it or keep it off %s (dnsmasq: except-interface=%s)", name, name, name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen for DHCP on %s: %w", name, err)
+	}
+	raw, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // protocol 0 receives nothing
+	if err != nil {
+		udp.Close()
+		return nil, fmt.Errorf("open a packet socket for DHCP on %s: %w", name, err)
+	}
+	return &Socket{udp: udp, raw: raw, index: link.Index}, nil
+}
+
+func listenUDP(link string) (*net.UDPConn, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "dhcp")
+	defer f.Close() // FilePacketConn duplicates it
+	if err := errors.Join(
+		unix.BindToDevice(fd, link),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+		unix.Bind(fd, &unix.SockaddrInet4{Port: serverPort}),
+	); err != nil {
+		return nil, err
+	}
+	c, err := net.FilePacketConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UDPConn), nil
+}
+
+// Close closes both sockets; a pending receive returns.
+func (s *Socket) Close() {
+	s.udp.Close()
+	_ = unix.Close(s.raw)
+}
+
+// send delivers a to the guest.
+func (s *Socket) send(from netip.Addr, a Answer) error {
+	if a.To == broadcast {
+		_, err := s.udp.WriteToUDPAddrPort(a.Packet, netip.AddrPortFrom(a.To, clientPort))
+		return err
+	}
+	to := unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: s.index, Halen: 6}
+	copy(to.Addr[:], a.MAC)
+	return unix.Sendto(s.raw, datagram(from, a.To, a.Packet), 0, &to)
+}
+
+// datagram is the IPv4 packet that carries payload from our server port to a guest's client port.
+func datagram(from, to netip.Addr, payload []byte) []byte {
+	const header = 20 + 8
+	b := make([]byte, header, header+len(payload))
+	b[0] = 0x45
+	b[1] = 0xc0 // internetwork control, as others send DHCP
+	binary.BigEndian.PutUint16(b[2:], uint16(header+len(payload)))
+	b[8] = 64
+	b[9] = unix.IPPROTO_UDP
+	copy(b[12:], from.AsSlice())
+	copy(b[16:], to.AsSlice())
+	binary.BigEndian.PutUint16(b[10:], checksum(b[:20]))
+	binary.BigEndian.PutUint16(b[20:], serverPort)
+	binary.BigEndian.PutUint16(b[22:], clientPort)
+	binary.BigEndian.PutUint16(b[24:], uint16(8+len(payload)))
+	b = append(b, payload...)
+
+	// The UDP checksum covers a pseudo header. Zero would mean none; its complement says the same sum.
+	pseudo := append(append(append([]byte{}, b[12:20]...), 0, unix.IPPROTO_UDP), b[24:26]...)
+	sum := checksum(append(pseudo, b[20:]...))
+	if sum == 0 {
+		sum = 0xffff
+	}
+	binary.BigEndian.PutUint16(b[26:], sum)
+	return b
+}
+
+// checksum is the Internet checksum of RFC 1071.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(b[0])<<8 | uint32(b[1])
+	}
+	if len(b) == 1 {
+		sum += uint32(b[0]) << 8
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+func htons(v uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], v)
+	return binary.NativeEndian.Uint16(b[:])
+}

@@ -1,0 +1,101 @@
+package bridge
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// The words that rules are written in. Each loads register 1 and compares it, unless its name says load.
+
+func join(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }
+
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+
+func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+func equal(data []byte) []expr.Any {
+	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
+}
+
+// linkName is a link's name as the kernel compares it: padded with zeros.
+func linkName(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func iif(op expr.CmpOp, name string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: linkName(name)}}
+}
+
+func oif(op expr.CmpOp, name string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: linkName(name)}}
+}
+
+func overIPv4() []expr.Any {
+	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal([]byte{unix.NFPROTO_IPV4}))
+}
+
+func proto(p byte) []expr.Any {
+	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal([]byte{p}))
+}
+
+func source(p netip.Prefix) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: net.CIDRMask(p.Bits(), 32), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+	}
+}
+
+func destination(a netip.Addr) []expr.Any {
+	return join(loadNetwork(16, 4, 1), equal(a.AsSlice()))
+}
+
+func dport(port uint16) []expr.Any {
+	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}}, equal(binaryutil.BigEndian.PutUint16(port)))
+}
+
+func icmpEcho() []expr.Any {
+	const request = 8
+	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal([]byte{request}))
+}
+
+// ctBits matches packets of a connection with any of the bits.
+func ctBits(key expr.CtKey, bits uint32) []expr.Any {
+	mask := make([]byte, 4)
+	binary.NativeEndian.PutUint32(mask, bits)
+	return []expr.Any{
+		&expr.Ct{Key: key, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}
+}
+
+func etherType(t uint16) []expr.Any {
+	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1}}, equal(binaryutil.BigEndian.PutUint16(t)))
+}
+
+// The keys of our sets lie in registers: the tap in 1 (16 bytes), the MAC in 2 (6 of 8 bytes), the address behind it.
+
+func loadTap() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG_1}}
+}
+
+func loadEther() []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: unix.NFT_REG_2, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}}
+}
+
+func loadNetwork(offset, length, register uint32) []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}}
+}
+
+func lookupGuest() []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: setGuests, SetID: setGuestsID}}
+}

@@ -1,0 +1,89 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/network/ipam"
+)
+
+// gate admits guests to the sets of the bridge table and dismisses them: two set elements each, whatever their number.
+// It keeps its netlink socket open: the kernel finishes deletions, a grace period of ten milliseconds and more, before
+// it lets go of a socket.
+type gate struct {
+	rules rules
+	space space
+
+	mu   sync.Mutex // a connection buffers one batch at a time
+	conn *nftables.Conn
+}
+
+// admit lets the guest of l send from its tap. Repeating it is no error.
+func (g *gate) admit(l ipam.Lease) error {
+	senders, guests, mine, address := g.elements(l)
+	if err := g.commit(func(c *nftables.Conn) error {
+		return errors.Join(c.SetAddElements(senders, mine), c.SetAddElements(guests, address))
+	}); err != nil {
+		return fmt.Errorf("admit %s at tap %s: %w", l.IP, l.Tap, err)
+	}
+	return nil
+}
+
+// dismiss is the inverse of admit. Repeating it is no error.
+func (g *gate) dismiss(l ipam.Lease) error {
+	senders, guests, mine, address := g.elements(l)
+	if err := g.commit(func(c *nftables.Conn) error {
+		return errors.Join(c.SetDeleteElements(senders, mine), c.SetDeleteElements(guests, address))
+	}); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("dismiss %s from tap %s: %w", l.IP, l.Tap, err)
+	}
+	return nil
+}
+
+func (g *gate) elements(l ipam.Lease) (senders, guests *nftables.Set, mine, address []nftables.SetElement) {
+	senders, guests = g.rules.sets(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyBridge})
+	mine, address = elements([]ipam.Lease{l})
+	return senders, guests, mine, address
+}
+
+// commit sends what fill asks for as one batch. After an error the socket may hold answers still: it is not used again.
+func (g *gate) commit(fill func(*nftables.Conn) error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.conn == nil {
+		err := g.space.do(func() (err error) {
+			g.conn, err = nftables.New(nftables.AsLasting())
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(fill(g.conn), g.conn.Flush()); err != nil {
+		return errors.Join(err, g.closeLocked())
+	}
+	return nil
+}
+
+// close gives the socket back. The gate may be used again.
+func (g *gate) close() error {
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closeLocked()
+}
+
+func (g *gate) closeLocked() error {
+	if g.conn == nil {
+		return nil
+	}
+	err := g.conn.CloseLasting()
+	g.conn = nil
+	return err
+}

@@ -1,0 +1,280 @@
+package bridge
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/testkit/netns"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// guest is a network stack of its own behind a tap of the network, as a VM is: a namespace with eth0, and a pump that
+// carries frames between the two taps as a hypervisor does.
+type guest struct {
+	t   *testing.T
+	ns  string
+	nic vm.NIC
+}
+
+func newGuest(t *testing.T, n *Network, name string) guest {
+	t.Helper()
+	nic, err := n.Attach(t.Context(), vm.NewID(), name, 0, vm.NICSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := guest{t, netns.New(t), nic}
+	host := openTap(t, nic.Tap)
+	var inner *os.File
+	g.do(func() error {
+		inner = openTap(t, "eth0")
+		return g.setMAC(nic.MAC)
+	})
+	done := make(chan struct{}, 2)
+	for _, p := range [][2]*os.File{{host, inner}, {inner, host}} {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			pump(p[0], p[1])
+		}()
+	}
+	t.Cleanup(func() {
+		host.Close()
+		inner.Close()
+		<-done
+		<-done
+	})
+	return g
+}
+
+// openTap opens a tap as a hypervisor would, without the offload header since two taps are joined.
+func openTap(t *testing.T, name string) *os.File {
+	t.Helper()
+	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
+		t.Fatalf("open tap %s: %v", name, err)
+	}
+	return os.NewFile(uintptr(fd), name)
+}
+
+func pump(from, to *os.File) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		_, _ = to.Write(buf[:n]) // a frame may be lost, as on a wire
+	}
+}
+
+// do runs fn on a thread inside the guest.
+func (g guest) do(fn func() error) {
+	g.t.Helper()
+	netns.Do(g.t, g.ns, fn)
+}
+
+func (g guest) setMAC(mac string) error {
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	hw, err := net.ParseMAC(mac)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetHardwareAddr(eth0, hw); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(eth0)
+}
+
+// configure gives the guest ip and the default route, replacing what it had.
+func (g guest) configure(ip string) {
+	g.t.Helper()
+	g.do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := setAddress(eth0, netip.PrefixFrom(netip.MustParseAddr(ip), g.nic.Prefix)); err != nil {
+			return err
+		}
+		return netlink.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: net.ParseIP(g.nic.Gateway)})
+	})
+}
+
+// patience is how long a packet may take that should arrive, and how long we look for one that should not.
+const (
+	patience   = 5 * time.Second
+	impatience = 200 * time.Millisecond
+)
+
+// dials reports whether TCP to addr connects, from inside the guest.
+func (g guest) dials(addr string, within time.Duration) (ok bool) {
+	g.t.Helper()
+	g.do(func() error {
+		ok = dial(g.t, addr, within)
+		return nil
+	})
+	return ok
+}
+
+func dial(t *testing.T, addr string, within time.Duration) bool {
+	t.Helper()
+	c, err := (&net.Dialer{Timeout: within}).DialContext(t.Context(), "tcp4", addr)
+	if err != nil {
+		return false
+	}
+	c.Close()
+	return true
+}
+
+// pings reports whether to answers an echo, from inside the guest.
+func (g guest) pings(to string, within time.Duration) (ok bool) {
+	g.t.Helper()
+	g.do(func() error {
+		c, err := icmp.ListenPacket("ip4:icmp", "0.0.0.0")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ok = ping(c, to, within)
+		return nil
+	})
+	return ok
+}
+
+func ping(c *icmp.PacketConn, to string, within time.Duration) bool {
+	deadline := time.Now().Add(within)
+	buf := make([]byte, 1500)
+	for seq := 1; time.Now().Before(deadline); seq++ {
+		msg, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: seq}}).Marshal(nil)
+		if err != nil {
+			return false
+		}
+		if _, err := c.WriteTo(msg, &net.IPAddr{IP: net.ParseIP(to)}); err != nil {
+			return false
+		}
+		_ = c.SetReadDeadline(time.Now().Add(min(within, 200*time.Millisecond)))
+		for {
+			n, from, err := c.ReadFrom(buf)
+			if err != nil {
+				break
+			}
+			if m, err := icmp.ParseMessage(1, buf[:n]); err == nil && m.Type == ipv4.ICMPTypeEchoReply && from.String() == to {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// listen serves TCP in the namespace at ns ("" is the test's own) and returns the address; peers are told who connects.
+func listen(t *testing.T, ns, addr string) (string, <-chan string) {
+	t.Helper()
+	var l net.Listener
+	open := func() (err error) {
+		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp4", addr)
+		return err
+	}
+	if ns == "" {
+		if err := open(); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		netns.Do(t, ns, open)
+	}
+	t.Cleanup(func() { l.Close() })
+	peers := make(chan string, 16)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+			peers <- host
+			c.Close()
+		}
+	}()
+	return l.Addr().String(), peers
+}
+
+// start sets the network up and serves it until the test ends, when nothing of it may be left.
+func start(t *testing.T, cfg Config) *Network {
+	t.Helper()
+	if cfg.StateDir == "" {
+		cfg.StateDir = t.TempDir()
+	}
+	n := build(t, cfg)
+	if err := n.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error("run:", err)
+		}
+		if err := n.Teardown(context.WithoutCancel(t.Context())); err != nil {
+			t.Error("teardown:", err)
+		}
+		assertClean(t)
+	})
+	return n
+}
+
+// outside is a network beyond the host: a namespace joined by a veth, with 198.51.100.1 on the host's end and
+// 198.51.100.2 on its own.
+func outside(t *testing.T) string {
+	t.Helper()
+	ns := netns.New(t)
+	f, err := os.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "uplink"
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(f.Fd()))}); err != nil {
+		t.Fatal(err)
+	}
+	up := func(name, cidr string) error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if err := setAddress(l, netip.MustParsePrefix(cidr)); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(l)
+	}
+	if err := up("uplink", "198.51.100.1/24"); err != nil {
+		t.Fatal(err)
+	}
+	netns.Do(t, ns, func() error { return up("eth0", "198.51.100.2/24") })
+	t.Cleanup(func() {
+		if l, err := netlink.LinkByName("uplink"); err == nil {
+			_ = netlink.LinkDel(l)
+		}
+	})
+	return ns
+}

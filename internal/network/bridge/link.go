@@ -1,0 +1,241 @@
+package bridge
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const (
+	aliasMark = "cocoon:" // starts the alias of every link of any instance
+	tunDevice = "/dev/net/tun"
+)
+
+// bridgeAlias marks the bridge of owner.
+func bridgeAlias(owner string) string { return aliasMark + owner + " bridge" }
+
+// tapAlias marks a tap of owner and tells whose it is, so that a lease survives in the kernel.
+func tapAlias(owner string, l ipam.Lease) string {
+	return fmt.Sprintf("%s%s tap vm=%s nic=%d mac=%s ip=%s name=%s", aliasMark, owner, l.ID, l.Index, l.MAC, l.IP, l.VM)
+}
+
+// parseTapAlias is the inverse of tapAlias. It reports whether alias marks a tap of owner.
+func parseTapAlias(owner, alias string) (ipam.Lease, bool) {
+	rest, ok := strings.CutPrefix(alias, aliasMark+owner+" tap ")
+	if !ok {
+		return ipam.Lease{}, false
+	}
+	var l ipam.Lease
+	for _, field := range strings.Fields(rest) {
+		k, v, _ := strings.Cut(field, "=")
+		switch k {
+		case "vm":
+			l.ID = vm.ID(v)
+		case "nic":
+			l.Index, _ = strconv.Atoi(v)
+		case "mac":
+			l.MAC = v
+		case "ip":
+			l.IP, _ = netip.ParseAddr(v)
+		case "name":
+			l.VM = v
+		}
+	}
+	return l, true
+}
+
+// tapPrefix starts the name of every tap of owner.
+func tapPrefix(owner string) string { return "ct" + letters(3, "owner", owner) }
+
+// tapName is the salt-th choice for the tap of an interface: 15 characters, all that a link name may have.
+func tapName(owner string, id vm.ID, index, salt int) string {
+	return tapPrefix(owner) + letters(10, "tap", owner, string(id), strconv.Itoa(index), strconv.Itoa(salt))
+}
+
+// letters is a hash of parts in n lower-case letters and digits, 5 bits each.
+func letters(n int, parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:n]
+}
+
+// findLink returns the link called name in the calling thread's namespace, nil when there is none.
+func findLink(name string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(name)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for link %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// listLinks dumps all links. The kernel interrupts a dump when links change meanwhile; then it is asked again.
+func listLinks() ([]netlink.Link, error) {
+	for {
+		links, err := netlink.LinkList()
+		if errors.Is(err, netlink.ErrDumpInterrupted) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list links: %w", err)
+		}
+		return links, nil
+	}
+}
+
+func removeLink(l netlink.Link) error {
+	err := netlink.LinkDel(l)
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// ownBridge reports whether l is the bridge of n. One that has our MAC but no alias yet was made just before a crash.
+func (n *Network) ownBridge(l netlink.Link) bool {
+	alias := l.Attrs().Alias
+	return l.Type() == "bridge" &&
+		(alias == bridgeAlias(n.cfg.owner()) || alias == "" && bytes.Equal(l.Attrs().HardwareAddr, n.mac))
+}
+
+// ensureBridge makes the bridge with our address and brings it up. created says that it was not there.
+func (n *Network) ensureBridge(lv *live) (created bool, err error) {
+	br, err := findLink(n.cfg.Bridge)
+	if err != nil {
+		return false, err
+	}
+	if br == nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.HardwareAddr, attrs.MTU = n.cfg.Bridge, n.mac, lv.mtu
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				return false, errdefs.Preconditionf("this kernel has no bridges; load the module with `modprobe bridge`")
+			}
+			return false, fmt.Errorf("make bridge %s: %w", n.cfg.Bridge, err)
+		}
+		created = true
+		if br, err = netlink.LinkByName(n.cfg.Bridge); err != nil {
+			return created, fmt.Errorf("look for bridge %s: %w", n.cfg.Bridge, err)
+		}
+	}
+	if err := netlink.LinkSetAlias(br, bridgeAlias(n.cfg.owner())); err != nil {
+		return created, fmt.Errorf("mark bridge %s: %w", n.cfg.Bridge, err)
+	}
+	// Guests have IPv4 only; without this the host would answer them on a link-local IPv6 address.
+	if err := setSysctl("ipv6/conf/"+n.cfg.Bridge+"/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return created, err
+	}
+	if err := netlink.LinkSetMTU(br, lv.mtu); err != nil {
+		return created, fmt.Errorf("set MTU %d of bridge %s: %w", lv.mtu, n.cfg.Bridge, err)
+	}
+	if err := setAddress(br, netip.PrefixFrom(lv.gateway, lv.prefix.Bits())); err != nil {
+		return created, err
+	}
+	if err := netlink.LinkSetUp(br); err != nil {
+		return created, fmt.Errorf("bring up bridge %s: %w", n.cfg.Bridge, err)
+	}
+	return created, nil
+}
+
+// setAddress makes want the only IPv4 address of l.
+func setAddress(l netlink.Link, want netip.Prefix) error {
+	have, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+	}
+	for _, a := range have {
+		if a.IPNet.String() != want.String() {
+			if err := netlink.AddrDel(l, &a); err != nil {
+				return fmt.Errorf("remove address %s from %s: %w", a.IPNet, l.Attrs().Name, err)
+			}
+		}
+	}
+	ipnet := &net.IPNet{IP: want.Addr().AsSlice(), Mask: net.CIDRMask(want.Bits(), 32)}
+	if err := netlink.AddrReplace(l, &netlink.Addr{IPNet: ipnet}); err != nil {
+		return fmt.Errorf("give %s the address %s: %w", l.Attrs().Name, want, err)
+	}
+	return nil
+}
+
+// errTaken says that a link of that name exists.
+var errTaken = errors.New("link name is taken")
+
+// makeTap makes a persistent tap and puts it on the bridge. It becomes persistent last: after kill -9 at any point
+// before that the kernel removes it with our file. The hypervisor opens it again with IFF_VNET_HDR and one queue.
+func (n *Network) makeTap(name string, l ipam.Lease, bridge, mtu int) error {
+	f, err := os.OpenFile(tunDevice, os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return tunError(err)
+	}
+	defer f.Close()
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		return fmt.Errorf("name tap %s: %w", name, err)
+	}
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
+	if err := unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, ifr); err != nil {
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
+			return errTaken // EINVAL: by a link that is no tap
+		}
+		return fmt.Errorf("make tap %s: %w", name, err)
+	}
+	if err := n.plugTap(name, l, bridge, mtu); err != nil {
+		return err
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.TUNSETPERSIST, 1); err != nil {
+		return fmt.Errorf("keep tap %s: %w", name, err)
+	}
+	return nil
+}
+
+// plugTap marks a tap, puts it on the bridge and brings it up, in one request. It may be repeated.
+func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
+	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
+	req.AddData(msg)
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(tapAlias(n.cfg.owner(), l))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(mtu))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("put tap %s on bridge %s: %w", name, n.cfg.Bridge, err)
+	}
+	if n.cfg.Isolation {
+		tap, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("look for tap %s: %w", name, err)
+		}
+		if err := netlink.LinkSetIsolated(tap, true); err != nil {
+			return fmt.Errorf("isolate tap %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// tunError explains why taps cannot be made.
+func tunError(err error) error {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return errdefs.New(errdefs.FailedPrecondition, "%s is missing; run `modprobe tun`, or in a container pass --device=%s: %w", tunDevice, tunDevice, err)
+	case errors.Is(err, os.ErrPermission):
+		return errdefs.New(errdefs.FailedPrecondition, "%s may not be opened; run the daemon as root: %w", tunDevice, err)
+	}
+	return errdefs.New(errdefs.FailedPrecondition, "open %s: %w; run `modprobe tun`", tunDevice, err)
+}

@@ -1,0 +1,256 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+)
+
+// rules is everything that decides about packets of one network, in two nftables tables of our own, both called table:
+// family inet masquerades, forwards and guards the host; family bridge lets each tap send only under its own MAC and
+// address. What other tables drop stays dropped, and none of them is touched.
+type rules struct {
+	table     string
+	bridge    string
+	tapPrefix string
+	prefix    netip.Prefix
+	gateway   netip.Addr
+	dns       []netip.Addr
+	nat       bool
+	natLink   string
+	isolation bool
+	guard     bool
+}
+
+const (
+	setSenders = "senders" // tap . mac
+	setGuests  = "guests"  // tap . mac . address
+)
+
+// empty reports whether there is nothing to ask of nftables at all.
+func (r rules) empty() bool { return !r.nat && !r.guard }
+
+// probeNFT finds out whether this kernel has nftables before anything is changed.
+func probeNFT() error {
+	c, err := nftables.New()
+	if err == nil {
+		_, err = c.ListTablesOfFamily(nftables.TableFamilyINet)
+	}
+	return nftError(err)
+}
+
+func nftError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, os.ErrPermission) {
+		return errdefs.New(errdefs.FailedPrecondition, "nftables may not be used: %w; run the daemon as root", err)
+	}
+	return errdefs.New(errdefs.FailedPrecondition,
+		"this kernel lacks what the rules need: %w; load the modules with `modprobe -a nf_tables nft_masq nft_ct`, or turn NAT and the guard off", err)
+}
+
+// apply replaces the rules as one atomic batch. guests are those whose taps exist.
+// spoof says whether senders are checked, which needs the bridge family of nftables.
+func (r rules) apply(guests []ipam.Lease) (spoof bool, err error) {
+	if r.empty() {
+		return false, r.remove()
+	}
+	if r.guard {
+		err := r.commit(func(c *nftables.Conn) error {
+			r.inet(c)
+			return r.ether(c, guests)
+		})
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return false, nftError(err)
+		}
+	}
+	return false, nftError(r.commit(func(c *nftables.Conn) error {
+		r.inet(c)
+		return nil
+	}))
+}
+
+// remove removes both tables. A kernel without nftables has none.
+func (r rules) remove() error {
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyBridge} {
+		err := r.commit(func(c *nftables.Conn) error {
+			c.DelTable(&nftables.Table{Name: r.table, Family: family})
+			return nil
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EPROTONOSUPPORT) {
+			return fmt.Errorf("remove nftables table %s: %w", r.table, err)
+		}
+	}
+	return nil
+}
+
+// commit runs fill and sends what it asked for as one batch, from the calling thread's namespace.
+func (r rules) commit(fill func(*nftables.Conn) error) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	if err := fill(c); err != nil {
+		return err
+	}
+	return c.Flush()
+}
+
+// fresh empties the table of a family within the batch, whether or not it exists.
+func (r rules) fresh(c *nftables.Conn, family nftables.TableFamily) *nftables.Table {
+	t := &nftables.Table{Name: r.table, Family: family}
+	c.AddTable(t)
+	c.DelTable(t)
+	return c.AddTable(t)
+}
+
+// inet fills the table that routed packets pass.
+func (r rules) inet(c *nftables.Conn) {
+	t := r.fresh(c, nftables.TableFamilyINet)
+	if r.nat {
+		ch := c.AddChain(&nftables.Chain{
+			Name: "postrouting", Table: t, Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+		})
+		match := join(overIPv4(), source(r.prefix), oif(expr.CmpOpNeq, r.bridge))
+		if r.natLink != "" {
+			match = append(match, oif(expr.CmpOpEq, r.natLink)...)
+		}
+		c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: join(match, []expr.Any{&expr.Masq{}})})
+	}
+	forward := c.AddChain(&nftables.Chain{
+		Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+	})
+	for _, e := range r.forward() {
+		c.AddRule(&nftables.Rule{Table: t, Chain: forward, Exprs: e})
+	}
+	if !r.guard {
+		return
+	}
+	input := c.AddChain(&nftables.Chain{
+		Name: "input", Table: t, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+	})
+	for _, e := range r.input() {
+		c.AddRule(&nftables.Rule{Table: t, Chain: input, Exprs: e})
+	}
+}
+
+// forward lets guests out under their own addresses and lets in what they asked for, or what somebody's port mapping
+// sends them. Without NAT the network is a routed one: whoever has a route may come in.
+func (r rules) forward() [][]expr.Any {
+	between := accept()
+	if r.isolation {
+		between = drop()
+	}
+	out := [][]expr.Any{
+		join(iif(expr.CmpOpEq, r.bridge), oif(expr.CmpOpEq, r.bridge), between),
+		join(iif(expr.CmpOpEq, r.bridge), overIPv4(), source(r.prefix), accept()),
+		join(iif(expr.CmpOpEq, r.bridge), drop()),
+	}
+	if r.nat {
+		out = append(out,
+			join(oif(expr.CmpOpEq, r.bridge), ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
+			join(oif(expr.CmpOpEq, r.bridge), ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept()),
+			join(oif(expr.CmpOpEq, r.bridge), drop()))
+	}
+	return out
+}
+
+// ctStatusDNAT is IPS_DST_NAT of the kernel.
+const ctStatusDNAT = 1 << 5
+
+// input is the guard: guests get DHCP, ping and configured DNS from the host, and answers to what the host asked them.
+func (r rules) input() [][]expr.Any {
+	from := iif(expr.CmpOpEq, r.bridge)
+	out := [][]expr.Any{
+		join(iif(expr.CmpOpNeq, r.bridge), accept()),
+		join(from, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
+		join(from, overIPv4(), proto(unix.IPPROTO_UDP), dport(67), accept()),
+		join(from, overIPv4(), destination(r.gateway), proto(unix.IPPROTO_ICMP), icmpEcho(), accept()),
+	}
+	for _, d := range r.dns {
+		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			out = append(out, join(from, overIPv4(), destination(d), proto(p), dport(53), accept()))
+		}
+	}
+	return append(out, join(from, drop()))
+}
+
+// ether fills the table that frames from taps pass.
+func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
+	t := r.fresh(c, nftables.TableFamilyBridge)
+	senders, hosts := r.sets(t)
+	mine, addresses := elements(guests)
+	if err := errors.Join(c.AddSet(senders, mine), c.AddSet(hosts, addresses)); err != nil {
+		return err
+	}
+	ch := c.AddChain(&nftables.Chain{
+		Name: "prerouting", Table: t, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(-300),
+	})
+	for _, e := range r.sender() {
+		c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: e})
+	}
+	return nil
+}
+
+// sender checks what comes from a tap of ours: its own MAC, and its own address in IPv4 and ARP; besides that only
+// DHCP and ARP probes before it has the address. All other protocols end here.
+func (r rules) sender() [][]expr.Any {
+	zero := netip.AddrFrom4([4]byte{})
+	return [][]expr.Any{
+		join([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(r.tapPrefix)}}, accept()),
+		join(loadTap(), loadEther(), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setSenders, SetID: setSendersID, Invert: true}}, drop()),
+		join(etherType(unix.ETH_P_IP), loadTap(), loadEther(), loadNetwork(12, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
+		join(etherType(unix.ETH_P_ARP), loadTap(), loadNetwork(8, 6, unix.NFT_REG_2), loadNetwork(14, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
+		join(etherType(unix.ETH_P_ARP), loadNetwork(14, 4, 1), equal(zero.AsSlice()), accept()),
+		join(etherType(unix.ETH_P_IP), source(netip.PrefixFrom(zero, 32)), proto(unix.IPPROTO_UDP), dport(67), accept()),
+		drop(),
+	}
+}
+
+// Set IDs need only differ within a batch; choosing them here keeps the library's package counter out of it.
+const (
+	setSendersID = 1
+	setGuestsID  = 2
+)
+
+func (r rules) sets(t *nftables.Table) (senders, guests *nftables.Set) {
+	senders = &nftables.Set{
+		Table: t, Name: setSenders, ID: setSendersID,
+		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr),
+	}
+	guests = &nftables.Set{
+		Table: t, Name: setGuests, ID: setGuestsID,
+		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, nftables.TypeIPAddr),
+	}
+	return senders, guests
+}
+
+func elements(guests []ipam.Lease) (senders, addresses []nftables.SetElement) {
+	for _, l := range guests {
+		mac, err := net.ParseMAC(l.MAC)
+		if err != nil {
+			continue // leases are checked where they come from
+		}
+		key := append(append(linkName(l.Tap), mac...), 0, 0) // parts of a key fill whole registers
+		senders = append(senders, nftables.SetElement{Key: key})
+		addresses = append(addresses, nftables.SetElement{Key: append(append([]byte{}, key...), l.IP.AsSlice()...)})
+	}
+	return senders, addresses
+}

@@ -1,0 +1,352 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/undo"
+)
+
+const forwardKey = "ipv4/ip_forward"
+
+// Setup implements network.Network: look, decide, then change; what fails half-way is undone.
+func (n *Network) Setup(ctx context.Context) error {
+	return n.whole(ctx, func() error {
+		lv, st, taps, err := n.plan()
+		if err != nil {
+			return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
+		}
+		if err := n.build(ctx, lv, st, taps); err != nil {
+			return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
+		}
+		if old := n.live; old != nil {
+			err = old.gate.close()
+		}
+		n.live = lv
+		return err
+	})
+}
+
+// tap is a tap of ours that exists.
+type tap struct {
+	link  netlink.Link
+	lease ipam.Lease
+}
+
+// plan finds out whether the network can be and what it will be. It changes nothing.
+func (n *Network) plan() (*live, state, []tap, error) {
+	fail := func(err error) (*live, state, []tap, error) { return nil, state{}, nil, err }
+	if err := n.checkHost(); err != nil {
+		return fail(err)
+	}
+	st, err := n.loadState()
+	if err != nil {
+		return fail(err)
+	}
+	leases, err := n.file.Read()
+	if err != nil {
+		return fail(err)
+	}
+	taps, err := n.taps()
+	if err != nil {
+		return fail(err)
+	}
+	uses, err := hostUses(n.cfg.Bridge)
+	if err != nil {
+		return fail(err)
+	}
+	prefix, err := chooseSubnet(n.cfg, st.Subnet, len(leases)+len(taps) > 0, uses)
+	if err != nil {
+		return fail(err)
+	}
+	lv, err := n.settle(prefix, leases, taps)
+	if err != nil {
+		return fail(err)
+	}
+	st.Subnet = prefix
+	if err := n.noteForward(&st); err != nil {
+		return fail(err)
+	}
+	return lv, st, taps, nil
+}
+
+// checkHost looks for what is missing or in the way.
+func (n *Network) checkHost() error {
+	if err := checkCaps(); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(tunDevice, os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return tunError(err)
+	}
+	f.Close()
+	if n.cfg.NAT || !n.cfg.Unguarded {
+		if err := probeNFT(); err != nil {
+			return err
+		}
+	}
+	br, err := findLink(n.cfg.Bridge)
+	if err != nil {
+		return err
+	}
+	if br != nil && !n.ownBridge(br) {
+		return errdefs.Preconditionf("link %s exists and is not ours (%s, alias %q); configure another bridge name, or remove it with `ip link del %s`",
+			n.cfg.Bridge, br.Type(), br.Attrs().Alias, n.cfg.Bridge)
+	}
+	return nil
+}
+
+// settle puts everything decided together, with the leases of the file and those that only the taps remember.
+func (n *Network) settle(prefix netip.Prefix, leases []ipam.Lease, taps []tap) (*live, error) {
+	gateway, err := n.cfg.gatewayIn(prefix)
+	if err != nil {
+		return nil, err
+	}
+	lv := &live{prefix: prefix, gateway: gateway, dns: resolvers(n.cfg), mtu: n.cfg.MTU}
+	if lv.mtu == 0 {
+		lv.mtu = defaultMTU()
+	}
+	owner := n.cfg.owner()
+	lv.rules = rules{
+		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),
+		prefix: prefix, gateway: gateway, dns: lv.dns,
+		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded,
+	}
+	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {
+		lv.pool = old.pool // Run serves from it
+	} else {
+		lv.pool, err = ipam.New(ipam.Config{Salt: owner, Prefix: prefix, Gateway: gateway, ReservedMAC: n.mac, TTL: leaseTime})
+		if err != nil {
+			return nil, err
+		}
+		if err := lv.pool.Load(leases, time.Now()); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range taps {
+		if err := lv.pool.Adopt(t.lease); err != nil {
+			// Such a tap is left for Sweep: the engine knows whether a VM has it.
+			n.log.Warn("tap without lease", "network", n.cfg.Name, "tap", t.lease.Tap, "vm", t.lease.ID, "err", err)
+		}
+	}
+	lv.pool.Refresh(time.Now())
+	return lv, nil
+}
+
+// noteForward writes into st what Teardown must put back, if build is going to turn forwarding on.
+func (n *Network) noteForward(st *state) error {
+	here, err := identity()
+	if err != nil {
+		return err
+	}
+	if st.Space != here {
+		st.Space, st.Forward = here, "" // after a reboot or in a new namespace our change is gone
+	}
+	value, err := sysctl(forwardKey)
+	if err != nil {
+		return fmt.Errorf("read sysctl net/%s: %w", forwardKey, err)
+	}
+	if value != "1" && st.Forward == "" {
+		st.Forward = value
+	}
+	return nil
+}
+
+// build makes the plan true. The rules come first: no packet ever passes an unguarded bridge.
+func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (err error) {
+	var back undo.Stack
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, back.Run(ctx))
+		}
+	}()
+	if err := n.saveState(st); err != nil {
+		return err
+	}
+	leases := make([]ipam.Lease, 0, len(taps))
+	for _, t := range taps {
+		leases = append(leases, t.lease)
+	}
+	before, err := findLink(n.cfg.Bridge)
+	if err != nil {
+		return err
+	}
+	if before == nil { // else an earlier run's VMs live by the rules
+		back.Push(func(context.Context) error { return lv.rules.remove() })
+	}
+	checked, err := lv.rules.apply(leases)
+	if err != nil {
+		return err
+	}
+	if checked {
+		lv.gate = &gate{rules: lv.rules, space: n.space}
+	}
+	if lv.rules.guard && !checked {
+		n.log.Warn("senders are not checked: this kernel has no nftables for bridges", "network", n.cfg.Name)
+	}
+	created, err := n.ensureBridge(lv)
+	if created {
+		back.Push(func(context.Context) error { return n.removeBridge() })
+	}
+	if err != nil {
+		return err
+	}
+	if err := setSysctl(forwardKey, "1"); err != nil {
+		return err
+	}
+	if created && st.Forward != "" {
+		back.Push(func(context.Context) error { return setSysctl(forwardKey, st.Forward) })
+	}
+	br, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil {
+		return fmt.Errorf("look for bridge %s: %w", n.cfg.Bridge, err)
+	}
+	for _, t := range taps {
+		if err := n.plugTap(t.lease.Tap, t.lease, br.Attrs().Index, lv.mtu); err != nil {
+			return err
+		}
+	}
+	if err := n.file.Sync(lv.pool); err != nil {
+		return err
+	}
+	back.Release()
+	return nil
+}
+
+// taps lists the taps that carry our mark.
+func (n *Network) taps() ([]tap, error) {
+	links, err := listLinks()
+	if err != nil {
+		return nil, err
+	}
+	var out []tap
+	for _, l := range links {
+		if lease, ok := parseTapAlias(n.cfg.owner(), l.Attrs().Alias); ok {
+			lease.Tap = l.Attrs().Name
+			out = append(out, tap{l, lease})
+		}
+	}
+	return out, nil
+}
+
+func (n *Network) removeBridge() error {
+	br, err := findLink(n.cfg.Bridge)
+	if err != nil || br == nil || !n.ownBridge(br) {
+		return err
+	}
+	return removeLink(br)
+}
+
+// Sweep implements network.Network.
+func (n *Network) Sweep(ctx context.Context, keep []string) (removed []string, err error) {
+	err = n.whole(ctx, func() error {
+		taps, err := n.taps()
+		if err != nil {
+			return err
+		}
+		taps = slices.DeleteFunc(taps, func(t tap) bool { return slices.Contains(keep, t.lease.Tap) })
+		removed, err = n.unplug(taps)
+		return err
+	})
+	if err != nil {
+		return removed, fmt.Errorf("sweep network %s: %w", n.cfg.Name, err)
+	}
+	slices.Sort(removed)
+	return removed, nil
+}
+
+// unplug removes taps and what was admitted from them, many at a time because each removal waits in the kernel.
+// It returns the names of those that are gone. Preconditions: mu is held for writing.
+func (n *Network) unplug(taps []tap) (removed []string, err error) {
+	const atOnce = 16
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		errs  []error
+		slots = make(chan struct{}, atOnce)
+	)
+	for _, t := range taps {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			err := n.space.do(func() error { return removeLink(t.link) })
+			if err == nil && n.live != nil {
+				n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
+				if n.live.gate != nil {
+					err = n.live.gate.dismiss(t.lease)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, err)
+				return
+			}
+			removed = append(removed, t.lease.Tap)
+		})
+	}
+	wg.Wait()
+	return removed, errors.Join(errs...)
+}
+
+// Teardown implements network.Network. It needs no Setup in this process, and nothing to be there.
+func (n *Network) Teardown(ctx context.Context) error {
+	err := n.whole(ctx, n.teardown)
+	if err != nil && !n.spaceGone(err) {
+		return fmt.Errorf("tear down network %s: %w", n.cfg.Name, err)
+	}
+	return nil
+}
+
+func (n *Network) teardown() error {
+	var errs []error
+	if n.live != nil {
+		errs = append(errs, n.file.Sync(n.live.pool))
+	}
+	taps, err := n.taps()
+	errs = append(errs, err)
+	_, err = n.unplug(taps)
+	errs = append(errs, err)
+	if n.live != nil {
+		errs = append(errs, n.live.gate.close())
+	}
+	errs = append(errs, n.removeBridge(), rules{table: n.cfg.table()}.remove(), n.restoreForward())
+	n.live = nil
+	return errors.Join(errs...)
+}
+
+// restoreForward puts ip_forward back as Setup found it, unless another network of ours in the namespace needs it.
+func (n *Network) restoreForward() error {
+	st, err := n.loadState()
+	if err != nil || st.Forward == "" {
+		return err
+	}
+	here, err := identity()
+	if err != nil {
+		return err
+	}
+	links, err := listLinks()
+	if err != nil {
+		return err
+	}
+	shared := slices.ContainsFunc(links, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Alias, aliasMark) })
+	if st.Space == here && !shared {
+		if err := setSysctl(forwardKey, st.Forward); err != nil {
+			return err
+		}
+	}
+	st.Forward, st.Space = "", ""
+	return n.saveState(st)
+}

@@ -1,0 +1,62 @@
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// state is what Setup must remember: its choice of subnet, and what Teardown has to put back.
+type state struct {
+	Version int          `json:"version"`
+	Subnet  netip.Prefix `json:"subnet,omitzero"`
+
+	// Forward is net.ipv4.ip_forward as it was before we set it to 1 in Space; "" when we did not.
+	Forward string `json:"ip_forward_before,omitempty"`
+	Space   string `json:"space,omitempty"` // identity of the namespace
+}
+
+const stateVersion = 1
+
+func (n *Network) statePath() string {
+	return filepath.Join(n.cfg.StateDir, "network-"+n.cfg.Name+".json")
+}
+
+func (n *Network) loadState() (state, error) {
+	b, err := os.ReadFile(n.statePath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return state{Version: stateVersion}, nil
+	}
+	if err != nil {
+		return state{}, fmt.Errorf("read state of network %s: %w", n.cfg.Name, err)
+	}
+	var s state
+	if err := json.Unmarshal(b, &s); err != nil || s.Version != stateVersion {
+		return state{}, errdefs.DataLossf("%s is not the state of a network, version %d; move it away, then the subnet is chosen anew", n.statePath(), stateVersion)
+	}
+	return s, nil
+}
+
+// saveState writes s unless it is what the file holds.
+func (n *Network) saveState(s state) error {
+	if old, err := n.loadState(); err == nil && old == s {
+		if _, err := os.Stat(n.statePath()); err == nil {
+			return nil
+		}
+	}
+	b, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("format state of network %s: %w", n.cfg.Name, err)
+	}
+	if err := os.MkdirAll(n.cfg.StateDir, 0o755); err != nil {
+		return fmt.Errorf("write state of network %s: %w", n.cfg.Name, err)
+	}
+	return atomicfile.WriteFile(n.statePath(), append(b, '\n'), 0o644)
+}

@@ -1,0 +1,195 @@
+package bridge
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// autoRanges are where SubnetAuto looks for a free /24, in this order.
+var autoRanges = [...]netip.Prefix{
+	netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 88, 0, 0}), 16),
+	netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 30, 0, 0}), 16),
+	netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, 128, 0}), 17),
+}
+
+// use is a part of the address space that the host already uses.
+type use struct {
+	prefix netip.Prefix
+	by     string // for people: "address 10.0.0.5/24 of eth0"
+}
+
+// hostUses lists the addresses and routes of the namespace except those of our own bridge.
+// Routes wider than /8 are ways to everywhere else, as the default route is, and no use of their own.
+func hostUses(bridge string) ([]use, error) {
+	links, err := listLinks()
+	if err != nil {
+		return nil, err
+	}
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	addrs, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var out []use
+	for _, a := range addrs {
+		if p, ok := prefixOf(a.IPNet); ok && names[a.LinkIndex] != bridge {
+			out = append(out, use{p, fmt.Sprintf("address %s of %s", a.IPNet, names[a.LinkIndex])})
+		}
+	}
+	routes, err := retryDump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if p, ok := prefixOf(r.Dst); ok && p.Bits() >= 8 && (r.LinkIndex == 0 || names[r.LinkIndex] != bridge) {
+			out = append(out, use{p, fmt.Sprintf("route %s through %s", p, orDefault(names[r.LinkIndex], "no link"))})
+		}
+	}
+	return out, nil
+}
+
+func retryDump[T any](list func() ([]T, error)) ([]T, error) {
+	for {
+		out, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, err
+		}
+	}
+}
+
+func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	a, ok := netip.AddrFromSlice(n.IP.To4())
+	ones, bits := n.Mask.Size()
+	if !ok || bits != 32 {
+		return netip.Prefix{}, false
+	}
+	return netip.PrefixFrom(a, ones).Masked(), true
+}
+
+// clash returns what p overlaps, "" when it is free.
+func clash(p netip.Prefix, uses []use) string {
+	for _, u := range uses {
+		if u.prefix.Overlaps(p) {
+			return u.by
+		}
+	}
+	return ""
+}
+
+// chooseSubnet is pure: the configured subnet, else the one chosen before, else the first free one.
+// keep says that leases exist, so that the earlier choice may not be changed any more.
+func chooseSubnet(cfg Config, before netip.Prefix, keep bool, uses []use) (netip.Prefix, error) {
+	if cfg.Subnet != SubnetAuto {
+		p, err := netip.ParsePrefix(cfg.Subnet)
+		if err != nil {
+			return p, errdefs.Invalidf("network %s: subnet %q: %v", cfg.Name, cfg.Subnet, err)
+		}
+		if by := clash(p, uses); by != "" {
+			return p, errdefs.Preconditionf("network %s: subnet %s clashes with %s of this host; configure another subnet, or %q", cfg.Name, p, by, SubnetAuto)
+		}
+		return p, nil
+	}
+	if before.IsValid() {
+		by := clash(before, uses)
+		if by == "" {
+			return before, nil
+		}
+		if keep {
+			return before, errdefs.Preconditionf("network %s: subnet %s, which its VMs have addresses of, now clashes with %s of this host; remove that, or the VMs", cfg.Name, before, by)
+		}
+	}
+	for _, r := range autoRanges {
+		for p := netip.PrefixFrom(r.Addr(), 24); r.Contains(p.Addr()); p = netip.PrefixFrom(lastOf(p).Next(), 24) {
+			if clash(p, uses) == "" {
+				return p, nil
+			}
+		}
+	}
+	return netip.Prefix{}, errdefs.Preconditionf("network %s: the host uses parts of all of %v; configure a subnet that is free", cfg.Name, autoRanges)
+}
+
+// defaultMTU is that of the link with the default route, and never more than what every link carries.
+func defaultMTU() int {
+	const ethernet = 1500
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return ethernet
+	}
+	for _, r := range routes {
+		if p, ok := prefixOf(r.Dst); r.Dst != nil && (!ok || p.Bits() != 0) {
+			continue
+		}
+		if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil && l.Attrs().MTU >= 576 && l.Attrs().MTU < ethernet {
+			return l.Attrs().MTU
+		}
+	}
+	return ethernet
+}
+
+// resolvers are what guests are told to ask: as configured, else the host's own as far as they are not the host's
+// loopback, which guests cannot reach. systemd-resolved keeps the real ones beside.
+func resolvers(cfg Config) []netip.Addr {
+	if cfg.DNS != nil {
+		var out []netip.Addr
+		for _, d := range cfg.DNS {
+			if a, err := netip.ParseAddr(d); err == nil {
+				out = append(out, a)
+			}
+		}
+		return out
+	}
+	for _, path := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if out := parseResolvConf(string(b)); len(out) > 0 {
+			return out
+		}
+	}
+	return nil
+}
+
+// parseResolvConf returns the IPv4 name servers that are not on loopback, at most the three that resolvers use.
+func parseResolvConf(s string) []netip.Addr {
+	var out []netip.Addr
+	for sc := bufio.NewScanner(strings.NewReader(s)); sc.Scan() && len(out) < 3; {
+		f := strings.Fields(sc.Text())
+		if len(f) < 2 || f[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(f[1]); err == nil && a.Is4() && !a.IsLoopback() && !a.IsUnspecified() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// checkCaps returns why links cannot be made, before one is tried.
+func checkCaps() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	if data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		return errdefs.Preconditionf("bridges and taps need root (CAP_NET_ADMIN); run the daemon as root")
+	}
+	return nil
+}

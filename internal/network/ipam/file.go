@@ -1,0 +1,123 @@
+package ipam
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Parse reads a lease file: a JSON array of objects with mac, ip and expiry. Null and an empty file are no leases;
+// keys that we do not know are ignored. Anything else is a DataLoss error.
+func Parse(b []byte) ([]Lease, error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	var leases []Lease
+	if err := json.Unmarshal(b, &leases); err != nil {
+		return nil, errdefs.New(errdefs.DataLoss, "the leases are not a JSON array of mac, ip and expiry: %w", err)
+	}
+	for i, l := range leases {
+		hw, err := net.ParseMAC(l.MAC)
+		if err != nil || len(hw) != 6 || !l.IP.Is4() || l.Index < 0 {
+			return nil, errdefs.DataLossf("lease %d has MAC %q and IP %q", i, l.MAC, l.IP)
+		}
+		leases[i].MAC = hw.String()
+	}
+	return leases, nil
+}
+
+// Format is the inverse of Parse. No leases are [], not null.
+func Format(leases []Lease) ([]byte, error) {
+	if leases == nil {
+		leases = []Lease{}
+	}
+	b, err := json.MarshalIndent(leases, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("format leases: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// File is the durable copy of a pool. Writers that meet share one write. It is safe for concurrent use.
+type File struct {
+	path string
+
+	mu      sync.Mutex
+	of      *Pool  // the pool that was written last, nil for none
+	written uint64 // its version
+}
+
+// NewFile returns the lease file at path, which need not exist.
+func NewFile(path string) *File { return &File{path: path} }
+
+// Read returns the leases in the file, none when there is no file.
+func (f *File) Read() ([]Lease, error) {
+	b, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read leases: %w", err)
+	}
+	leases, err := Parse(b)
+	if err != nil {
+		return nil, fmt.Errorf("lease file %s: %w; move it away, then the leases of running VMs are found again", f.path, err)
+	}
+	return leases, nil
+}
+
+// Sync returns when the file durably holds p as it was at the call, or newer. Concurrent calls share a write:
+// while one is under way the others wait, and the next write serves all of them.
+func (f *File) Sync(p *Pool) error {
+	want := p.Version()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.of == p && f.written >= want {
+		return nil
+	}
+	leases, version := p.Snapshot()
+	if err := f.write(leases); err != nil {
+		return err
+	}
+	f.of, f.written = p, version
+	return nil
+}
+
+// Release removes a lease from the file itself, for when there is no pool. That of another tap is left alone.
+func (f *File) Release(mac, tap string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	leases, err := f.Read()
+	if err != nil {
+		return err
+	}
+	rest := slices.DeleteFunc(slices.Clone(leases), func(l Lease) bool { return l.MAC == mac && l.Tap == tap })
+	if len(rest) == len(leases) {
+		return nil
+	}
+	f.of = nil
+	return f.write(rest)
+}
+
+func (f *File) write(leases []Lease) error {
+	b, err := Format(leases)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(f.path), 0o755); err != nil {
+		return fmt.Errorf("write leases: %w", err)
+	}
+	if err := atomicfile.WriteFile(f.path, b, 0o644); err != nil {
+		return fmt.Errorf("write leases: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,389 @@
+// Package ipam decides which MAC and IPv4 address each VM has on one subnet, and reads and writes the lease file.
+//
+// Both depend on the VM's name alone as long as nobody else holds them, so that a VM made anew under an old name is
+// found where it was. The package makes no link and answers no packet; networks do that with what it says.
+package ipam
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Config describes the subnet of a Pool.
+type Config struct {
+	Salt        string           // of MACs: networks that may meet on one wire have different salts
+	Prefix      netip.Prefix     // IPv4, masked
+	Gateway     netip.Addr       // never given away
+	ReservedMAC net.HardwareAddr // of the gateway; never given away
+	TTL         time.Duration    // how far in the future the expiry of a lease is set
+}
+
+// Lease is one address held by one interface of one VM. The JSON is public API; mac, ip and expiry are read by others.
+type Lease struct {
+	MAC    string     `json:"mac"` // lower case, colons
+	IP     netip.Addr `json:"ip"`
+	Expiry time.Time  `json:"expiry"`
+
+	VM    string `json:"vm,omitempty"` // name
+	ID    vm.ID  `json:"vm_id,omitempty"`
+	Index int    `json:"nic,omitempty"`
+	Tap   string `json:"tap,omitempty"`
+}
+
+// Owned reports whether l belongs to a VM of ours. A lease that does not was written by somebody else and ends with its expiry.
+func (l Lease) Owned() bool { return l.ID != "" }
+
+// Request asks for the lease of one interface.
+type Request struct {
+	ID    vm.ID
+	Name  string // of the VM
+	Index int
+	MAC   string // "" for the one that belongs to the name
+}
+
+type key struct {
+	id    vm.ID
+	index int
+}
+
+// Pool holds the leases of one subnet in memory. It is safe for concurrent use.
+type Pool struct {
+	cfg Config
+
+	mu       sync.Mutex
+	byKey    map[key]*Lease
+	byMAC    map[string]*Lease
+	byIP     map[netip.Addr]*Lease
+	attached map[*Lease]bool
+	version  uint64 // grows with every change
+}
+
+// New returns an empty pool. It refuses a subnet without room for a gateway and one guest, or no subnet at all.
+func New(cfg Config) (*Pool, error) {
+	if err := CheckPrefix(cfg.Prefix); err != nil {
+		return nil, err
+	}
+	if !cfg.Prefix.Contains(cfg.Gateway) {
+		return nil, errdefs.Invalidf("gateway %s is not in subnet %s", cfg.Gateway, cfg.Prefix)
+	}
+	p := &Pool{cfg: cfg}
+	p.reset()
+	return p, nil
+}
+
+// CheckPrefix returns an InvalidArgument error unless p can be the subnet of VMs.
+func CheckPrefix(p netip.Prefix) error {
+	switch {
+	case !p.IsValid() || !p.Addr().Is4():
+		return errdefs.Invalidf("subnet %s is not an IPv4 subnet such as 10.88.0.0/24", p)
+	case p.Masked() != p:
+		return errdefs.Invalidf("subnet %s has bits behind its prefix; write %s", p, p.Masked())
+	case p.Bits() < 8 || p.Bits() > 30:
+		return errdefs.Invalidf("subnet %s must have a prefix between /8 and /30", p)
+	case p.Addr().IsLoopback() || p.Addr().IsMulticast() || p.Addr().IsUnspecified() || p.Addr().IsLinkLocalUnicast() || p.Addr().As4()[0] >= 240:
+		return errdefs.Invalidf("subnet %s is not one that hosts can have; use a private one such as 10.88.0.0/24", p)
+	}
+	return nil
+}
+
+func (p *Pool) reset() {
+	p.byKey, p.byMAC, p.byIP, p.attached = map[key]*Lease{}, map[string]*Lease{}, map[netip.Addr]*Lease{}, map[*Lease]bool{}
+}
+
+// Load replaces the content of the pool. Unowned leases that have expired are dropped.
+// A lease that does not fit is an error: DataLoss for a contradiction, FailedPrecondition for an address outside the subnet.
+func (p *Pool) Load(leases []Lease, now time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reset()
+	p.version++
+	for _, l := range leases {
+		if !l.Owned() && l.Expiry.Before(now) {
+			continue
+		}
+		if !p.cfg.Prefix.Contains(l.IP) || l.IP == p.cfg.Gateway {
+			return errdefs.Preconditionf("the lease of %s for %s does not fit subnet %s with gateway %s; set the old subnet again or remove the VMs that have the old addresses",
+				l.IP, l.holder(), p.cfg.Prefix, p.cfg.Gateway)
+		}
+		if p.byMAC[l.MAC] != nil || p.byIP[l.IP] != nil || l.Owned() && p.byKey[key{l.ID, l.Index}] != nil {
+			return errdefs.DataLossf("the leases hold %s or %s twice", l.MAC, l.IP)
+		}
+		p.put(l)
+	}
+	return nil
+}
+
+// Adopt makes sure that l, which a link in the kernel proves to be in use, is held and attached.
+func (p *Pool) Adopt(l Lease) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	held := p.byKey[key{l.ID, l.Index}]
+	if held == nil {
+		if other := p.byMAC[l.MAC]; other != nil {
+			return errdefs.Conflictf("tap %s has MAC %s, which %s holds", l.Tap, l.MAC, other.holder())
+		}
+		if other := p.byIP[l.IP]; other != nil {
+			return errdefs.Conflictf("tap %s has address %s, which %s holds", l.Tap, l.IP, other.holder())
+		}
+		if !p.cfg.Prefix.Contains(l.IP) {
+			return errdefs.Conflictf("tap %s has address %s outside %s", l.Tap, l.IP, p.cfg.Prefix)
+		}
+		l.Expiry = p.expiry(time.Now())
+		held = p.put(l)
+		p.version++
+	}
+	p.attached[held] = true
+	return nil
+}
+
+// Reserve returns the lease of an interface, the same for the same VM and index as long as it is not released.
+// A new one prefers the MAC and address of the name. Errors: InvalidArgument and AlreadyExists for an explicit MAC,
+// ResourceExhausted when the subnet is full. fresh says that the lease was made by this call.
+func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byKey[key{r.ID, r.Index}]; held != nil {
+		return *held, false, nil
+	}
+	if held := p.leftover(r); held != nil {
+		delete(p.byKey, key{held.ID, held.Index})
+		held.ID, held.VM, held.Index, held.Tap, held.Expiry = r.ID, r.Name, r.Index, "", p.expiry(now)
+		p.byKey[key{r.ID, r.Index}] = held
+		p.version++
+		return *held, false, nil
+	}
+	mac, err := p.freeMAC(r)
+	if err != nil {
+		return Lease{}, false, err
+	}
+	ip, err := p.freeIP(r)
+	if err != nil {
+		return Lease{}, false, err
+	}
+	held := p.put(Lease{MAC: mac, IP: ip, Expiry: p.expiry(now), VM: r.Name, ID: r.ID, Index: r.Index})
+	p.version++
+	return *held, true, nil
+}
+
+// Attach notes the tap that carries the lease.
+func (p *Pool) Attach(id vm.ID, index int, tap string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byKey[key{id, index}]; held != nil {
+		p.attached[held] = true
+		if held.Tap != tap {
+			held.Tap = tap
+			p.version++
+		}
+	}
+}
+
+// Detach notes that tap is gone. The lease stays reserved.
+func (p *Pool) Detach(mac, tap string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byMAC[mac]; held != nil && held.Tap == tap {
+		delete(p.attached, held)
+	}
+}
+
+// Release gives the lease of tap back. A lease that meanwhile belongs to another tap is left alone.
+func (p *Pool) Release(mac, tap string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byMAC[mac]; held != nil && held.Tap == tap {
+		p.drop(held)
+		p.version++
+	}
+}
+
+// Cancel takes back a fresh reservation that nothing was built on.
+func (p *Pool) Cancel(l Lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byKey[key{l.ID, l.Index}]; held != nil && held.MAC == l.MAC {
+		p.drop(held)
+		p.version++
+	}
+}
+
+// ByMAC returns the lease of an owned interface.
+func (p *Pool) ByMAC(mac string) (Lease, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byMAC[mac]; held != nil && held.Owned() {
+		return *held, true
+	}
+	return Lease{}, false
+}
+
+// Tap returns the tap noted for an interface, "" for none.
+func (p *Pool) Tap(id vm.ID, index int) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byKey[key{id, index}]; held != nil {
+		return held.Tap
+	}
+	return ""
+}
+
+// Renew sets the expiry of a lease a whole TTL ahead: its guest just asked.
+func (p *Pool) Renew(mac string, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byMAC[mac]; held != nil {
+		held.Expiry = p.expiry(now)
+		p.version++
+	}
+}
+
+// Refresh keeps the expiry of owned leases in the future, since they end with their VM and not with time, and drops
+// unowned ones that have expired. Call it more often than every half TTL.
+func (p *Pool) Refresh(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range p.byIP {
+		switch {
+		case l.Owned() && l.Expiry.Before(now.Add(p.cfg.TTL/2)):
+			l.Expiry = p.expiry(now)
+		case !l.Owned() && l.Expiry.Before(now):
+			p.drop(l)
+		default:
+			continue
+		}
+		p.version++
+	}
+}
+
+// Snapshot returns all leases in the order of their addresses, and the version of the pool that they are.
+func (p *Pool) Snapshot() ([]Lease, uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([]Lease, 0, len(p.byIP))
+	for _, l := range p.byIP {
+		out = append(out, *l)
+	}
+	slices.SortFunc(out, func(a, b Lease) int { return a.IP.Compare(b.IP) })
+	return out, p.version
+}
+
+// Version grows with every change.
+func (p *Pool) Version() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.version
+}
+
+func (p *Pool) put(l Lease) *Lease {
+	held := &l
+	p.byMAC[l.MAC], p.byIP[l.IP] = held, held
+	if l.Owned() {
+		p.byKey[key{l.ID, l.Index}] = held
+	}
+	return held
+}
+
+func (p *Pool) drop(l *Lease) {
+	delete(p.byMAC, l.MAC)
+	delete(p.byIP, l.IP)
+	delete(p.attached, l)
+	if l.Owned() {
+		delete(p.byKey, key{l.ID, l.Index})
+	}
+}
+
+// leftover finds a lease that r inherits: of an earlier VM of the same name that is no longer attached, or one that
+// somebody else wrote for the very MAC. Names are unique among living VMs, so the earlier VM is gone.
+func (p *Pool) leftover(r Request) *Lease {
+	want := r.MAC
+	if want != "" {
+		hw, err := net.ParseMAC(want)
+		if err != nil {
+			return nil
+		}
+		want = hw.String()
+	} else {
+		want = p.nameMAC(r, 0)
+	}
+	l := p.byMAC[want]
+	if l == nil || p.attached[l] || l.Owned() && (l.VM != r.Name || l.Index != r.Index) {
+		return nil
+	}
+	return l
+}
+
+func (p *Pool) freeMAC(r Request) (string, error) {
+	if r.MAC != "" {
+		hw, err := net.ParseMAC(r.MAC)
+		if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
+			return "", errdefs.Invalidf("%q is not a unicast MAC address", r.MAC)
+		}
+		mac := hw.String()
+		if mac == p.cfg.ReservedMAC.String() {
+			return "", errdefs.Existsf("MAC %s is the gateway's; choose another", mac)
+		}
+		if other := p.byMAC[mac]; other != nil {
+			return "", errdefs.Existsf("MAC %s belongs to %s; choose another or none", mac, other.holder())
+		}
+		return mac, nil
+	}
+	for salt := 0; ; salt++ {
+		mac := p.nameMAC(r, salt)
+		if p.byMAC[mac] == nil && mac != p.cfg.ReservedMAC.String() {
+			return mac, nil
+		}
+	}
+}
+
+// nameMAC is the locally administered unicast MAC of an interface, the salt-th choice.
+func (p *Pool) nameMAC(r Request, salt int) string {
+	sum := hash("mac", p.cfg.Salt, r.Name, strconv.Itoa(r.Index), strconv.Itoa(salt))
+	return net.HardwareAddr{0x02, sum[0], sum[1], sum[2], sum[3], sum[4]}.String()
+}
+
+// freeIP starts at the address of the name and takes the next one that is free.
+func (p *Pool) freeIP(r Request) (netip.Addr, error) {
+	base := binary.BigEndian.Uint32(p.cfg.Prefix.Addr().AsSlice())
+	hosts := uint32(1)<<(32-p.cfg.Prefix.Bits()) - 2 // without network and broadcast
+	if uint32(len(p.byIP)) >= hosts-1 {              // and without the gateway
+		return netip.Addr{}, errdefs.Exhaustedf("all %d addresses of subnet %s are taken; remove VMs or configure a larger subnet", hosts-1, p.cfg.Prefix)
+	}
+	sum := hash("ip", r.Name, strconv.Itoa(r.Index))
+	for i, at := uint32(0), binary.BigEndian.Uint32(sum[:4])%hosts; i < hosts; i, at = i+1, (at+1)%hosts {
+		var b [4]byte
+		binary.BigEndian.PutUint32(b[:], base+1+at)
+		if ip := netip.AddrFrom4(b); ip != p.cfg.Gateway && p.byIP[ip] == nil {
+			return ip, nil
+		}
+	}
+	return netip.Addr{}, errdefs.Exhaustedf("no address of subnet %s is free; remove VMs or configure a larger subnet", p.cfg.Prefix)
+}
+
+// expiry has whole seconds in UTC, as the lease file shows it.
+func (p *Pool) expiry(now time.Time) time.Time { return now.Add(p.cfg.TTL).UTC().Truncate(time.Second) }
+
+func (l Lease) holder() string {
+	if l.VM == "" {
+		return "an unknown lease of " + l.MAC
+	}
+	return fmt.Sprintf("VM %s", l.VM)
+}
+
+func hash(parts ...string) [sha256.Size]byte {
+	var b []byte
+	for _, p := range parts {
+		b = append(b, p...)
+		b = append(b, 0)
+	}
+	return sha256.Sum256(b)
+}

@@ -1,0 +1,41 @@
+// Package network is the contract for giving VMs interfaces: a tap on the host and an address for the guest.
+//
+// Implementations own links, rules and leases of their own making; they never touch others'.
+package network
+
+import (
+	"context"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Network provides interfaces on one named network. Safe for concurrent use.
+type Network interface {
+	// Name is what vm.NICSpec.Network refers to.
+	Name() string
+
+	// Setup brings the network up (bridge, addresses, rules, DHCP) and adopts what an earlier run left. Idempotent.
+	// Errors: FailedPrecondition when a subnet clashes with the host or a device node is missing, with the remedy.
+	Setup(ctx context.Context) error
+
+	// Run serves what must be served while the daemon lives (DHCP) and returns when ctx ends. Links and rules stay.
+	Run(ctx context.Context) error
+
+	// Attach gives the VM called name its tap, MAC and IP. Idempotent per (id, index): the same answer again, and a tap
+	// that vanished is made again. The MAC and IP depend on name only, as far as the address is free.
+	// Errors: ResourceExhausted when no address is left.
+	Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (vm.NIC, error)
+
+	// Detach removes the tap and keeps the address reserved. Idempotent. Like Release it works without Setup, so that a
+	// VM can be removed when its network is gone.
+	Detach(ctx context.Context, nic vm.NIC) error
+
+	// Release gives the address back. Idempotent; Detach first.
+	Release(ctx context.Context, nic vm.NIC) error
+
+	// Sweep removes taps of ours that belong to none of keep (tap names) and returns their names.
+	Sweep(ctx context.Context, keep []string) ([]string, error)
+
+	// Teardown removes every link and rule of the network. Leases stay on disk.
+	Teardown(ctx context.Context) error
+}

@@ -1,0 +1,95 @@
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodewire"
+)
+
+const progressStep = 4 << 20 // bytes between two reports of progress
+
+type images struct {
+	nodev1.UnimplementedImagesServer
+	store  Images
+	engine Engine
+}
+
+func (i *images) Import(stream nodev1.Images_ImportServer) error {
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if m.GetStart() == nil {
+		return errdefs.Invalidf("the first message of an import must name the image")
+	}
+	var reported int64
+	progress := func(n int64) {
+		if n-reported < progressStep {
+			return
+		}
+		reported = n
+		// A client that is gone shows in the next Recv.
+		_ = stream.Send(&nodev1.ImportResponse{Of: &nodev1.ImportResponse_Received{Received: n}})
+	}
+	img, err := i.store.Import(stream.Context(), m.GetStart().GetName(), &chunks{stream: stream}, progress)
+	if err != nil {
+		return err
+	}
+	return stream.Send(&nodev1.ImportResponse{Of: &nodev1.ImportResponse_Image{Image: nodewire.EncodeImage(img)}})
+}
+
+// chunks reads the image from the client's messages. It ends with io.EOF only when the client closed its side in order.
+type chunks struct {
+	stream nodev1.Images_ImportServer
+	left   []byte
+}
+
+func (c *chunks) Read(p []byte) (int, error) {
+	for len(c.left) == 0 {
+		m, err := c.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return 0, io.EOF
+		}
+		if err != nil {
+			return 0, errdefs.New(errdefs.Canceled, "the client stopped sending the image: %w", err)
+		}
+		c.left = m.GetChunk()
+	}
+	n := copy(p, c.left)
+	c.left = c.left[n:]
+	return n, nil
+}
+
+func (i *images) List(_ *nodev1.ListImagesRequest, stream grpc.ServerStreamingServer[nodev1.Image]) error {
+	all, err := i.store.List(stream.Context())
+	if err != nil {
+		return err
+	}
+	for _, img := range all {
+		if err := stream.Send(nodewire.EncodeImage(img)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (i *images) Get(ctx context.Context, r *nodev1.GetImageRequest) (*nodev1.Image, error) {
+	img, err := i.store.Get(ctx, r.GetRef())
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeImage(img), nil
+}
+
+func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nodev1.RemoveImageResponse, error) {
+	return &nodev1.RemoveImageResponse{}, i.store.Remove(ctx, r.GetRef(), i.engine.ImageInUse)
+}
+
+var _ Images = image.Store(nil)

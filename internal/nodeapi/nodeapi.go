@@ -1,0 +1,182 @@
+// Package nodeapi serves the node API: the engine and the image store of this machine, over gRPC on a unix socket and,
+// when configured, on TCP with mutual TLS.
+//
+// It translates and bounds; it decides nothing about VMs and keeps no state of its own.
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Bounds of one server. A client that exceeds them gets ResourceExhausted or waits; the daemon's memory does not grow.
+const (
+	maxConnections  = 512
+	maxCallsPerConn = 1024     // concurrent calls of one connection
+	maxStreams      = 4096     // concurrent streaming calls of all connections
+	maxMessage      = 4 << 20  // bytes of one message from a client
+	outputChunk     = 64 << 10 // bytes of output in one message to a client
+	drainTime       = 5 * time.Second
+)
+
+// Engine is what the API serves: the VM engine of this machine.
+type Engine interface {
+	Create(ctx context.Context, s vm.Spec) (vm.Record, error)
+	Launch(ctx context.Context, s vm.Spec) (vm.Record, error)
+	Start(ctx context.Context, ref string) (vm.Record, error)
+	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Remove(ctx context.Context, ref string, force bool) error
+	Inspect(ctx context.Context, ref string) (vm.Record, error)
+	List(ctx context.Context) ([]vm.Record, error)
+	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
+	Stats(ctx context.Context, ref string) (guest.Stats, error)
+	ImageInUse(digest string) bool
+	Reset(ctx context.Context) error
+}
+
+// Images is the part of the image store that clients may use.
+type Images interface {
+	Import(ctx context.Context, name string, r io.Reader, progress func(bytes int64)) (image.Image, error)
+	Get(ctx context.Context, ref string) (image.Image, error)
+	List(ctx context.Context) ([]image.Image, error)
+	Remove(ctx context.Context, ref string, inUse func(digest string) bool) error
+}
+
+// Host answers questions about the machine and the daemon itself.
+type Host interface {
+	Info(ctx context.Context) (nodewire.NodeInfo, error)
+	Doctor(ctx context.Context) ([]nodewire.Check, error)
+}
+
+// Config says where to serve.
+type Config struct {
+	Socket string // path of the unix socket; its folder must exist
+	Group  string // owner group of the socket when it exists on this host; otherwise root alone may connect
+	TCP    string // host:port, "" for none; needs TLS
+	TLS    TLS
+}
+
+// Deps is what the server stands on.
+type Deps struct {
+	Engine Engine
+	Images Images
+	Host   Host
+	Log    *slog.Logger
+}
+
+// Server serves the node API.
+type Server struct {
+	cfg     Config
+	deps    Deps
+	log     *slog.Logger
+	tls     credentials.TransportCredentials
+	streams chan struct{} // one token per streaming call
+	closing chan struct{}
+	ready   chan struct{}
+}
+
+// New checks the configuration. Certificates are read here, sockets opened in Run.
+func New(cfg Config, deps Deps) (*Server, error) {
+	s := &Server{
+		cfg: cfg, deps: deps, log: deps.Log.With("component", "nodeapi"),
+		streams: make(chan struct{}, maxStreams), closing: make(chan struct{}), ready: make(chan struct{}),
+	}
+	if cfg.Socket == "" {
+		return nil, errdefs.Invalidf("the node API needs the path of a socket")
+	}
+	if cfg.TCP == "" {
+		return s, nil
+	}
+	creds, err := cfg.TLS.credentials()
+	if err != nil {
+		return nil, err
+	}
+	s.tls = creds
+	return s, nil
+}
+
+// Ready is closed when every listener accepts.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Run serves until ctx ends. Streams end at once then; other calls get a few seconds to finish. It may be called once.
+func (s *Server) Run(ctx context.Context) error {
+	unixListener, err := listenUnix(ctx, s.cfg.Socket, s.cfg.Group)
+	if err != nil {
+		return err
+	}
+	type listening struct {
+		server   *grpc.Server
+		listener net.Listener
+	}
+	all := []listening{{s.server(peerCredentials{log: s.log}), limit(unixListener, maxConnections)}}
+	if s.cfg.TCP != "" {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.TCP)
+		if err != nil {
+			unixListener.Close()
+			return errdefs.New(errdefs.FailedPrecondition, "listen on %s: %w", s.cfg.TCP, err)
+		}
+		all = append(all, listening{s.server(s.tls), limit(l, maxConnections)})
+	}
+
+	var wg sync.WaitGroup
+	failed := make(chan error, len(all))
+	for _, l := range all {
+		wg.Go(func() {
+			if err := l.server.Serve(l.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				failed <- errdefs.New(errdefs.Internal, "serve the node API on %s: %w", l.listener.Addr(), err)
+			}
+		})
+	}
+	close(s.ready)
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	close(s.closing)
+	for _, l := range all {
+		drain(l.server)
+	}
+	wg.Wait()
+	return err
+}
+
+// drain stops a server, giving calls under way drainTime. What the engine has begun it finishes or undoes by itself.
+func drain(g *grpc.Server) {
+	t := time.AfterFunc(drainTime, g.Stop)
+	defer t.Stop()
+	g.GracefulStop()
+}
+
+func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
+	g := grpc.NewServer(
+		grpc.Creds(creds),
+		grpc.MaxConcurrentStreams(maxCallsPerConn),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.UnaryInterceptor(s.unary),
+		grpc.StreamInterceptor(s.stream),
+		grpc.WaitForHandlers(true),
+	)
+	nodev1.RegisterVMsServer(g, &vms{engine: s.deps.Engine})
+	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, engine: s.deps.Engine})
+	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: s.deps.Engine})
+	return g
+}

@@ -1,0 +1,496 @@
+package nodeapi_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// scripted is an engine, store and host whose answers a test writes; what it does not write panics, as nil functions do.
+type scripted struct {
+	nodeapi.Engine // panics for what is not scripted
+	stop           func(ref string, grace time.Duration) (vm.Record, error)
+	inspect        func(ref string) (vm.Record, error)
+	list           func() ([]vm.Record, error)
+	watch          func(ctx context.Context, after int64, fn func(vm.Event) error) error
+	exec           func(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	console        func(ctx context.Context, ref string) (io.ReadWriteCloser, error)
+	logs           func(ctx context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error
+	imports        func(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error)
+}
+
+func (s *scripted) Stop(_ context.Context, ref string, g time.Duration) (vm.Record, error) {
+	return s.stop(ref, g)
+}
+
+func (s *scripted) Inspect(_ context.Context, ref string) (vm.Record, error) { return s.inspect(ref) }
+func (s *scripted) List(context.Context) ([]vm.Record, error)                { return s.list() }
+func (s *scripted) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
+	return s.watch(ctx, after, fn)
+}
+
+func (s *scripted) Exec(ctx context.Context, ref string, e guest.Exec, st guest.Streams) (int, error) {
+	return s.exec(ctx, ref, e, st)
+}
+
+func (s *scripted) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
+	return s.console(ctx, ref)
+}
+
+func (s *scripted) Logs(ctx context.Context, _ string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
+	return s.logs(ctx, o, fn)
+}
+func (s *scripted) ImageInUse(digest string) bool { return digest == "used" }
+
+type store struct{ *scripted }
+
+func (s store) Import(ctx context.Context, name string, r io.Reader, p func(int64)) (image.Image, error) {
+	return s.imports(ctx, name, r, p)
+}
+
+func (store) Get(_ context.Context, ref string) (image.Image, error) {
+	return image.Image{Name: ref}, nil
+}
+
+func (store) List(context.Context) ([]image.Image, error) {
+	return []image.Image{{Name: "a:latest"}}, nil
+}
+
+func (store) Remove(_ context.Context, ref string, inUse func(string) bool) error {
+	if inUse(ref) {
+		return errdefs.Preconditionf("image %s is in use", ref)
+	}
+	return nil
+}
+
+type host struct{}
+
+func (host) Info(context.Context) (nodewire.NodeInfo, error) {
+	return nodewire.NodeInfo{Hostname: "n"}, nil
+}
+
+func (host) Doctor(context.Context) ([]nodewire.Check, error) {
+	return []nodewire.Check{{Name: "root"}}, nil
+}
+
+// A door may be given the engine or the client: their methods are the same.
+var _ interface {
+	Create(ctx context.Context, s vm.Spec) (vm.Record, error)
+	Launch(ctx context.Context, s vm.Spec) (vm.Record, error)
+	Start(ctx context.Context, ref string) (vm.Record, error)
+	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Remove(ctx context.Context, ref string, force bool) error
+	Inspect(ctx context.Context, ref string) (vm.Record, error)
+	List(ctx context.Context) ([]vm.Record, error)
+	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
+	Stats(ctx context.Context, ref string) (guest.Stats, error)
+	Reset(ctx context.Context) error
+} = (*nodeclient.Client)(nil)
+
+var discard = slog.New(slog.DiscardHandler)
+
+// serve runs a server of s and returns a client; stop ends the server and waits for it.
+func serve(t *testing.T, s *scripted, cfg nodeapi.Config) (c *nodeclient.Client, stop func()) {
+	t.Helper()
+	if cfg.Socket == "" {
+		cfg.Socket = filepath.Join(t.TempDir(), "cocoond.sock")
+	}
+	srv, err := nodeapi.New(cfg, nodeapi.Deps{Engine: s, Images: store{s}, Host: host{}, Log: discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- srv.Run(ctx) }()
+	select {
+	case <-srv.Ready():
+	case err := <-done:
+		t.Fatalf("server ended: %v", err)
+	}
+	c, err = nodeclient.Dial(cfg.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stopped bool
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("server: %v", err)
+		}
+	}
+	t.Cleanup(func() { stop(); c.Close() })
+	return c, stop
+}
+
+func TestErrorsKeepClassAndText(t *testing.T) {
+	s := &scripted{}
+	c, _ := serve(t, s, nodeapi.Config{})
+	for class := errdefs.Internal; class <= errdefs.DeadlineExceeded; class++ {
+		text := "it is " + class.String()
+		s.inspect = func(string) (vm.Record, error) { return vm.Record{}, errdefs.New(class, "%s", text) }
+		_, err := c.Inspect(t.Context(), "x")
+		if errdefs.ClassOf(err) != class || err.Error() != text {
+			t.Errorf("%v came as %v: %v", class, errdefs.ClassOf(err), err)
+		}
+		s.watch = func(context.Context, int64, func(vm.Event) error) error { return errdefs.New(class, "%s", text) }
+		if err := c.Watch(t.Context(), 0, nil); errdefs.ClassOf(err) != class || err.Error() != text {
+			t.Errorf("stream: %v came as %v: %v", class, errdefs.ClassOf(err), err)
+		}
+	}
+}
+
+func TestGrace(t *testing.T) {
+	var got time.Duration
+	s := &scripted{stop: func(_ string, g time.Duration) (vm.Record, error) { got = g; return vm.Record{ID: "i"}, nil }}
+	c, _ := serve(t, s, nodeapi.Config{})
+	for _, g := range []time.Duration{-1, 0, time.Minute} {
+		if _, err := c.Stop(t.Context(), "x", g); err != nil || got != g {
+			t.Errorf("grace %v came as %v (%v)", g, got, err)
+		}
+	}
+}
+
+func TestListOfAnySize(t *testing.T) {
+	want := make([]vm.Record, 3000)
+	for i := range want {
+		want[i] = vm.Record{ID: vm.NewID(), Message: strings.Repeat("x", 4000)} // 12 MB in all
+	}
+	c, _ := serve(t, &scripted{list: func() ([]vm.Record, error) { return want, nil }}, nodeapi.Config{})
+	got, err := c.List(t.Context())
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%d records, %v", len(got), err)
+	}
+}
+
+func TestWatchEndsWithTheServer(t *testing.T) {
+	s := &scripted{watch: func(ctx context.Context, after int64, fn func(vm.Event) error) error {
+		if err := fn(vm.Event{Type: vm.EventAdded, Revision: after + 1}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	c, stop := serve(t, s, nodeapi.Config{})
+	seen := make(chan int64, 1)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.Watch(t.Context(), 7, func(e vm.Event) error { seen <- e.Revision; return nil })
+	}()
+	if r := <-seen; r != 8 {
+		t.Errorf("revision %d", r)
+	}
+	stop()
+	if err := <-ended; !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "stopping") {
+		t.Errorf("the watch ended with %v", err)
+	}
+	if _, err := c.List(t.Context()); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "is it running?") {
+		t.Errorf("after the stop: %v", err)
+	}
+}
+
+func TestWatchersOwnErrorComesBack(t *testing.T) {
+	s := &scripted{watch: func(ctx context.Context, _ int64, fn func(vm.Event) error) error {
+		for {
+			if err := fn(vm.Event{}); err != nil {
+				return err
+			}
+		}
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	mine := errors.New("enough")
+	if err := c.Watch(t.Context(), -1, func(vm.Event) error { return mine }); !errors.Is(err, mine) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestExecCarriesStreamsBothWays(t *testing.T) {
+	s := &scripted{exec: func(ctx context.Context, ref string, e guest.Exec, st guest.Streams) (int, error) {
+		if ref != "web" || e.Command[0] != "cat" {
+			return 0, errdefs.Invalidf("wrong command %v", e)
+		}
+		_, _ = io.WriteString(st.Stderr, "warn")
+		_, err := io.Copy(st.Stdout, st.Stdin)
+		return 7, err
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	in := bytes.Repeat([]byte("0123456789abcdef"), 300_000) // 4.8 MB: many windows
+	var out, errOut bytes.Buffer
+	code, err := c.Exec(t.Context(), "web", guest.Exec{Command: []string{"cat"}}, guest.Streams{Stdin: bytes.NewReader(in), Stdout: &out, Stderr: &errOut})
+	if err != nil || code != 7 || errOut.String() != "warn" || !bytes.Equal(out.Bytes(), in) {
+		t.Fatalf("code %d, err %v, stderr %q, %d bytes of %d", code, err, errOut.String(), out.Len(), len(in))
+	}
+}
+
+func TestExecSignalPassesUnreadStdin(t *testing.T) {
+	s := &scripted{exec: func(ctx context.Context, _ string, _ guest.Exec, st guest.Streams) (int, error) {
+		w := <-st.Resize // never reads stdin
+		return int(w.Rows) + <-st.Signals, nil
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	resize, signals := make(chan guest.WinSize, 1), make(chan int)
+	endless := reader(func(p []byte) (int, error) { return len(p), nil })
+	go func() { resize <- guest.WinSize{Rows: 40, Cols: 80}; signals <- 2 }()
+	code, err := c.Exec(t.Context(), "x", guest.Exec{Command: []string{"sleep"}}, guest.Streams{Stdin: endless, Resize: resize, Signals: signals})
+	if err != nil || code != 42 {
+		t.Fatalf("code %d, %v", code, err)
+	}
+}
+
+func TestExecWithoutStdinReadsNone(t *testing.T) {
+	s := &scripted{exec: func(_ context.Context, _ string, _ guest.Exec, st guest.Streams) (int, error) {
+		if st.Stdin != nil {
+			return 1, nil
+		}
+		return 0, nil
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	if code, err := c.Exec(t.Context(), "x", guest.Exec{Command: []string{"true"}}, guest.Streams{}); code != 0 || err != nil {
+		t.Fatal(code, err)
+	}
+}
+
+func TestExecEndsWithItsCaller(t *testing.T) {
+	started, killed := make(chan struct{}), make(chan struct{})
+	s := &scripted{exec: func(ctx context.Context, _ string, _ guest.Exec, _ guest.Streams) (int, error) {
+		close(started)
+		<-ctx.Done()
+		close(killed)
+		return 0, ctx.Err()
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-started; cancel() }()
+	_, err := c.Exec(ctx, "x", guest.Exec{Command: []string{"sleep"}}, guest.Streams{Stdin: strings.NewReader("")})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	<-killed
+}
+
+// A client that does not read its output holds up its own command, at a bounded number of bytes, and nobody else.
+func TestSlowReaderIsBounded(t *testing.T) {
+	var produced atomic.Int64
+	stuck := make(chan struct{})
+	s := &scripted{
+		exec: func(ctx context.Context, _ string, _ guest.Exec, st guest.Streams) (int, error) {
+			buf := make([]byte, 64<<10)
+			for ctx.Err() == nil {
+				if _, err := st.Stdout.Write(buf); err != nil {
+					return 0, err
+				}
+				produced.Add(int64(len(buf)))
+			}
+			return 0, ctx.Err()
+		},
+		inspect: func(string) (vm.Record, error) { return vm.Record{ID: "ok"}, nil },
+	}
+	c, _ := serve(t, s, nodeapi.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var once atomic.Bool
+	slow := writer(func(p []byte) (int, error) {
+		if once.CompareAndSwap(false, true) {
+			close(stuck)
+		}
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = c.Exec(ctx, "x", guest.Exec{Command: []string{"yes"}}, guest.Streams{Stdout: slow})
+	}()
+	<-stuck
+	// The producer stands still once the windows are full: wait until two looks agree, talking to the server meanwhile.
+	for last := int64(-1); last != produced.Load(); {
+		last = produced.Load()
+		for range 200 {
+			if _, err := c.Inspect(t.Context(), "ok"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := produced.Load(); n > 32<<20 {
+		t.Errorf("the daemon took %d bytes for a client that reads nothing", n)
+	}
+	cancel()
+	<-ended
+}
+
+func TestConsole(t *testing.T) {
+	ours, theirs := net.Pipe()
+	s := &scripted{console: func(_ context.Context, ref string) (io.ReadWriteCloser, error) {
+		if ref != "web" {
+			return nil, errdefs.Conflictf("the console of %s is in use", ref)
+		}
+		return theirs, nil
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	if _, err := c.Console(t.Context(), "other"); errdefs.ClassOf(err) != errdefs.Conflict {
+		t.Errorf("busy console: %v", err)
+	}
+	con, err := c.Console(t.Context(), "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(ours, ours) }()
+	if _, err := con.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 5)
+	if _, err := io.ReadFull(con, got); err != nil || string(got) != "hello" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	con.Close()
+	if _, err := theirs.Read(make([]byte, 1)); err == nil {
+		t.Error("the engine's side is still open")
+	}
+}
+
+func TestLogs(t *testing.T) {
+	want := guest.LogEntry{Seq: 3, Time: time.Unix(5, 6).UTC(), Stream: "stderr", Data: []byte{0xff, '\n'}}
+	s := &scripted{logs: func(_ context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error {
+		if o.Tail != -1 || !o.Previous {
+			return errdefs.Invalidf("options came as %+v", o)
+		}
+		return fn(want)
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	var got guest.LogEntry
+	err := c.Logs(t.Context(), "x", guest.LogOptions{Tail: -1, Previous: true}, func(e guest.LogEntry) error { got = e; return nil })
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+}
+
+func TestImport(t *testing.T) {
+	var stored []byte
+	seen, began := make(chan error, 1), make(chan struct{}, 2)
+	s := &scripted{imports: func(_ context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error) {
+		began <- struct{}{}
+		b, err := io.ReadAll(r)
+		seen <- err
+		if err != nil {
+			return image.Image{}, err
+		}
+		stored = b
+		progress(int64(len(b)))
+		return image.Image{Name: name, Size: int64(len(b))}, nil
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	in := bytes.Repeat([]byte("image"), 1<<20+3)
+	var reported int64
+	img, err := c.ImportImage(t.Context(), "demo", bytes.NewReader(in), func(n int64) { reported = n })
+	if err != nil || img.Name != "demo" || !bytes.Equal(stored, in) || reported != int64(len(in)) {
+		t.Fatalf("%+v, %v, %d bytes, reported %d", img, err, len(stored), reported)
+	}
+	if err := <-seen; err != nil {
+		t.Errorf("the store read: %v", err)
+	}
+
+	<-began
+	broken := errdefs.New(errdefs.DataLoss, "disk on fire")
+	_, err = c.ImportImage(t.Context(), "demo", io.MultiReader(strings.NewReader("half"), reader(func([]byte) (int, error) {
+		<-began // earlier the store would never hear of it
+		return 0, broken
+	})), nil)
+	if !errors.Is(err, broken) {
+		t.Errorf("the caller got %v", err)
+	}
+	if err := <-seen; err == nil {
+		t.Error("the store took half an image for a whole one")
+	}
+}
+
+func TestImagesAndNode(t *testing.T) {
+	c, _ := serve(t, &scripted{}, nodeapi.Config{})
+	ctx := t.Context()
+	if err := c.RemoveImage(ctx, "used"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("remove: %v", err)
+	}
+	if i, err := c.GetImage(ctx, "a"); err != nil || i.Name != "a" {
+		t.Error(i, err)
+	}
+	if l, err := c.ListImages(ctx); err != nil || len(l) != 1 {
+		t.Error(l, err)
+	}
+	if i, err := c.Info(ctx); err != nil || i.Hostname != "n" {
+		t.Error(i, err)
+	}
+	if d, err := c.Doctor(ctx); err != nil || len(d) != 1 {
+		t.Error(d, err)
+	}
+}
+
+func TestNoDaemonIsOneSentence(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cocoond.sock")
+	c, err := nodeclient.Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	want := fmt.Sprintf("cannot reach cocoond at %s: is it running? start it with `cocoond` or `cocoon up`", path)
+	if _, err := c.Inspect(t.Context(), "x"); !errdefs.IsUnavailable(err) || err.Error() != want {
+		t.Errorf("unary: %v", err)
+	}
+	if _, err := c.List(t.Context()); !errdefs.IsUnavailable(err) || err.Error() != want {
+		t.Errorf("stream: %v", err)
+	}
+}
+
+func TestClientFindsTheDaemonAgain(t *testing.T) {
+	s := &scripted{inspect: func(string) (vm.Record, error) { return vm.Record{ID: "i"}, nil }}
+	path := filepath.Join(t.TempDir(), "cocoond.sock")
+	c, stop := serve(t, s, nodeapi.Config{Socket: path})
+	if _, err := c.Inspect(t.Context(), "x"); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+	serve(t, s, nodeapi.Config{Socket: path})
+	for {
+		_, err := c.Inspect(t.Context(), "x")
+		if err == nil {
+			return
+		}
+		if !errdefs.IsUnavailable(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+type reader func([]byte) (int, error)
+
+func (r reader) Read(p []byte) (int, error) { return r(p) }
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }

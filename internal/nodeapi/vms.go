@@ -1,0 +1,89 @@
+package nodeapi
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+type vms struct {
+	nodev1.UnimplementedVMsServer
+	engine Engine
+}
+
+func (v *vms) Create(ctx context.Context, r *nodev1.CreateRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Create(ctx, nodewire.DecodeSpec(r.GetSpec())))
+}
+
+func (v *vms) Launch(ctx context.Context, r *nodev1.LaunchRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Launch(ctx, nodewire.DecodeSpec(r.GetSpec())))
+}
+
+func (v *vms) Start(ctx context.Context, r *nodev1.StartRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Start(ctx, r.GetRef()))
+}
+
+func (v *vms) Stop(ctx context.Context, r *nodev1.StopRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Stop(ctx, r.GetRef(), grace(r.GraceNs)))
+}
+
+func (v *vms) Restart(ctx context.Context, r *nodev1.RestartRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
+}
+
+func (v *vms) Remove(ctx context.Context, r *nodev1.RemoveRequest) (*nodev1.RemoveResponse, error) {
+	return &nodev1.RemoveResponse{}, v.engine.Remove(ctx, r.GetRef(), r.GetForce())
+}
+
+func (v *vms) Inspect(ctx context.Context, r *nodev1.InspectRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Inspect(ctx, r.GetRef()))
+}
+
+func (v *vms) List(_ *nodev1.ListRequest, stream grpc.ServerStreamingServer[nodev1.Record]) error {
+	all, err := v.engine.List(stream.Context())
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if err := stream.Send(nodewire.EncodeRecord(r)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A watcher that does not read stops in Send; the engine keeps no queue for it but reads the journal on.
+func (v *vms) Watch(r *nodev1.WatchRequest, stream grpc.ServerStreamingServer[nodev1.Event]) error {
+	return v.engine.Watch(stream.Context(), r.GetAfter(), func(e vm.Event) error { return stream.Send(nodewire.EncodeEvent(e)) })
+}
+
+func (v *vms) Logs(r *nodev1.LogsRequest, stream grpc.ServerStreamingServer[nodev1.LogEntry]) error {
+	ref, o := nodewire.DecodeLogOptions(r)
+	return v.engine.Logs(stream.Context(), ref, o, func(e guest.LogEntry) error { return stream.Send(nodewire.EncodeLogEntry(e)) })
+}
+
+func (v *vms) Stats(ctx context.Context, r *nodev1.StatsRequest) (*nodev1.StatsResponse, error) {
+	s, err := v.engine.Stats(ctx, r.GetRef())
+	return nodewire.EncodeStats(s), err
+}
+
+func encode(r vm.Record, err error) (*nodev1.Record, error) {
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeRecord(r), nil
+}
+
+// grace maps absence to the engine's word for "the spec's", and a negative value, which nobody can mean, to it too.
+func grace(ns *int64) time.Duration {
+	if ns == nil || *ns < 0 {
+		return -1
+	}
+	return time.Duration(*ns)
+}

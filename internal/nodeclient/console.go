@@ -1,0 +1,77 @@
+package nodeclient
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Console connects to the VM's serial console. ctx bounds the opening; the console stays open until Close.
+func (c *Client) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	stream, err := c.vms.Console(life)
+	if err != nil {
+		cancel()
+		return nil, c.fail(err, nil)
+	}
+	con := &console{client: c, stream: stream, cancel: cancel}
+	// A failed Send shows in Recv, with its status.
+	_ = stream.Send(&nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Ref{Ref: ref}})
+	if _, err := stream.Recv(); err != nil {
+		cancel()
+		return nil, c.fail(err, stream.Trailer())
+	}
+	if !stop() {
+		cancel()
+		return nil, ctx.Err()
+	}
+	return con, nil
+}
+
+type console struct {
+	client *Client
+	stream nodev1.VMs_ConsoleClient
+	cancel context.CancelFunc
+
+	left []byte // received and not read; Read is for one goroutine
+
+	mu sync.Mutex // guards Send
+}
+
+func (c *console) Read(p []byte) (int, error) {
+	for len(c.left) == 0 {
+		m, err := c.stream.Recv()
+		if isEOF(err) {
+			return 0, io.EOF
+		}
+		if err != nil {
+			return 0, c.client.fail(err, c.stream.Trailer())
+		}
+		c.left = m.GetData()
+	}
+	n := copy(p, c.left)
+	c.left = c.left[n:]
+	return n, nil
+}
+
+func (c *console) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for sent := 0; sent < len(p); {
+		part := p[sent:min(len(p), sent+stdinChunk)]
+		if err := c.stream.Send(&nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Data{Data: part}}); err != nil {
+			return sent, errdefs.Unavailablef("the console was closed by the other side")
+		}
+		sent += len(part)
+	}
+	return len(p), nil
+}
+
+func (c *console) Close() error {
+	c.cancel()
+	return nil
+}

@@ -1,0 +1,163 @@
+package nodeclient
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodewire"
+)
+
+const stdinChunk = 32 << 10 // bytes
+
+// Exec runs a command in the guest and returns its exit code. Cancelling ctx kills the command.
+// A Read of s.Stdin that is under way when the command ends is left to finish on its own; what it reads is dropped.
+func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := c.vms.Exec(ctx)
+	if err != nil {
+		cancel()
+		return 0, c.fail(err, nil)
+	}
+	x := &execution{ctx: ctx, client: c, stream: stream, credit: credit{wake: make(chan struct{}, 1)}}
+	var pumps sync.WaitGroup
+	defer pumps.Wait()
+	defer cancel()
+
+	x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_Start{Start: nodewire.EncodeExec(ref, e, s.Stdin != nil)}})
+	if s.Stdin != nil {
+		go x.pumpStdin(s.Stdin) // not waited for: a terminal's Read cannot be interrupted
+	}
+	pumps.Go(func() {
+		pump(x, s.Resize, func(w guest.WinSize) *nodev1.ExecRequest {
+			return &nodev1.ExecRequest{Of: &nodev1.ExecRequest_Resize{Resize: nodewire.EncodeWinSize(w)}}
+		})
+	})
+	pumps.Go(func() {
+		pump(x, s.Signals, func(n int) *nodev1.ExecRequest {
+			return &nodev1.ExecRequest{Of: &nodev1.ExecRequest_Signal{Signal: int32(n)}}
+		})
+	})
+	return x.receive(s)
+}
+
+// execution is one Exec under way.
+type execution struct {
+	ctx    context.Context // of the call; it lives as long as the execution
+	client *Client
+	stream nodev1.VMs_ExecClient
+	credit credit
+
+	mu sync.Mutex // guards Send, which is not for several goroutines
+}
+
+// send drops its error: a broken stream is reported by Recv, with its status.
+func (x *execution) send(m *nodev1.ExecRequest) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.stream.Send(m) == nil
+}
+
+func (x *execution) receive(s guest.Streams) (int, error) {
+	for {
+		m, err := x.stream.Recv()
+		if isEOF(err) {
+			return 0, errdefs.New(errdefs.Internal, "cocoond ended the command without an exit code")
+		}
+		if err != nil {
+			return 0, x.client.fail(err, x.stream.Trailer())
+		}
+		switch of := m.GetOf().(type) {
+		case *nodev1.ExecResponse_Started:
+			x.credit.give(int(of.Started.GetStdinWindow()))
+		case *nodev1.ExecResponse_StdinCredit:
+			x.credit.give(int(of.StdinCredit))
+		case *nodev1.ExecResponse_Stdout:
+			err = deliver(s.Stdout, of.Stdout)
+		case *nodev1.ExecResponse_Stderr:
+			err = deliver(s.Stderr, of.Stderr)
+		case *nodev1.ExecResponse_ExitCode:
+			return int(of.ExitCode), nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+func deliver(w io.Writer, b []byte) error {
+	if w == nil {
+		return nil
+	}
+	_, err := w.Write(b)
+	return err
+}
+
+func (x *execution) pumpStdin(r io.Reader) {
+	buf := make([]byte, stdinChunk)
+	for {
+		n, err := r.Read(buf)
+		for sent := 0; sent < n; {
+			part, ok := x.credit.take(x.ctx, n-sent)
+			if !ok || !x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_Stdin{Stdin: buf[sent : sent+part]}}) {
+				return
+			}
+			sent += part
+		}
+		if err != nil {
+			x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_StdinClose{StdinClose: true}})
+			return
+		}
+	}
+}
+
+func pump[T any](x *execution, in <-chan T, message func(T) *nodev1.ExecRequest) {
+	for {
+		select {
+		case v, ok := <-in: // a nil channel blocks for ever, as wanted
+			if !ok || !x.send(message(v)) {
+				return
+			}
+		case <-x.ctx.Done():
+			return
+		}
+	}
+}
+
+// credit counts the bytes of stdin that may be sent. One taker, any number of givers.
+type credit struct {
+	mu   sync.Mutex
+	n    int
+	wake chan struct{} // capacity 1
+}
+
+func (c *credit) give(n int) {
+	c.mu.Lock()
+	c.n += n
+	c.mu.Unlock()
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take waits for credit and takes at most limit of it; false when ctx ended first.
+func (c *credit) take(ctx context.Context, limit int) (int, bool) {
+	for {
+		c.mu.Lock()
+		n := min(c.n, limit)
+		c.n -= n
+		c.mu.Unlock()
+		if n > 0 {
+			return n, true
+		}
+		select {
+		case <-c.wake:
+		case <-ctx.Done():
+			return 0, false
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package nodeclient
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodewire"
+)
+
+const importChunk = 256 << 10 // bytes
+
+// ImportImage sends r to the node, which stores it as name[:tag]. progress may be nil; it is called with bytes the node has read.
+// When reading r fails, or ctx ends, nothing is stored. A Read of r that is under way when the node refuses is left to
+// finish on its own.
+func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, progress func(bytes int64)) (image.Image, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.images.Import(ctx)
+	if err != nil {
+		return image.Image{}, c.fail(err, nil)
+	}
+	var source sourceError
+	go func() {
+		if err := sendImage(stream, name, r); err != nil {
+			source.set(err)
+			cancel() // an orderly end would look like the end of the image
+		}
+	}()
+	for {
+		m, err := stream.Recv()
+		switch {
+		case isEOF(err):
+			return image.Image{}, errdefs.New(errdefs.Internal, "cocoond ended the import of %s without an answer", name)
+		case err != nil:
+			if err := source.get(); err != nil {
+				return image.Image{}, err
+			}
+			return image.Image{}, c.fail(err, stream.Trailer())
+		case m.GetImage() != nil:
+			return nodewire.DecodeImage(m.GetImage()), nil
+		case progress != nil:
+			progress(m.GetReceived())
+		}
+	}
+}
+
+// sendImage returns errors of r only; those of the stream show in Recv.
+func sendImage(stream nodev1.Images_ImportClient, name string, r io.Reader) error {
+	send := func(m *nodev1.ImportRequest) (ok bool) { return stream.Send(m) == nil }
+	if !send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Start{Start: &nodev1.ImportStart{Name: name}}}) {
+		return nil
+	}
+	buf := make([]byte, importChunk)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && !send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: buf[:n]}}) {
+			return nil
+		}
+		switch {
+		case isEOF(err):
+			_ = stream.CloseSend() // a failure shows in Recv too
+			return nil
+		case err != nil:
+			return errdefs.New(errdefs.ClassOf(err), "read the image for %s: %w", name, err)
+		}
+	}
+}
+
+// GetImage resolves a name, name:tag, id or unique id prefix.
+func (c *Client) GetImage(ctx context.Context, ref string) (image.Image, error) {
+	m, err := unary(ctx, c, c.images.Get, &nodev1.GetImageRequest{Ref: ref})
+	if err != nil {
+		return image.Image{}, err
+	}
+	return nodewire.DecodeImage(m), nil
+}
+
+// ListImages returns every image, sorted by name.
+func (c *Client) ListImages(ctx context.Context) ([]image.Image, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.images.List(ctx, &nodev1.ListImagesRequest{})
+	var all []image.Image
+	err = receive(c, stream, err, func(m *nodev1.Image) error {
+		all = append(all, nodewire.DecodeImage(m))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// RemoveImage forgets ref; content that neither a name nor a VM uses is deleted.
+func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+	_, err := unary(ctx, c, c.images.Remove, &nodev1.RemoveImageRequest{Ref: ref})
+	return err
+}
+
+// sourceError carries a failure to read the image from the sending goroutine to the receiving one.
+type sourceError struct {
+	mu  sync.Mutex
+	err error
+}
+
+func (s *sourceError) set(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+func (s *sourceError) get() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}

@@ -1,0 +1,177 @@
+// Package nodeclient is the typed client of the node API: the engine of a running cocoond, as Go methods.
+//
+// Its methods have the names, signatures and error classes of the engine's own, so that a door can be given either.
+// It starts no daemon and retries nothing; a Client may be used by many goroutines.
+package nodeclient
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/grpcerr"
+)
+
+// AnsweredKey is the trailer cocoond sets on every answer: an error without it was made by the transport.
+const AnsweredKey = "cocoon-answered"
+
+const (
+	maxMessage  = 16 << 20 // bytes of one message from the daemon; a record with a large environment must fit
+	dialTimeout = 10 * time.Second
+)
+
+// Client talks to one cocoond.
+type Client struct {
+	target string
+	conn   *grpc.ClientConn
+	vms    nodev1.VMsClient
+	images nodev1.ImagesClient
+	node   nodev1.NodeClient
+
+	mu      sync.Mutex
+	dialErr error // of the last attempt to connect, nil once it succeeded
+}
+
+// Dial prepares a client of the cocoond behind the unix socket at path; a path may be longer than a socket address.
+// Nothing is connected before the first call.
+func Dial(path string) (*Client, error) {
+	if path == "" {
+		return nil, errdefs.Invalidf("the path of cocoond's socket is empty")
+	}
+	return dial(path, insecure.NewCredentials(), func(ctx context.Context) (net.Conn, error) { return dialUnix(ctx, path) },
+		grpc.WithAuthority("cocoond"))
+}
+
+// DialTLS prepares a client of the cocoond at the TCP address host:port. cfg must hold the certificate the node asks for.
+func DialTLS(addr string, cfg *tls.Config) (*Client, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, errdefs.Invalidf("node address %q is not host:port", addr)
+	}
+	cfg = cfg.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	return dial(addr, credentials.NewTLS(cfg), func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))
+}
+
+func dial(target string, creds credentials.TransportCredentials, open func(context.Context) (net.Conn, error), more ...grpc.DialOption) (*Client, error) {
+	c := &Client{target: target}
+	opts := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := open(ctx)
+			c.mu.Lock()
+			c.dialErr = err
+			c.mu.Unlock()
+			return conn, err
+		}),
+		// A daemon that restarts is back in a second or two; the default back-off would leave us away for minutes.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: dialTimeout,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithIdleTimeout(0), // a watch may be silent for hours
+	}, more...)
+	conn, err := grpc.NewClient("passthrough:///"+"cocoond", opts...)
+	if err != nil {
+		return nil, errdefs.New(errdefs.Internal, "prepare a client of cocoond at %s: %w", target, err)
+	}
+	c.conn = conn
+	c.vms, c.images, c.node = nodev1.NewVMsClient(conn), nodev1.NewImagesClient(conn), nodev1.NewNodeClient(conn)
+	return c, nil
+}
+
+// Target is the socket path or address the client was made for.
+func (c *Client) Target() string { return c.target }
+
+// Close ends the connection and every call under way.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// dialUnix connects to a socket whose path may exceed the 107 bytes of a socket address: such a one is reached through
+// the descriptor of its folder.
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	if len(path) < len(syscall.RawSockaddrUnix{}.Path) {
+		return d.DialContext(ctx, "unix", path)
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return d.DialContext(ctx, "unix", "/proc/self/fd/"+itoa(dir.Fd())+"/"+filepath.Base(path))
+}
+
+// fail gives err, the outcome of a call with the given trailer, its class. Errors of the transport become one sentence
+// that says what to do.
+func (c *Client) fail(err error, trailer metadata.MD) error {
+	if err == nil {
+		return nil
+	}
+	if status.Code(err) != codes.Unavailable || len(trailer.Get(AnsweredKey)) > 0 {
+		return grpcerr.FromStatus(err)
+	}
+	c.mu.Lock()
+	dialErr := c.dialErr
+	c.mu.Unlock()
+	switch {
+	case errors.Is(dialErr, fs.ErrPermission):
+		return errdefs.New(errdefs.FailedPrecondition, "no permission to talk to cocoond at %s: run as root or as a member of the group cocoon", c.target)
+	case dialErr != nil:
+		return errdefs.Unavailablef("cannot reach cocoond at %s: is it running? start it with `cocoond` or `cocoon up`", c.target)
+	case strings.Contains(c.target, "/"):
+		return errdefs.Unavailablef("lost the connection to cocoond at %s: it may be restarting, try again", c.target)
+	}
+	return errdefs.Unavailablef("no connection to cocoond at %s: is it up, and does it accept this client's certificate?", c.target)
+}
+
+// unary makes one call.
+func unary[Req, Resp any](ctx context.Context, c *Client, call func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) (*Resp, error) {
+	var trailer metadata.MD
+	resp, err := call(ctx, req, grpc.Trailer(&trailer))
+	if err != nil {
+		return nil, c.fail(err, trailer)
+	}
+	return resp, nil
+}
+
+// receive calls fn with every message of a server stream until it ends (nil), fails, or fn does.
+func receive[M any](c *Client, stream grpc.ServerStreamingClient[M], err error, fn func(*M) error) error {
+	if err != nil {
+		return c.fail(err, nil)
+	}
+	for {
+		m, err := stream.Recv()
+		if isEOF(err) {
+			return nil
+		}
+		if err != nil {
+			return c.fail(err, stream.Trailer())
+		}
+		if err := fn(m); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package nodeclient
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"time"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Create prepares a VM without starting it.
+func (c *Client) Create(ctx context.Context, s vm.Spec) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Create, &nodev1.CreateRequest{Spec: nodewire.EncodeSpec(s)}))
+}
+
+// Launch creates a VM and starts it; it returns when the guest's CPUs run.
+func (c *Client) Launch(ctx context.Context, s vm.Spec) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Launch, &nodev1.LaunchRequest{Spec: nodewire.EncodeSpec(s)}))
+}
+
+// Start starts a VM that does not run.
+func (c *Client) Start(ctx context.Context, ref string) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Start, &nodev1.StartRequest{Ref: ref}))
+}
+
+// Stop asks the guest to stop and kills it after grace; negative means the spec's grace, 0 kills at once.
+func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Stop, &nodev1.StopRequest{Ref: ref, GraceNs: graceNS(grace)}))
+}
+
+// Restart stops the VM as Stop does and starts it again.
+func (c *Client) Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Restart, &nodev1.RestartRequest{Ref: ref, GraceNs: graceNS(grace)}))
+}
+
+// Remove forgets a VM and all it owned; a running one needs force.
+func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
+	_, err := unary(ctx, c, c.vms.Remove, &nodev1.RemoveRequest{Ref: ref, Force: force})
+	return err
+}
+
+// Inspect returns the record of one VM.
+func (c *Client) Inspect(ctx context.Context, ref string) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Inspect, &nodev1.InspectRequest{Ref: ref}))
+}
+
+// List returns every record.
+func (c *Client) List(ctx context.Context) ([]vm.Record, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.vms.List(ctx, &nodev1.ListRequest{})
+	var all []vm.Record
+	err = receive(c, stream, err, func(m *nodev1.Record) error {
+		all = append(all, nodewire.DecodeRecord(m))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Watch calls fn with every change after a revision until ctx ends or fn fails; with a negative one it first presents
+// what exists as ADDED.
+func (c *Client) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.vms.Watch(ctx, &nodev1.WatchRequest{After: after})
+	return receive(c, stream, err, func(m *nodev1.Event) error { return fn(nodewire.DecodeEvent(m)) })
+}
+
+// Logs calls fn with the entries of a VM's log.
+func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.vms.Logs(ctx, nodewire.EncodeLogOptions(ref, o))
+	return receive(c, stream, err, func(m *nodev1.LogEntry) error { return fn(nodewire.DecodeLogEntry(m)) })
+}
+
+// Stats asks the guest what it uses.
+func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
+	m, err := unary(ctx, c, c.vms.Stats, &nodev1.StatsRequest{Ref: ref})
+	return nodewire.DecodeStats(m), err
+}
+
+func record(m *nodev1.Record, err error) (vm.Record, error) {
+	if err != nil {
+		return vm.Record{}, err
+	}
+	return nodewire.DecodeRecord(m), nil
+}
+
+func graceNS(grace time.Duration) *int64 {
+	if grace < 0 {
+		return nil
+	}
+	return new(int64(grace))
+}
+
+func isEOF(err error) bool { return errors.Is(err, io.EOF) }
+
+func itoa(fd uintptr) string { return strconv.FormatUint(uint64(fd), 10) }

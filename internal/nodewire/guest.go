@@ -1,0 +1,94 @@
+package nodewire
+
+import (
+	"math"
+	"slices"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// EncodeExec returns e as the first message of an exec; stdin says whether the client will send any.
+func EncodeExec(ref string, e guest.Exec, stdin bool) *nodev1.ExecStart {
+	return &nodev1.ExecStart{
+		Ref: ref, Command: slices.Clone(e.Command), Env: EncodeEnv(e.Env), Workdir: e.WorkDir, User: e.User,
+		Tty: e.TTY, Size: EncodeWinSize(guest.WinSize{Rows: e.Rows, Cols: e.Cols}), Stdin: stdin,
+	}
+}
+
+// DecodeExec returns the command in m.
+func DecodeExec(m *nodev1.ExecStart) (ref string, e guest.Exec, stdin bool) {
+	size := DecodeWinSize(m.GetSize())
+	return m.GetRef(), guest.Exec{
+		Command: cloneSlice(m.GetCommand()), Env: DecodeEnv(m.GetEnv()), WorkDir: m.GetWorkdir(), User: m.GetUser(),
+		TTY: m.GetTty(), Rows: size.Rows, Cols: size.Cols,
+	}, m.GetStdin()
+}
+
+// EncodeWinSize returns w as a message.
+func EncodeWinSize(w guest.WinSize) *nodev1.WinSize {
+	return &nodev1.WinSize{Rows: uint32(w.Rows), Cols: uint32(w.Cols)}
+}
+
+// DecodeWinSize returns the size in m; what exceeds a terminal's range becomes its limit.
+func DecodeWinSize(m *nodev1.WinSize) guest.WinSize {
+	return guest.WinSize{Rows: uint16(min(m.GetRows(), math.MaxUint16)), Cols: uint16(min(m.GetCols(), math.MaxUint16))}
+}
+
+// EncodeLogOptions returns o as a request for the log of ref.
+func EncodeLogOptions(ref string, o guest.LogOptions) *nodev1.LogsRequest {
+	return &nodev1.LogsRequest{
+		Ref: ref, Follow: o.Follow, Tail: int64(o.Tail), SinceNs: EncodeTime(o.Since), Previous: o.Previous, Serial: o.Serial,
+	}
+}
+
+// DecodeLogOptions returns the options in m.
+func DecodeLogOptions(m *nodev1.LogsRequest) (ref string, o guest.LogOptions) {
+	return m.GetRef(), guest.LogOptions{
+		Follow: m.GetFollow(), Tail: int(m.GetTail()), Since: DecodeTime(m.GetSinceNs()), Previous: m.GetPrevious(), Serial: m.GetSerial(),
+	}
+}
+
+// EncodeLogEntry returns e as a message.
+func EncodeLogEntry(e guest.LogEntry) *nodev1.LogEntry {
+	return &nodev1.LogEntry{Seq: e.Seq, TimeNs: EncodeTime(e.Time), Stream: e.Stream, Data: slices.Clone(e.Data)}
+}
+
+// DecodeLogEntry returns the entry in m.
+func DecodeLogEntry(m *nodev1.LogEntry) guest.LogEntry {
+	return guest.LogEntry{Seq: m.GetSeq(), Time: DecodeTime(m.GetTimeNs()), Stream: m.GetStream(), Data: m.GetData()}
+}
+
+// EncodeStats returns s as a message.
+func EncodeStats(s guest.Stats) *nodev1.StatsResponse {
+	return &nodev1.StatsResponse{
+		CpuSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
+		Processes: int64(s.Processes), LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+	}
+}
+
+// DecodeStats returns the stats in m.
+func DecodeStats(m *nodev1.StatsResponse) guest.Stats {
+	return guest.Stats{
+		CPUSeconds: m.GetCpuSeconds(), MemoryTotal: m.GetMemoryTotal(), MemoryUsed: m.GetMemoryUsed(), DiskTotal: m.GetDiskTotal(), DiskUsed: m.GetDiskUsed(),
+		Processes: int(m.GetProcesses()), LoadAverage1: m.GetLoadAverage1(), NetworkRxBytes: m.GetNetworkRxBytes(), NetworkTxBytes: m.GetNetworkTxBytes(),
+	}
+}
+
+// EncodeImage returns i as a message.
+func EncodeImage(i image.Image) *nodev1.Image {
+	return &nodev1.Image{
+		Id: i.ID, Name: i.Name, Type: string(i.Type), Size: i.Size, CreatedAtNs: EncodeTime(i.CreatedAt),
+		Config: EncodeProcess(i.Config), Arch: i.Arch,
+	}
+}
+
+// DecodeImage returns the image in m.
+func DecodeImage(m *nodev1.Image) image.Image {
+	return image.Image{
+		ID: m.GetId(), Name: m.GetName(), Type: vm.ImageType(m.GetType()), Size: m.GetSize(), CreatedAt: DecodeTime(m.GetCreatedAtNs()),
+		Config: DecodeProcess(m.GetConfig()), Arch: m.GetArch(),
+	}
+}

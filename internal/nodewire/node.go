@@ -1,0 +1,99 @@
+package nodewire
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+)
+
+// NodeInfo is what a node says of itself. The JSON is public API (`cocoon node info -o json`).
+type NodeInfo struct {
+	Version   string           `json:"version"`
+	Hostname  string           `json:"hostname"`
+	StateDir  string           `json:"state_dir"`
+	RunDir    string           `json:"run_dir"`
+	PID       int              `json:"pid"`
+	StartedAt time.Time        `json:"started_at"` // of the daemon
+	CPUs      int              `json:"cpus"`
+	Memory    int64            `json:"memory"` // bytes
+	Drivers   []Driver         `json:"drivers"`
+	Networks  []string         `json:"networks"`
+	VMs       map[string]int64 `json:"vms"` // how many in each state
+}
+
+// Driver is one hypervisor driver of a node and what it can do there.
+type Driver struct {
+	Name     string   `json:"name"`
+	Default  bool     `json:"default"`
+	Version  string   `json:"version,omitempty"`
+	Accel    string   `json:"accel,omitempty"` // what auto means on this host
+	Why      string   `json:"why,omitempty"`
+	Isolated bool     `json:"isolated"` // each VM has its own cgroup
+	Notes    []string `json:"notes,omitempty"`
+	Firmware []string `json:"firmware,omitempty"`
+	Error    string   `json:"error,omitempty"` // why it cannot be used at all
+}
+
+// Check is one finding of the doctor. The JSON is public API (`cocoon doctor -o json`).
+type Check struct {
+	Name    string `json:"name"`
+	Status  string `json:"status"`           // ok, warn or fail
+	Feature string `json:"feature"`          // what it is needed for
+	Detail  string `json:"detail"`           // what was found
+	Remedy  string `json:"remedy,omitempty"` // the command that mends it
+	Fixable bool   `json:"fixable"`          // `cocoon doctor --fix` mends it
+	Fixed   bool   `json:"fixed"`            // it was just mended
+}
+
+// EncodeNodeInfo returns i as a message.
+func EncodeNodeInfo(i NodeInfo) *nodev1.NodeInfo {
+	return &nodev1.NodeInfo{
+		Version: i.Version, Hostname: i.Hostname, StateDir: i.StateDir, RunDir: i.RunDir, Pid: int64(i.PID),
+		StartedAtNs: EncodeTime(i.StartedAt), Cpus: int64(i.CPUs), Memory: i.Memory,
+		Drivers: each(i.Drivers, encodeDriver), Networks: slices.Clone(i.Networks), Vms: maps.Clone(i.VMs),
+	}
+}
+
+// DecodeNodeInfo returns the info in m.
+func DecodeNodeInfo(m *nodev1.NodeInfo) NodeInfo {
+	return NodeInfo{
+		Version: m.GetVersion(), Hostname: m.GetHostname(), StateDir: m.GetStateDir(), RunDir: m.GetRunDir(), PID: int(m.GetPid()),
+		StartedAt: DecodeTime(m.GetStartedAtNs()), CPUs: int(m.GetCpus()), Memory: m.GetMemory(),
+		Drivers: each(m.GetDrivers(), decodeDriver), Networks: cloneSlice(m.GetNetworks()), VMs: cloneMap(m.GetVms()),
+	}
+}
+
+func encodeDriver(d Driver) *nodev1.Driver {
+	return &nodev1.Driver{
+		Name: d.Name, Default: d.Default, Version: d.Version, Accel: d.Accel, Why: d.Why, Isolated: d.Isolated,
+		Notes: slices.Clone(d.Notes), Firmware: slices.Clone(d.Firmware), Error: d.Error,
+	}
+}
+
+func decodeDriver(m *nodev1.Driver) Driver {
+	return Driver{
+		Name: m.GetName(), Default: m.GetDefault(), Version: m.GetVersion(), Accel: m.GetAccel(), Why: m.GetWhy(), Isolated: m.GetIsolated(),
+		Notes: cloneSlice(m.GetNotes()), Firmware: cloneSlice(m.GetFirmware()), Error: m.GetError(),
+	}
+}
+
+// EncodeChecks returns the checks as a message.
+func EncodeChecks(checks []Check) *nodev1.DoctorResponse {
+	return &nodev1.DoctorResponse{Checks: each(checks, func(c Check) *nodev1.Check {
+		return &nodev1.Check{
+			Name: c.Name, Status: c.Status, Feature: c.Feature, Detail: c.Detail, Remedy: c.Remedy, Fixable: c.Fixable, Fixed: c.Fixed,
+		}
+	})}
+}
+
+// DecodeChecks returns the checks in m.
+func DecodeChecks(m *nodev1.DoctorResponse) []Check {
+	return each(m.GetChecks(), func(c *nodev1.Check) Check {
+		return Check{
+			Name: c.GetName(), Status: c.GetStatus(), Feature: c.GetFeature(), Detail: c.GetDetail(), Remedy: c.GetRemedy(),
+			Fixable: c.GetFixable(), Fixed: c.GetFixed(),
+		}
+	})
+}

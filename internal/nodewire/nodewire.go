@@ -1,0 +1,260 @@
+// Package nodewire converts between Cocoon's values and the messages of the node API, for both ends of the socket.
+//
+// The functions are pure and total: Encode makes a message of a value, Decode the value of a message, and a missing
+// message is the zero value. The package neither validates nor connects; errors cross the wire in grpcerr.
+package nodewire
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// EncodeSpec returns s as a message.
+func EncodeSpec(s vm.Spec) *nodev1.Spec {
+	return &nodev1.Spec{
+		Name:        s.Name,
+		Labels:      maps.Clone(s.Labels),
+		Image:       s.Image,
+		Cpus:        int64(s.CPUs),
+		Memory:      s.Memory,
+		Storage:     s.Storage,
+		Driver:      s.Driver,
+		Accel:       string(s.Accel),
+		Firmware:    string(s.Firmware),
+		Hostname:    s.Hostname,
+		Process:     EncodeProcess(s.Process),
+		Nics:        each(s.NICs, encodeNICSpec),
+		StopGraceNs: int64(s.StopGrace),
+	}
+}
+
+// DecodeSpec returns the spec in m.
+func DecodeSpec(m *nodev1.Spec) vm.Spec {
+	return vm.Spec{
+		Name:      m.GetName(),
+		Labels:    cloneMap(m.GetLabels()),
+		Image:     m.GetImage(),
+		CPUs:      int(m.GetCpus()),
+		Memory:    m.GetMemory(),
+		Storage:   m.GetStorage(),
+		Driver:    m.GetDriver(),
+		Accel:     vm.Accel(m.GetAccel()),
+		Firmware:  vm.Firmware(m.GetFirmware()),
+		Hostname:  m.GetHostname(),
+		Process:   DecodeProcess(m.GetProcess()),
+		NICs:      each(m.GetNics(), decodeNICSpec),
+		StopGrace: time.Duration(m.GetStopGraceNs()),
+	}
+}
+
+// EncodeProcess returns p as a message.
+func EncodeProcess(p vm.Process) *nodev1.Process {
+	return &nodev1.Process{
+		Entrypoint: slices.Clone(p.Entrypoint),
+		Args:       slices.Clone(p.Args),
+		Env:        EncodeEnv(p.Env),
+		Workdir:    p.WorkDir,
+		User:       p.User,
+		Tty:        p.TTY,
+	}
+}
+
+// DecodeProcess returns the process in m.
+func DecodeProcess(m *nodev1.Process) vm.Process {
+	return vm.Process{
+		Entrypoint: cloneSlice(m.GetEntrypoint()),
+		Args:       cloneSlice(m.GetArgs()),
+		Env:        DecodeEnv(m.GetEnv()),
+		WorkDir:    m.GetWorkdir(),
+		User:       m.GetUser(),
+		TTY:        m.GetTty(),
+	}
+}
+
+// EncodeEnv returns the variables as messages.
+func EncodeEnv(env []vm.EnvVar) []*nodev1.EnvVar {
+	return each(env, func(e vm.EnvVar) *nodev1.EnvVar { return &nodev1.EnvVar{Name: e.Name, Value: e.Value} })
+}
+
+// DecodeEnv returns the variables in m.
+func DecodeEnv(m []*nodev1.EnvVar) []vm.EnvVar {
+	return each(m, func(e *nodev1.EnvVar) vm.EnvVar { return vm.EnvVar{Name: e.GetName(), Value: e.GetValue()} })
+}
+
+// EncodeRecord returns r as a message.
+func EncodeRecord(r vm.Record) *nodev1.Record {
+	return &nodev1.Record{
+		Id:          string(r.ID),
+		Spec:        EncodeSpec(r.Spec),
+		State:       string(r.State),
+		Driver:      r.Driver,
+		ImageType:   string(r.ImageType),
+		ImageDigest: r.ImageDigest,
+		Boot: &nodev1.Boot{
+			Kernel: r.Boot.Kernel, Initrd: r.Boot.Initrd, Cmdline: r.Boot.Cmdline, Firmware: string(r.Boot.Firmware),
+		},
+		Process:     EncodeProcess(r.Process),
+		Disks:       each(r.Disks, encodeDisk),
+		Nics:        each(r.NICs, encodeNIC),
+		Handle:      slices.Clone(r.Handle),
+		Pid:         int64(r.PID),
+		AgentReady:  r.AgentReady,
+		ExitCode:    encodeExitCode(r.ExitCode),
+		Reason:      r.Reason,
+		Message:     strings.ToValidUTF8(r.Message, "\uFFFD"), // may quote output of a program; one bad byte would fail the whole message
+		FirstBooted: r.FirstBooted,
+		CreatedAtNs: EncodeTime(r.CreatedAt),
+		UpdatedAtNs: EncodeTime(r.UpdatedAt),
+		StartedAtNs: EncodeTime(r.StartedAt),
+		StoppedAtNs: EncodeTime(r.StoppedAt),
+		Restarts:    int64(r.Restarts),
+		Revision:    r.Revision,
+	}
+}
+
+// DecodeRecord returns the record in m.
+func DecodeRecord(m *nodev1.Record) vm.Record {
+	return vm.Record{
+		ID:          vm.ID(m.GetId()),
+		Spec:        DecodeSpec(m.GetSpec()),
+		State:       vm.State(m.GetState()),
+		Driver:      m.GetDriver(),
+		ImageType:   vm.ImageType(m.GetImageType()),
+		ImageDigest: m.GetImageDigest(),
+		Boot: vm.Boot{
+			Kernel: m.GetBoot().GetKernel(), Initrd: m.GetBoot().GetInitrd(),
+			Cmdline: m.GetBoot().GetCmdline(), Firmware: vm.Firmware(m.GetBoot().GetFirmware()),
+		},
+		Process:     DecodeProcess(m.GetProcess()),
+		Disks:       each(m.GetDisks(), decodeDisk),
+		NICs:        each(m.GetNics(), decodeNIC),
+		Handle:      cloneSlice(m.GetHandle()),
+		PID:         int(m.GetPid()),
+		AgentReady:  m.GetAgentReady(),
+		ExitCode:    decodeExitCode(m),
+		Reason:      m.GetReason(),
+		Message:     m.GetMessage(),
+		FirstBooted: m.GetFirstBooted(),
+		CreatedAt:   DecodeTime(m.GetCreatedAtNs()),
+		UpdatedAt:   DecodeTime(m.GetUpdatedAtNs()),
+		StartedAt:   DecodeTime(m.GetStartedAtNs()),
+		StoppedAt:   DecodeTime(m.GetStoppedAtNs()),
+		Restarts:    int(m.GetRestarts()),
+		Revision:    m.GetRevision(),
+	}
+}
+
+// EncodeEvent returns e as a message.
+func EncodeEvent(e vm.Event) *nodev1.Event {
+	return &nodev1.Event{Type: string(e.Type), Revision: e.Revision, Record: EncodeRecord(e.Record)}
+}
+
+// DecodeEvent returns the event in m.
+func DecodeEvent(m *nodev1.Event) vm.Event {
+	return vm.Event{Type: vm.EventType(m.GetType()), Revision: m.GetRevision(), Record: DecodeRecord(m.GetRecord())}
+}
+
+func encodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
+	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC}
+}
+
+func decodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
+	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac()}
+}
+
+func encodeNIC(n vm.NIC) *nodev1.NIC {
+	return &nodev1.NIC{
+		Network: n.Network, Tap: n.Tap, Netns: n.NetNS, Mac: n.MAC, Ip: n.IP, Prefix: int64(n.Prefix),
+		Gateway: n.Gateway, Dns: slices.Clone(n.DNS), Mtu: int64(n.MTU), Dhcp: n.DHCP,
+	}
+}
+
+func decodeNIC(m *nodev1.NIC) vm.NIC {
+	return vm.NIC{
+		Network: m.GetNetwork(), Tap: m.GetTap(), NetNS: m.GetNetns(), MAC: m.GetMac(), IP: m.GetIp(), Prefix: int(m.GetPrefix()),
+		Gateway: m.GetGateway(), DNS: cloneSlice(m.GetDns()), MTU: int(m.GetMtu()), DHCP: m.GetDhcp(),
+	}
+}
+
+func encodeDisk(d vm.Disk) *nodev1.Disk {
+	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role)}
+	if d.Backing != nil {
+		m.Backing = encodeDisk(*d.Backing)
+	}
+	return m
+}
+
+func decodeDisk(m *nodev1.Disk) vm.Disk {
+	d := vm.Disk{
+		Path: m.GetPath(), Format: vm.DiskFormat(m.GetFormat()), ReadOnly: m.GetReadOnly(),
+		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()),
+	}
+	if m.GetBacking() != nil {
+		b := decodeDisk(m.GetBacking())
+		d.Backing = &b
+	}
+	return d
+}
+
+func encodeExitCode(code *int) *int64 {
+	if code == nil {
+		return nil
+	}
+	n := int64(*code)
+	return &n
+}
+
+func decodeExitCode(m *nodev1.Record) *int {
+	if m == nil || m.ExitCode == nil {
+		return nil
+	}
+	n := int(*m.ExitCode)
+	return &n
+}
+
+// EncodeTime returns t as nanoseconds since the Unix epoch, 0 for the zero time.
+func EncodeTime(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+// DecodeTime is the reverse of EncodeTime, in UTC.
+func DecodeTime(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}
+
+// each maps f over in; nothing becomes nil, as the wire cannot tell nil from empty.
+func each[A, B any](in []A, f func(A) B) []B {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]B, len(in))
+	for i, a := range in {
+		out[i] = f(a)
+	}
+	return out
+}
+
+func cloneSlice[T any](in []T) []T {
+	if len(in) == 0 {
+		return nil
+	}
+	return slices.Clone(in)
+}
+
+func cloneMap[V any](in map[string]V) map[string]V {
+	if len(in) == 0 {
+		return nil
+	}
+	return maps.Clone(in)
+}

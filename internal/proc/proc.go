@@ -1,0 +1,226 @@
+// Package proc starts detached processes, names them so that a recycled pid is never mistaken for one, waits for
+// them and signals them through pidfds, also when they are not children of the caller.
+//
+// It does not restart, supervise or interpret what it runs, and it keeps no list: who starts a process owns it.
+// Linux 5.7 or newer is needed (pidfd, clone into a cgroup).
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Unknown is the exit code of a process whose end was seen but whose status belongs to another parent.
+const Unknown = -1
+
+// Exit is how a process ended.
+type Exit struct {
+	Code   int // exit code; Unknown for a process that is not our child or was ended by a signal
+	Signal int // signal that ended it; 0 when none or not known
+}
+
+// Process is one process, held by a pidfd: the identity cannot move to another process that gets the same pid.
+type Process struct {
+	pid   int
+	start uint64
+	fd    *os.File // pidfd, non-blocking, so that the runtime's poller waits and no thread does
+
+	mu   sync.Mutex
+	done chan struct{} // made by the first Wait; closed when the process has ended
+	exit Exit
+	err  error // of the wait itself
+}
+
+// PID is the process id. It may belong to somebody else once the process has ended.
+func (p *Process) PID() int { return p.pid }
+
+// StartTime is field 22 of /proc/PID/stat, in clock ticks since boot. With the pid it names a process for ever
+// (until the machine reboots).
+func (p *Process) StartTime() uint64 { return p.start }
+
+// Open takes hold of the process that has this pid and start time and carries marker among its arguments.
+// It returns NotFound when there is none: it ended (zombies count as ended and are reaped), or the pid is another's.
+func Open(pid int, start uint64, marker string) (*Process, error) {
+	fd, err := pidfdOpen(pid)
+	if err != nil {
+		return nil, err
+	}
+	p := newProcess(pid, start, fd)
+	if err := p.check(marker); err != nil {
+		p.reapZombie()
+		_ = p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// check runs after the pidfd was opened: what /proc says of the pid is then true of the process behind the pidfd,
+// unless that one has ended meanwhile, which a signal 0 through the pidfd tells.
+func (p *Process) check(marker string) error {
+	st, err := readStat(p.pid)
+	if err != nil || st.state == 'Z' || st.state == 'X' {
+		return errdefs.NotFoundf("process %d has ended", p.pid)
+	}
+	if st.start != p.start {
+		return errdefs.NotFoundf("process %d has ended; another one has its number now", p.pid)
+	}
+	args, err := Args(p.pid)
+	if err != nil || !contains(args, marker) {
+		return errdefs.NotFoundf("process %d is not the one that carries %s", p.pid, marker)
+	}
+	if p.Signal(0) != nil {
+		return errdefs.NotFoundf("process %d has ended", p.pid)
+	}
+	return nil
+}
+
+func contains(args []string, marker string) bool {
+	for _, a := range args {
+		if a == marker {
+			return true
+		}
+	}
+	return false
+}
+
+func pidfdOpen(pid int) (int, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+		return -1, errdefs.NotFoundf("process %d has ended", pid)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("open pidfd of process %d: %w", pid, err)
+	}
+	return fd, nil
+}
+
+func newProcess(pid int, start uint64, pidfd int) *Process {
+	// The runtime's poller takes only non-blocking descriptors; PIDFD_NONBLOCK would ask for a newer kernel.
+	_ = unix.SetNonblock(pidfd, true)
+	return &Process{pid: pid, start: start, fd: os.NewFile(uintptr(pidfd), "pidfd")}
+}
+
+// Signal sends sig. It returns NotFound when the process has ended.
+func (p *Process) Signal(sig syscall.Signal) error {
+	var serr error
+	err := p.control(func(fd int) { serr = unix.PidfdSendSignal(fd, sig, nil, 0) })
+	if err == nil {
+		err = serr
+	}
+	if errors.Is(err, unix.ESRCH) {
+		return errdefs.NotFoundf("process %d has ended", p.pid)
+	}
+	if err != nil {
+		return fmt.Errorf("send signal %d to process %d: %w", sig, p.pid, err)
+	}
+	return nil
+}
+
+// Wait blocks until the process has ended or ctx ends. Any number of callers may wait, also after the end.
+// The kernel tells of the end (pidfd); nothing polls. A child is reaped by it.
+// After Close it returns a FailedPrecondition error, unless the end was seen before.
+func (p *Process) Wait(ctx context.Context) (Exit, error) {
+	select {
+	case <-p.Done():
+		return p.exit, p.err
+	case <-ctx.Done():
+		return Exit{Code: Unknown}, ctx.Err()
+	}
+}
+
+// Done is closed when the process has ended or the Process was closed.
+func (p *Process) Done() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.done == nil {
+		p.done = make(chan struct{})
+		go p.await(p.done)
+	}
+	return p.done
+}
+
+// await is the one goroutine that waits; it ends with the process or with Close.
+func (p *Process) await(done chan<- struct{}) {
+	defer close(done)
+	p.exit.Code = Unknown
+	rc, err := p.fd.SyscallConn()
+	if err == nil {
+		err = rc.Read(func(fd uintptr) bool { return ended(int(fd)) })
+	}
+	if err != nil {
+		p.err = errdefs.Preconditionf("process %d is no longer watched: %w", p.pid, err)
+		return
+	}
+	p.exit = p.reap()
+}
+
+// ended asks without blocking whether the pidfd's process is dead with all its threads.
+func ended(fd int) bool {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n > 0
+		}
+	}
+}
+
+// reap collects the status when the process was our child; otherwise how it ended stays unknown.
+func (p *Process) reap() Exit {
+	exit := Exit{Code: Unknown}
+	_ = p.control(func(fd int) {
+		// waitid proves through the pidfd that it is our child and dead; its siginfo is opaque in x/sys, so wait4
+		// reads the status. The pid cannot be another's meanwhile: an unreaped child keeps it.
+		if unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) != nil {
+			return
+		}
+		var ws unix.WaitStatus
+		if got, err := unix.Wait4(p.pid, &ws, unix.WNOHANG, nil); err != nil || got != p.pid {
+			return
+		}
+		if ws.Signaled() {
+			exit.Signal = int(ws.Signal())
+			return
+		}
+		exit.Code = ws.ExitStatus()
+	})
+	return exit
+}
+
+func (p *Process) reapZombie() {
+	if st, err := readStat(p.pid); err == nil && st.state == 'Z' && st.start == p.start {
+		p.reap()
+	}
+}
+
+// Kill sends SIGKILL and waits until the process is gone. Killing an ended process is no error.
+func (p *Process) Kill(ctx context.Context) error {
+	if err := p.Signal(unix.SIGKILL); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	_, err := p.Wait(ctx)
+	return err
+}
+
+// Close lets go of the process without touching it.
+func (p *Process) Close() error {
+	// Closing alone wakes a waiter only if the poller knows the descriptor; a deadline in the past makes it certain.
+	_ = p.fd.SetReadDeadline(time.Unix(1, 0))
+	return p.fd.Close()
+}
+
+func (p *Process) control(f func(fd int)) error {
+	rc, err := p.fd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return rc.Control(func(fd uintptr) { f(int(fd)) })
+}

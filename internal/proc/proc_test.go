@@ -1,0 +1,267 @@
+package proc
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// TestMain lets the test binary play the parent that dies: it starts a process, prints its identity and exits.
+func TestMain(m *testing.M) {
+	if marker := os.Getenv("PROC_TEST_PARENT"); marker != "" {
+		p, err := Start(Spec{Path: "/bin/sleep", Args: []string{marker, "600"}})
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println(p.PID(), p.StartTime())
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func start(t *testing.T, s Spec) *Process {
+	t.Helper()
+	p, err := Start(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.Kill(context.Background())
+		_ = p.Close()
+	})
+	return p
+}
+
+var sleeper = Spec{Path: "/bin/sleep", Args: []string{"sleep", "600"}}
+
+func sh(script string) Spec {
+	return Spec{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin"}}
+}
+
+func TestWaitTellsHow(t *testing.T) {
+	tests := []struct {
+		name, script string
+		want         Exit
+	}{
+		{"zero", "exit 0", Exit{}},
+		{"code", "exit 7", Exit{Code: 7}},
+		{"signal", "kill -15 $$", Exit{Code: Unknown, Signal: 15}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := start(t, sh(tt.script))
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					if got, err := p.Wait(t.Context()); err != nil || got != tt.want {
+						t.Errorf("Wait = %+v, %v; want %+v", got, err, tt.want)
+					}
+				})
+			}
+			wg.Wait()
+			if err := p.Signal(0); !errdefs.IsNotFound(err) {
+				t.Errorf("Signal after the end: %v, want NotFound", err)
+			}
+			if err := p.Kill(t.Context()); err != nil {
+				t.Errorf("Kill after the end: %v", err)
+			}
+			if _, err := os.Stat(fmt.Sprintf("/proc/%d", p.PID())); err == nil {
+				t.Error("a zombie is left")
+			}
+		})
+	}
+}
+
+func TestWaitEndsWithContextAndClose(t *testing.T) {
+	p := start(t, sleeper)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Wait(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Wait = %v, want canceled", err)
+	}
+	q, err := Open(p.PID(), p.StartTime(), "600")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := q.Done()
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	if _, err := q.Wait(t.Context()); !errdefs.IsFailedPrecondition(err) {
+		t.Fatalf("Wait after Close = %v, want FailedPrecondition", err)
+	}
+}
+
+func TestFilesOutputAndSession(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in")
+	if err := os.WriteFile(in, []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out, err := os.Create(filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	s := sh(`cat <&3; echo; ls /proc/self/fd | wc -l; cut -d' ' -f6 /proc/self/stat; echo $$; env | grep -c HOME`)
+	s.Files, s.Out = []*os.File{f}, out
+	p := start(t, s)
+	if _, err := p.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	data, _ := os.ReadFile(out.Name())
+	lines := strings.Fields(string(data))
+	// ls sees 0, 1, 2, 3 and the folder it lists.
+	if len(lines) != 5 || lines[0] != "hello" || lines[1] != "5" || lines[2] != lines[3] || lines[4] != "0" {
+		t.Fatalf("the process saw %q", lines)
+	}
+}
+
+func TestOpenRefusesAnother(t *testing.T) {
+	p := start(t, sleeper)
+	for name, open := range map[string]func() (*Process, error){
+		"start time": func() (*Process, error) { return Open(p.PID(), p.StartTime()+1, "600") },
+		"marker":     func() (*Process, error) { return Open(p.PID(), p.StartTime(), "60") },
+		"no such":    func() (*Process, error) { return Open(1<<22+1, 1, "600") },
+		"bad pid":    func() (*Process, error) { return Open(-3, 1, "600") },
+	} {
+		if q, err := open(); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v, %v; want NotFound", name, q, err)
+		}
+	}
+}
+
+func TestOutlivesParentAndIsFound(t *testing.T) {
+	marker := "proc-test-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), "PROC_TEST_PARENT="+marker)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var pid int
+	var ticks uint64
+	if _, err := fmt.Sscan(string(out), &pid, &ticks); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p, err := Open(pid, ticks, marker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	found, err := Find(func(_ int, args []string) bool { return args[0] == marker })
+	if err != nil || len(found) != 1 || found[0].PID() != pid {
+		t.Fatalf("Find = %v, %v; want process %d", found, err, pid)
+	}
+	defer found[0].Close()
+	if err := p.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := found[0].Wait(t.Context()); err != nil || got.Code != Unknown {
+		t.Fatalf("Wait of a stranger's child = %+v, %v", got, err)
+	}
+	if _, err := Open(pid, ticks, marker); !errdefs.IsNotFound(err) {
+		t.Fatalf("Open after the end: %v, want NotFound", err)
+	}
+}
+
+func TestUnprivileged(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become somebody else")
+	}
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	s := Spec{
+		Path: "/bin/cat", Args: []string{"cat", "/proc/self/status", "/proc/self/net/dev"}, Out: out,
+		User: &User{UID: 0x70000001, GID: 0x70000002}, NewNet: true, NewIPC: true,
+	}
+	p := start(t, s)
+	if got, err := p.Wait(t.Context()); err != nil || got.Code != 0 {
+		t.Fatalf("Wait = %+v, %v", got, err)
+	}
+	f, err := os.Open(out.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got := map[string]string{}
+	links := 0
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		k, v, ok := strings.Cut(sc.Text(), ":")
+		if ok {
+			got[strings.TrimSpace(k)] = strings.Join(strings.Fields(v), " ")
+		}
+		if ok && strings.HasPrefix(sc.Text(), " ") { // only the table of links is indented
+			links++
+		}
+	}
+	want := map[string]string{
+		"Uid": "1879048193 1879048193 1879048193 1879048193", "Gid": "1879048194 1879048194 1879048194 1879048194",
+		"Groups": "", "NoNewPrivs": "1", "CapPrm": zeros, "CapEff": zeros, "CapBnd": zeros, "CapInh": zeros, "CapAmb": zeros,
+	}
+	for k, v := range want {
+		if got[k] != v {
+			t.Errorf("%s is %q, want %q", k, got[k], v)
+		}
+	}
+	if _, ok := got["lo"]; !ok || links != 1 {
+		t.Errorf("the network namespace is not empty: %v", got)
+	}
+	// The caller kept what the child lost.
+	if n, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || n != 0 {
+		t.Errorf("no_new_privs of the caller: %d, %v", n, err)
+	}
+}
+
+const zeros = "0000000000000000"
+
+func TestStartFails(t *testing.T) {
+	_, err := Start(Spec{Path: "/nonexistent/x", Args: []string{"x"}})
+	if !errors.Is(err, syscall.ENOENT) {
+		t.Fatalf("Start = %v, want ENOENT", err)
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("1 (init) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 42 0 0\n"))
+	f.Add([]byte("1 (a) b) (c) Z 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 43 0 0\n"))
+	f.Add([]byte(")"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		st, err := parseStat(data)
+		if err != nil && st != (stat{}) {
+			t.Fatalf("an error and a value: %+v, %v", st, err)
+		}
+	})
+}
+
+func BenchmarkFindNobody(b *testing.B) {
+	for b.Loop() {
+		if _, err := Find(func(int, []string) bool { return false }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+package proc
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Spec describes a process to start. Whatever it does not name the process does not get: no other descriptor, no
+// environment, no controlling terminal.
+type Spec struct {
+	Path  string   // of the executable; not looked up
+	Args  []string // Args[0] is the name the process sees
+	Env   []string
+	Files []*os.File // become descriptors 3, 4, … in this order; the caller keeps its own copies
+	Out   *os.File   // stdout and stderr; nil is /dev/null. stdin is always /dev/null
+
+	User      *User    // nil keeps the caller's user and capabilities
+	CgroupDir *os.File // cgroup v2 folder in which the process is born; nil for the caller's
+	NewNet    bool     // its own, empty network namespace
+	NewIPC    bool     // its own IPC and UTS namespaces
+}
+
+// User is an unprivileged identity. A process that gets one also gets no_new_privs and loses every capability,
+// those of the bounding set included.
+type User struct {
+	UID, GID uint32
+	Groups   []uint32
+}
+
+// Start starts the process in a session of its own. It has no tie to the caller: the caller's death does not end it.
+// The caller owns the result and should Wait for it, else a zombie stays until the caller ends.
+func Start(s Spec) (*Process, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	defer null.Close()
+	out := null
+	if s.Out != nil {
+		out = s.Out
+	}
+	files := append([]*os.File{null, out, out}, s.Files...)
+	fds := make([]uintptr, len(files))
+	for i, f := range files {
+		// Fd would make a polled descriptor blocking; the raw number does not.
+		if fds[i], err = rawFd(f); err != nil {
+			return nil, fmt.Errorf("start %s: pass descriptor %d: %w", s.Path, i, err)
+		}
+	}
+	// A descriptor that was inherited without close-on-exec (from a shell, from systemd) must not reach the child.
+	// Errors (Linux before 5.11) are ignored: every descriptor Go itself opens has the flag already.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	pidfd := -1
+	attr := &syscall.ProcAttr{Dir: "/", Env: s.Env, Files: fds, Sys: s.sys(&pidfd)}
+	pid, err := s.fork(attr)
+	runtime.KeepAlive(files)
+	runtime.KeepAlive(s.CgroupDir)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	return started(pid, pidfd)
+}
+
+func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
+	sys := &syscall.SysProcAttr{Setsid: true, PidFD: pidfd}
+	if s.NewNet {
+		sys.Cloneflags |= unix.CLONE_NEWNET
+	}
+	if s.NewIPC {
+		sys.Cloneflags |= unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	}
+	if s.CgroupDir != nil {
+		if fd, err := rawFd(s.CgroupDir); err == nil {
+			sys.UseCgroupFD, sys.CgroupFD = true, int(fd)
+		}
+	}
+	if s.User != nil {
+		sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID, Groups: s.User.Groups}
+	}
+	return sys
+}
+
+func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
+	if s.User == nil {
+		return syscall.ForkExec(s.Path, s.Args, attr)
+	}
+	var pid int
+	err := OnThread(func() error {
+		if err := dropBounding(); err != nil {
+			return err
+		}
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("set no_new_privs: %w", err)
+		}
+		var err error
+		pid, err = syscall.ForkExec(s.Path, s.Args, attr)
+		return err
+	})
+	return pid, err
+}
+
+// dropBounding empties the capability bounding set of this thread, which a child inherits.
+func dropBounding() error {
+	for c := uintptr(0); ; c++ {
+		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
+			return nil //nolint:nilerr // EINVAL: one past the last capability this kernel knows
+		} else if has == 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+}
+
+// OnThread runs f on a thread of its own that dies with it, so that f may change what belongs to a thread for ever:
+// namespaces, capabilities, no_new_privs. Children forked by f inherit that.
+func OnThread(f func() error) error {
+	errc := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the runtime ends a thread whose goroutine ends locked
+		errc <- f()
+	}()
+	return <-errc
+}
+
+func started(pid, pidfd int) (*Process, error) {
+	if pidfd < 0 {
+		_ = unix.Kill(pid, unix.SIGKILL) // our own unreaped child: the pid is still its
+		_, _ = unix.Wait4(pid, nil, 0, nil)
+		return nil, errdefs.Unsupportedf("this kernel gives no pidfd for new processes; Linux 5.7 or newer is needed")
+	}
+	start, err := StartTime(pid) // a child that died at once is a zombie and still has one
+	p := newProcess(pid, start, pidfd)
+	if err != nil {
+		_ = p.Signal(unix.SIGKILL)
+		p.reap()
+		_ = p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func rawFd(f *os.File) (uintptr, error) {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var fd uintptr
+	err = rc.Control(func(n uintptr) { fd = n })
+	return fd, err
+}

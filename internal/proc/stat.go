@@ -1,0 +1,129 @@
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// stat is the part of /proc/PID/stat that tells processes apart.
+type stat struct {
+	state byte   // R, S, D, Z, …
+	start uint64 // clock ticks since boot
+}
+
+// StartTime returns the start time of the process that has pid now; NotFound when there is none.
+func StartTime(pid int) (uint64, error) {
+	st, err := readStat(pid)
+	return st.start, err
+}
+
+func readStat(pid int) (stat, error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return stat{}, errdefs.NotFoundf("process %d has ended: %w", pid, err)
+	}
+	st, err := parseStat(data)
+	if err != nil {
+		return stat{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return st, nil
+}
+
+// parseStat reads one line of /proc/PID/stat. The command name (field 2) may hold spaces and parentheses, so fields are
+// counted from its last closing parenthesis.
+func parseStat(data []byte) (stat, error) {
+	i := bytes.LastIndexByte(data, ')')
+	if i < 0 {
+		return stat{}, errdefs.New(errdefs.Internal, "stat line %.40q has no command name", data)
+	}
+	fields := strings.Fields(string(data[i+1:]))
+	const state, start = 0, 19 // fields 3 and 22 of proc(5), counted from behind the name
+	if len(fields) <= start || len(fields[state]) != 1 {
+		return stat{}, errdefs.New(errdefs.Internal, "stat line %.40q is too short", data)
+	}
+	ticks, err := strconv.ParseUint(fields[start], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("start time in stat line: %w", err)
+	}
+	return stat{state: fields[state][0], start: ticks}, nil
+}
+
+// Args returns the arguments of the process that has pid now. A zombie or a kernel thread has none.
+func Args(pid int) ([]string, error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err != nil {
+		return nil, errdefs.NotFoundf("process %d has ended: %w", pid, err)
+	}
+	if len(data) == 0 {
+		return nil, nil
+	}
+	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"), nil
+}
+
+// Find opens every process whose arguments satisfy match. It reads the whole of /proc (tens of µs per process), so it
+// is for recovery, not for daily life. The caller closes what it gets.
+func Find(match func(pid int, args []string) bool) ([]*Process, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var found []*Process
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if p := openIf(pid, match); p != nil {
+			found = append(found, p)
+		}
+	}
+	return found, nil
+}
+
+// openIf looks first and opens then, because most processes are somebody else's; it looks again through the open one.
+func openIf(pid int, match func(int, []string) bool) *Process {
+	args, err := Args(pid)
+	if err != nil || len(args) == 0 || !match(pid, args) {
+		return nil
+	}
+	start, err := StartTime(pid)
+	if err != nil {
+		return nil
+	}
+	p, err := Open(pid, start, args[0])
+	if err != nil {
+		return nil
+	}
+	if again, err := Args(pid); err != nil || !match(pid, again) {
+		_ = p.Close()
+		return nil
+	}
+	return p
+}
+
+// UID returns the effective user of the process that has pid now.
+func UID(pid int) (uint32, error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return 0, errdefs.NotFoundf("process %d has ended: %w", pid, err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "Uid:"); ok {
+			if ids := strings.Fields(rest); len(ids) == 4 {
+				uid, err := strconv.ParseUint(ids[1], 10, 32)
+				return uint32(uid), err
+			}
+		}
+	}
+	return 0, errdefs.New(errdefs.Internal, "process %d: its status names no user", pid)
+}

@@ -1,0 +1,56 @@
+package vm
+
+import "maps"
+
+// Clone returns a copy of s that shares no memory with it.
+func (s Spec) Clone() Spec {
+	s.Labels = maps.Clone(s.Labels)
+	s.Process = s.Process.Clone()
+	s.NICs = cloneSlice(s.NICs)
+	return s
+}
+
+// Clone returns a copy of p that shares no memory with it.
+func (p Process) Clone() Process {
+	p.Entrypoint = cloneSlice(p.Entrypoint)
+	p.Args = cloneSlice(p.Args)
+	p.Env = cloneSlice(p.Env)
+	return p
+}
+
+// Clone returns a copy of d that shares no memory with it.
+func (d Disk) Clone() Disk {
+	if d.Backing != nil {
+		b := d.Backing.Clone()
+		d.Backing = &b
+	}
+	return d
+}
+
+// Clone returns a copy of r that shares no memory with it.
+func (r Record) Clone() Record {
+	r.Spec = r.Spec.Clone()
+	r.Process = r.Process.Clone()
+	r.Disks = cloneSlice(r.Disks)
+	for i := range r.Disks {
+		r.Disks[i] = r.Disks[i].Clone()
+	}
+	r.NICs = cloneSlice(r.NICs)
+	for i := range r.NICs {
+		r.NICs[i].DNS = cloneSlice(r.NICs[i].DNS)
+	}
+	r.Handle = cloneSlice(r.Handle)
+	if r.ExitCode != nil {
+		code := *r.ExitCode
+		r.ExitCode = &code
+	}
+	return r
+}
+
+// cloneSlice copies s and keeps nil apart from empty, so that a clone encodes to the same JSON.
+func cloneSlice[T any](s []T) []T {
+	if s == nil {
+		return nil
+	}
+	return append(make([]T, 0, len(s)), s...)
+}

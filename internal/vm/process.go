@@ -1,0 +1,60 @@
+package vm
+
+// DefaultPath is the PATH of a process whose image and spec set none.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Over returns what runs when p, the wish of a spec, is laid over the image's own configuration:
+//   - setting Entrypoint drops the image's entrypoint and args; setting only Args keeps the image's entrypoint;
+//   - variables are added to the image's, those of the same name replaced in place, the last of several wins;
+//   - PATH is DefaultPath when nobody set it, the working directory is / when nobody set it;
+//   - User and WorkDir of p win when not empty.
+//
+// The result shares no memory with either. When neither names a program, its Entrypoint and Args are both empty.
+func (p Process) Over(image Process) Process {
+	out := Process{
+		Entrypoint: cloneSlice(image.Entrypoint),
+		Args:       cloneSlice(image.Args),
+		Env:        mergeEnv(image.Env, p.Env),
+		WorkDir:    firstOf(p.WorkDir, image.WorkDir, "/"),
+		User:       firstOf(p.User, image.User),
+		TTY:        p.TTY || image.TTY,
+	}
+	if len(p.Entrypoint) > 0 {
+		out.Entrypoint, out.Args = cloneSlice(p.Entrypoint), nil
+	}
+	if len(p.Args) > 0 {
+		out.Args = cloneSlice(p.Args)
+	}
+	return out
+}
+
+// Empty reports whether p names no program at all.
+func (p Process) Empty() bool { return len(p.Entrypoint) == 0 && len(p.Args) == 0 }
+
+func mergeEnv(layers ...[]EnvVar) []EnvVar {
+	var out []EnvVar
+	at := map[string]int{}
+	for _, layer := range layers {
+		for _, v := range layer {
+			if i, ok := at[v.Name]; ok {
+				out[i] = v
+				continue
+			}
+			at[v.Name] = len(out)
+			out = append(out, v)
+		}
+	}
+	if _, ok := at["PATH"]; !ok {
+		out = append(out, EnvVar{Name: "PATH", Value: DefaultPath})
+	}
+	return out
+}
+
+func firstOf(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}

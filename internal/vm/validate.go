@@ -1,0 +1,159 @@
+package vm
+
+import (
+	"crypto/rand"
+	"encoding/base32"
+	"net"
+	"regexp"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Limits and defaults of a Spec. Sizes are bytes.
+const (
+	MaxNameLength    = 63
+	MinPrefixLength  = 3 // shortest id prefix that Match accepts as a reference
+	MaxCPUs          = 255
+	MinMemory        = 96 << 20 // below it our guest kernel with the agent does not come up
+	MaxMemory        = 16 << 40
+	MinStorage       = 16 << 20
+	MaxStorage       = 64 << 40
+	DefaultCPUs      = 2
+	DefaultMemory    = 1 << 30
+	DefaultStorage   = 10 << 30
+	DefaultStopGrace = 30 * time.Second
+)
+
+var (
+	idRE   = regexp.MustCompile(`^[a-z2-7]{26}$`)
+	nameRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	hostRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$`)
+	envRE  = regexp.MustCompile(`^[^=\x00]+$`)
+	b32    = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+)
+
+// NewID returns a fresh random ID of 128 bits.
+func NewID() ID {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the process instead
+	return ID(b32.EncodeToString(b[:]))
+}
+
+// Valid reports whether id has the form that NewID gives.
+func (id ID) Valid() bool { return idRE.MatchString(string(id)) }
+
+// ValidateName returns an InvalidArgument error unless name can name a VM:
+// at most 63 characters of [A-Za-z0-9._-], the first a letter or digit.
+func ValidateName(name string) error {
+	switch {
+	case name == "":
+		return errdefs.Invalidf("a VM needs a name")
+	case len(name) > MaxNameLength:
+		return errdefs.Invalidf("VM name %q has %d characters; at most %d are allowed", name, len(name), MaxNameLength)
+	case !nameRE.MatchString(name):
+		return errdefs.Invalidf("VM name %q must start with a letter or digit and hold only letters, digits, '.', '_' and '-'", name)
+	}
+	return nil
+}
+
+// Default returns s with every field that was left empty set to its default.
+func (s Spec) Default() Spec {
+	if s.CPUs == 0 {
+		s.CPUs = DefaultCPUs
+	}
+	if s.Memory == 0 {
+		s.Memory = DefaultMemory
+	}
+	if s.Storage == 0 {
+		s.Storage = DefaultStorage
+	}
+	if s.Accel == "" {
+		s.Accel = AccelAuto
+	}
+	if s.Hostname == "" {
+		s.Hostname = hostname(s.Name)
+	}
+	if s.StopGrace == 0 {
+		s.StopGrace = DefaultStopGrace
+	}
+	return s
+}
+
+// hostname turns a VM name into a host name: what a label may not hold becomes a dash.
+func hostname(name string) string {
+	h := strings.Map(func(r rune) rune {
+		if r == '.' || r == '_' {
+			return '-'
+		}
+		return r
+	}, name)
+	return strings.Trim(h, "-")
+}
+
+// Validate returns the first thing that makes s impossible, as an InvalidArgument error. It expects a defaulted Spec.
+func (s Spec) Validate() error {
+	if err := ValidateName(s.Name); err != nil {
+		return err
+	}
+	switch {
+	case s.Image == "":
+		return errdefs.Invalidf("VM %s: an image is needed", s.Name)
+	case s.CPUs < 1 || s.CPUs > MaxCPUs:
+		return errdefs.Invalidf("VM %s: %d CPUs asked for; between 1 and %d are possible", s.Name, s.CPUs, MaxCPUs)
+	case s.Memory < MinMemory || s.Memory > MaxMemory:
+		return errdefs.Invalidf("VM %s: %d bytes of memory asked for; at least %d (96 MiB) are needed", s.Name, s.Memory, MinMemory)
+	case s.Storage < MinStorage || s.Storage > MaxStorage:
+		return errdefs.Invalidf("VM %s: %d bytes of storage asked for; between %d (16 MiB) and %d are possible", s.Name, s.Storage, MinStorage, int64(MaxStorage))
+	case s.Accel != AccelAuto && s.Accel != AccelKVM && s.Accel != AccelTCG:
+		return errdefs.Invalidf("VM %s: accelerator %q is none of auto, kvm, tcg", s.Name, s.Accel)
+	case s.Firmware != "" && s.Firmware != FirmwareBIOS && s.Firmware != FirmwareUEFI:
+		return errdefs.Invalidf("VM %s: firmware %q is neither bios nor uefi", s.Name, s.Firmware)
+	case len(s.Hostname) > 63 || !hostRE.MatchString(s.Hostname):
+		return errdefs.Invalidf("VM %s: host name %q is not a DNS label", s.Name, s.Hostname)
+	case s.StopGrace < 0:
+		return errdefs.Invalidf("VM %s: the stop grace period is negative", s.Name)
+	}
+	for _, e := range s.Process.Env {
+		if !envRE.MatchString(e.Name) {
+			return errdefs.Invalidf("VM %s: %q cannot name an environment variable", s.Name, e.Name)
+		}
+	}
+	for _, n := range s.NICs {
+		if n.MAC == "" {
+			continue
+		}
+		if hw, err := net.ParseMAC(n.MAC); err != nil || len(hw) != 6 || hw[0]&1 != 0 {
+			return errdefs.Invalidf("VM %s: %q is not a unicast MAC address", s.Name, n.MAC)
+		}
+	}
+	return nil
+}
+
+// Named is what a reference is matched against.
+type Named struct {
+	ID   ID
+	Name string
+}
+
+// Match resolves ref as full id, then name, then unique id prefix of at least MinPrefixLength characters.
+// It returns NotFound when nothing matches and InvalidArgument when a prefix is ambiguous.
+func Match(ref string, all []Named) (ID, error) {
+	var hits []Named
+	for _, n := range all {
+		if string(n.ID) == ref || n.Name == ref {
+			return n.ID, nil
+		}
+		if len(ref) >= MinPrefixLength && strings.HasPrefix(string(n.ID), ref) {
+			hits = append(hits, n)
+		}
+	}
+	switch len(hits) {
+	case 0:
+		return "", errdefs.NotFoundf("no VM is called %q; `cocoon vm list` shows those there are", ref)
+	case 1:
+		return hits[0].ID, nil
+	}
+	return "", errdefs.Invalidf("%q could be any of %d VMs; use more characters of the id", ref, len(hits))
+}

@@ -1,0 +1,203 @@
+// Package vm is the vocabulary of Cocoon: what a VM is, as pure values every other package may share.
+//
+// It does no I/O and starts nothing; the engine owns the records, drivers and doors only pass them on.
+package vm
+
+import (
+	"time"
+)
+
+// ID names one VM for ever: 26 characters of lower-case base32 (see NewID). IDs are never reused.
+type ID string
+
+// State is where a VM stands. The strings are public API (JSON of `cocoon vm inspect`).
+type State string
+
+// The states of a VM.
+const (
+	StateCreating State = "creating" // its resources are being prepared
+	StateCreated  State = "created"  // ready to start, never ran
+	StateRunning  State = "running"  // its hypervisor process runs
+	StateStopped  State = "stopped"  // it ended: guest shut down, process exited, or it was stopped
+	StateError    State = "error"    // it could not be brought up or was lost; Record.Message says why
+)
+
+// Accel chooses how guest instructions run.
+type Accel string
+
+// The accelerators. Auto means KVM when /dev/kvm opens and the CPU flags show vmx or svm, else TCG.
+const (
+	AccelAuto Accel = "auto"
+	AccelKVM  Accel = "kvm"
+	AccelTCG  Accel = "tcg"
+)
+
+// Firmware boots a disk guest. OCI guests are booted by direct kernel load and have none.
+type Firmware string
+
+// The firmwares.
+const (
+	FirmwareBIOS Firmware = "bios"
+	FirmwareUEFI Firmware = "uefi"
+)
+
+// Spec is what the user asked for. It is immutable once the VM exists.
+type Spec struct {
+	Name      string            `json:"name"`
+	Labels    map[string]string `json:"labels,omitempty"` // opaque to the engine; doors keep their own keys here
+	Image     string            `json:"image"`            // name, name:tag or digest, as given
+	CPUs      int               `json:"cpus"`
+	Memory    int64             `json:"memory"`  // bytes
+	Storage   int64             `json:"storage"` // bytes of the private writable disk
+	Driver    string            `json:"driver,omitempty"`
+	Accel     Accel             `json:"accel,omitempty"`
+	Firmware  Firmware          `json:"firmware,omitempty"` // disk guests only
+	Hostname  string            `json:"hostname,omitempty"`
+	Process   Process           `json:"process"` // OCI guests only: what differs from the image's own configuration
+	NICs      []NICSpec         `json:"nics,omitempty"`
+	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
+}
+
+// Process is the main process of an OCI guest, in the terms of the OCI image configuration.
+// Nil Entrypoint and Args keep the image's; setting Entrypoint drops the image's Cmd, as Kubernetes and Docker do.
+type Process struct {
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Args       []string `json:"args,omitempty"`
+	Env        []EnvVar `json:"env,omitempty"` // added to the image's, same names replaced
+	WorkDir    string   `json:"workdir,omitempty"`
+	User       string   `json:"user,omitempty"` // name, uid, user:group or uid:gid
+	TTY        bool     `json:"tty,omitempty"`
+}
+
+// EnvVar is one environment variable. Values may be secret: they are never logged.
+type EnvVar struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// NICSpec asks for one network interface.
+type NICSpec struct {
+	Network string `json:"network,omitempty"` // "" is the node's default network
+	MAC     string `json:"mac,omitempty"`     // "" lets the network choose the one stable for the VM's name
+}
+
+// NIC is an interface that exists: the network made it, the driver plugs it, the guest agent configures it.
+type NIC struct {
+	Network string   `json:"network"`
+	Tap     string   `json:"tap"`             // link name on the host
+	NetNS   string   `json:"netns,omitempty"` // path of the network namespace that holds Tap; "" is cocoond's own
+	MAC     string   `json:"mac"`
+	IP      string   `json:"ip,omitempty"`      // "" when not known (yet)
+	Prefix  int      `json:"prefix,omitempty"`  // length of the network prefix in bits
+	Gateway string   `json:"gateway,omitempty"` // "" for none
+	DNS     []string `json:"dns,omitempty"`
+	MTU     int      `json:"mtu,omitempty"` // bytes; 0 is the guest's default
+	DHCP    bool     `json:"dhcp"`          // a DHCP server answers on this network with the same IP
+}
+
+// DiskFormat is how a disk's file is laid out.
+type DiskFormat string
+
+// The disk formats a hypervisor opens.
+const (
+	DiskRaw   DiskFormat = "raw"
+	DiskQCOW2 DiskFormat = "qcow2"
+)
+
+// DiskRole says what a disk is for. The strings are public API (storage_configs[].role).
+type DiskRole string
+
+// The roles of disks.
+const (
+	RoleLayer DiskRole = "layer" // read-only, shared between VMs
+	RoleCOW   DiskRole = "cow"   // the VM's private writable layer
+	RoleCidat DiskRole = "cidata"
+	RoleData  DiskRole = "data"
+)
+
+// Disk is one block device of a VM, in the order the guest sees them.
+type Disk struct {
+	Path     string     `json:"path"`
+	Format   DiskFormat `json:"format"`
+	ReadOnly bool       `json:"ro"`
+	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it
+	Role     DiskRole   `json:"role"`
+	Backing  *Disk      `json:"backing,omitempty"` // what a qcow2 overlay stands on
+}
+
+// Boot says how a VM starts: a kernel loaded directly, or, when Kernel is empty, a firmware that boots the first disk.
+type Boot struct {
+	Kernel   string   `json:"kernel,omitempty"`
+	Initrd   string   `json:"initrd,omitempty"`
+	Cmdline  string   `json:"cmdline,omitempty"` // appended to what the driver needs
+	Firmware Firmware `json:"firmware,omitempty"`
+}
+
+// ImageType tells OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
+type ImageType string
+
+// The image types. The strings are public API.
+const (
+	ImageOCI  ImageType = "oci"
+	ImageDisk ImageType = "cloudimg"
+)
+
+// Record is everything known of one VM: what was asked, what exists, what happened. The engine writes it, the journal keeps it.
+type Record struct {
+	ID          ID        `json:"id"`
+	Spec        Spec      `json:"spec"`
+	State       State     `json:"state"`
+	Driver      string    `json:"driver"` // name of the hypervisor driver that runs it
+	ImageType   ImageType `json:"image_type"`
+	ImageDigest string    `json:"image_digest"`
+	Boot        Boot      `json:"boot"`
+	Process     Process   `json:"process"` // resolved: image configuration and spec merged
+	Disks       []Disk    `json:"disks,omitempty"`
+	NICs        []NIC     `json:"nics,omitempty"`
+
+	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
+	PID    int    `json:"pid,omitempty"`
+
+	AgentReady bool   `json:"agent_ready"`         // the guest agent answered and the guest is set up
+	ExitCode   *int   `json:"exit_code,omitempty"` // of the main process, once stopped; nil when unknown
+	Reason     string `json:"reason,omitempty"`    // one CamelCase word for the last transition
+	Message    string `json:"message,omitempty"`   // one sentence for a person
+
+	FirstBooted bool      `json:"first_booted"`
+	CreatedAt   time.Time `json:"created_at"`
+	UpdatedAt   time.Time `json:"updated_at"`
+	StartedAt   time.Time `json:"started_at,omitzero"` // last start of the hypervisor process
+	StoppedAt   time.Time `json:"stopped_at,omitzero"` // last stop
+	Restarts    int       `json:"restarts"`            // starts after the first
+
+	Revision int64 `json:"revision"` // of the journal, grows with every change of any record
+}
+
+// Reasons of the last transition, for Record.Reason.
+const (
+	ReasonExited       = "Exited"       // the main process ended by itself; ExitCode is set
+	ReasonStopped      = "Stopped"      // stopped on request
+	ReasonKilled       = "Killed"       // did not stop within its grace and was killed
+	ReasonPoweredOff   = "PoweredOff"   // the guest powered itself off
+	ReasonCrashed      = "Crashed"      // the hypervisor process died
+	ReasonCreateFailed = "CreateFailed" // bringing it up failed
+	ReasonStartFailed  = "StartFailed"
+	ReasonLost         = "Lost" // it ended while the daemon was away: how is not known
+)
+
+// EventType says what happened to a record. The strings are public API.
+type EventType string
+
+// The event types.
+const (
+	EventAdded    EventType = "ADDED"
+	EventModified EventType = "MODIFIED"
+	EventDeleted  EventType = "DELETED"
+)
+
+// Event is one change of one record, with the record as it was after the change (for DELETED: before it).
+type Event struct {
+	Type     EventType `json:"event"`
+	Revision int64     `json:"revision"`
+	Record   Record    `json:"vm"`
+}

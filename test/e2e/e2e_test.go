@@ -1,0 +1,223 @@
+//go:build e2e
+
+// Package e2e runs the scripts in testdata against a real control plane, the real daemons and real guests, with an
+// unmodified kubectl. It holds no logic of the product; a script reads like what a user types.
+//
+// It needs root, `make build`, and a network namespace of its own: hack/test.sh e2e provides all of it.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// bin is where `make build` left the binaries.
+func bin() string {
+	dir, err := filepath.Abs(filepath.Join("..", "..", "bin"))
+	if err != nil {
+		panic(err)
+	}
+	return dir
+}
+
+// shared is the cluster most scripts use; the ones that kill or stop daemons bring up their own (`[own]` in the name).
+var shared struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.dir != "" {
+		if out, err := exec.Command(filepath.Join(bin(), "cocoon"), "down", "--dir", shared.dir).CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "down: %v\n%s", err, out)
+			code = 1
+		}
+		if code == 0 {
+			_ = os.RemoveAll(shared.dir)
+		} else {
+			fmt.Fprintf(os.Stderr, "logs are in %s/log\n", shared.dir)
+		}
+	}
+	os.Exit(code)
+}
+
+func sharedCluster() (string, error) {
+	shared.once.Do(func() {
+		if shared.dir, shared.err = os.MkdirTemp("", "cocoon-e2e-"); shared.err != nil {
+			return
+		}
+		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach").CombinedOutput()
+		if err != nil {
+			shared.err = fmt.Errorf("cocoon up: %w\n%s", err, out)
+		}
+	})
+	return shared.dir, shared.err
+}
+
+func TestScripts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("the e2e tests need root; run them with `make test-e2e`")
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:   "testdata",
+		Setup: setup,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"eventually": eventually,
+			"cluster":    cluster,
+			"kill9":      kill9,
+			"setenvout":  setenvout,
+			"daemon":     daemon,
+		},
+		RequireExplicitExec: true,
+	})
+}
+
+// setup gives each script the binaries on PATH. `cluster shared` or `cluster own` then names a cluster.
+func setup(env *testscript.Env) error {
+	env.Setenv("PATH", bin()+":"+os.Getenv("PATH"))
+	env.Setenv("BIN", bin())
+	env.Setenv("HOME", env.WorkDir)
+	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
+	if err != nil {
+		return err
+	}
+	env.Setenv("EXAMPLES", examples)
+	// The folder of a script is long and sockets are not: clusters of its own live in a short one.
+	own, err := os.MkdirTemp("", "cocoon-e2e-own-")
+	if err != nil {
+		return err
+	}
+	env.Setenv("OWN", own)
+	ds := &daemons{own: own, running: map[string]*background{}}
+	env.Values[daemonsKey{}] = ds
+	env.Defer(func() {
+		ds.end(env.T())
+		if _, err := os.Stat(filepath.Join(own, "up.json")); err == nil {
+			if out, err := exec.Command(filepath.Join(bin(), "cocoon"), "down", "--dir", own).CombinedOutput(); err != nil {
+				env.T().Log("down:", err, string(out))
+			}
+		}
+		_ = os.RemoveAll(own)
+	})
+	return nil
+}
+
+// cluster points the script at a cluster: `cluster shared` at the one all scripts share (brought up by the first), with
+// a namespace of the script's own that is removed at its end; `cluster own` at $OWN, which the script brings up itself.
+func cluster(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: cluster shared|own")
+	}
+	dir := ts.Getenv("OWN")
+	if args[0] == "shared" {
+		var err error
+		if dir, err = sharedCluster(); err != nil {
+			ts.Fatalf("%v", err)
+		}
+	}
+	ts.Setenv("COCOON_DIR", dir)
+	ts.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig"))
+	if args[0] != "shared" {
+		return
+	}
+	ns := strings.ReplaceAll(ts.Name(), "_", "-")
+	ts.Setenv("NS", ns)
+	kubectl := func(args ...string) error {
+		cmd := exec.Command(filepath.Join(bin(), "kubectl"), append([]string{"--kubeconfig", filepath.Join(dir, "kubeconfig")}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("kubectl %v: %w\n%s", args, err, out)
+		}
+		return nil
+	}
+	ts.Check(kubectl("create", "namespace", ns))
+	ts.Defer(func() { ts.Check(kubectl("delete", "namespace", ns, "--wait=true", "--timeout=90s")) })
+	waitFor(ts, time.Minute, regexp.MustCompile(`default`), []string{"kubectl", "get", "serviceaccount", "default", "-n", ns, "-o", "name"})
+	ts.Check(kubectl("config", "view"))
+}
+
+// eventually runs a command again and again until its output matches: eventually 30s REGEXP CMD ARGS...
+func eventually(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: eventually DURATION REGEXP CMD ARGS...")
+	}
+	limit, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	re, err := regexp.Compile(`(?m)` + args[1])
+	ts.Check(err)
+	waitFor(ts, limit, re, args[2:])
+}
+
+func waitFor(ts *testscript.TestScript, limit time.Duration, re *regexp.Regexp, argv []string) {
+	deadline := time.Now().Add(limit)
+	for {
+		err := ts.Exec(argv[0], argv[1:]...)
+		out := ts.ReadFile("stdout")
+		if err == nil && re.MatchString(out) {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%v did not print %s within %v; last:\n%s%s", argv, re, limit, out, ts.ReadFile("stderr"))
+		}
+		<-time.After(200 * time.Millisecond)
+	}
+}
+
+// kill9 sends SIGKILL to the one process of this cluster whose command line matches: kill9 cocoond
+func kill9(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: kill9 NAME")
+	}
+	pid := pidOf(ts, args[0], ts.Getenv("COCOON_DIR"))
+	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+	// Reaped by the supervisor: wait until the number is free or somebody else's.
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for syscall.Kill(pid, 0) == nil {
+		if ctx.Err() != nil {
+			ts.Fatalf("%s (%d) survives SIGKILL", args[0], pid)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// pidOf finds the process whose executable is bin/name and whose arguments or environment name dir.
+func pidOf(ts *testscript.TestScript, name, dir string) int {
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	ts.Check(err)
+	for _, p := range procs {
+		cmdline, err := os.ReadFile(p)
+		if err != nil {
+			continue
+		}
+		argv := strings.Split(string(cmdline), "\x00")
+		if filepath.Base(argv[0]) == name && strings.Contains(string(cmdline), dir) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+			ts.Check(err)
+			return pid
+		}
+	}
+	ts.Fatalf("no process %s of %s", name, dir)
+	return 0
+}
+
+// setenvout sets a variable to what the last command printed: setenvout PID
+func setenvout(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: setenvout NAME")
+	}
+	ts.Setenv(args[0], strings.TrimSpace(ts.ReadFile("stdout")))
+}
