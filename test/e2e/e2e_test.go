@@ -37,10 +37,15 @@ var shared struct {
 	once sync.Once
 	dir  string
 	err  error
+	late []error // what went wrong while cleaning up after a script: no test is left then that it could fail
 }
 
 func TestMain(m *testing.M) {
 	code := m.Run()
+	for _, err := range shared.late {
+		fmt.Fprintf(os.Stderr, "after a script: %v\n", err)
+		code = 1
+	}
 	if shared.dir != "" {
 		if out, err := exec.Command(filepath.Join(bin(), "cocoon"), "down", "--dir", shared.dir).CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "down: %v\n%s", err, out)
@@ -144,7 +149,11 @@ func cluster(ts *testscript.TestScript, neg bool, args []string) {
 		return nil
 	}
 	ts.Check(kubectl("create", "namespace", ns))
-	ts.Defer(func() { ts.Check(kubectl("delete", "namespace", ns, "--wait=true", "--timeout=90s")) })
+	ts.Defer(func() {
+		if err := kubectl("delete", "namespace", ns, "--wait=true", "--timeout=90s"); err != nil {
+			shared.late = append(shared.late, fmt.Errorf("%s: %w", ts.Name(), err))
+		}
+	})
 	waitFor(ts, time.Minute, regexp.MustCompile(`default`), []string{"kubectl", "get", "serviceaccount", "default", "-n", ns, "-o", "name"})
 	ts.Check(kubectl("config", "view"))
 }
