@@ -19,7 +19,8 @@ type Store interface {
 	// Errors: InvalidArgument (bad name, unknown or hostile content), DataLoss (truncated, digest mismatch), ResourceExhausted (disk).
 	Import(ctx context.Context, name string, r io.Reader, progress func(bytes int64)) (Image, error)
 
-	// Get resolves a name, name:tag, id or unique id prefix. NotFound if there is none.
+	// Get resolves a name, name:tag, name@sha256:<hex>, id or unique id prefix. NotFound if there is none, or if the
+	// digest is not that of the name's image.
 	Get(ctx context.Context, ref string) (Image, error)
 
 	// List returns every image, sorted by name. One image with two names appears twice.
@@ -32,6 +33,109 @@ type Store interface {
 	// storage bytes. It is idempotent: disks that are there already are kept, with their content.
 	// Errors: InvalidArgument when storage is smaller than the image.
 	Prepare(ctx context.Context, img Image, dir string, storage int64) (Rootfs, error)
+
+	// Export writes the image as Import would take it: an OCI image layout tar, or the disk's file.
+	Export(ctx context.Context, ref string, w io.Writer) error
+
+	// Collect frees what limits allow to free: first content that no name refers to, then the images used longest ago.
+	// It never touches an import in progress, what inUse reports, or what it does not know.
+	Collect(ctx context.Context, limits GCLimits, inUse func(digest string) bool) (Collected, error)
+}
+
+// Puller brings images from where their names say into a Store.
+type Puller interface {
+	// Pull makes sure that the image is there, as r.Policy says, and returns it. Parallel pulls of one image are one
+	// transfer; when every caller has gone away, it is given up and leaves nothing. progress may be nil.
+	// Errors: InvalidArgument (name), NotFound (no such image there, or none here with PullNever), PermissionDenied
+	// (credentials), DataLoss (digest, truncated), Unavailable (server, network), ResourceExhausted (disk), Unsupported
+	// (another architecture).
+	Pull(ctx context.Context, r PullRequest, progress func(Progress)) (Image, error)
+
+	// Explain says step by step what a name means here and where it would be pulled from. It uses no network.
+	Explain(ctx context.Context, name string) (Explanation, error)
+
+	// SyncMappings replaces the name mappings that source (e.g. "kubernetes") brings, and returns what is wrong with
+	// them. A broken rule disables only itself.
+	SyncMappings(ctx context.Context, source string, mappings []Mapping) ([]MappingProblem, error)
+
+	// Problems returns what is wrong with all mappings of all sources as they are now.
+	Problems(ctx context.Context) ([]MappingProblem, error)
+}
+
+// PullPolicy says when the network is used. The values are those of Kubernetes.
+type PullPolicy string
+
+// The pull policies.
+const (
+	PullAlways       PullPolicy = "Always"       // ask the origin whether it has something newer
+	PullIfNotPresent PullPolicy = "IfNotPresent" // never touch the network when the name is here
+	PullNever        PullPolicy = "Never"
+)
+
+// PullRequest asks for one image.
+type PullRequest struct {
+	Name   string
+	Policy PullPolicy     // "" is PullAlways
+	Force  bool           // fetch anew even what has not changed
+	Auth   []RegistryAuth // tried before the host's own credentials, in order
+}
+
+// RegistryAuth is one entry of a docker configuration. It is secret: never logged, never stored.
+type RegistryAuth struct {
+	Registry string // host[:port][/path], as the key in docker's "auths"
+	Username string
+	Password string
+	Token    string // identity or bearer token, instead of the two above
+}
+
+// Progress of one pull.
+type Progress struct {
+	Phase string `json:"phase"` // resolving, downloading, unpacking, converting
+	Done  int64  `json:"done"`  // bytes
+	Total int64  `json:"total"` // bytes; -1 when not known
+}
+
+// Explanation is how a name is understood. The JSON is public API (`cocoon image explain -o json`).
+type Explanation struct {
+	Name      string   `json:"name"`
+	Kind      string   `json:"kind"`                // mapped, url, registry or local
+	Key       string   `json:"key"`                 // what the store calls it
+	URL       string   `json:"url,omitempty"`       // where it would be fetched from, without credentials
+	Source    string   `json:"source,omitempty"`    // the mapping's file or object
+	Rule      string   `json:"rule,omitempty"`      // the mapping's rule
+	Transport string   `json:"transport,omitempty"` // one sentence
+	Present   bool     `json:"present"`             // the store has it
+	Steps     []string `json:"steps"`               // every decision, in order
+}
+
+// Mapping is one translation config: a file or a VirtletImageMapping object.
+type Mapping struct {
+	Name string // of the file or object
+	YAML []byte // prefix, translations, transports
+}
+
+// MappingProblem is one thing that is wrong with a mapping.
+type MappingProblem struct {
+	Source  string `json:"source"`  // files or kubernetes
+	Mapping string `json:"mapping"` // of the file or object
+	Rule    string `json:"rule"`    // "" when the whole mapping is affected
+	Message string `json:"message"` // one sentence
+}
+
+// GCLimits bound what a store keeps. Zero values do not bound.
+type GCLimits struct {
+	MinAge  time.Duration // what was used later than this ago is kept, whatever the other limits say
+	MaxAge  time.Duration // images unused for longer go
+	MaxSize int64         // bytes that the store may occupy
+	High    int           // percent of the file system used at which images go …
+	Low     int           // … until it is down to this
+	DryRun  bool          // only say what would go
+}
+
+// Collected is what a collection freed.
+type Collected struct {
+	Images []Image `json:"images"` // those whose names went, or would go
+	Freed  int64   `json:"freed"`  // bytes
 }
 
 // Image is one stored image. The JSON is public API (`cocoon image list -o json`).
@@ -43,6 +147,16 @@ type Image struct {
 	CreatedAt time.Time    `json:"created_at"`
 	Config    vm.Process   `json:"config,omitzero"` // OCI images: entrypoint, args, env, workdir, user
 	Arch      string       `json:"arch,omitempty"`
+	Digest    string       `json:"digest,omitempty"` // sha256:<hex> of the registry's manifest, when it came from one
+	Source    string       `json:"source,omitempty"` // URL it was fetched from, without credentials
+	UsedAt    time.Time    `json:"used_at,omitzero"` // last time a VM was made of it or it was pulled
+}
+
+// Seeder makes the disk by which a cloud image learns who it is.
+type Seeder interface {
+	// Seed writes the seed of a VM into dir and returns it as a read-only disk. It is idempotent and replaces an older one.
+	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used.
+	Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error)
 }
 
 // Rootfs is what a VM of an image needs to boot.

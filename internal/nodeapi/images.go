@@ -1,9 +1,11 @@
 package nodeapi
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -18,6 +20,7 @@ const progressStep = 4 << 20 // bytes between two reports of progress
 type images struct {
 	nodev1.UnimplementedImagesServer
 	store  Images
+	puller image.Puller
 	engine Engine
 }
 
@@ -90,6 +93,79 @@ func (i *images) Get(ctx context.Context, r *nodev1.GetImageRequest) (*nodev1.Im
 
 func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nodev1.RemoveImageResponse, error) {
 	return &nodev1.RemoveImageResponse{}, i.store.Remove(ctx, r.GetRef(), i.engine.ImageInUse)
+}
+
+func (i *images) Pull(r *nodev1.PullRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
+	// The puller may report from several goroutines; a stream has one sender.
+	var mu sync.Mutex
+	progress := func(p image.Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		// A client that is gone ends the stream's context, and so the pull.
+		_ = stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
+	}
+	img, err := i.puller.Pull(stream.Context(), nodewire.DecodePull(r), progress)
+	if err != nil {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
+}
+
+func (i *images) Explain(ctx context.Context, r *nodev1.ExplainRequest) (*nodev1.ExplainResponse, error) {
+	e, err := i.puller.Explain(ctx, r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeExplanation(e), nil
+}
+
+func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1.CollectResponse, error) {
+	c, err := i.store.Collect(ctx, nodewire.DecodeGCLimits(r), i.engine.ImageInUse)
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeCollected(c), nil
+}
+
+func (i *images) Export(r *nodev1.ExportRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
+	w := bufio.NewWriterSize(chunkWriter(func(b []byte) error { return stream.Send(&nodev1.ExportResponse{Chunk: b}) }), outputChunk)
+	if err := i.store.Export(stream.Context(), r.GetRef(), w); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// chunkWriter sends what is written as messages of at most outputChunk bytes.
+type chunkWriter func([]byte) error
+
+func (send chunkWriter) Write(p []byte) (int, error) {
+	for done := 0; done < len(p); {
+		n := min(outputChunk, len(p)-done)
+		if err := send(p[done : done+n]); err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return len(p), nil
+}
+
+func (i *images) SyncMappings(ctx context.Context, r *nodev1.SyncMappingsRequest) (*nodev1.MappingProblems, error) {
+	source, mappings := nodewire.DecodeMappings(r)
+	problems, err := i.puller.SyncMappings(ctx, source, mappings)
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeMappingProblems(problems), nil
+}
+
+func (i *images) Problems(ctx context.Context, _ *nodev1.ProblemsRequest) (*nodev1.MappingProblems, error) {
+	problems, err := i.puller.Problems(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeMappingProblems(problems), nil
 }
 
 var _ Images = image.Store(nil)

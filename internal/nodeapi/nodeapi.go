@@ -49,6 +49,7 @@ type Engine interface {
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
+	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	ImageInUse(digest string) bool
 	Reset(ctx context.Context) error
 }
@@ -59,6 +60,8 @@ type Images interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
 	Remove(ctx context.Context, ref string, inUse func(digest string) bool) error
+	Export(ctx context.Context, ref string, w io.Writer) error
+	Collect(ctx context.Context, limits image.GCLimits, inUse func(digest string) bool) (image.Collected, error)
 }
 
 // Host answers questions about the machine and the daemon itself.
@@ -79,6 +82,7 @@ type Config struct {
 type Deps struct {
 	Engine Engine
 	Images Images
+	Puller image.Puller
 	Host   Host
 	Log    *slog.Logger
 }
@@ -176,7 +180,7 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 		grpc.WaitForHandlers(true),
 	)
 	nodev1.RegisterVMsServer(g, &vms{engine: s.deps.Engine})
-	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, engine: s.deps.Engine})
+	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller, engine: s.deps.Engine})
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: s.deps.Engine})
 	return g
 }

@@ -75,6 +75,12 @@ func (store) List(context.Context) ([]image.Image, error) {
 	return []image.Image{{Name: "a:latest"}}, nil
 }
 
+func (store) Export(context.Context, string, io.Writer) error { return nil }
+
+func (store) Collect(context.Context, image.GCLimits, func(string) bool) (image.Collected, error) {
+	return image.Collected{}, nil
+}
+
 func (store) Remove(_ context.Context, ref string, inUse func(string) bool) error {
 	if inUse(ref) {
 		return errdefs.Preconditionf("image %s is in use", ref)

@@ -73,6 +73,10 @@ func (v *vms) Stats(ctx context.Context, r *nodev1.StatsRequest) (*nodev1.StatsR
 	return nodewire.EncodeStats(s), err
 }
 
+func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (*nodev1.UpdateVolumeResponse, error) {
+	return &nodev1.UpdateVolumeResponse{}, v.engine.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
+}
+
 func encode(r vm.Record, err error) (*nodev1.Record, error) {
 	if err != nil {
 		return nil, err

@@ -101,6 +101,79 @@ func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	return err
 }
 
+// Pull makes sure that an image is on the node; see image.Puller.
+func (c *Client) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.images.Pull(ctx, nodewire.EncodePull(r))
+	var img *nodev1.Image
+	err = receive(c, stream, err, func(m *nodev1.PullResponse) error {
+		switch {
+		case m.GetImage() != nil:
+			img = m.GetImage()
+		case progress != nil && m.GetProgress() != nil:
+			progress(nodewire.DecodeProgress(m.GetProgress()))
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return image.Image{}, err
+	case img == nil:
+		return image.Image{}, errdefs.New(errdefs.Internal, "cocoond ended the pull of %s without an answer", r.Name)
+	}
+	return nodewire.DecodeImage(img), nil
+}
+
+// Explain says what a name means on the node.
+func (c *Client) Explain(ctx context.Context, name string) (image.Explanation, error) {
+	m, err := unary(ctx, c, c.images.Explain, &nodev1.ExplainRequest{Name: name})
+	if err != nil {
+		return image.Explanation{}, err
+	}
+	return nodewire.DecodeExplanation(m), nil
+}
+
+// CollectImages frees what limits allow to free.
+func (c *Client) CollectImages(ctx context.Context, limits image.GCLimits) (image.Collected, error) {
+	m, err := unary(ctx, c, c.images.Collect, nodewire.EncodeGCLimits(limits))
+	if err != nil {
+		return image.Collected{}, err
+	}
+	return nodewire.DecodeCollected(m), nil
+}
+
+// ExportImage writes an image as ImportImage takes it.
+func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.images.Export(ctx, &nodev1.ExportRequest{Ref: ref})
+	return receive(c, stream, err, func(m *nodev1.ExportResponse) error {
+		_, err := w.Write(m.GetChunk())
+		return err
+	})
+}
+
+// SyncMappings replaces the name mappings that source brings.
+func (c *Client) SyncMappings(ctx context.Context, source string, mappings []image.Mapping) ([]image.MappingProblem, error) {
+	m, err := unary(ctx, c, c.images.SyncMappings, nodewire.EncodeMappings(source, mappings))
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.DecodeMappingProblems(m), nil
+}
+
+// Problems returns what is wrong with all name mappings of the node.
+func (c *Client) Problems(ctx context.Context) ([]image.MappingProblem, error) {
+	m, err := unary(ctx, c, c.images.Problems, &nodev1.ProblemsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.DecodeMappingProblems(m), nil
+}
+
+var _ image.Puller = (*Client)(nil)
+
 // sourceError carries a failure to read the image from the sending goroutine to the receiving one.
 type sourceError struct {
 	mu  sync.Mutex

@@ -88,6 +88,12 @@ func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 	return nodewire.DecodeStats(m), err
 }
 
+// UpdateVolume replaces the content of a volume of files.
+func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
+	_, err := unary(ctx, c, c.vms.UpdateVolume, &nodev1.UpdateVolumeRequest{Ref: ref, Volume: volume, Files: nodewire.EncodeVolumeFiles(files)})
+	return err
+}
+
 func record(m *nodev1.Record, err error) (vm.Record, error) {
 	if err != nil {
 		return vm.Record{}, err

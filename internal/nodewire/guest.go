@@ -6,8 +6,6 @@ import (
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/guest"
-	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // EncodeExec returns e as the first message of an exec; stdin says whether the client will send any.
@@ -74,21 +72,5 @@ func DecodeStats(m *nodev1.StatsResponse) guest.Stats {
 	return guest.Stats{
 		CPUSeconds: m.GetCpuSeconds(), MemoryTotal: m.GetMemoryTotal(), MemoryUsed: m.GetMemoryUsed(), DiskTotal: m.GetDiskTotal(), DiskUsed: m.GetDiskUsed(),
 		Processes: int(m.GetProcesses()), LoadAverage1: m.GetLoadAverage1(), NetworkRxBytes: m.GetNetworkRxBytes(), NetworkTxBytes: m.GetNetworkTxBytes(),
-	}
-}
-
-// EncodeImage returns i as a message.
-func EncodeImage(i image.Image) *nodev1.Image {
-	return &nodev1.Image{
-		Id: i.ID, Name: i.Name, Type: string(i.Type), Size: i.Size, CreatedAtNs: EncodeTime(i.CreatedAt),
-		Config: EncodeProcess(i.Config), Arch: i.Arch,
-	}
-}
-
-// DecodeImage returns the image in m.
-func DecodeImage(m *nodev1.Image) image.Image {
-	return image.Image{
-		ID: m.GetId(), Name: m.GetName(), Type: vm.ImageType(m.GetType()), Size: m.GetSize(), CreatedAt: DecodeTime(m.GetCreatedAtNs()),
-		Config: DecodeProcess(m.GetConfig()), Arch: m.GetArch(),
 	}
 }

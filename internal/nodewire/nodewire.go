@@ -30,6 +30,9 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Process:     EncodeProcess(s.Process),
 		Nics:        each(s.NICs, encodeNICSpec),
 		StopGraceNs: int64(s.StopGrace),
+		CloudInit:   encodeCloudInit(s.CloudInit),
+		Volumes:     each(s.Volumes, encodeVolume),
+		Mounts:      each(s.Mounts, encodeMount),
 	}
 }
 
@@ -49,6 +52,9 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		Process:   DecodeProcess(m.GetProcess()),
 		NICs:      each(m.GetNics(), decodeNICSpec),
 		StopGrace: time.Duration(m.GetStopGraceNs()),
+		CloudInit: decodeCloudInit(m.GetCloudInit()),
+		Volumes:   each(m.GetVolumes(), decodeVolume),
+		Mounts:    each(m.GetMounts(), decodeMount),
 	}
 }
 

@@ -7,7 +7,27 @@ func (s Spec) Clone() Spec {
 	s.Labels = maps.Clone(s.Labels)
 	s.Process = s.Process.Clone()
 	s.NICs = cloneSlice(s.NICs)
+	if s.CloudInit != nil {
+		c := *s.CloudInit
+		c.SSHKeys = cloneSlice(c.SSHKeys)
+		s.CloudInit = &c
+	}
+	s.Volumes = cloneSlice(s.Volumes)
+	for i := range s.Volumes {
+		s.Volumes[i] = s.Volumes[i].Clone()
+	}
+	s.Mounts = cloneSlice(s.Mounts)
 	return s
+}
+
+// Clone returns a copy of v that shares no memory with it, but for the bytes of its files, which nobody changes.
+func (v Volume) Clone() Volume {
+	if v.Group != nil {
+		g := *v.Group
+		v.Group = &g
+	}
+	v.Files = cloneSlice(v.Files)
+	return v
 }
 
 // Clone returns a copy of p that shares no memory with it.

@@ -56,6 +56,54 @@ type Spec struct {
 	Process   Process           `json:"process"` // OCI guests only: what differs from the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`
 	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
+	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: the generated documents alone
+	Volumes   []Volume          `json:"volumes,omitempty"`    // OCI guests only
+	Mounts    []Mount           `json:"mounts,omitempty"`     // of Volumes, in order
+}
+
+// CloudInit is what a disk guest's cloud-init gets beyond host name, instance id and addresses, which are generated.
+type CloudInit struct {
+	Datasource    string   `json:"datasource,omitempty"`     // nocloud (default) or configdrive
+	MetaData      string   `json:"meta_data,omitempty"`      // YAML or JSON map; its keys replace the generated ones
+	UserData      string   `json:"user_data,omitempty"`      // a whole document: #cloud-config, script, …
+	VendorData    string   `json:"vendor_data,omitempty"`    // likewise
+	NetworkConfig string   `json:"network_config,omitempty"` // a whole document; "" is generated, "dhcp" leaves it out
+	SSHKeys       []string `json:"ssh_keys,omitempty"`       // lines of authorized_keys for the image's default user
+}
+
+// VolumeKind says what a volume holds.
+type VolumeKind string
+
+// The kinds of volumes.
+const (
+	VolumeFiles VolumeKind = "files" // given files, replaced as a whole (ConfigMap, Secret, downward API, projected)
+	VolumeEmpty VolumeKind = "empty" // starts empty and lives as long as the VM
+)
+
+// Volume is a folder that is mounted in an OCI guest.
+type Volume struct {
+	Name      string       `json:"name"` // unique in the VM
+	Kind      VolumeKind   `json:"kind"`
+	Memory    bool         `json:"memory,omitempty"`     // VolumeEmpty: in the guest's memory instead of on its disk
+	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty in memory only
+	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
+	Files     []VolumeFile `json:"-"`                    // first content; may be secret, so it is in no record
+}
+
+// VolumeFile is one file of a volume.
+type VolumeFile struct {
+	Path string `json:"path"` // relative, no ".."
+	Data []byte `json:"data"`
+	Mode uint32 `json:"mode"` // permission bits
+	UID  *int64 `json:"uid,omitempty"`
+}
+
+// Mount puts a volume, or a part of it, at a path in the guest.
+type Mount struct {
+	Volume   string `json:"volume"`
+	Path     string `json:"path"` // absolute
+	SubPath  string `json:"sub_path,omitempty"`
+	ReadOnly bool   `json:"ro,omitempty"`
 }
 
 // Process is the main process of an OCI guest, in the terms of the OCI image configuration.

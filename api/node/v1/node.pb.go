@@ -541,6 +541,9 @@ type Spec struct {
 	Process       *Process               `protobuf:"bytes,11,opt,name=process,proto3" json:"process,omitempty"`
 	Nics          []*NICSpec             `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`
 	StopGraceNs   int64                  `protobuf:"varint,13,opt,name=stop_grace_ns,json=stopGraceNs,proto3" json:"stop_grace_ns,omitempty"`
+	CloudInit     *CloudInit             `protobuf:"bytes,14,opt,name=cloud_init,json=cloudInit,proto3" json:"cloud_init,omitempty"` // disk guests
+	Volumes       []*Volume              `protobuf:"bytes,15,rep,name=volumes,proto3" json:"volumes,omitempty"`                      // OCI guests
+	Mounts        []*Mount               `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -666,6 +669,429 @@ func (x *Spec) GetStopGraceNs() int64 {
 	return 0
 }
 
+func (x *Spec) GetCloudInit() *CloudInit {
+	if x != nil {
+		return x.CloudInit
+	}
+	return nil
+}
+
+func (x *Spec) GetVolumes() []*Volume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *Spec) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+// CloudInit is what a disk guest's cloud-init gets beyond what is generated. It may be secret.
+type CloudInit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Datasource    string                 `protobuf:"bytes,1,opt,name=datasource,proto3" json:"datasource,omitempty"` // nocloud, configdrive
+	MetaData      string                 `protobuf:"bytes,2,opt,name=meta_data,json=metaData,proto3" json:"meta_data,omitempty"`
+	UserData      string                 `protobuf:"bytes,3,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
+	VendorData    string                 `protobuf:"bytes,4,opt,name=vendor_data,json=vendorData,proto3" json:"vendor_data,omitempty"`
+	NetworkConfig string                 `protobuf:"bytes,5,opt,name=network_config,json=networkConfig,proto3" json:"network_config,omitempty"`
+	SshKeys       []string               `protobuf:"bytes,6,rep,name=ssh_keys,json=sshKeys,proto3" json:"ssh_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloudInit) Reset() {
+	*x = CloudInit{}
+	mi := &file_node_v1_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloudInit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloudInit) ProtoMessage() {}
+
+func (x *CloudInit) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloudInit.ProtoReflect.Descriptor instead.
+func (*CloudInit) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CloudInit) GetDatasource() string {
+	if x != nil {
+		return x.Datasource
+	}
+	return ""
+}
+
+func (x *CloudInit) GetMetaData() string {
+	if x != nil {
+		return x.MetaData
+	}
+	return ""
+}
+
+func (x *CloudInit) GetUserData() string {
+	if x != nil {
+		return x.UserData
+	}
+	return ""
+}
+
+func (x *CloudInit) GetVendorData() string {
+	if x != nil {
+		return x.VendorData
+	}
+	return ""
+}
+
+func (x *CloudInit) GetNetworkConfig() string {
+	if x != nil {
+		return x.NetworkConfig
+	}
+	return ""
+}
+
+func (x *CloudInit) GetSshKeys() []string {
+	if x != nil {
+		return x.SshKeys
+	}
+	return nil
+}
+
+// Volume is a folder that is mounted in an OCI guest.
+type Volume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // files, empty
+	Memory        bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
+	SizeLimit     int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"` // bytes
+	Group         *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`
+	Files         []*VolumeFile          `protobuf:"bytes,6,rep,name=files,proto3" json:"files,omitempty"` // in requests only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Volume) Reset() {
+	*x = Volume{}
+	mi := &file_node_v1_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Volume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Volume) ProtoMessage() {}
+
+func (x *Volume) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Volume.ProtoReflect.Descriptor instead.
+func (*Volume) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Volume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Volume) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Volume) GetMemory() bool {
+	if x != nil {
+		return x.Memory
+	}
+	return false
+}
+
+func (x *Volume) GetSizeLimit() int64 {
+	if x != nil {
+		return x.SizeLimit
+	}
+	return 0
+}
+
+func (x *Volume) GetGroup() int64 {
+	if x != nil && x.Group != nil {
+		return *x.Group
+	}
+	return 0
+}
+
+func (x *Volume) GetFiles() []*VolumeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type VolumeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"` // may be secret: never log it
+	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid           *int64                 `protobuf:"varint,4,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeFile) Reset() {
+	*x = VolumeFile{}
+	mi := &file_node_v1_node_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeFile) ProtoMessage() {}
+
+func (x *VolumeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
+func (*VolumeFile) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *VolumeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *VolumeFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *VolumeFile) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *VolumeFile) GetUid() int64 {
+	if x != nil && x.Uid != nil {
+		return *x.Uid
+	}
+	return 0
+}
+
+type Mount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	SubPath       string                 `protobuf:"bytes,3,opt,name=sub_path,json=subPath,proto3" json:"sub_path,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mount) Reset() {
+	*x = Mount{}
+	mi := &file_node_v1_node_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mount) ProtoMessage() {}
+
+func (x *Mount) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mount.ProtoReflect.Descriptor instead.
+func (*Mount) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Mount) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *Mount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Mount) GetSubPath() string {
+	if x != nil {
+		return x.SubPath
+	}
+	return ""
+}
+
+func (x *Mount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+type UpdateVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Volume        string                 `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	Files         []*VolumeFile          `protobuf:"bytes,3,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateVolumeRequest) Reset() {
+	*x = UpdateVolumeRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateVolumeRequest) ProtoMessage() {}
+
+func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
+func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *UpdateVolumeRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetFiles() []*VolumeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type UpdateVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateVolumeResponse) Reset() {
+	*x = UpdateVolumeResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateVolumeResponse) ProtoMessage() {}
+
+func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
+func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
+}
+
 // Process is the main process of an OCI guest.
 type Process struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -681,7 +1107,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[12]
+	mi := &file_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +1119,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[12]
+	mi := &file_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +1132,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -761,7 +1187,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[13]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +1199,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[13]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +1212,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EnvVar) GetName() string {
@@ -813,7 +1239,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[14]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1251,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[14]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1264,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -887,7 +1313,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[15]
+	mi := &file_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1325,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[15]
+	mi := &file_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1338,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Record) GetId() string {
@@ -1088,7 +1514,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[16]
+	mi := &file_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1526,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[16]
+	mi := &file_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1539,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Boot) GetKernel() string {
@@ -1158,7 +1584,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1596,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1609,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Disk) GetPath() string {
@@ -1246,7 +1672,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1684,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1697,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -1355,7 +1781,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[19]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1793,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[19]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1806,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetType() string {
@@ -1420,7 +1846,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[20]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1858,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[20]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1871,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -1550,7 +1976,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[21]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1988,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[21]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +2001,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -1644,7 +2070,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +2082,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +2095,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -1704,7 +2130,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +2142,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +2155,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -1827,7 +2253,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +2265,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +2278,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -1876,7 +2302,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2314,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2327,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -1958,7 +2384,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2396,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2409,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -2027,7 +2453,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2465,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2052,7 +2478,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -2109,7 +2535,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2547,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2560,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -2195,7 +2621,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2633,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2646,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -2299,7 +2725,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2737,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2750,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -2377,7 +2803,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2815,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2828,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ImportStart) GetName() string {
@@ -2425,7 +2851,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2863,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2876,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -2502,7 +2928,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2940,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2953,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 type GetImageRequest struct {
@@ -2539,7 +2965,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2977,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2990,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -2583,7 +3009,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +3021,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +3034,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -2626,7 +3052,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +3064,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +3077,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 type Image struct {
@@ -2663,13 +3089,16 @@ type Image struct {
 	CreatedAtNs   int64                  `protobuf:"varint,5,opt,name=created_at_ns,json=createdAtNs,proto3" json:"created_at_ns,omitempty"`
 	Config        *Process               `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
 	Arch          string                 `protobuf:"bytes,7,opt,name=arch,proto3" json:"arch,omitempty"`
+	Digest        string                 `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"` // of the registry's manifest
+	Source        string                 `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"` // URL without credentials
+	UsedAtNs      int64                  `protobuf:"varint,10,opt,name=used_at_ns,json=usedAtNs,proto3" json:"used_at_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +3110,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +3123,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Image) GetId() string {
@@ -2746,6 +3175,935 @@ func (x *Image) GetArch() string {
 	return ""
 }
 
+func (x *Image) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Image) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Image) GetUsedAtNs() int64 {
+	if x != nil {
+		return x.UsedAtNs
+	}
+	return 0
+}
+
+type PullRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"` // Always, IfNotPresent, Never
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	Auth          []*RegistryAuth        `protobuf:"bytes,4,rep,name=auth,proto3" json:"auth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullRequest) Reset() {
+	*x = PullRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullRequest) ProtoMessage() {}
+
+func (x *PullRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
+func (*PullRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *PullRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PullRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PullRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *PullRequest) GetAuth() []*RegistryAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
+}
+
+// RegistryAuth is secret: never log it.
+type RegistryAuth struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,3,opt,name=password,proto3" json:"password,omitempty"`
+	Token         string                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryAuth) Reset() {
+	*x = RegistryAuth{}
+	mi := &file_node_v1_node_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryAuth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryAuth) ProtoMessage() {}
+
+func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
+func (*RegistryAuth) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RegistryAuth) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *RegistryAuth) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryAuth) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+func (x *RegistryAuth) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+type PullResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Of:
+	//
+	//	*PullResponse_Progress
+	//	*PullResponse_Image
+	Of            isPullResponse_Of `protobuf_oneof:"of"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullResponse) Reset() {
+	*x = PullResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullResponse) ProtoMessage() {}
+
+func (x *PullResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
+func (*PullResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *PullResponse) GetOf() isPullResponse_Of {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *PullResponse) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Of.(*PullResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *PullResponse) GetImage() *Image {
+	if x != nil {
+		if x, ok := x.Of.(*PullResponse_Image); ok {
+			return x.Image
+		}
+	}
+	return nil
+}
+
+type isPullResponse_Of interface {
+	isPullResponse_Of()
+}
+
+type PullResponse_Progress struct {
+	Progress *Progress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type PullResponse_Image struct {
+	Image *Image `protobuf:"bytes,2,opt,name=image,proto3,oneof"` // last
+}
+
+func (*PullResponse_Progress) isPullResponse_Of() {}
+
+func (*PullResponse_Image) isPullResponse_Of() {}
+
+type Progress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // resolving, downloading, unpacking, converting
+	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`   // bytes
+	Total         int64                  `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"` // bytes, -1: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Progress) Reset() {
+	*x = Progress{}
+	mi := &file_node_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Progress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Progress) ProtoMessage() {}
+
+func (x *Progress) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Progress.ProtoReflect.Descriptor instead.
+func (*Progress) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Progress) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Progress) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Progress) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+type ExplainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ExplainRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ExplainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // mapped, url, registry, local
+	Key           string                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	Url           string                 `protobuf:"bytes,4,opt,name=url,proto3" json:"url,omitempty"`
+	Source        string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	Rule          string                 `protobuf:"bytes,6,opt,name=rule,proto3" json:"rule,omitempty"`
+	Transport     string                 `protobuf:"bytes,7,opt,name=transport,proto3" json:"transport,omitempty"`
+	Present       bool                   `protobuf:"varint,8,opt,name=present,proto3" json:"present,omitempty"`
+	Steps         []string               `protobuf:"bytes,9,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ExplainResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+func (x *ExplainResponse) GetSteps() []string {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// CollectRequest's zero values do not bound.
+type CollectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MinAgeNs      int64                  `protobuf:"varint,1,opt,name=min_age_ns,json=minAgeNs,proto3" json:"min_age_ns,omitempty"`
+	MaxAgeNs      int64                  `protobuf:"varint,2,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"`
+	MaxSize       int64                  `protobuf:"varint,3,opt,name=max_size,json=maxSize,proto3" json:"max_size,omitempty"` // bytes
+	High          int64                  `protobuf:"varint,4,opt,name=high,proto3" json:"high,omitempty"`                      // percent
+	Low           int64                  `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`                        // percent
+	DryRun        bool                   `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRequest) Reset() {
+	*x = CollectRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRequest) ProtoMessage() {}
+
+func (x *CollectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
+func (*CollectRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *CollectRequest) GetMinAgeNs() int64 {
+	if x != nil {
+		return x.MinAgeNs
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetMaxAgeNs() int64 {
+	if x != nil {
+		return x.MaxAgeNs
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetMaxSize() int64 {
+	if x != nil {
+		return x.MaxSize
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetHigh() int64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetLow() int64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type CollectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Images        []*Image               `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	Freed         int64                  `protobuf:"varint,2,opt,name=freed,proto3" json:"freed,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectResponse) Reset() {
+	*x = CollectResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectResponse) ProtoMessage() {}
+
+func (x *CollectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
+func (*CollectResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *CollectResponse) GetImages() []*Image {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *CollectResponse) GetFreed() int64 {
+	if x != nil {
+		return x.Freed
+	}
+	return 0
+}
+
+type ExportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportRequest) Reset() {
+	*x = ExportRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportRequest) ProtoMessage() {}
+
+func (x *ExportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
+func (*ExportRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *ExportRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+type ExportResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportResponse) Reset() {
+	*x = ExportResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportResponse) ProtoMessage() {}
+
+func (x *ExportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
+func (*ExportResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ExportResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+type SyncMappingsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Mappings      []*Mapping             `protobuf:"bytes,2,rep,name=mappings,proto3" json:"mappings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncMappingsRequest) Reset() {
+	*x = SyncMappingsRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncMappingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncMappingsRequest) ProtoMessage() {}
+
+func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
+func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *SyncMappingsRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *SyncMappingsRequest) GetMappings() []*Mapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
+type Mapping struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Yaml          []byte                 `protobuf:"bytes,2,opt,name=yaml,proto3" json:"yaml,omitempty"` // may hold private keys: never log it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mapping) Reset() {
+	*x = Mapping{}
+	mi := &file_node_v1_node_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mapping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mapping) ProtoMessage() {}
+
+func (x *Mapping) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
+func (*Mapping) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *Mapping) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Mapping) GetYaml() []byte {
+	if x != nil {
+		return x.Yaml
+	}
+	return nil
+}
+
+type ProblemsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProblemsRequest) Reset() {
+	*x = ProblemsRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProblemsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProblemsRequest) ProtoMessage() {}
+
+func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
+func (*ProblemsRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+}
+
+type MappingProblems struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Problems      []*MappingProblem      `protobuf:"bytes,1,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MappingProblems) Reset() {
+	*x = MappingProblems{}
+	mi := &file_node_v1_node_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MappingProblems) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MappingProblems) ProtoMessage() {}
+
+func (x *MappingProblems) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
+func (*MappingProblems) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *MappingProblems) GetProblems() []*MappingProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type MappingProblem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Mapping       string                 `protobuf:"bytes,2,opt,name=mapping,proto3" json:"mapping,omitempty"`
+	Rule          string                 `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	Message       string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MappingProblem) Reset() {
+	*x = MappingProblem{}
+	mi := &file_node_v1_node_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MappingProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MappingProblem) ProtoMessage() {}
+
+func (x *MappingProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
+func (*MappingProblem) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *MappingProblem) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *MappingProblem) GetMapping() string {
+	if x != nil {
+		return x.Mapping
+	}
+	return ""
+}
+
+func (x *MappingProblem) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *MappingProblem) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type InfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2754,7 +4112,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +4124,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2779,7 +4137,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 type NodeInfo struct {
@@ -2801,7 +4159,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +4171,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +4184,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -2923,7 +4281,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +4293,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +4306,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Driver) GetName() string {
@@ -3022,7 +4380,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +4392,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +4405,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 type DoctorResponse struct {
@@ -3059,7 +4417,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +4429,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +4442,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -3109,7 +4467,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +4479,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +4492,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Check) GetName() string {
@@ -3194,7 +4552,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3206,7 +4564,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3219,7 +4577,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 type ResetResponse struct {
@@ -3230,7 +4588,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +4600,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +4613,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 var File_node_v1_node_proto protoreflect.FileDescriptor
@@ -3287,7 +4645,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fWatchRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x03R\x05after\" \n" +
 	"\fStatsRequest\x12\x10\n" +
-	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xd5\x03\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xf0\x04\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06labels\x18\x02 \x03(\v2 .cocoon.node.v1.Spec.LabelsEntryR\x06labels\x12\x14\n" +
@@ -3302,10 +4660,50 @@ const file_node_v1_node_proto_rawDesc = "" +
 	" \x01(\tR\bhostname\x121\n" +
 	"\aprocess\x18\v \x01(\v2\x17.cocoon.node.v1.ProcessR\aprocess\x12+\n" +
 	"\x04nics\x18\f \x03(\v2\x17.cocoon.node.v1.NICSpecR\x04nics\x12\"\n" +
-	"\rstop_grace_ns\x18\r \x01(\x03R\vstopGraceNs\x1a9\n" +
+	"\rstop_grace_ns\x18\r \x01(\x03R\vstopGraceNs\x128\n" +
+	"\n" +
+	"cloud_init\x18\x0e \x01(\v2\x19.cocoon.node.v1.CloudInitR\tcloudInit\x120\n" +
+	"\avolumes\x18\x0f \x03(\v2\x16.cocoon.node.v1.VolumeR\avolumes\x12-\n" +
+	"\x06mounts\x18\x10 \x03(\v2\x15.cocoon.node.v1.MountR\x06mounts\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\x01\n" +
+	"\tCloudInit\x12\x1e\n" +
+	"\n" +
+	"datasource\x18\x01 \x01(\tR\n" +
+	"datasource\x12\x1b\n" +
+	"\tmeta_data\x18\x02 \x01(\tR\bmetaData\x12\x1b\n" +
+	"\tuser_data\x18\x03 \x01(\tR\buserData\x12\x1f\n" +
+	"\vvendor_data\x18\x04 \x01(\tR\n" +
+	"vendorData\x12%\n" +
+	"\x0enetwork_config\x18\x05 \x01(\tR\rnetworkConfig\x12\x19\n" +
+	"\bssh_keys\x18\x06 \x03(\tR\asshKeys\"\xbe\x01\n" +
+	"\x06Volume\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06memory\x18\x03 \x01(\bR\x06memory\x12\x1d\n" +
+	"\n" +
+	"size_limit\x18\x04 \x01(\x03R\tsizeLimit\x12\x19\n" +
+	"\x05group\x18\x05 \x01(\x03H\x00R\x05group\x88\x01\x01\x120\n" +
+	"\x05files\x18\x06 \x03(\v2\x1a.cocoon.node.v1.VolumeFileR\x05filesB\b\n" +
+	"\x06_group\"g\n" +
+	"\n" +
+	"VolumeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x15\n" +
+	"\x03uid\x18\x04 \x01(\x03H\x00R\x03uid\x88\x01\x01B\x06\n" +
+	"\x04_uid\"k\n" +
+	"\x05Mount\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x19\n" +
+	"\bsub_path\x18\x03 \x01(\tR\asubPath\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"q\n" +
+	"\x13UpdateVolumeRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06volume\x18\x02 \x01(\tR\x06volume\x120\n" +
+	"\x05files\x18\x03 \x03(\v2\x1a.cocoon.node.v1.VolumeFileR\x05files\"\x16\n" +
+	"\x14UpdateVolumeResponse\"\xa7\x01\n" +
 	"\aProcess\x12\x1e\n" +
 	"\n" +
 	"entrypoint\x18\x01 \x03(\tR\n" +
@@ -3455,7 +4853,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\"&\n" +
 	"\x12RemoveImageRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\"\x15\n" +
-	"\x13RemoveImageResponse\"\xbc\x01\n" +
+	"\x13RemoveImageResponse\"\x8a\x02\n" +
 	"\x05Image\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -3463,7 +4861,72 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04size\x18\x04 \x01(\x03R\x04size\x12\"\n" +
 	"\rcreated_at_ns\x18\x05 \x01(\x03R\vcreatedAtNs\x12/\n" +
 	"\x06config\x18\x06 \x01(\v2\x17.cocoon.node.v1.ProcessR\x06config\x12\x12\n" +
-	"\x04arch\x18\a \x01(\tR\x04arch\"\r\n" +
+	"\x04arch\x18\a \x01(\tR\x04arch\x12\x16\n" +
+	"\x06digest\x18\b \x01(\tR\x06digest\x12\x16\n" +
+	"\x06source\x18\t \x01(\tR\x06source\x12\x1c\n" +
+	"\n" +
+	"used_at_ns\x18\n" +
+	" \x01(\x03R\busedAtNs\"\x81\x01\n" +
+	"\vPullRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x120\n" +
+	"\x04auth\x18\x04 \x03(\v2\x1c.cocoon.node.v1.RegistryAuthR\x04auth\"x\n" +
+	"\fRegistryAuth\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x03 \x01(\tR\bpassword\x12\x14\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\"{\n" +
+	"\fPullResponse\x126\n" +
+	"\bprogress\x18\x01 \x01(\v2\x18.cocoon.node.v1.ProgressH\x00R\bprogress\x12-\n" +
+	"\x05image\x18\x02 \x01(\v2\x15.cocoon.node.v1.ImageH\x00R\x05imageB\x04\n" +
+	"\x02of\"J\n" +
+	"\bProgress\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x03R\x05total\"$\n" +
+	"\x0eExplainRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xd7\x01\n" +
+	"\x0fExplainResponse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\x12\x10\n" +
+	"\x03url\x18\x04 \x01(\tR\x03url\x12\x16\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\x12\x12\n" +
+	"\x04rule\x18\x06 \x01(\tR\x04rule\x12\x1c\n" +
+	"\ttransport\x18\a \x01(\tR\ttransport\x12\x18\n" +
+	"\apresent\x18\b \x01(\bR\apresent\x12\x14\n" +
+	"\x05steps\x18\t \x03(\tR\x05steps\"\xa6\x01\n" +
+	"\x0eCollectRequest\x12\x1c\n" +
+	"\n" +
+	"min_age_ns\x18\x01 \x01(\x03R\bminAgeNs\x12\x1c\n" +
+	"\n" +
+	"max_age_ns\x18\x02 \x01(\x03R\bmaxAgeNs\x12\x19\n" +
+	"\bmax_size\x18\x03 \x01(\x03R\amaxSize\x12\x12\n" +
+	"\x04high\x18\x04 \x01(\x03R\x04high\x12\x10\n" +
+	"\x03low\x18\x05 \x01(\x03R\x03low\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"V\n" +
+	"\x0fCollectResponse\x12-\n" +
+	"\x06images\x18\x01 \x03(\v2\x15.cocoon.node.v1.ImageR\x06images\x12\x14\n" +
+	"\x05freed\x18\x02 \x01(\x03R\x05freed\"!\n" +
+	"\rExportRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"&\n" +
+	"\x0eExportResponse\x12\x14\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"b\n" +
+	"\x13SyncMappingsRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x123\n" +
+	"\bmappings\x18\x02 \x03(\v2\x17.cocoon.node.v1.MappingR\bmappings\"1\n" +
+	"\aMapping\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04yaml\x18\x02 \x01(\fR\x04yaml\"\x11\n" +
+	"\x0fProblemsRequest\"M\n" +
+	"\x0fMappingProblems\x12:\n" +
+	"\bproblems\x18\x01 \x03(\v2\x1e.cocoon.node.v1.MappingProblemR\bproblems\"p\n" +
+	"\x0eMappingProblem\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x18\n" +
+	"\amapping\x18\x02 \x01(\tR\amapping\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\r\n" +
 	"\vInfoRequest\"\x93\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
@@ -3503,7 +4966,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\afixable\x18\x06 \x01(\bR\afixable\x12\x14\n" +
 	"\x05fixed\x18\a \x01(\bR\x05fixed\"\x0e\n" +
 	"\fResetRequest\"\x0f\n" +
-	"\rResetResponse2\xef\x06\n" +
+	"\rResetResponse2\xca\a\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -3517,12 +4980,19 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04Exec\x12\x1b.cocoon.node.v1.ExecRequest\x1a\x1c.cocoon.node.v1.ExecResponse(\x010\x01\x12?\n" +
 	"\x04Logs\x12\x1b.cocoon.node.v1.LogsRequest\x1a\x18.cocoon.node.v1.LogEntry0\x01\x12N\n" +
 	"\aConsole\x12\x1e.cocoon.node.v1.ConsoleRequest\x1a\x1f.cocoon.node.v1.ConsoleResponse(\x010\x01\x12D\n" +
-	"\x05Stats\x12\x1c.cocoon.node.v1.StatsRequest\x1a\x1d.cocoon.node.v1.StatsResponse2\xab\x02\n" +
+	"\x05Stats\x12\x1c.cocoon.node.v1.StatsRequest\x1a\x1d.cocoon.node.v1.StatsResponse\x12Y\n" +
+	"\fUpdateVolume\x12#.cocoon.node.v1.UpdateVolumeRequest\x1a$.cocoon.node.v1.UpdateVolumeResponse2\xf7\x05\n" +
 	"\x06Images\x12K\n" +
 	"\x06Import\x12\x1d.cocoon.node.v1.ImportRequest\x1a\x1e.cocoon.node.v1.ImportResponse(\x010\x01\x12B\n" +
 	"\x04List\x12!.cocoon.node.v1.ListImagesRequest\x1a\x15.cocoon.node.v1.Image0\x01\x12=\n" +
 	"\x03Get\x12\x1f.cocoon.node.v1.GetImageRequest\x1a\x15.cocoon.node.v1.Image\x12Q\n" +
-	"\x06Remove\x12\".cocoon.node.v1.RemoveImageRequest\x1a#.cocoon.node.v1.RemoveImageResponse2\xd4\x01\n" +
+	"\x06Remove\x12\".cocoon.node.v1.RemoveImageRequest\x1a#.cocoon.node.v1.RemoveImageResponse\x12C\n" +
+	"\x04Pull\x12\x1b.cocoon.node.v1.PullRequest\x1a\x1c.cocoon.node.v1.PullResponse0\x01\x12J\n" +
+	"\aExplain\x12\x1e.cocoon.node.v1.ExplainRequest\x1a\x1f.cocoon.node.v1.ExplainResponse\x12J\n" +
+	"\aCollect\x12\x1e.cocoon.node.v1.CollectRequest\x1a\x1f.cocoon.node.v1.CollectResponse\x12I\n" +
+	"\x06Export\x12\x1d.cocoon.node.v1.ExportRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12T\n" +
+	"\fSyncMappings\x12#.cocoon.node.v1.SyncMappingsRequest\x1a\x1f.cocoon.node.v1.MappingProblems\x12L\n" +
+	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xd4\x01\n" +
 	"\x04Node\x12=\n" +
 	"\x04Info\x12\x1b.cocoon.node.v1.InfoRequest\x1a\x18.cocoon.node.v1.NodeInfo\x12G\n" +
 	"\x06Doctor\x12\x1d.cocoon.node.v1.DoctorRequest\x1a\x1e.cocoon.node.v1.DoctorResponse\x12D\n" +
@@ -3540,127 +5010,173 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_node_v1_node_proto_goTypes = []any{
-	(*CreateRequest)(nil),       // 0: cocoon.node.v1.CreateRequest
-	(*LaunchRequest)(nil),       // 1: cocoon.node.v1.LaunchRequest
-	(*StartRequest)(nil),        // 2: cocoon.node.v1.StartRequest
-	(*StopRequest)(nil),         // 3: cocoon.node.v1.StopRequest
-	(*RestartRequest)(nil),      // 4: cocoon.node.v1.RestartRequest
-	(*RemoveRequest)(nil),       // 5: cocoon.node.v1.RemoveRequest
-	(*RemoveResponse)(nil),      // 6: cocoon.node.v1.RemoveResponse
-	(*InspectRequest)(nil),      // 7: cocoon.node.v1.InspectRequest
-	(*ListRequest)(nil),         // 8: cocoon.node.v1.ListRequest
-	(*WatchRequest)(nil),        // 9: cocoon.node.v1.WatchRequest
-	(*StatsRequest)(nil),        // 10: cocoon.node.v1.StatsRequest
-	(*Spec)(nil),                // 11: cocoon.node.v1.Spec
-	(*Process)(nil),             // 12: cocoon.node.v1.Process
-	(*EnvVar)(nil),              // 13: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),             // 14: cocoon.node.v1.NICSpec
-	(*Record)(nil),              // 15: cocoon.node.v1.Record
-	(*Boot)(nil),                // 16: cocoon.node.v1.Boot
-	(*Disk)(nil),                // 17: cocoon.node.v1.Disk
-	(*NIC)(nil),                 // 18: cocoon.node.v1.NIC
-	(*Event)(nil),               // 19: cocoon.node.v1.Event
-	(*ExecRequest)(nil),         // 20: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),           // 21: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),             // 22: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),        // 23: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),         // 24: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),         // 25: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),            // 26: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),      // 27: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),     // 28: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),       // 29: cocoon.node.v1.StatsResponse
-	(*ImportRequest)(nil),       // 30: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),         // 31: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),      // 32: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),   // 33: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),     // 34: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),  // 35: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil), // 36: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),               // 37: cocoon.node.v1.Image
-	(*InfoRequest)(nil),         // 38: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),            // 39: cocoon.node.v1.NodeInfo
-	(*Driver)(nil),              // 40: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),       // 41: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),      // 42: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),               // 43: cocoon.node.v1.Check
-	(*ResetRequest)(nil),        // 44: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),       // 45: cocoon.node.v1.ResetResponse
-	nil,                         // 46: cocoon.node.v1.Spec.LabelsEntry
-	nil,                         // 47: cocoon.node.v1.NodeInfo.VmsEntry
+	(*CreateRequest)(nil),        // 0: cocoon.node.v1.CreateRequest
+	(*LaunchRequest)(nil),        // 1: cocoon.node.v1.LaunchRequest
+	(*StartRequest)(nil),         // 2: cocoon.node.v1.StartRequest
+	(*StopRequest)(nil),          // 3: cocoon.node.v1.StopRequest
+	(*RestartRequest)(nil),       // 4: cocoon.node.v1.RestartRequest
+	(*RemoveRequest)(nil),        // 5: cocoon.node.v1.RemoveRequest
+	(*RemoveResponse)(nil),       // 6: cocoon.node.v1.RemoveResponse
+	(*InspectRequest)(nil),       // 7: cocoon.node.v1.InspectRequest
+	(*ListRequest)(nil),          // 8: cocoon.node.v1.ListRequest
+	(*WatchRequest)(nil),         // 9: cocoon.node.v1.WatchRequest
+	(*StatsRequest)(nil),         // 10: cocoon.node.v1.StatsRequest
+	(*Spec)(nil),                 // 11: cocoon.node.v1.Spec
+	(*CloudInit)(nil),            // 12: cocoon.node.v1.CloudInit
+	(*Volume)(nil),               // 13: cocoon.node.v1.Volume
+	(*VolumeFile)(nil),           // 14: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                // 15: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),  // 16: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil), // 17: cocoon.node.v1.UpdateVolumeResponse
+	(*Process)(nil),              // 18: cocoon.node.v1.Process
+	(*EnvVar)(nil),               // 19: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),              // 20: cocoon.node.v1.NICSpec
+	(*Record)(nil),               // 21: cocoon.node.v1.Record
+	(*Boot)(nil),                 // 22: cocoon.node.v1.Boot
+	(*Disk)(nil),                 // 23: cocoon.node.v1.Disk
+	(*NIC)(nil),                  // 24: cocoon.node.v1.NIC
+	(*Event)(nil),                // 25: cocoon.node.v1.Event
+	(*ExecRequest)(nil),          // 26: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),            // 27: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),              // 28: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),         // 29: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),          // 30: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),          // 31: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),             // 32: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),       // 33: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 34: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),        // 35: cocoon.node.v1.StatsResponse
+	(*ImportRequest)(nil),        // 36: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),          // 37: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),       // 38: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),    // 39: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),      // 40: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),   // 41: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),  // 42: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                // 43: cocoon.node.v1.Image
+	(*PullRequest)(nil),          // 44: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),         // 45: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),         // 46: cocoon.node.v1.PullResponse
+	(*Progress)(nil),             // 47: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),       // 48: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 49: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),       // 50: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),      // 51: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),        // 52: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),       // 53: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),  // 54: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),              // 55: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),      // 56: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),      // 57: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),       // 58: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),          // 59: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),             // 60: cocoon.node.v1.NodeInfo
+	(*Driver)(nil),               // 61: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),        // 62: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),       // 63: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                // 64: cocoon.node.v1.Check
+	(*ResetRequest)(nil),         // 65: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),        // 66: cocoon.node.v1.ResetResponse
+	nil,                          // 67: cocoon.node.v1.Spec.LabelsEntry
+	nil,                          // 68: cocoon.node.v1.NodeInfo.VmsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11, // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11, // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	46, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	12, // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	14, // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
-	13, // 5: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	11, // 6: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	16, // 7: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	12, // 8: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	17, // 9: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	18, // 10: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	17, // 11: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	15, // 12: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	21, // 13: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	22, // 14: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	13, // 15: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	22, // 16: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	24, // 17: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	31, // 18: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	37, // 19: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	12, // 20: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	40, // 21: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	47, // 22: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	43, // 23: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	0,  // 24: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,  // 25: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,  // 26: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,  // 27: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,  // 28: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,  // 29: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,  // 30: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,  // 31: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,  // 32: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	20, // 33: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	25, // 34: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	27, // 35: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10, // 36: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	30, // 37: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	33, // 38: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	34, // 39: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	35, // 40: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	38, // 41: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	41, // 42: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	44, // 43: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	15, // 44: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	15, // 45: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	15, // 46: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	15, // 47: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	15, // 48: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,  // 49: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	15, // 50: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	15, // 51: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	19, // 52: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	23, // 53: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	26, // 54: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	28, // 55: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	29, // 56: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	32, // 57: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	37, // 58: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	37, // 59: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	36, // 60: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	39, // 61: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	42, // 62: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	45, // 63: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	44, // [44:64] is the sub-list for method output_type
-	24, // [24:44] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	67, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	18, // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	20, // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	12, // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
+	13, // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
+	15, // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	14, // 8: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	14, // 9: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	19, // 10: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	11, // 11: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	22, // 12: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	18, // 13: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	23, // 14: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	24, // 15: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	23, // 16: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	21, // 17: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	27, // 18: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	28, // 19: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	19, // 20: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	28, // 21: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	30, // 22: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	37, // 23: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	43, // 24: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	18, // 25: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	45, // 26: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	47, // 27: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	43, // 28: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	43, // 29: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	55, // 30: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	58, // 31: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	61, // 32: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	68, // 33: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	64, // 34: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	0,  // 35: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,  // 36: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,  // 37: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,  // 38: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,  // 39: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,  // 40: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,  // 41: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,  // 42: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,  // 43: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	26, // 44: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	31, // 45: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	33, // 46: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10, // 47: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	16, // 48: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	36, // 49: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	39, // 50: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	40, // 51: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	41, // 52: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	44, // 53: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	48, // 54: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	50, // 55: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	52, // 56: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	54, // 57: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	56, // 58: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	59, // 59: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	62, // 60: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	65, // 61: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	21, // 62: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	21, // 63: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	21, // 64: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	21, // 65: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	21, // 66: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,  // 67: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	21, // 68: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	21, // 69: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	25, // 70: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	29, // 71: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	32, // 72: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	34, // 73: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	35, // 74: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	17, // 75: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	38, // 76: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	43, // 77: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	43, // 78: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	42, // 79: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	46, // 80: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	49, // 81: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	51, // 82: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	53, // 83: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	57, // 84: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	57, // 85: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	60, // 86: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	63, // 87: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	66, // 88: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	62, // [62:89] is the sub-list for method output_type
+	35, // [35:62] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -3670,36 +5186,42 @@ func file_node_v1_node_proto_init() {
 	}
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[15].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[20].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[13].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[14].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[21].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[23].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[29].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[27].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[33].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[28].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[34].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[30].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[32].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[38].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
+	}
+	file_node_v1_node_proto_msgTypes[46].OneofWrappers = []any{
+		(*PullResponse_Progress)(nil),
+		(*PullResponse_Image)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3707,7 +5229,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -29,19 +29,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	VMs_Create_FullMethodName  = "/cocoon.node.v1.VMs/Create"
-	VMs_Launch_FullMethodName  = "/cocoon.node.v1.VMs/Launch"
-	VMs_Start_FullMethodName   = "/cocoon.node.v1.VMs/Start"
-	VMs_Stop_FullMethodName    = "/cocoon.node.v1.VMs/Stop"
-	VMs_Restart_FullMethodName = "/cocoon.node.v1.VMs/Restart"
-	VMs_Remove_FullMethodName  = "/cocoon.node.v1.VMs/Remove"
-	VMs_Inspect_FullMethodName = "/cocoon.node.v1.VMs/Inspect"
-	VMs_List_FullMethodName    = "/cocoon.node.v1.VMs/List"
-	VMs_Watch_FullMethodName   = "/cocoon.node.v1.VMs/Watch"
-	VMs_Exec_FullMethodName    = "/cocoon.node.v1.VMs/Exec"
-	VMs_Logs_FullMethodName    = "/cocoon.node.v1.VMs/Logs"
-	VMs_Console_FullMethodName = "/cocoon.node.v1.VMs/Console"
-	VMs_Stats_FullMethodName   = "/cocoon.node.v1.VMs/Stats"
+	VMs_Create_FullMethodName       = "/cocoon.node.v1.VMs/Create"
+	VMs_Launch_FullMethodName       = "/cocoon.node.v1.VMs/Launch"
+	VMs_Start_FullMethodName        = "/cocoon.node.v1.VMs/Start"
+	VMs_Stop_FullMethodName         = "/cocoon.node.v1.VMs/Stop"
+	VMs_Restart_FullMethodName      = "/cocoon.node.v1.VMs/Restart"
+	VMs_Remove_FullMethodName       = "/cocoon.node.v1.VMs/Remove"
+	VMs_Inspect_FullMethodName      = "/cocoon.node.v1.VMs/Inspect"
+	VMs_List_FullMethodName         = "/cocoon.node.v1.VMs/List"
+	VMs_Watch_FullMethodName        = "/cocoon.node.v1.VMs/Watch"
+	VMs_Exec_FullMethodName         = "/cocoon.node.v1.VMs/Exec"
+	VMs_Logs_FullMethodName         = "/cocoon.node.v1.VMs/Logs"
+	VMs_Console_FullMethodName      = "/cocoon.node.v1.VMs/Console"
+	VMs_Stats_FullMethodName        = "/cocoon.node.v1.VMs/Stats"
+	VMs_UpdateVolume_FullMethodName = "/cocoon.node.v1.VMs/UpdateVolume"
 )
 
 // VMsClient is the client API for VMs service.
@@ -73,6 +74,8 @@ type VMsClient interface {
 	Console(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse], error)
 	// Stats asks the guest what it uses.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
+	// UpdateVolume replaces the content of a volume of files, in the running guest too.
+	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error)
 }
 
 type vMsClient struct {
@@ -246,6 +249,16 @@ func (c *vMsClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *vMsClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateVolumeResponse)
+	err := c.cc.Invoke(ctx, VMs_UpdateVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // VMsServer is the server API for VMs service.
 // All implementations must embed UnimplementedVMsServer
 // for forward compatibility.
@@ -275,6 +288,8 @@ type VMsServer interface {
 	Console(grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]) error
 	// Stats asks the guest what it uses.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
+	// UpdateVolume replaces the content of a volume of files, in the running guest too.
+	UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error)
 	mustEmbedUnimplementedVMsServer()
 }
 
@@ -323,6 +338,9 @@ func (UnimplementedVMsServer) Console(grpc.BidiStreamingServer[ConsoleRequest, C
 }
 func (UnimplementedVMsServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
 }
 func (UnimplementedVMsServer) mustEmbedUnimplementedVMsServer() {}
 func (UnimplementedVMsServer) testEmbeddedByValue()             {}
@@ -536,6 +554,24 @@ func _VMs_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).UpdateVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_UpdateVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).UpdateVolume(ctx, req.(*UpdateVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // VMs_ServiceDesc is the grpc.ServiceDesc for VMs service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -575,6 +611,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Stats",
 			Handler:    _VMs_Stats_Handler,
 		},
+		{
+			MethodName: "UpdateVolume",
+			Handler:    _VMs_UpdateVolume_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -609,10 +649,16 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Images_Import_FullMethodName = "/cocoon.node.v1.Images/Import"
-	Images_List_FullMethodName   = "/cocoon.node.v1.Images/List"
-	Images_Get_FullMethodName    = "/cocoon.node.v1.Images/Get"
-	Images_Remove_FullMethodName = "/cocoon.node.v1.Images/Remove"
+	Images_Import_FullMethodName       = "/cocoon.node.v1.Images/Import"
+	Images_List_FullMethodName         = "/cocoon.node.v1.Images/List"
+	Images_Get_FullMethodName          = "/cocoon.node.v1.Images/Get"
+	Images_Remove_FullMethodName       = "/cocoon.node.v1.Images/Remove"
+	Images_Pull_FullMethodName         = "/cocoon.node.v1.Images/Pull"
+	Images_Explain_FullMethodName      = "/cocoon.node.v1.Images/Explain"
+	Images_Collect_FullMethodName      = "/cocoon.node.v1.Images/Collect"
+	Images_Export_FullMethodName       = "/cocoon.node.v1.Images/Export"
+	Images_SyncMappings_FullMethodName = "/cocoon.node.v1.Images/SyncMappings"
+	Images_Problems_FullMethodName     = "/cocoon.node.v1.Images/Problems"
 )
 
 // ImagesClient is the client API for Images service.
@@ -628,6 +674,18 @@ type ImagesClient interface {
 	Get(ctx context.Context, in *GetImageRequest, opts ...grpc.CallOption) (*Image, error)
 	// Remove forgets a name; content that neither a name nor a VM uses is deleted.
 	Remove(ctx context.Context, in *RemoveImageRequest, opts ...grpc.CallOption) (*RemoveImageResponse, error)
+	// Pull makes sure that an image is there. Responses are progress, then the image. A client that goes away gives it up.
+	Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error)
+	// Explain says what a name means, without using the network.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
+	// Collect frees space.
+	Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (*CollectResponse, error)
+	// Export streams an image as Import takes it.
+	Export(ctx context.Context, in *ExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
+	// SyncMappings replaces the name mappings that one source brings.
+	SyncMappings(ctx context.Context, in *SyncMappingsRequest, opts ...grpc.CallOption) (*MappingProblems, error)
+	// Problems are those of all mappings of all sources.
+	Problems(ctx context.Context, in *ProblemsRequest, opts ...grpc.CallOption) (*MappingProblems, error)
 }
 
 type imagesClient struct {
@@ -690,6 +748,84 @@ func (c *imagesClient) Remove(ctx context.Context, in *RemoveImageRequest, opts 
 	return out, nil
 }
 
+func (c *imagesClient) Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[2], Images_Pull_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PullRequest, PullResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_PullClient = grpc.ServerStreamingClient[PullResponse]
+
+func (c *imagesClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainResponse)
+	err := c.cc.Invoke(ctx, Images_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imagesClient) Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (*CollectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CollectResponse)
+	err := c.cc.Invoke(ctx, Images_Collect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imagesClient) Export(ctx context.Context, in *ExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[3], Images_Export_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportRequest, ExportResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_ExportClient = grpc.ServerStreamingClient[ExportResponse]
+
+func (c *imagesClient) SyncMappings(ctx context.Context, in *SyncMappingsRequest, opts ...grpc.CallOption) (*MappingProblems, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MappingProblems)
+	err := c.cc.Invoke(ctx, Images_SyncMappings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imagesClient) Problems(ctx context.Context, in *ProblemsRequest, opts ...grpc.CallOption) (*MappingProblems, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MappingProblems)
+	err := c.cc.Invoke(ctx, Images_Problems_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ImagesServer is the server API for Images service.
 // All implementations must embed UnimplementedImagesServer
 // for forward compatibility.
@@ -703,6 +839,18 @@ type ImagesServer interface {
 	Get(context.Context, *GetImageRequest) (*Image, error)
 	// Remove forgets a name; content that neither a name nor a VM uses is deleted.
 	Remove(context.Context, *RemoveImageRequest) (*RemoveImageResponse, error)
+	// Pull makes sure that an image is there. Responses are progress, then the image. A client that goes away gives it up.
+	Pull(*PullRequest, grpc.ServerStreamingServer[PullResponse]) error
+	// Explain says what a name means, without using the network.
+	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
+	// Collect frees space.
+	Collect(context.Context, *CollectRequest) (*CollectResponse, error)
+	// Export streams an image as Import takes it.
+	Export(*ExportRequest, grpc.ServerStreamingServer[ExportResponse]) error
+	// SyncMappings replaces the name mappings that one source brings.
+	SyncMappings(context.Context, *SyncMappingsRequest) (*MappingProblems, error)
+	// Problems are those of all mappings of all sources.
+	Problems(context.Context, *ProblemsRequest) (*MappingProblems, error)
 	mustEmbedUnimplementedImagesServer()
 }
 
@@ -724,6 +872,24 @@ func (UnimplementedImagesServer) Get(context.Context, *GetImageRequest) (*Image,
 }
 func (UnimplementedImagesServer) Remove(context.Context, *RemoveImageRequest) (*RemoveImageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
+}
+func (UnimplementedImagesServer) Pull(*PullRequest, grpc.ServerStreamingServer[PullResponse]) error {
+	return status.Error(codes.Unimplemented, "method Pull not implemented")
+}
+func (UnimplementedImagesServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
+}
+func (UnimplementedImagesServer) Collect(context.Context, *CollectRequest) (*CollectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Collect not implemented")
+}
+func (UnimplementedImagesServer) Export(*ExportRequest, grpc.ServerStreamingServer[ExportResponse]) error {
+	return status.Error(codes.Unimplemented, "method Export not implemented")
+}
+func (UnimplementedImagesServer) SyncMappings(context.Context, *SyncMappingsRequest) (*MappingProblems, error) {
+	return nil, status.Error(codes.Unimplemented, "method SyncMappings not implemented")
+}
+func (UnimplementedImagesServer) Problems(context.Context, *ProblemsRequest) (*MappingProblems, error) {
+	return nil, status.Error(codes.Unimplemented, "method Problems not implemented")
 }
 func (UnimplementedImagesServer) mustEmbedUnimplementedImagesServer() {}
 func (UnimplementedImagesServer) testEmbeddedByValue()                {}
@@ -800,6 +966,100 @@ func _Images_Remove_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Images_Pull_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PullRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ImagesServer).Pull(m, &grpc.GenericServerStream[PullRequest, PullResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_PullServer = grpc.ServerStreamingServer[PullResponse]
+
+func _Images_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Images_Collect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CollectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).Collect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_Collect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).Collect(ctx, req.(*CollectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Images_Export_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ImagesServer).Export(m, &grpc.GenericServerStream[ExportRequest, ExportResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_ExportServer = grpc.ServerStreamingServer[ExportResponse]
+
+func _Images_SyncMappings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SyncMappingsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).SyncMappings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_SyncMappings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).SyncMappings(ctx, req.(*SyncMappingsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Images_Problems_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProblemsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).Problems(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_Problems_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).Problems(ctx, req.(*ProblemsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Images_ServiceDesc is the grpc.ServiceDesc for Images service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -815,6 +1075,22 @@ var Images_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Remove",
 			Handler:    _Images_Remove_Handler,
 		},
+		{
+			MethodName: "Explain",
+			Handler:    _Images_Explain_Handler,
+		},
+		{
+			MethodName: "Collect",
+			Handler:    _Images_Collect_Handler,
+		},
+		{
+			MethodName: "SyncMappings",
+			Handler:    _Images_SyncMappings_Handler,
+		},
+		{
+			MethodName: "Problems",
+			Handler:    _Images_Problems_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -826,6 +1102,16 @@ var Images_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "List",
 			Handler:       _Images_List_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Pull",
+			Handler:       _Images_Pull_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Export",
+			Handler:       _Images_Export_Handler,
 			ServerStreams: true,
 		},
 	},

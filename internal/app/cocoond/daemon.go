@@ -20,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/bridge"
@@ -32,6 +33,7 @@ type daemon struct {
 	cfg     Config
 	log     *slog.Logger
 	images  *local.Store
+	puller  *pull.Puller
 	network *keptNetwork // nil when switched off
 	metrics *metrics
 }
@@ -40,6 +42,9 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 	d := &daemon{cfg: cfg, log: log, metrics: newMetrics()}
 	var err error
 	if d.images, err = local.New(local.Config{Dir: filepath.Join(cfg.StateDir, "images"), Log: log.With("component", "image")}); err != nil {
+		return nil, err
+	}
+	if d.puller, err = pull.New(pull.Config{Log: log.With("component", "pull")}, d.images); err != nil {
 		return nil, err
 	}
 	if yes(cfg.Network.Enabled) {
@@ -162,10 +167,10 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer h.close()
-	served := &served{Engine: h.engine, metrics: d.metrics, network: d.network}
+	served := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network}
 	api, err := nodeapi.New(
 		nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS},
-		nodeapi.Deps{Engine: served, Images: d.images, Host: d.newNode(h), Log: d.log},
+		nodeapi.Deps{Engine: served, Images: d.images, Puller: d.puller, Host: d.newNode(h), Log: d.log},
 	)
 	if err != nil {
 		return err

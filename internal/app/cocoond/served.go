@@ -5,12 +5,14 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // served is the engine as the doors get it: operations are timed, and a reset includes the network.
 type served struct {
 	*engine.Engine
+	image.Puller
 	metrics *metrics
 	network *keptNetwork
 }

@@ -18,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -31,6 +32,12 @@ func (idle) Stop(context.Context, string, time.Duration) (vm.Record, error) {
 }
 func (idle) Remove(context.Context, string, bool) error         { return errNone }
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
+
+func (idle) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return errNone }
+
+func (idle) Pull(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error) {
+	return image.Image{}, errNone
+}
 
 func (idle) List(context.Context) ([]vm.Record, error) { return nil, nil }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -179,17 +180,23 @@ func (s *Store) Remove(ctx context.Context, ref string, inUse func(digest string
 	return err
 }
 
-// Collect removes content that no name refers to and that inUse does not report, and returns the bytes freed.
-func (s *Store) Collect(ctx context.Context, inUse func(digest string) bool) (int64, error) {
+// Collect removes content that no name refers to and that inUse does not report.
+func (s *Store) Collect(ctx context.Context, _ image.GCLimits, inUse func(digest string) bool) (image.Collected, error) {
 	if err := s.Open(ctx); err != nil {
-		return 0, err
+		return image.Collected{}, err
 	}
 	unlock, err := s.lock(exclusive)
 	if err != nil {
-		return 0, err
+		return image.Collected{}, err
 	}
 	defer unlock()
-	return s.collect(inUse)
+	freed, err := s.collect(inUse)
+	return image.Collected{Freed: freed}, err
+}
+
+// Export is not there yet.
+func (s *Store) Export(context.Context, string, io.Writer) error {
+	return errdefs.Unsupportedf("images cannot be exported yet")
 }
 
 // Preconditions: the exclusive lock is held.

@@ -10,6 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -275,4 +276,10 @@ func (e *engine) called(call string) (n int) {
 		}
 	}
 	return n
+}
+
+func (e *engine) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return nil }
+
+func (e *engine) Pull(_ context.Context, r image.PullRequest, _ func(image.Progress)) (image.Image, error) {
+	return image.Image{Name: r.Name}, nil
 }

@@ -23,6 +23,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -41,6 +42,10 @@ type Runtime interface {
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+	// UpdateVolume replaces the content of a volume of files, in the running guest too.
+	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
+	// Pull makes sure that an image is there; see image.Puller.
+	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
 // OrphanPolicy says what becomes of a VM of ours whose pod is gone, found at start.

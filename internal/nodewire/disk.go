@@ -1,0 +1,71 @@
+package nodewire
+
+import (
+	"slices"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func encodeCloudInit(c *vm.CloudInit) *nodev1.CloudInit {
+	if c == nil {
+		return nil
+	}
+	return &nodev1.CloudInit{
+		Datasource: c.Datasource, MetaData: c.MetaData, UserData: c.UserData, VendorData: c.VendorData,
+		NetworkConfig: c.NetworkConfig, SshKeys: slices.Clone(c.SSHKeys),
+	}
+}
+
+func decodeCloudInit(m *nodev1.CloudInit) *vm.CloudInit {
+	if m == nil {
+		return nil
+	}
+	return &vm.CloudInit{
+		Datasource: m.GetDatasource(), MetaData: m.GetMetaData(), UserData: m.GetUserData(), VendorData: m.GetVendorData(),
+		NetworkConfig: m.GetNetworkConfig(), SSHKeys: cloneSlice(m.GetSshKeys()),
+	}
+}
+
+func encodeVolume(v vm.Volume) *nodev1.Volume {
+	return &nodev1.Volume{
+		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files),
+	}
+}
+
+func decodeVolume(m *nodev1.Volume) vm.Volume {
+	return vm.Volume{
+		Name: m.GetName(), Kind: vm.VolumeKind(m.GetKind()), Memory: m.GetMemory(), SizeLimit: m.GetSizeLimit(),
+		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()),
+	}
+}
+
+// EncodeVolumeFiles returns the files as messages.
+func EncodeVolumeFiles(files []vm.VolumeFile) []*nodev1.VolumeFile {
+	return each(files, func(f vm.VolumeFile) *nodev1.VolumeFile {
+		return &nodev1.VolumeFile{Path: f.Path, Data: f.Data, Mode: f.Mode, Uid: clonePointer(f.UID)}
+	})
+}
+
+// DecodeVolumeFiles returns the files in m.
+func DecodeVolumeFiles(m []*nodev1.VolumeFile) []vm.VolumeFile {
+	return each(m, func(f *nodev1.VolumeFile) vm.VolumeFile {
+		return vm.VolumeFile{Path: f.GetPath(), Data: f.GetData(), Mode: f.GetMode(), UID: clonePointer(f.Uid)}
+	})
+}
+
+func encodeMount(m vm.Mount) *nodev1.Mount {
+	return &nodev1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly}
+}
+
+func decodeMount(m *nodev1.Mount) vm.Mount {
+	return vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly()}
+}
+
+func clonePointer[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
