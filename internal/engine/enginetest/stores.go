@@ -130,7 +130,9 @@ func (s Images) List(context.Context) ([]image.Image, error) { return nil, nil }
 func (s Images) Remove(context.Context, string, func(string) bool) error { return nil }
 
 // Export implements image.Store: nobody asks for it here.
-func (i Images) Export(context.Context, string, io.Writer) error { return errdefs.Unsupportedf("not exported") }
+func (i Images) Export(context.Context, string, io.Writer) error {
+	return errdefs.Unsupportedf("not exported")
+}
 
 // Collect implements image.Store: nothing here takes room.
 func (i Images) Collect(context.Context, image.GCLimits, func(string) bool) (image.Collected, error) {

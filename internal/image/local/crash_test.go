@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
@@ -298,7 +298,7 @@ func TestCollect(t *testing.T) {
 		}
 		ids = append(ids, img.ID)
 	}
-	if freed, err := s.Collect(t.Context(), image.GCLimits{}, func(d string) bool { return slices.Contains(ids, d) }); err != nil || freed != 0 {
+	if freed, err := s.Collect(t.Context(), image.GCLimits{}, func(d string) bool { return slices.Contains(ids, d) }); err != nil || freed.Freed != 0 {
 		t.Errorf("collected %d bytes in use, %v", freed, err)
 	}
 	if freed, err := s.Collect(t.Context(), nil); err != nil || freed == 0 {
