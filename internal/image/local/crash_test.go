@@ -301,7 +301,7 @@ func TestCollect(t *testing.T) {
 	if freed, err := s.Collect(t.Context(), image.GCLimits{}, func(d string) bool { return slices.Contains(ids, d) }); err != nil || freed.Freed != 0 {
 		t.Errorf("collected %d bytes in use, %v", freed, err)
 	}
-	if freed, err := s.Collect(t.Context(), nil); err != nil || freed == 0 {
+	if freed, err := s.Collect(t.Context(), image.GCLimits{}, nil); err != nil || freed.Freed == 0 {
 		t.Errorf("collected %d bytes, %v", freed, err)
 	}
 	if _, err := s.Get(t.Context(), ids[0]); !errdefs.IsNotFound(err) {
