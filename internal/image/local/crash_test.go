@@ -299,10 +299,10 @@ func TestCollect(t *testing.T) {
 		ids = append(ids, img.ID)
 	}
 	if freed, err := s.Collect(t.Context(), image.GCLimits{}, func(d string) bool { return slices.Contains(ids, d) }); err != nil || freed.Freed != 0 {
-		t.Errorf("collected %d bytes in use, %v", freed, err)
+		t.Errorf("collected %d bytes in use, %v", freed.Freed, err)
 	}
 	if freed, err := s.Collect(t.Context(), image.GCLimits{}, nil); err != nil || freed.Freed == 0 {
-		t.Errorf("collected %d bytes, %v", freed, err)
+		t.Errorf("collected %d bytes, %v", freed.Freed, err)
 	}
 	if _, err := s.Get(t.Context(), ids[0]); !errdefs.IsNotFound(err) {
 		t.Errorf("the old content: %v", err)
