@@ -133,8 +133,17 @@ func crash(dir, op string, at int64) error {
 		return nil
 	}
 	w.Fault = point
+	var before atomic.Int64 // changes under way that began while armed: the end of an earlier one is no point of the operation
 	e, _, err := build(ctx, dir, w, w.Driver(), func(j journal.Journal) journal.Journal {
 		return journaltest.Faulty{Journal: j, Hook: func(p journaltest.Point) error {
+			if armed.Load() {
+				if !p.After {
+					before.Add(1)
+				} else if before.Add(-1) < 0 {
+					before.Store(0)
+					return nil
+				}
+			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -27,12 +28,14 @@ func (v *vms) Console(stream nodev1.VMs_ConsoleServer) error {
 	if err := stream.Send(&nodev1.ConsoleResponse{Of: &nodev1.ConsoleResponse_Opened{Opened: true}}); err != nil {
 		return err
 	}
+	var left atomic.Bool // the client said that it leaves, and the guest has all that it sent
 	// Ends with this call, whose return ends Recv and closes con.
 	go func() {
 		defer con.Close()
 		for {
 			m, err := stream.Recv()
 			if err != nil {
+				left.Store(errors.Is(err, io.EOF))
 				return
 			}
 			if _, err := con.Write(m.GetData()); err != nil {
@@ -50,6 +53,8 @@ func (v *vms) Console(stream nodev1.VMs_ConsoleServer) error {
 		}
 		switch {
 		case err == nil:
+		case left.Load():
+			return nil
 		case stream.Context().Err() != nil:
 			return stream.Context().Err()
 		case errors.Is(err, io.EOF):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -39,12 +40,16 @@ type console struct {
 
 	left []byte // received and not read; Read is for one goroutine
 
-	mu sync.Mutex // guards Send
+	mu   sync.Mutex // guards Send
+	once sync.Once  // guards Close
 }
 
 func (c *console) Read(p []byte) (int, error) {
 	for len(c.left) == 0 {
 		m, err := c.stream.Recv()
+		if err != nil {
+			c.cancel() // the stream is over; its context is of no more use
+		}
 		if isEOF(err) {
 			return 0, io.EOF
 		}
@@ -71,7 +76,16 @@ func (c *console) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// closePatience is how long what was written last may take to reach the guest.
+const closePatience = time.Second
+
+// Close ends the connection once the node has what was written; a guest that does not take it is not waited for long.
 func (c *console) Close() error {
-	c.cancel()
+	c.once.Do(func() {
+		time.AfterFunc(closePatience, c.cancel) // ends a Write that holds the lock, too
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		_ = c.stream.CloseSend() // the node's end of the stream shows in Read
+	})
 	return nil
 }
