@@ -16,7 +16,7 @@ import (
 
 // Check returns everything about pod that its VM could not honour; nothing at all means that Spec will do.
 // What a VM may safely ignore, because it isolates more strongly or because the default suits nobody who asks for it by
-// name, passes: the service account token volume (it is not mounted), dropped capabilities, seccomp, imagePullPolicy.
+// name, passes: the service account token volume (it is not mounted), dropped capabilities, seccomp.
 func Check(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, checkAnnotations(pod)...)
@@ -56,7 +56,6 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	no(ask.CloneFromDir != "", contract.KeyCloneFromDir, noSnapshots)
 	no(pod.Annotations[contract.KeyRestoreFromHibernate] == "true", contract.KeyRestoreFromHibernate, noSnapshots)
 	no(contract.Hibernate(pod.Annotations), contract.KeyHibernate, noSnapshots)
-	no(ask.ForcePull, contract.KeyForcePull, "this node runs local images only")
 	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
 	return errs
 }

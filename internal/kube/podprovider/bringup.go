@@ -33,6 +33,9 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		return w.retry(ctx, reasonConfigError, err, time.Second, 30*time.Second)
 	}
 	w.publish(w.p.cfg.Settle)
+	if again, ok := w.pull(ctx, pod); !ok {
+		return again
+	}
 	if w.launched.IsZero() {
 		w.launched = time.Now()
 	}
@@ -166,8 +169,12 @@ func (w *worker) announce(rec *vm.Record) {
 	w.told = rec.StartedAt
 	pod, _, _ := w.look()
 	if len(pod.Spec.Containers) > 0 {
-		w.event(corev1.EventTypeNormal, eventStarted, "Created and started container %s as VM %s from image %s",
-			pod.Spec.Containers[0].Name, rec.Spec.Name, rec.Spec.Image)
+		kind := "image"
+		if w.image.local {
+			kind = "local image"
+		}
+		w.event(corev1.EventTypeNormal, eventStarted, "Created and started container %s as VM %s from %s %s",
+			pod.Spec.Containers[0].Name, rec.Spec.Name, kind, rec.Spec.Image)
 	}
 	if left := convert.Unserved(pod); len(left) > 0 && rec.Restarts == 0 {
 		w.event(corev1.EventTypeWarning, eventUnserved, "Not run in this VM: %s; it is ready when it answers on the network", strings.Join(left, ", "))

@@ -19,6 +19,9 @@ const (
 	reasonConfigError   = "CreateContainerConfigError"
 	reasonCreateError   = "CreateContainerError"
 	reasonImageMissing  = "ErrImageNeverPull"
+	reasonErrPull       = "ErrImagePull"
+	reasonPullBackOff   = "ImagePullBackOff"
+	reasonInvalidImage  = "InvalidImageName"
 	reasonCrashLoop     = "CrashLoopBackOff"
 	reasonRunError      = "RunContainerError"
 	reasonNotSupported  = "PodNotSupported"
@@ -32,13 +35,16 @@ const (
 	reasonPodFailed     = "PodFailed"
 	reasonGatesNotReady = "ReadinessGatesNotReady"
 
-	eventStarted    = "Started"
-	eventBackOff    = "BackOff"
-	eventFailed     = "Failed"
-	eventFailedKill = "FailedKillPod"
-	eventUnserved   = "NotServed"
-	eventUnhealthy  = "Unhealthy"
-	eventAdopted    = "Adopted"
+	eventStarted     = "Started"
+	eventPulling     = "Pulling"
+	eventPulled      = "Pulled"
+	eventLostSecrets = "FailedToRetrieveImagePullSecret"
+	eventBackOff     = "BackOff"
+	eventFailed      = "Failed"
+	eventFailedKill  = "FailedKillPod"
+	eventUnserved    = "NotServed"
+	eventUnhealthy   = "Unhealthy"
+	eventAdopted     = "Adopted"
 )
 
 // waiting says how a failed Launch shows in the pod: what can never work ends it, the rest is tried again.
@@ -46,8 +52,6 @@ func waiting(err error) (reason string, never bool) {
 	switch errdefs.ClassOf(err) {
 	case errdefs.InvalidArgument, errdefs.Unsupported:
 		return reasonVMRejected, true
-	case errdefs.NotFound:
-		return reasonImageMissing, false
 	default:
 		return reasonCreateError, false
 	}

@@ -19,6 +19,7 @@ type engine struct {
 	boot     time.Duration
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
+	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
 	down     error               // every call fails with it
 
 	mu       sync.Mutex
@@ -280,6 +281,17 @@ func (e *engine) called(call string) (n int) {
 
 func (e *engine) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return nil }
 
-func (e *engine) Pull(_ context.Context, r image.PullRequest, _ func(image.Progress)) (image.Image, error) {
-	return image.Image{Name: r.Name}, nil
+// Pull finds every image, as one that was imported, unless the test says otherwise.
+func (e *engine) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+	e.mu.Lock()
+	e.calls = append(e.calls, "pull "+string(r.Policy))
+	pull := e.pullAs
+	e.mu.Unlock()
+	if pull != nil {
+		return pull(ctx, r, progress)
+	}
+	if r.Policy == image.PullAlways {
+		return image.Image{}, errdefs.Preconditionf("%s was imported", r.Name)
+	}
+	return image.Image{Name: r.Name, ID: "sha256:abc"}, nil
 }

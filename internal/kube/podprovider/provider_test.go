@@ -395,7 +395,7 @@ func TestWhatCanComeIsWaitedFor(t *testing.T) {
 		err  error
 		want string
 	}{
-		"image": {errdefs.NotFoundf("no image is called cocoon/demo:latest"), "Pending waiting:ErrImageNeverPull"},
+		"image": {errdefs.NotFoundf("the image went after it was pulled"), "Pending waiting:CreateContainerError"},
 		"full":  {errdefs.Exhaustedf("no address is left"), "Pending waiting:CreateContainerError"},
 	} {
 		t.Run(name, func(t *testing.T) {

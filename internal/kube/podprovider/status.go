@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -26,6 +27,8 @@ type view struct {
 	gates   []corev1.PodCondition // as others set them
 	hostIP  string
 	rec     *vm.Record // nil: no VM (yet)
+	image   string     // name in the store; "" when only the pod's is known
+	imageID string
 	ip      string
 	pause   pause
 	last    *corev1.ContainerStateTerminated // the run before this one
@@ -83,13 +86,16 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 func (v view) container() corev1.ContainerStatus {
 	c := corev1.ContainerStatus{Started: new(up(v.rec))}
 	if len(v.pod.Spec.Containers) > 0 {
-		c.Name, c.Image = v.pod.Spec.Containers[0].Name, v.pod.Spec.Containers[0].Image
+		c.Name, c.Image = v.pod.Spec.Containers[0].Name, convert.Image(v.pod)
+	}
+	if v.image != "" {
+		c.Image = v.image
 	}
 	if v.last != nil {
 		c.LastTerminationState.Terminated = v.last.DeepCopy()
 	}
 	if v.rec != nil {
-		c.ImageID = v.rec.ImageDigest
+		c.ImageID = v.imageID
 		c.ContainerID = contract.ContainerIDScheme + string(v.rec.ID)
 		c.RestartCount = int32(min(v.rec.Restarts, 1<<30))
 	}

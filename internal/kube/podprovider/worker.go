@@ -54,6 +54,8 @@ type worker struct {
 	launched   time.Time     // when this process asked for the VM; zero when adopted
 	backoff    time.Duration // before the next start
 	tries      int           // failed attempts to bring the VM up
+	image      pulled
+	pulls      backoff
 	due        time.Time     // of the next start
 	dueFor     time.Time     // the stop that due belongs to
 }
@@ -86,6 +88,9 @@ func (w *worker) resume() {
 	}
 	if w.rec != nil {
 		w.told = w.rec.StartedAt
+		if c := w.status.ContainerStatuses; len(c) > 0 && c[0].ContainerID == contract.ContainerIDScheme+string(w.rec.ID) {
+			w.image = pulled{name: c[0].Image, id: w.rec.ImageDigest, ref: c[0].ImageID}
+		}
 	}
 	if w.status.Phase == corev1.PodFailed && w.status.Reason != "" {
 		w.verdict = &verdict{reason: w.status.Reason, message: w.status.Message}
@@ -334,6 +339,7 @@ func (w *worker) publish(hold time.Duration) {
 		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
 		ready: w.ready, unready: w.unready, verdict: w.verdict,
 	}
+	v.image, v.imageID = w.image.shown(w.rec)
 	if w.rec != nil && !over(w.rec) {
 		v.ip = w.address()
 	} else if w.rec != nil {

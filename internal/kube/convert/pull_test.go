@@ -1,0 +1,139 @@
+package convert
+
+import (
+	"context"
+	"encoding/base64"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+)
+
+func TestPullPolicyOfAPod(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy corev1.PullPolicy
+		notes  map[string]string
+		want   image.PullRequest
+	}{
+		"always":         {policy: corev1.PullAlways, want: image.PullRequest{Name: "demo", Policy: image.PullAlways}},
+		"if not present": {policy: corev1.PullIfNotPresent, want: image.PullRequest{Name: "demo", Policy: image.PullIfNotPresent}},
+		"never":          {policy: corev1.PullNever, want: image.PullRequest{Name: "demo", Policy: image.PullNever}},
+		"not completed":  {want: image.PullRequest{Name: "demo", Policy: image.PullIfNotPresent}},
+		"forced": {
+			policy: corev1.PullNever, notes: map[string]string{contract.KeyForcePull: "true"},
+			want: image.PullRequest{Name: "demo", Policy: image.PullAlways, Force: true},
+		},
+		"image of the annotation": {
+			policy: corev1.PullNever, notes: map[string]string{contract.KeyImage: "other:1"},
+			want: image.PullRequest{Name: "other:1", Policy: image.PullNever},
+		},
+	} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Annotations: tc.notes},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Image: "demo", ImagePullPolicy: tc.policy}}},
+		}
+		got := Pull(pod)
+		if got.Name != tc.want.Name || got.Policy != tc.want.Policy || got.Force != tc.want.Force {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
+	}
+}
+
+func b64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+
+func dockerJSON(data string) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "s"}, Type: corev1.SecretTypeDockerConfigJson,
+		Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(data)},
+	}
+}
+
+func TestRegistryAuthOfSecrets(t *testing.T) {
+	for name, tc := range map[string]struct {
+		secret *corev1.Secret
+		want   []image.RegistryAuth
+		bad    bool
+	}{
+		"user and password": {
+			secret: dockerJSON(`{"auths":{"b.example":{"username":"u","password":"p:q"},"a.example:5000/x":{"auth":"` + b64("me:se:cret") + `"}}}`),
+			want: []image.RegistryAuth{
+				{Registry: "a.example:5000/x", Username: "me", Password: "se:cret"}, {Registry: "b.example", Username: "u", Password: "p:q"},
+			},
+		},
+		"auth wins":  {secret: dockerJSON(`{"auths":{"a":{"username":"u","password":"p","auth":"` + b64("v:w") + `"}}}`), want: []image.RegistryAuth{{Registry: "a", Username: "v", Password: "w"}}},
+		"no padding": {secret: dockerJSON(`{"auths":{"a":{"auth":"` + strings.TrimRight(b64("v:wx"), "=") + `"}}}`), want: []image.RegistryAuth{{Registry: "a", Username: "v", Password: "wx"}}},
+		"tokens": {
+			secret: dockerJSON(`{"auths":{"a":{"identitytoken":"i"},"b":{"registrytoken":"r"}}}`),
+			want:   []image.RegistryAuth{{Registry: "a", Token: "i"}, {Registry: "b", Token: "r"}},
+		},
+		"the old type": {
+			secret: &corev1.Secret{Type: corev1.SecretTypeDockercfg, Data: map[string][]byte{corev1.DockerConfigKey: []byte(`{"a":{"username":"u","password":"p"}}`)}},
+			want:   []image.RegistryAuth{{Registry: "a", Username: "u", Password: "p"}},
+		},
+		"another type": {secret: &corev1.Secret{Type: corev1.SecretTypeOpaque, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths":{"a":{}}}`)}}},
+		"no json":      {secret: dockerJSON(`hunter2`), bad: true},
+		"no base64":    {secret: dockerJSON(`{"auths":{"a":{"auth":"hunter2!"}}}`), bad: true},
+		"no colon":     {secret: dockerJSON(`{"auths":{"a":{"auth":"` + b64("hunter2") + `"}}}`), bad: true},
+	} {
+		got, err := RegistryAuth(tc.secret)
+		if !slices.Equal(got, tc.want) || tc.bad != errdefs.IsInvalid(err) || !tc.bad && err != nil {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: the error tells the secret: %v", name, err)
+		}
+	}
+}
+
+func FuzzRegistryAuth(f *testing.F) {
+	f.Add([]byte(`{"auths":{"a.example":{"auth":"` + b64("u:p") + `"}}}`), true)
+	f.Add([]byte(`{"a.example":{"username":"u","password":"p"}}`), false)
+	f.Add([]byte(`{"auths":null}`), true)
+	f.Add([]byte(`[`), true)
+	f.Fuzz(func(t *testing.T, data []byte, modern bool) {
+		s := &corev1.Secret{Type: corev1.SecretTypeDockercfg, Data: map[string][]byte{corev1.DockerConfigKey: data}}
+		if modern {
+			s = dockerJSON(string(data))
+		}
+		if auth, err := RegistryAuth(s); err != nil && (auth != nil || !errdefs.IsInvalid(err)) {
+			t.Errorf("%v with %v", auth, err)
+		}
+	})
+}
+
+// secrets is a Resolver of what is in it.
+type secrets map[string]*corev1.Secret
+
+func (secrets) ConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) {
+	return nil, errdefs.NotFoundf("no configmap")
+}
+
+func (s secrets) Secret(_ context.Context, namespace, name string) (*corev1.Secret, error) {
+	if got := s[namespace+"/"+name]; got != nil {
+		return got, nil
+	}
+	return nil, errdefs.NotFoundf("no secret")
+}
+
+func TestPullSecretsThatAreMissingAreNamed(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
+	for _, name := range []string{"second", "missing", "", "damaged", "first"} {
+		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
+	}
+	auth, lost := PullAuth(t.Context(), pod, secrets{
+		"ns/first":      dockerJSON(`{"auths":{"a":{"username":"1"}}}`),
+		"ns/second":     dockerJSON(`{"auths":{"b":{"username":"2"}}}`),
+		"ns/damaged":    dockerJSON(`{`),
+		"other/missing": dockerJSON(`{"auths":{"c":{"username":"3"}}}`),
+	})
+	want := []image.RegistryAuth{{Registry: "b", Username: "2"}, {Registry: "a", Username: "1"}}
+	if !slices.Equal(auth, want) || !slices.Equal(lost, []string{"missing", "damaged"}) {
+		t.Errorf("%+v, lost %v", auth, lost)
+	}
+}

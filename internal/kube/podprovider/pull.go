@@ -1,0 +1,168 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// pullShown is how long ErrImagePull stands before it becomes ImagePullBackOff.
+const pullShown = 2 * time.Second
+
+// pulled is the image of the pod's VM as far as this process knows it.
+type pulled struct {
+	asked string // by the pod
+	name  string // in the store
+	id    string // as in the VM's record
+	ref   string // what the pod's status says: the id, or repository@digest of a registry's manifest
+	local bool   // imported by hand, so that there is nowhere to ask for a newer one
+}
+
+// backoff is when a failed pull is tried again.
+type backoff struct {
+	asked string
+	cause error
+	tries int
+	next  time.Time
+	shown time.Time // until when ErrImagePull stands
+}
+
+// pull makes sure that the image of pod is there. When it is not, it returns false and when to come back.
+func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
+	r := convert.Pull(pod)
+	if w.pulls.asked != r.Name { // the image of a pod may be changed
+		w.pulls = backoff{asked: r.Name}
+	}
+	if left := time.Until(w.pulls.next); left > 0 {
+		return w.holdBack(left), false
+	}
+	if w.image.asked == r.Name { // made sure of already for an earlier VM of this pod
+		r.Policy, r.Force = image.PullIfNotPresent, false
+		if pod.Spec.Containers[0].ImagePullPolicy == corev1.PullNever {
+			r.Policy = image.PullNever
+		}
+	}
+	img, local, err := w.fetch(ctx, pod, r)
+	if ctx.Err() != nil {
+		return time.Millisecond, false
+	}
+	w.p.Metrics.done("pull", err)
+	if err != nil {
+		return w.pullFailed(ctx, r, err), false
+	}
+	w.pulls = backoff{asked: r.Name}
+	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, w.pause.reason) {
+		w.tries, w.pause = 0, pause{}
+	}
+	w.image = pulled{asked: r.Name, name: img.Name, id: img.ID, ref: imageRef(img), local: local}
+	return 0, true
+}
+
+// fetch asks the runtime for the image, with the pod's credentials where the network may be needed.
+func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (img image.Image, local bool, err error) {
+	never := r
+	never.Policy, never.Force = image.PullNever, false
+	if r.Policy != image.PullAlways { // an image that is here needs no secrets read
+		img, err := w.p.Runtime.Pull(ctx, never, nil)
+		if r.Policy == image.PullNever || !errdefs.IsNotFound(err) {
+			return img, false, err
+		}
+	}
+	var lost []string
+	if r.Auth, lost = convert.PullAuth(ctx, pod, apiResolver{w.p.Client}); len(lost) > 0 && ctx.Err() == nil {
+		w.event(corev1.EventTypeWarning, eventLostSecrets,
+			"Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(lost, ", "))
+	}
+	began := time.Now()
+	var once sync.Once
+	network := false
+	img, err = w.p.Runtime.Pull(ctx, r, func(image.Progress) { // called when the network is used, and only then
+		once.Do(func() {
+			network = true
+			w.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
+		})
+	})
+	if errdefs.IsFailedPrecondition(err) && r.Policy == image.PullAlways && !r.Force {
+		// It was imported and has no origin. That somebody put it here is as good as a registry's answer.
+		img, err = w.p.Runtime.Pull(ctx, never, nil)
+		return img, err == nil, err
+	}
+	if err == nil && network {
+		took := time.Since(began).Round(time.Millisecond)
+		w.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled image %q in %s (%s including waiting). Image size: %d bytes.",
+			r.Name, took, took, img.Size)
+	}
+	return img, false, err
+}
+
+// pullFailed shows why there is no image, in the kubelet's words, and returns when to come back.
+func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error) time.Duration {
+	switch {
+	case errdefs.IsInvalid(err):
+		return w.retry(ctx, reasonInvalidImage, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+	case r.Policy == image.PullNever && errdefs.IsNotFound(err):
+		return w.retry(ctx, reasonImageMissing, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+	}
+	b := &w.pulls
+	if b.cause == nil || b.cause.Error() != err.Error() {
+		w.event(corev1.EventTypeWarning, eventFailed, "Failed to pull image %q: %s", r.Name, err)
+		w.log.Warn("image not pulled", "image", r.Name, "err", err)
+	}
+	b.tries++
+	wait := delay(w.p.cfg.BackoffBase, w.p.cfg.BackoffMax, b.tries)
+	b.cause, b.next = err, time.Now().Add(wait)
+	if b.tries > 1 { // one status that stays is worth more than two that take turns
+		return w.holdBack(wait)
+	}
+	b.shown = time.Now().Add(min(wait, pullShown))
+	w.pause = pause{reason: reasonErrPull, message: err.Error()}
+	w.publish(0)
+	return min(wait, pullShown)
+}
+
+// holdBack shows that the image will be tried again and returns when, left being the time until then.
+func (w *worker) holdBack(left time.Duration) time.Duration {
+	b := &w.pulls
+	if stands := time.Until(b.shown); stands > 0 { // woken early
+		return min(left, stands)
+	}
+	if w.pause.reason != reasonPullBackOff {
+		w.event(corev1.EventTypeNormal, eventBackOff, "Back-off pulling image %q", b.asked)
+	}
+	w.pause = pause{reason: reasonPullBackOff, message: fmt.Sprintf("Back-off pulling image %q: %s: %s", b.asked, reasonErrPull, b.cause)}
+	w.publish(0)
+	return max(left, time.Millisecond)
+}
+
+// imageRef is how a pod's status names img: a registry's manifest by repository and digest, anything else by its id.
+func imageRef(img image.Image) string {
+	if img.Digest == "" || strings.HasPrefix(img.Source, "http") { // of a web address it is the file's
+		return img.ID
+	}
+	repo, _, _ := strings.Cut(img.Name, "@")
+	if i := strings.LastIndexByte(repo, ':'); i > strings.LastIndexByte(repo, '/') {
+		repo = repo[:i]
+	}
+	return repo + "@" + img.Digest
+}
+
+// shown is name and id for the status of a container whose VM is rec; "" for what is not known.
+func (p pulled) shown(rec *vm.Record) (name, ref string) {
+	switch {
+	case rec == nil:
+		return "", ""
+	case rec.ImageDigest != p.id || p.ref == "": // it was made of something else than what was pulled last
+		return "", rec.ImageDigest
+	}
+	return p.name, p.ref
+}
