@@ -131,7 +131,7 @@ func whole(t *testing.T, dir string) {
 	if left := leftovers(t, dir); len(left) > 0 {
 		t.Errorf("left in tmp: %v", left)
 	}
-	for _, sub := range []string{"images", "names"} {
+	for _, sub := range []string{"data", "links"} {
 		entries, err := os.ReadDir(filepath.Join(dir, sub))
 		if err != nil {
 			t.Fatal(err)
@@ -140,7 +140,7 @@ func whole(t *testing.T, dir string) {
 			t.Errorf("%s holds %v, the list %v", sub, entries, all)
 		}
 	}
-	if marks, _ := filepath.Glob(filepath.Join(dir, "images", "*", "unclaimed")); len(marks) > 0 {
+	if marks, _ := filepath.Glob(filepath.Join(dir, "data", "*", "unclaimed")); len(marks) > 0 {
 		t.Errorf("left: %v", marks)
 	}
 }
@@ -150,7 +150,7 @@ func TestKilledImportLeavesAllOrNothing(t *testing.T) {
 	// Each pattern appears at one step of an import; the process is killed when it does.
 	for _, pattern := range []string{
 		"tmp/*", "tmp/*/archive", "tmp/*/files", "tmp/*/out", "tmp/*/out/rootfs.ext4", "tmp/*/out/unclaimed",
-		"tmp/*/out/image.json", "images/*", "tmp/*/name", "names/*",
+		"tmp/*/out/image.json", "data/*", "tmp/*/name", "links/*",
 	} {
 		t.Run(pattern, func(t *testing.T) {
 			t.Parallel()
@@ -184,7 +184,7 @@ func TestKilledInTheMiddleOfItsInput(t *testing.T) {
 }
 
 func TestKilledRemovalLeavesAllOrNothing(t *testing.T) {
-	for _, pattern := range []string{"images/*/unclaimed", "tmp/*/gone", "names/*"} {
+	for _, pattern := range []string{"data/*/unclaimed", "tmp/*/gone", "links/*"} {
 		t.Run(pattern, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
@@ -234,7 +234,7 @@ func TestSweepLeavesLivingImportsAlone(t *testing.T) {
 	if err != nil || len(all) != 2 || all[0].ID != all[1].ID {
 		t.Errorf("there is %+v, %v", all, err)
 	}
-	if images, _ := os.ReadDir(filepath.Join(dir, "images")); len(images) != 1 {
+	if images, _ := os.ReadDir(filepath.Join(dir, "data")); len(images) != 1 {
 		t.Errorf("the content is stored %d times", len(images))
 	}
 }
@@ -262,7 +262,7 @@ func TestForeignFilesAreLeftAlone(t *testing.T) {
 	if _, err := s.Import(t.Context(), "app", bytes.NewReader(app("x").OCI()), nil); err != nil {
 		t.Fatal(err)
 	}
-	foreign := []string{"images/notes", "names/NOTES", "names/link:latest", "templates/x"}
+	foreign := []string{"data/notes", "links/NOTES", "links/link:latest", "templates/x"}
 	for _, f := range foreign[:2] {
 		if err := os.WriteFile(filepath.Join(dir, f), nil, 0o600); err != nil {
 			t.Fatal(err)

@@ -20,22 +20,71 @@ import (
 
 // Import reads an image from r, recognises it, and makes it durable under name before it returns.
 func (s *Store) Import(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error) {
-	ref, err := ParseName(name)
+	key, err := ParseName(name)
 	if err != nil {
 		return image.Image{}, err
 	}
+	repo, tag := splitTag(key)
+	return s.put(ctx, "import", target{key: shortRepo(repo) + ":" + tag}, &source{ctx: ctx, r: r, progress: progress})
+}
+
+// PutOptions say what is known of content that is put into the store.
+type PutOptions struct {
+	Origin   Origin
+	Total    int64                          // bytes that will be read; 0 or less when that is not known
+	Progress func(phase string, done int64) // may be nil; done counts the bytes read
+	Accept   func(id string) error          // may be nil; asked before anything is visible whether this is what was wanted
+}
+
+// Phases that Put reports.
+const (
+	PhaseDownload = "downloading"
+	PhaseUnpack   = "unpacking"
+	PhaseConvert  = "converting"
+)
+
+// Put is Import for content that was fetched: it gets exactly the key given, and its origin is remembered. Content that
+// is here already is named and not stored again. r is read to its end, and an error it ends with is returned as it is.
+func (s *Store) Put(ctx context.Context, key string, r io.Reader, o PutOptions) (image.Image, error) {
+	if err := CheckKey(key); err != nil {
+		return image.Image{}, err
+	}
+	src := &source{ctx: ctx, r: r}
+	t := target{key: key, origin: o.Origin, accept: o.Accept, total: o.Total}
+	if o.Progress != nil {
+		src.progress = func(n int64) { o.Progress(PhaseDownload, n) }
+		t.phase = func(phase string) { o.Progress(phase, src.read) }
+	}
+	return s.put(ctx, "store", t, src)
+}
+
+// target is where content goes.
+type target struct {
+	key    string
+	origin Origin // zero: it was imported here
+	accept func(id string) error
+	phase  func(string)
+	total  int64
+}
+
+func (t target) enter(phase string) {
+	if t.phase != nil {
+		t.phase(phase)
+	}
+}
+
+func (s *Store) put(ctx context.Context, verb string, t target, src *source) (image.Image, error) {
 	if err := s.Open(ctx); err != nil {
 		return image.Image{}, err
 	}
-	src := &source{ctx: ctx, r: r, progress: progress}
-	rec, err := s.take(ctx, ref, src)
+	rec, err := s.take(ctx, t, src)
 	switch {
 	case src.failed != nil: // what the parsers made of the missing bytes does not matter
-		return image.Image{}, fmt.Errorf("import image %s: read it: %w", ref, src.failed)
+		return image.Image{}, fmt.Errorf("%s image %s: read it: %w", verb, t.key, src.failed)
 	case err != nil:
-		return image.Image{}, fmt.Errorf("import image %s: %w", ref, full(err))
+		return image.Image{}, fmt.Errorf("%s image %s: %w", verb, t.key, full(err))
 	}
-	return rec.image(ref), nil
+	return s.describe(rec, t.key), nil
 }
 
 // source counts what is read and remembers an error of the reader itself, so that it is not mistaken for bad content.
@@ -64,7 +113,7 @@ func (s *source) Read(p []byte) (int, error) {
 }
 
 // take does the work of an import in a temporary folder and publishes the result.
-func (s *Store) take(ctx context.Context, name string, src io.Reader) (rec record, err error) {
+func (s *Store) take(ctx context.Context, t target, src *source) (rec record, err error) {
 	work, err := s.newWork()
 	if err != nil {
 		return record{}, err
@@ -87,14 +136,24 @@ func (s *Store) take(ctx context.Context, name string, src io.Reader) (rec recor
 	if err != nil {
 		return record{}, err
 	}
+	if t.total > room {
+		return record{}, errdefs.Exhaustedf("the image has %s, and the disk of the image store has room for %s; `cocoon image rm` frees some", human(t.total), human(room))
+	}
 	var b builder
 	if oci.IsArchive(head) {
-		b, err = s.readArchive(ctx, work, name, in, s.archiveLimits(room))
+		b, err = s.readArchive(ctx, work, t.key, in, s.archiveLimits(room))
 	} else {
 		b, err = s.readDisk(work, append([]byte(nil), head...), in, room)
 	}
 	if err == nil {
-		rec, err = s.publish(ctx, work, name, b)
+		_, err = io.Copy(io.Discard, src) // to its end: a reader that checks a digest says so there
+	}
+	if err == nil && t.accept != nil {
+		err = t.accept(digest(b.hex))
+	}
+	if err == nil {
+		t.enter(PhaseUnpack)
+		rec, err = s.publish(ctx, work, t, b)
 	}
 	if errdefs.Is(err, errdefs.ResourceExhausted) {
 		err = fmt.Errorf("%w (the disk of the image store had room for %s)", err, human(room))
@@ -125,7 +184,7 @@ type builder struct {
 
 // publish makes content and name visible, durable, in an order that a crash at any point leaves either all or, after
 // the next sweep, nothing.
-func (s *Store) publish(ctx context.Context, work *workdir, name string, b builder) (record, error) {
+func (s *Store) publish(ctx context.Context, work *workdir, t target, b builder) (record, error) {
 	for try := 0; ; try++ {
 		out := work.join("out")
 		built := try > 0 || !s.intact(b.hex)
@@ -134,7 +193,7 @@ func (s *Store) publish(ctx context.Context, work *workdir, name string, b build
 				return record{}, err
 			}
 		}
-		rec, err := s.place(work, out, built, name, b.hex)
+		rec, err := s.place(work, out, built, t, b.hex)
 		if try == 0 && !built && errdefs.IsNotFound(err) {
 			continue // removed between looking and locking
 		}
@@ -162,13 +221,13 @@ func (s *Store) buildInto(ctx context.Context, out string, b builder) error {
 	return rec.write(out)
 }
 
-func (s *Store) place(work *workdir, out string, built bool, name, hex string) (record, error) {
+func (s *Store) place(work *workdir, out string, built bool, t target, hex string) (record, error) {
 	unlock, err := s.lock(exclusive)
 	if err != nil {
 		return record{}, err
 	}
 	defer unlock()
-	dir := s.path("images", hex)
+	dir := s.path("data", hex)
 	if !s.intact(hex) {
 		if !built {
 			return record{}, notFound(digest(hex))
@@ -184,11 +243,24 @@ func (s *Store) place(work *workdir, out string, built bool, name, hex string) (
 			return record{}, err
 		}
 	}
-	if err := s.setName(work.path, name, hex); err != nil {
+	// The origin comes before the name: a crash between the two leaves one that means nothing, while a name that lost
+	// its origin would pass for an image that was imported here.
+	if !t.origin.IsZero() {
+		if err := s.setOrigin(work, t.key, hex, t.origin); err != nil {
+			return record{}, err
+		}
+	}
+	if err := s.setName(work.path, t.key, hex); err != nil {
 		return record{}, err
+	}
+	if t.origin.IsZero() {
+		if err := s.dropOrigin(t.key); err != nil {
+			return record{}, err
+		}
 	}
 	if err := s.claim(hex); err != nil {
 		return record{}, err
 	}
+	s.Touch(digest(hex))
 	return s.load(hex)
 }

@@ -38,9 +38,12 @@ type Config struct {
 // Store implements image.Store. Its folder:
 //
 //	lock                    taken exclusively for every change of names, shared while a temporary folder is made
-//	images/<sha256>/        one image: image.json and rootfs.ext4, disk.raw or disk.qcow2; never changed, only removed
-//	images/<sha256>/unclaimed  it goes unless a name refers to it: an import or a removal is not finished
-//	names/<name>            link to ../images/<sha256>; slashes of the name are written as %
+//	data/<sha256>/          one image: image.json and rootfs.ext4, disk.raw or disk.qcow2; never changed, only removed
+//	data/<sha256>/unclaimed it goes unless a name refers to it: an import or a removal is not finished
+//	data/<sha256>/used      empty; its time is when the image was used last
+//	links/<name>            link to ../data/<sha256>; slashes of the name are written as %
+//	origins/<name>.json     where the content of the name was fetched from
+//	layers/<key>/           one layer that the records of container images name
 //	templates/ext4-<bytes>  empty file systems on which writable layers of container images stand
 //	tmp/<random>/           work in progress, locked by who does it
 type Store struct {
@@ -48,6 +51,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	opened bool
+	seen   sync.Map // path → true: strange files that the log knows
 }
 
 const defaultMaxDisk = 16 << 40
@@ -84,7 +88,7 @@ func (s *Store) Open(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	for _, d := range []string{s.path(), s.path("images"), s.path("names"), s.path("templates"), s.path("tmp")} {
+	for _, d := range []string{s.path(), s.path("data"), s.path("links"), s.path("origins"), s.path("layers"), s.path("templates"), s.path("tmp")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return fmt.Errorf("open the image store: %w", full(err))
 		}
@@ -113,7 +117,7 @@ func (s *Store) Get(ctx context.Context, ref string) (image.Image, error) {
 	if err != nil {
 		return image.Image{}, err
 	}
-	return rec.image(r.name), nil
+	return s.describe(rec, r.name), nil
 }
 
 // List returns one entry for each name.
@@ -135,7 +139,7 @@ func (s *Store) List(ctx context.Context) ([]image.Image, error) {
 			s.cfg.Log.Warn("image record unreadable", "image", n.name, "err", err)
 			continue
 		}
-		out = append(out, rec.image(n.name))
+		out = append(out, s.describe(rec, n.name))
 	}
 	return out, ctx.Err()
 }
@@ -205,7 +209,7 @@ func (s *Store) collect(inUse func(string) bool) (freed int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	dirs, err := os.ReadDir(s.path("images"))
+	dirs, err := os.ReadDir(s.path("data"))
 	if err != nil {
 		return 0, fmt.Errorf("list images: %w", err)
 	}
@@ -214,8 +218,8 @@ func (s *Store) collect(inUse func(string) bool) (freed int64, err error) {
 		if !isHex(hex) || slices.ContainsFunc(names, func(n named) bool { return n.hex == hex }) || used(inUse, hex) {
 			continue
 		}
-		size := onDisk(s.path("images", hex))
-		if err := s.discard(s.path("images", hex)); err != nil {
+		size := onDisk(s.path("data", hex))
+		if err := s.discard(s.path("data", hex)); err != nil {
 			return freed, err
 		}
 		freed += size
@@ -242,25 +246,54 @@ func (s *Store) resolve(ref string) (reference, error) {
 	if hex, ok := strings.CutPrefix(ref, "sha256:"); ok {
 		return s.byPrefix(ref, hex)
 	}
-	name, err := ParseName(ref)
+	w, err := parseRef(ref)
 	if err != nil {
 		return reference{}, err
 	}
-	hex, err := s.readName(name)
-	if err == nil {
-		return reference{name: name, hex: hex}, nil
+	if w.digest != "" {
+		return s.byDigest(w)
 	}
-	if errdefs.IsNotFound(err) && isHexPrefix(ref) {
+	for _, key := range w.keys() {
+		hex, err := s.readName(key)
+		if err == nil {
+			return reference{name: key, hex: hex}, nil
+		}
+		if !errdefs.IsNotFound(err) {
+			return reference{}, err
+		}
+	}
+	if isHexPrefix(ref) {
 		return s.byPrefix(ref, ref)
 	}
-	return reference{}, err
+	return reference{}, notFound(ref)
+}
+
+// byDigest finds name@sha256:<hex>: the image that was pulled by exactly that, or one of the name whose content, or
+// whose manifest in the registry, has the digest.
+func (s *Store) byDigest(w wanted) (reference, error) {
+	for _, repo := range w.repos {
+		key := repo + "@" + w.digest
+		if hex, err := s.readName(key); err == nil {
+			return reference{name: key, hex: hex}, nil
+		}
+	}
+	all, err := s.names()
+	if err != nil {
+		return reference{}, err
+	}
+	for _, n := range all {
+		if w.repository(n.name) && (digest(n.hex) == w.digest || s.origin(n.name, n.hex).Digest == w.digest) {
+			return reference{name: n.name, hex: n.hex}, nil
+		}
+	}
+	return reference{}, notFound(w.ref)
 }
 
 func (s *Store) byPrefix(ref, hex string) (reference, error) {
 	if !isHexPrefix(hex) {
 		return reference{}, errdefs.Invalidf("image id %q: %d to 64 hexadecimal digits are needed after sha256:", ref, minPrefix)
 	}
-	dirs, err := os.ReadDir(s.path("images"))
+	dirs, err := os.ReadDir(s.path("data"))
 	if err != nil {
 		return reference{}, fmt.Errorf("list images: %w", err)
 	}

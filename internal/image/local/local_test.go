@@ -134,7 +134,7 @@ func TestBadContentIsOneClearSentence(t *testing.T) {
 			if left := leftovers(t, dir); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
 			}
-			if files, _ := filepath.Glob(filepath.Join(dir, "images", "*")); len(files) > 0 {
+			if files, _ := filepath.Glob(filepath.Join(dir, "data", "*")); len(files) > 0 {
 				t.Errorf("left behind: %v", files)
 			}
 		})

@@ -68,11 +68,12 @@ func ParseName(name string) (string, error) {
 // named is one name and the content it refers to.
 type named struct{ name, hex string }
 
-func (s *Store) namePath(name string) string {
-	return s.path("names", strings.ReplaceAll(name, "/", "%"))
-}
+// escape makes a key the name of a file.
+func escape(key string) string { return strings.ReplaceAll(key, "/", "%") }
 
-const linkPrefix = "../images/"
+func (s *Store) namePath(name string) string { return s.path("links", escape(name)) }
+
+const linkPrefix = "../data/"
 
 // readName returns the content a name refers to. A link to content that is not there is no name.
 func (s *Store) readName(name string) (string, error) {
@@ -93,25 +94,42 @@ func (s *Store) readName(name string) (string, error) {
 	return hex, nil
 }
 
-// names returns every name that refers to content, sorted.
+// names returns every name that refers to content, sorted. What is no link of ours is left alone and named in the log,
+// once.
 func (s *Store) names() ([]named, error) {
-	entries, err := os.ReadDir(s.path("names"))
+	entries, err := os.ReadDir(s.path("links"))
 	if err != nil {
 		return nil, fmt.Errorf("list image names: %w", err)
 	}
 	var out []named
 	for _, e := range entries {
-		plain := strings.ReplaceAll(e.Name(), "%", "/")
-		name, err := ParseName(plain)
-		if err != nil || name != plain || e.Type() != fs.ModeSymlink {
-			continue // not ours
+		name := strings.ReplaceAll(e.Name(), "%", "/")
+		if CheckKey(name) != nil || e.Type() != fs.ModeSymlink {
+			s.strange("links", e.Name(), "it is no link of an image name")
+			continue
 		}
-		if hex, err := s.readName(name); err == nil {
+		hex, err := s.readName(name)
+		switch {
+		case err == nil:
 			out = append(out, named{name, hex})
+		case errdefs.IsNotFound(err):
+			if _, gone := os.Lstat(s.namePath(name)); gone == nil {
+				s.strange("links", e.Name(), "the content that it names is gone")
+			}
+		default:
+			s.strange("links", e.Name(), "it leads out of the store")
 		}
 	}
 	slices.SortFunc(out, func(a, b named) int { return cmp.Compare(a.name, b.name) })
 	return out, nil
+}
+
+// strange logs, once, something in the store's folder that is left alone.
+func (s *Store) strange(dir, name, why string) {
+	path := s.path(dir, name)
+	if _, known := s.seen.LoadOrStore(path, true); !known {
+		s.cfg.Log.Warn("something in the image store is left alone", "path", path, "err", why)
+	}
 }
 
 // setName points name at content, replacing what it pointed at. tmp is the caller's temporary folder.
@@ -127,4 +145,4 @@ func (s *Store) setName(tmp, name, hex string) error {
 	return s.syncNames()
 }
 
-func (s *Store) syncNames() error { return atomicfile.SyncDir(s.path("names")) }
+func (s *Store) syncNames() error { return atomicfile.SyncDir(s.path("links")) }

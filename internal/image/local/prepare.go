@@ -37,12 +37,12 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 	if err != nil {
 		return image.Rootfs{}, fmt.Errorf("prepare disks: %w", err)
 	}
-	rec, err := s.load(strings.TrimPrefix(img.ID, "sha256:"))
+	rec, err := s.use(img.ID)
 	if err != nil {
 		return image.Rootfs{}, err
 	}
 	base := vm.Disk{
-		Path: s.path("images", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true,
+		Path: s.path("data", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true,
 		Serial: image.SerialRoot, Role: vm.RoleLayer,
 	}
 	if rec.Type == vm.ImageOCI {

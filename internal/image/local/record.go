@@ -7,21 +7,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// File names inside images/<sha256>/.
+// File names inside data/<sha256>/.
 const (
 	recordFile    = "image.json"
 	rootfsFile    = "rootfs.ext4"
 	rawFile       = "disk.raw"
 	qcow2File     = "disk.qcow2"
 	unclaimedFile = "unclaimed"
+	usedFile      = "used" // empty; its time of modification is when the image was used last
 )
 
 const recordVersion = 1
@@ -39,15 +40,12 @@ type record struct {
 	CreatedAt   time.Time     `json:"created_at"`
 	Process     vm.Process    `json:"config,omitzero"`
 	Arch        string        `json:"arch,omitempty"`
-}
-
-func (r record) image(name string) image.Image {
-	return image.Image{ID: r.ID, Name: name, Type: r.Type, Size: r.Size, CreatedAt: r.CreatedAt, Config: r.Process, Arch: r.Arch}
+	Layers      []string      `json:"layers,omitempty"` // folders in layers/ that it stands on, the lowest first
 }
 
 // load reads the record of content. NotFound when there is no such content.
 func (s *Store) load(hex string) (record, error) {
-	path := s.path("images", hex, recordFile)
+	path := s.path("data", hex, recordFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, notFound(digest(hex))
@@ -71,7 +69,7 @@ func (s *Store) intact(hex string) bool {
 	if err != nil {
 		return false
 	}
-	info, err := os.Stat(s.path("images", hex, r.File))
+	info, err := os.Stat(s.path("data", hex, r.File))
 	return err == nil && info.Size() == r.Length
 }
 
@@ -92,4 +90,29 @@ func onDisk(dir string) (sum int64) {
 		}
 	}
 	return sum
+}
+
+// use loads the record of content that is about to be used, and notes that. The lock keeps a collection from taking it
+// between asking whether it is in use and removing it: a caller that said before that it uses the image has it.
+func (s *Store) use(id string) (record, error) {
+	hex, ok := hexOf(id)
+	if !ok {
+		return record{}, notFound(id)
+	}
+	unlock, err := s.lock(shared)
+	if err != nil {
+		return record{}, err
+	}
+	defer unlock()
+	rec, err := s.load(hex)
+	if err == nil {
+		s.Touch(rec.ID)
+	}
+	return rec, err
+}
+
+// hexOf takes an id apart.
+func hexOf(id string) (hex string, ok bool) {
+	hex = strings.TrimPrefix(id, "sha256:")
+	return hex, isHex(hex)
 }

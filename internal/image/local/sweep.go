@@ -50,12 +50,12 @@ func (w *workdir) close() error {
 
 // unclaim marks content to be removed unless a name refers to it.
 func (s *Store) unclaim(hex string) error {
-	path := s.path("images", hex, unclaimedFile)
+	path := s.path("data", hex, unclaimedFile)
 	return full(atomicfile.WriteFile(path, nil, 0o600))
 }
 
 func (s *Store) claim(hex string) error {
-	if err := os.Remove(s.path("images", hex, unclaimedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(s.path("data", hex, unclaimedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("claim image: %w", err)
 	}
 	return nil
@@ -92,7 +92,7 @@ func (s *Store) sweep() error {
 	if err != nil {
 		return err
 	}
-	marked, err := filepath.Glob(s.path("images", "*", unclaimedFile))
+	marked, err := filepath.Glob(s.path("data", "*", unclaimedFile))
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (s *Store) sweep() error {
 		if slices.ContainsFunc(names, func(n named) bool { return n.hex == hex }) {
 			err = s.claim(hex)
 		} else {
-			err = s.discard(s.path("images", hex))
+			err = s.discard(s.path("data", hex))
 		}
 		if err != nil {
 			return err
@@ -140,4 +140,53 @@ func (s *Store) sweepTemporary() error {
 		}
 	}
 	return nil
+}
+
+// pin keeps the layers of the given keys from being collected as long as the temporary folder is there, also those that
+// do not exist yet: an import pins what it needs first and looks what there is of it then. Records that name the layers
+// take over when they are in place.
+func (s *Store) pin(w *workdir, keys ...string) error {
+	unlock, err := s.lock(shared)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := os.MkdirAll(w.join(pinDir), 0o700); err != nil {
+		return fmt.Errorf("pin layers: %w", full(err))
+	}
+	for _, k := range keys {
+		if err := os.WriteFile(filepath.Join(w.join(pinDir), k), nil, 0o600); err != nil {
+			return fmt.Errorf("pin layers: %w", full(err))
+		}
+	}
+	return nil
+}
+
+const pinDir = "pins" // in a temporary folder: empty files called as the layers that its owner needs
+
+// usedLayers returns the keys of all layers that a record or an unfinished import names.
+// Preconditions: the exclusive lock is held.
+func (s *Store) usedLayers() (map[string]bool, error) {
+	keep := map[string]bool{}
+	dirs, err := os.ReadDir(s.path("data"))
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	for _, d := range dirs {
+		if !isHex(d.Name()) {
+			continue
+		}
+		rec, err := s.load(d.Name())
+		if err != nil {
+			return nil, fmt.Errorf("which layers are needed is not known: %w", err)
+		}
+		for _, k := range rec.Layers {
+			keep[k] = true
+		}
+	}
+	pins, err := filepath.Glob(s.path("tmp", "*", pinDir, "*"))
+	for _, p := range pins {
+		keep[filepath.Base(p)] = true
+	}
+	return keep, err
 }

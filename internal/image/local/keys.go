@@ -1,0 +1,121 @@
+package local
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// maxKey keeps a key, escaped and with a suffix, a legal file name.
+const maxKey = 240
+
+var (
+	keyPartRE = regexp.MustCompile(`^[A-Za-z0-9._~+=,:-]+$`)
+	digestRE  = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+// CheckKey says whether key can name an image here. Keys are wider than the names of Import: a tag is not needed, a
+// digest (repo@sha256:<hex>) is possible, and so are the characters of web addresses; a percent sign is not, because
+// that is how a slash is written in the name of a link.
+// Errors: InvalidArgument that says what is wrong.
+func CheckKey(key string) error {
+	repo, digest, has := strings.Cut(key, "@")
+	switch {
+	case key == "":
+		return errdefs.Invalidf("an image needs a name")
+	case len(key) > maxKey:
+		return errdefs.Invalidf("the image name %.40q… has %d characters; at most %d are allowed", key, len(key), maxKey)
+	case has && !digestRE.MatchString(digest):
+		return badDigest(key, digest)
+	}
+	for i, p := range strings.Split(repo, "/") {
+		if !keyPartRE.MatchString(p) || p == "." || p == ".." || i == 0 && strings.ContainsRune(".-:", rune(p[0])) {
+			return errdefs.Invalidf("the image name %q has the part %q; letters, digits and ._~+=,:- are allowed, neither . nor .. alone, and no . or - at the start", key, p)
+		}
+	}
+	return nil
+}
+
+func badDigest(ref, digest string) error {
+	return errdefs.Invalidf("the image name %q demands the digest %q; only sha256: and 64 lower-case hexadecimal digits are known", ref, digest)
+}
+
+// wanted is a reference by name, taken apart.
+type wanted struct {
+	ref    string
+	repos  []string // the same repository as people may have written it, the likeliest first
+	tag    string   // "" when none was given
+	digest string   // sha256:<hex>; "" when none was demanded
+}
+
+// vmPrefixes only say that an image is one for VMs. The store does not keep them.
+var vmPrefixes = []string{"virtlet.cloud/", "cocoon.cocoonstack.io/"}
+
+// hubPrefixes all mean the registry whose name people leave out.
+var hubPrefixes = []string{"docker.io/", "index.docker.io/", "registry-1.docker.io/"}
+
+func parseRef(ref string) (wanted, error) {
+	w := wanted{ref: ref}
+	base, digest, has := strings.Cut(ref, "@")
+	if has {
+		if !digestRE.MatchString(digest) {
+			return wanted{}, badDigest(ref, digest)
+		}
+		w.digest = digest
+	}
+	if err := CheckKey(base); err != nil {
+		return wanted{}, err
+	}
+	var repo string
+	repo, w.tag = splitTag(base)
+	for _, r := range []string{repo, shortRepo(repo)} {
+		if !slices.Contains(w.repos, r) {
+			w.repos = append(w.repos, r)
+		}
+	}
+	return w, nil
+}
+
+// splitTag takes the tag off a name. The colon of a port is followed by a slash somewhere, that of a tag is not.
+func splitTag(name string) (repo, tag string) {
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		return name[:i], name[i+1:]
+	}
+	return name, ""
+}
+
+// shortRepo is a repository as the store's keys have it: docker.io/library/x, library/x and virtlet.cloud/x are x.
+func shortRepo(repo string) string {
+	for _, p := range slices.Concat(vmPrefixes, hubPrefixes) {
+		if rest, ok := strings.CutPrefix(repo, p); ok && rest != "" {
+			repo = rest
+			break
+		}
+	}
+	if rest, ok := strings.CutPrefix(repo, "library/"); ok && rest != "" && !strings.Contains(rest, "/") {
+		return rest
+	}
+	return repo
+}
+
+// keys are the links that a reference without a digest may mean, the first that is there being it. Images of web
+// addresses have keys without a tag, and any tag means them.
+func (w wanted) keys() (out []string) {
+	tag := w.tag
+	if tag == "" {
+		tag = DefaultTag
+	}
+	for _, r := range w.repos {
+		out = append(out, r+":"+tag)
+	}
+	return append(out, w.repos...)
+}
+
+// repository reports whether key is one of the repository that is wanted, and of the tag if one is.
+func (w wanted) repository(key string) bool {
+	base, _, pinned := strings.Cut(key, "@")
+	repo, tag := splitTag(base)
+	return slices.Contains(w.repos, repo) && (w.tag == "" || tag == "" || tag == w.tag) && !pinned
+}

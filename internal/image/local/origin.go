@@ -1,0 +1,158 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+)
+
+// Origin is where the content of a name was fetched from, so that the next pull can ask whether there is something newer.
+type Origin struct {
+	URL          string    `json:"url,omitempty"` // without credentials
+	ETag         string    `json:"etag,omitempty"`
+	LastModified string    `json:"last_modified,omitempty"`
+	Digest       string    `json:"digest,omitempty"` // of the registry's manifest or index, sha256:<hex>
+	FetchedAt    time.Time `json:"fetched_at,omitzero"`
+}
+
+// IsZero reports whether nothing is known: the image was imported here.
+func (o Origin) IsZero() bool { return o == Origin{} }
+
+// originFile is origins/<name>.json. It is written before its name moves, so it may speak of content that the name does
+// not refer to (yet, or any more): then it means nothing.
+type originFile struct {
+	Version int    `json:"version"`
+	ID      string `json:"id"` // of the content it belongs to
+	Origin
+}
+
+const originVersion = 1
+
+func (s *Store) originPath(key string) string { return s.path("origins", escape(key)+".json") }
+
+// Origin returns the image of exactly this key, and where it came from: the zero Origin when it was imported here.
+// Errors: NotFound when there is no such key.
+func (s *Store) Origin(ctx context.Context, key string) (Origin, image.Image, error) {
+	if err := s.Open(ctx); err != nil {
+		return Origin{}, image.Image{}, err
+	}
+	if err := CheckKey(key); err != nil {
+		return Origin{}, image.Image{}, err
+	}
+	hex, err := s.readName(key)
+	if err != nil {
+		return Origin{}, image.Image{}, err
+	}
+	rec, err := s.load(hex)
+	if err != nil {
+		return Origin{}, image.Image{}, err
+	}
+	return s.origin(key, hex), s.describe(rec, key), nil
+}
+
+// origin returns what is known of where a name's content came from. A file that cannot be read is no reason to lose an
+// image: at worst it is fetched anew.
+func (s *Store) origin(key, hex string) Origin {
+	if key == "" {
+		return Origin{}
+	}
+	data, err := os.ReadFile(s.originPath(key))
+	if err != nil {
+		return Origin{}
+	}
+	var f originFile
+	if err := json.Unmarshal(data, &f); err != nil || f.Version != originVersion || f.ID != digest(hex) {
+		return Origin{}
+	}
+	return f.Origin
+}
+
+// setOrigin records where the content came from, before a name is pointed at it.
+// Preconditions: the exclusive lock is held.
+func (s *Store) setOrigin(work *workdir, key, hex string, o Origin) error {
+	data, err := json.Marshal(originFile{Version: originVersion, ID: digest(hex), Origin: o})
+	if err != nil {
+		return fmt.Errorf("encode the origin of image %s: %w", key, err)
+	}
+	tmp := work.join("origin")
+	if err := atomicfile.WriteFile(tmp, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	return atomicfile.Rename(tmp, s.originPath(key))
+}
+
+func (s *Store) dropOrigin(key string) error {
+	if err := os.Remove(s.originPath(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("forget the origin of image %s: %w", key, err)
+	}
+	return nil
+}
+
+// Touch notes that the image was used now. It does not sync: losing a note makes an image look older than it is, and
+// that is all.
+func (s *Store) Touch(id string) {
+	hex, ok := hexOf(id)
+	if !ok {
+		return
+	}
+	now := time.Now()
+	path := s.path("data", hex, usedFile)
+	if err := os.Chtimes(path, now, now); errors.Is(err, fs.ErrNotExist) {
+		if f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
+			f.Close()
+		}
+	}
+}
+
+// usedAt is when content was touched last, or made.
+func (s *Store) usedAt(rec record) time.Time {
+	hex, _ := hexOf(rec.ID)
+	if info, err := os.Stat(s.path("data", hex, usedFile)); err == nil {
+		return info.ModTime().UTC().Truncate(time.Millisecond)
+	}
+	return rec.CreatedAt
+}
+
+// describe is the image of a record under one of its names.
+func (s *Store) describe(rec record, name string) image.Image {
+	hex, _ := hexOf(rec.ID)
+	o := s.origin(name, hex)
+	return image.Image{
+		ID: rec.ID, Name: name, Type: rec.Type, Size: rec.Size, CreatedAt: rec.CreatedAt, Config: rec.Process, Arch: rec.Arch,
+		Digest: o.Digest, Source: o.URL, UsedAt: s.usedAt(rec),
+	}
+}
+
+// Link gives content that is here already another name, or a name that it has another origin.
+// Errors: NotFound when the content is not here (any more).
+func (s *Store) Link(ctx context.Context, key, id string, o Origin) (img image.Image, err error) {
+	if err := CheckKey(key); err != nil {
+		return image.Image{}, err
+	}
+	hex, ok := hexOf(id)
+	if !ok {
+		return image.Image{}, errdefs.Invalidf("%q is no image id; sha256: and 64 hexadecimal digits are needed", id)
+	}
+	if err := s.Open(ctx); err != nil {
+		return image.Image{}, err
+	}
+	work, err := s.newWork()
+	if err != nil {
+		return image.Image{}, err
+	}
+	defer func() { err = errors.Join(err, work.close()) }()
+	rec, err := s.place(work, filepath.Join(work.path, "out"), false, target{key: key, origin: o}, hex)
+	if err != nil {
+		return image.Image{}, fmt.Errorf("name image %s: %w", key, full(err))
+	}
+	return s.describe(rec, key), nil
+}
