@@ -34,6 +34,10 @@ guest: ## guest kernel and initramfs into bin/guest (cached by content)
 demo-image: guest
 	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
 
+.PHONY: cloudimg
+cloudimg: ## a small cloud image for the tests into bin/cloudimg.qcow2 (the first build takes some minutes, then it is cached)
+	@guest/cloudimg/build.sh $(BIN)/cloudimg.qcow2
+
 .PHONY: control-plane
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
 	@mkdir -p $(BIN)
@@ -47,7 +51,7 @@ check: lint tidy-check generate-check test-arch ## format, vet, lint, layers, do
 lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
-	@shellcheck .ci/run guest/*.sh cmd/cocoon-up/*.sh hack/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments

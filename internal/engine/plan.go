@@ -102,9 +102,13 @@ func names[T any](m map[string]T) string {
 
 // planOf is what the driver gets to start the VM of r.
 func planOf(r vm.Record, dir string) hypervisor.Plan {
+	port := guest.PortCocoon
+	if r.ImageType != vm.ImageOCI {
+		port = guest.PortQEMU
+	}
 	return hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
-		Boot: r.Boot, Disks: r.Disks, NICs: r.NICs, Agent: r.ImageType == vm.ImageOCI, Dir: dir,
+		Boot: r.Boot, Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
 }
 

@@ -13,6 +13,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// Names of the virtio-serial ports at which agents are found.
+const (
+	PortCocoon = "cocoon.agent"           // our own, in OCI guests
+	PortQEMU   = "org.qemu.guest_agent.0" // qemu-guest-agent, in disk guests that have it
+)
+
 // Dial opens the raw stream to the guest; hypervisor.GuestDialer provides it.
 type Dial func(ctx context.Context) (net.Conn, error)
 

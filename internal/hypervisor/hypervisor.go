@@ -102,7 +102,7 @@ type Plan struct {
 	Boot   vm.Boot
 	Disks  []vm.Disk
 	NICs   []vm.NIC
-	Agent  bool   // give the guest a channel for our agent
+	Agent  string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
 	Dir    string // runtime folder of this VM: sockets, pid file, console log
 }
 
@@ -124,7 +124,7 @@ type ConsoleOpener interface {
 	ConsoleLog() string
 }
 
-// GuestDialer is the ability to reach our agent in the guest. The stream is raw; package guest speaks on it.
+// GuestDialer is the ability to reach the agent in the guest, at the port that the plan named. The stream is raw; package guest speaks on it.
 type GuestDialer interface {
 	DialGuest(ctx context.Context) (net.Conn, error)
 }

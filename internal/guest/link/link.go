@@ -10,10 +10,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/crc32"
+
+	"cocoonstack.io/cocoon/internal/guest"
 )
 
 // PortName is the name of the virtio-serial port that the agent serves.
-const PortName = "cocoon.agent"
+const PortName = guest.PortCocoon
 
 // kind is what a frame says.
 type kind byte

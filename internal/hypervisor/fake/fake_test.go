@@ -26,7 +26,7 @@ func echo(context.Context, hypervisor.Plan) (net.Conn, error) {
 }
 
 func plan(t testing.TB) hypervisor.Plan {
-	return hypervisor.Plan{ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 128 << 20, Agent: true, Dir: t.TempDir()}
+	return hypervisor.Plan{ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 128 << 20, Agent: "cocoon.agent", Dir: t.TempDir()}
 }
 
 func host(t testing.TB, dir string) *Host {

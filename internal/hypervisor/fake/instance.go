@@ -187,7 +187,7 @@ func (i *Instance) DialGuest(ctx context.Context) (net.Conn, error) {
 	if err := i.usable(ctx, OpDial); err != nil {
 		return nil, err
 	}
-	if i.d.cfg.Guest == nil || !i.v.Plan.Agent {
+	if i.d.cfg.Guest == nil || i.v.Plan.Agent == "" {
 		return nil, errdefs.Unavailablef("fake VM %s has no agent", i.v.Plan.ID)
 	}
 	conn, err := i.d.cfg.Guest(ctx, i.v.Plan)

@@ -22,6 +22,7 @@ const (
 	maxDisks    = (slotPorts - slotDisks) * 8
 	maxPorts    = 8 * 8
 	maxBacking  = 16
+	maxPortName = 64
 	firstFileFd = 3 // 0, 1 and 2 are stdin, stdout and stderr
 )
 
@@ -71,9 +72,6 @@ const (
 	varsFile      = "efivars.fd"
 )
 
-// agentPort is the name by which our agent finds its virtio-serial port.
-const agentPort = "cocoon.agent"
-
 // build turns a plan into a command line. It is pure: same plan and facts, same command.
 func build(p hypervisor.Plan, f facts) (command, error) {
 	if err := check(p); err != nil {
@@ -109,6 +107,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has %d disks; at most %d are possible", p.Name, len(p.Disks), maxDisks)
 	case len(p.NICs) > maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces; at most %d are possible", p.Name, len(p.NICs), maxPorts)
+	case len(p.Agent) > maxPortName:
+		return errdefs.Invalidf("VM %s: the agent's port name %q is longer than %d bytes", p.Name, p.Agent, maxPortName)
 	case p.Boot.Kernel == "" && len(p.Disks) == 0:
 		return errdefs.Invalidf("VM %s has neither a kernel nor a disk to boot from", p.Name)
 	}
@@ -248,13 +248,13 @@ func fileNode(path string, readOnly bool) props {
 	return props{"driver": "file", "filename": path, "read-only": readOnly, "discard": "unmap"}
 }
 
-// channels are the ways in from the host: QMP, the serial console and our agent's port.
+// channels are the ways in from the host: QMP, the serial console and the port of the guest's agent.
 func (c *command) channels(p hypervisor.Plan) {
 	c.socket("qmp", qmpSocket, "")
 	c.add("-mon", "chardev=qmp,mode=control")
 	c.socket("console", consoleSocket, ",logappend=on,logfile="+c.fdset(file{kind: fileLog, path: consoleLog}))
 	c.add("-serial", "chardev:console")
-	if p.Agent {
+	if p.Agent != "" {
 		c.socket("agent", agentSocket, "")
 	}
 }
@@ -269,8 +269,8 @@ func (c *command) basics(p hypervisor.Plan) {
 	c.device(props{"driver": "virtio-rng-pci", "rng": "rng", "id": "rng0"}.at(slotBasic, 0))
 	c.device(props{"driver": "virtio-balloon-pci", "id": "balloon0", "deflate-on-oom": true}.at(slotBasic, 1))
 	c.device(props{"driver": "virtio-serial-pci", "id": "serial0", "max_ports": 4}.at(slotBasic, 2))
-	if p.Agent {
-		c.device(props{"driver": "virtserialport", "bus": "serial0.0", "nr": 1, "chardev": "agent", "name": agentPort, "id": "agent0"})
+	if p.Agent != "" {
+		c.device(props{"driver": "virtserialport", "bus": "serial0.0", "nr": 1, "chardev": "agent", "name": p.Agent, "id": "agent0"})
 	}
 }
 

@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func ociPlan() hypervisor.Plan {
 	return hypervisor.Plan{
-		ID: "abcdefghijklmnopqrstuvwxyz", Name: "web-1", CPUs: 2, Memory: 512 << 20, Agent: true, Dir: "/run/vm/x",
+		ID: "abcdefghijklmnopqrstuvwxyz", Name: "web-1", CPUs: 2, Memory: 512 << 20, Agent: "cocoon.agent", Dir: "/run/vm/x",
 		Boot: vm.Boot{Kernel: "/guest/vmlinux", Initrd: "/guest/initrd", Cmdline: "cocoon.root=layer0"},
 		Disks: []vm.Disk{
 			{Path: "/images/layer0", Format: vm.DiskRaw, ReadOnly: true, Serial: "layer0", Role: vm.RoleLayer},
@@ -31,7 +31,7 @@ func ociPlan() hypervisor.Plan {
 
 func diskPlan() hypervisor.Plan {
 	p := ociPlan()
-	p.Agent, p.Boot = false, vm.Boot{Firmware: vm.FirmwareBIOS}
+	p.Agent, p.Boot = "org.qemu.guest_agent.0", vm.Boot{Firmware: vm.FirmwareBIOS}
 	p.Disks = []vm.Disk{
 		{
 			Path: "/vms/x/overlay.qcow2", Format: vm.DiskQCOW2, Serial: "root", Role: vm.RoleCOW,
@@ -137,6 +137,7 @@ func TestBuildRefuses(t *testing.T) {
 		{"too deep", func(p *hypervisor.Plan, _ *facts) { p.Disks[0] = deep }, errdefs.InvalidArgument},
 		{"too many disks", func(p *hypervisor.Plan, _ *facts) { p.Disks = make([]vm.Disk, maxDisks+1) }, errdefs.InvalidArgument},
 		{"firmware", func(p *hypervisor.Plan, _ *facts) { p.Boot = vm.Boot{Firmware: "coreboot"} }, errdefs.InvalidArgument},
+		{"port name", func(p *hypervisor.Plan, _ *facts) { p.Agent = strings.Repeat("x", 65) }, errdefs.InvalidArgument},
 		{"no ovmf", func(p *hypervisor.Plan, f *facts) {
 			p.Boot, f.ovmfCode = vm.Boot{Firmware: vm.FirmwareUEFI}, ""
 		}, errdefs.Unsupported},

@@ -125,7 +125,7 @@ func deepDir(t testing.TB) string {
 
 func (a assets) plan(t testing.TB) hypervisor.Plan {
 	return hypervisor.Plan{
-		ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 128 << 20, Agent: true, Dir: deepDir(t),
+		ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 128 << 20, Agent: "cocoon.agent", Dir: deepDir(t),
 		Boot: vm.Boot{Kernel: a.kernel, Initrd: a.initrd, Cmdline: "rdinit=/testinit"},
 	}
 }
