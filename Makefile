@@ -38,6 +38,11 @@ demo-image: guest
 cloudimg: ## a small cloud image for the tests into bin/cloudimg.qcow2 (the first build takes some minutes, then it is cached)
 	@guest/cloudimg/build.sh $(BIN)/cloudimg.qcow2
 
+.PHONY: origin
+origin: ## the web server and registry of demo and e2e tests
+	@mkdir -p $(BIN)
+	@go build $(GOFLAGS_) -o $(BIN)/origin ./hack/origin
+
 .PHONY: control-plane
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
 	@mkdir -p $(BIN)
@@ -82,11 +87,11 @@ test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-e2e
-test-e2e: build ## a real control plane, real kubectl, real guests
+test-e2e: build origin ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: demo
-demo: build ## a Pod becomes a VM, before your eyes; leaves nothing behind
+demo: build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
 	@hack/demo.sh
 
 .PHONY: up
