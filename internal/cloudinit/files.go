@@ -1,0 +1,75 @@
+package cloudinit
+
+import (
+	"encoding/base64"
+	"fmt"
+	"path"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// File is one file that cloud-init writes when the guest boots for the first time. Its owner is root.
+type File struct {
+	Path string // absolute, in the guest
+	Data []byte
+	Mode uint32 // permission bits; 0 is 0644
+}
+
+// WithFiles returns c with files in it. They go into the user-data when that is a cloud-config; any other document, such
+// as a script, is left as it is and the files go into the vendor-data, which cloud-init reads as well.
+func WithFiles(c vm.CloudInit, files []File) (vm.CloudInit, error) {
+	if len(files) == 0 {
+		return c, nil
+	}
+	var err error
+	switch {
+	case isConfig(c.UserData):
+		c.UserData, err = addFiles("user-data", c.UserData, files)
+	case isConfig(c.VendorData):
+		c.VendorData, err = addFiles("vendor-data", c.VendorData, files)
+	default:
+		err = errdefs.Invalidf("cloud-init: files and environment variables need a #cloud-config as user-data or vendor-data, and both are something else")
+	}
+	return c, err
+}
+
+// AddFiles returns the cloud-config doc ("" is an empty one) with files appended to its write_files.
+func AddFiles(doc string, files []File) (string, error) { return addFiles("the document", doc, files) }
+
+func addFiles(name, doc string, files []File) (string, error) {
+	base, err := parse(name, doc)
+	if err != nil {
+		return "", err
+	}
+	list := &yaml.Node{Kind: yaml.SequenceNode}
+	for _, f := range files {
+		if !path.IsAbs(f.Path) || path.Clean(f.Path) != f.Path || f.Path == "/" || strings.ContainsRune(f.Path, 0) {
+			return "", errdefs.Invalidf("cloud-init: the path of file %q must be absolute, without . and ..", f.Path)
+		}
+		if f.Mode > 0o7777 {
+			return "", errdefs.Invalidf("cloud-init: file %s has mode %o, which is more than permission bits", f.Path, f.Mode)
+		}
+		mode := f.Mode
+		if mode == 0 {
+			mode = 0o644
+		}
+		list.Content = append(list.Content, mapping(
+			"path", f.Path, "encoding", "b64", "permissions", fmt.Sprintf("%04o", mode),
+			"content", base64.StdEncoding.EncodeToString(f.Data)))
+	}
+	over := &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{word("write_files"), list}}
+	return emit(merge(base, over))
+}
+
+// mapping makes a map of keys, which are plain words, and strings.
+func mapping(kv ...string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode}
+	for i := 0; i < len(kv); i += 2 {
+		n.Content = append(n.Content, word(kv[i]), quoted(kv[i+1]))
+	}
+	return n
+}

@@ -1,0 +1,53 @@
+package cloudinit
+
+import "go.yaml.in/yaml/v3"
+
+// Merge returns the cloud-config base with over laid over it, as Virtlet does: maps are merged key by key, lists are
+// appended, anything else in over replaces what base has, and null replaces nothing. "" is an empty document.
+func Merge(base, over string) (string, error) {
+	b, err := parse("the document", base)
+	if err != nil {
+		return "", err
+	}
+	o, err := parse("the document", over)
+	if err != nil {
+		return "", err
+	}
+	return emit(merge(b, o))
+}
+
+// merge returns base with over laid over it. It may change and share both.
+func merge(base, over *yaml.Node) *yaml.Node {
+	switch {
+	case isNull(over):
+		return base
+	case base.Kind == yaml.MappingNode && over.Kind == yaml.MappingNode:
+		at := keysOf(base)
+		for i := 0; i < len(over.Content); i += 2 {
+			key, value := over.Content[i], over.Content[i+1]
+			if j, ok := at[key.Value]; ok {
+				base.Content[j+1] = merge(base.Content[j+1], value)
+				continue
+			}
+			base.Content = append(base.Content, key, value)
+		}
+		return base
+	case base.Kind == yaml.SequenceNode && over.Kind == yaml.SequenceNode:
+		base.Content = append(base.Content, over.Content...)
+		return base
+	}
+	return over
+}
+
+// keysOf says where in n.Content each key of a mapping is.
+func keysOf(n *yaml.Node) map[string]int {
+	at := make(map[string]int, len(n.Content)/2)
+	for i := 0; i < len(n.Content); i += 2 {
+		at[n.Content[i].Value] = i
+	}
+	return at
+}
+
+func isNull(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && n.Style == 0 && n.ShortTag() == "!!null"
+}
