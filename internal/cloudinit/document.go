@@ -210,7 +210,7 @@ func (w *writer) badTag(n *yaml.Node) error {
 
 // bare are strings that may stay without quotes. cloud-init reads YAML 1.1, in which some of them are no strings at all
 // (yes, 22:22): they must stay as they were written. Every other string is a string with quotes as well as without.
-var bare = regexp.MustCompile(`^[A-Za-z0-9_./+-][A-Za-z0-9_./+:@-]*$`)
+var bare = regexp.MustCompile(`^[+-]?[A-Za-z0-9][A-Za-z0-9_./+:@-]*$`)
 
 const quotedStyles = yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
 

@@ -1,0 +1,213 @@
+package seed
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf16"
+
+	"github.com/kdomanski/iso9660"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const id vm.ID = "abcdefghijklmnopqrstuvwxyz"
+
+// read is the image as another implementation reads it: files by path, and the label.
+func read(t *testing.T, img []byte) (map[string]string, string) {
+	t.Helper()
+	i, err := iso9660.OpenImage(bytes.NewReader(img))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := i.RootDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	label, err := i.Label()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	var walk func(dir string, f *iso9660.File)
+	walk = func(dir string, f *iso9660.File) {
+		children, err := f.GetChildren()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range children {
+			name := path.Join(dir, c.Name())
+			if c.IsDir() {
+				walk(name, c)
+				continue
+			}
+			if c.Mode().Perm() != 0o400 {
+				t.Errorf("%s has mode %o", name, c.Mode())
+			}
+			b, err := io.ReadAll(c.Reader())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got[name] = string(b)
+		}
+	}
+	walk("", root)
+	return got, label
+}
+
+func TestAnotherReaderSeesTheSame(t *testing.T) {
+	for label, files := range map[string]map[string][]byte{
+		"cidata": {
+			"meta-data": []byte("a"), "user-data": bytes.Repeat([]byte("x"), 3*sector), "vendor-data": nil,
+			"network-config": bytes.Repeat([]byte("y"), sector+1),
+		},
+		"config-2": {
+			"openstack/latest/meta_data.json": []byte("{}"), "openstack/latest/user_data": []byte("#!/bin/sh\n"),
+			"openstack/latest/network_data.json": []byte("{}"), "openstack/latest/vendor_data.json": []byte("\"\""),
+		},
+	} {
+		img, err := encode(label, files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, gotLabel := read(t, img)
+		want := map[string]string{}
+		for name, data := range files {
+			want[name] = string(data)
+			if joliet := ucs2(path.Base(name) + ";1"); !bytes.Contains(img, joliet) {
+				t.Errorf("%s is not in the Joliet tree", name)
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %v", label, got)
+		}
+		if strings.TrimRight(gotLabel, " ") != label {
+			t.Errorf("label %q, want %q", gotLabel, label)
+		}
+		if svd := img[sectorJoliet*sector:]; !bytes.HasPrefix(svd[40:], ucs2(label+" ")) || string(svd[88:91]) != "%/E" {
+			t.Errorf("%s: the Joliet descriptor is %q", label, svd[:96])
+		}
+		again, err := encode(label, files)
+		if err != nil || !bytes.Equal(again, img) {
+			t.Errorf("%s: equal input gave other bytes", label)
+		}
+	}
+}
+
+func TestNamesThatDoNotFit(t *testing.T) {
+	for _, name := range []string{"", "/a", "a//b", "a b", "\x00", strings.Repeat("n", 61), "é"} {
+		if _, err := encode("cidata", map[string][]byte{name: nil}); !errdefs.IsInvalid(err) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	many := map[string][]byte{}
+	for i := range 40 {
+		many["file-"+string(rune('a'+i%26))+string(rune('a'+i/26))] = nil
+	}
+	if _, err := encode("cidata", many); !errdefs.IsInvalid(err) {
+		t.Errorf("a folder of two sectors: %v", err)
+	}
+}
+
+func spec() vm.Spec {
+	return vm.Spec{
+		Name: "web", Hostname: "web", Process: vm.Process{Env: []vm.EnvVar{{Name: "A", Value: "secret"}}},
+		CloudInit: &vm.CloudInit{UserData: "#!/bin/sh\n"},
+		Volumes: []vm.Volume{{Name: "cm", Kind: vm.VolumeFiles, Files: []vm.VolumeFile{
+			{Path: "a", Data: []byte("1"), Mode: 0o600}, {Path: "sub/b", Data: []byte("2")}, {Path: "sub2", Data: []byte("3")},
+		}}, {Name: "empty", Kind: vm.VolumeEmpty}},
+		Mounts: []vm.Mount{
+			{Volume: "cm", Path: "/etc/cm"}, {Volume: "cm", Path: "/etc/one", SubPath: "a"}, {Volume: "cm", Path: "/srv", SubPath: "sub"},
+			{Volume: "empty", Path: "/cache"},
+		},
+	}
+}
+
+func TestSeed(t *testing.T) {
+	dir := t.TempDir()
+	nics := []vm.NIC{{MAC: "52:54:00:00:00:01", DHCP: true}}
+	disk, err := Maker{}.Seed(t.Context(), id, spec(), nics, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := vm.Disk{Path: filepath.Join(dir, "cidata.iso"), Format: vm.DiskRaw, ReadOnly: true, Serial: "cocoon-cidata", Role: vm.RoleCidat}
+	if !reflect.DeepEqual(disk, want) {
+		t.Errorf("disk %+v", disk)
+	}
+	first, err := os.Stat(disk.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Mode() != 0o600 {
+		t.Errorf("mode %v", first.Mode())
+	}
+	img, err := os.ReadFile(disk.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, _ := read(t, img)
+	if files["user-data"] != "#!/bin/sh\n" || !strings.Contains(files["meta-data"], string(id)) {
+		t.Errorf("files %v", files)
+	}
+	for _, p := range []string{"/etc/cloud/environment", "/etc/cm/a", "/etc/cm/sub/b", "/etc/cm/sub2", "/etc/one", "/srv/b"} {
+		if !strings.Contains(files["vendor-data"], `path: "`+p+`"`) {
+			t.Errorf("%s is not written: %s", p, files["vendor-data"])
+		}
+	}
+	if n := strings.Count(files["vendor-data"], "path:"); n != 6 {
+		t.Errorf("%d files are written", n)
+	}
+
+	if _, err := (Maker{}).Seed(t.Context(), id, spec(), nics, dir); err != nil {
+		t.Fatal(err)
+	}
+	if second, err := os.Stat(disk.Path); err != nil || !os.SameFile(first, second) {
+		t.Errorf("equal input wrote the file anew (%v)", err)
+	}
+	other := spec()
+	other.Hostname = "other"
+	if _, err := (Maker{}).Seed(t.Context(), id, other, nics, dir); err != nil {
+		t.Fatal(err)
+	}
+	if second, err := os.Stat(disk.Path); err != nil || os.SameFile(first, second) {
+		t.Errorf("other input left the old file (%v)", err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestSeedRefusesAndLeavesTheOldOne(t *testing.T) {
+	dir := t.TempDir()
+	bad := spec()
+	bad.CloudInit.MetaData = "- secret"
+	_, err := Maker{}.Seed(t.Context(), id, bad, nil, dir)
+	if !errdefs.IsInvalid(err) || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "VM web") {
+		t.Errorf("%v", err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Whatever the documents: the other reader gets them back.
+func FuzzEncode(f *testing.F) {
+	f.Add([]byte("#cloud-config\n"), []byte("{}"), "cidata")
+	f.Add([]byte{}, bytes.Repeat([]byte{0xff}, sector), "config-2")
+	f.Fuzz(func(t *testing.T, user, meta []byte, label string) {
+		img, err := encode(label, map[string][]byte{"user-data": user, "openstack/latest/meta_data.json": meta})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _ := read(t, img)
+		if got["user-data"] != string(user) || got["openstack/latest/meta_data.json"] != string(meta) {
+			t.Errorf("got %v of %q in %d bytes (label of %d)", got, user, len(img), len(utf16.Encode([]rune(label))))
+		}
+	})
+}
