@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -32,6 +33,26 @@ type node struct {
 	exec           func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
 	console        io.ReadWriteCloser
 	record         vm.Record
+	pulls          puller
+}
+
+// puller has every image, under the name that was asked for.
+type puller struct {
+	image.Puller // panics for what is not written here
+	asked        []image.PullRequest
+}
+
+func (p *puller) Pull(_ context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+	p.asked = append(p.asked, r)
+	if r.Policy == image.PullNever || strings.Contains(r.Name, "missing") {
+		return image.Image{}, errdefs.NotFoundf("%s is not there", r.Name)
+	}
+	progress(image.Progress{Phase: "downloading", Done: 1, Total: 2})
+	return image.Image{ID: "sha256:1234", Name: strings.TrimPrefix(r.Name, "https://")}, nil
+}
+
+func (*puller) Explain(_ context.Context, name string) (image.Explanation, error) {
+	return image.Explanation{Name: name, Kind: "mapped", Key: "k", Rule: "name k", Present: true, Steps: []string{"first\x1b[2J", "second"}}, nil
 }
 
 func (n *node) List(context.Context) ([]vm.Record, error) {
@@ -92,7 +113,7 @@ func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, n
 func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	dir := t.TempDir()
-	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{Engine: n, Images: store{}, Host: machine{}, Log: slog.New(slog.DiscardHandler)})
+	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{Engine: n, Images: store{}, Puller: &n.pulls, Host: machine{}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -400,5 +421,94 @@ func TestEventsAreLines(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], `{"event":"ADDED","vm":{"id":"i",`) || !strings.HasPrefix(lines[1], `{"event":"DELETED","vm":{`) {
 		t.Errorf("%q", out)
+	}
+}
+
+func TestPull(t *testing.T) {
+	n := &node{}
+	run := serve(t, n)
+	auth := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(auth, []byte(`{"auths":{"r.example":{"username":"u","password":"hunter2"}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	helpers := filepath.Join(t.TempDir(), "helpers.json")
+	if err := os.WriteFile(helpers, []byte(`{"credsStore":"desktop"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args string
+		code int
+		out  string // of stdout, or of stderr when it fails
+		want image.PullRequest
+	}{
+		{"debian:12", 0, "debian:12\n", image.PullRequest{Name: "debian:12", Policy: image.PullAlways}},
+		{"-q debian:12", 0, "sha256:1234\n", image.PullRequest{Name: "debian:12", Policy: image.PullAlways}},
+		{"--policy missing debian:12", 0, "debian:12\n", image.PullRequest{Name: "debian:12", Policy: image.PullIfNotPresent}},
+		{"--force https://x/y.img", 0, "x/y.img\n", image.PullRequest{Name: "https://x/y.img", Policy: image.PullAlways, Force: true}},
+		{"--policy never debian:12", 3, "Error: debian:12 is not there\n", image.PullRequest{Name: "debian:12", Policy: image.PullNever}},
+		{"--policy sometimes debian:12", 2, "", image.PullRequest{}},
+		{"--policy missing --force debian:12", 2, "", image.PullRequest{}},
+		{"--auth-file /nonexistent debian:12", 2, "", image.PullRequest{}},
+		{"--auth-file " + helpers + " debian:12", 2, "", image.PullRequest{}},
+		{"--auth-file " + auth + " debian:12", 0, "debian:12\n", image.PullRequest{
+			Name: "debian:12", Policy: image.PullAlways, Auth: []image.RegistryAuth{{Registry: "r.example", Username: "u", Password: "hunter2"}},
+		}},
+	} {
+		n.pulls.asked = nil
+		code, stdout, stderr := run("", append([]string{"image", "pull"}, strings.Fields(tc.args)...)...)
+		got := stdout
+		if tc.code != 0 {
+			got = stderr
+		}
+		if code != tc.code || tc.out != "" && got != tc.out || strings.Count(stdout+stderr, "\n") != 1 {
+			t.Errorf("%s: code %d, stdout %q, stderr %q", tc.args, code, stdout, stderr)
+		}
+		if tc.want.Name == "" && len(n.pulls.asked) == 0 {
+			continue
+		}
+		if len(n.pulls.asked) != 1 || !reflect.DeepEqual(n.pulls.asked[0], tc.want) {
+			t.Errorf("%s: asked %+v", tc.args, n.pulls.asked)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	run := serve(t, &node{})
+	code, stdout, stderr := run("", "image", "explain", "virtlet.cloud/k")
+	want := "virtlet.cloud/k\n  1. first [2J\n  2. second\n\nKind:          mapped\nStored as:     k\nRule:          name k\nHere already:  yes\n"
+	if code != 0 || stdout != want {
+		t.Errorf("code %d, %q, %s", code, stdout, stderr)
+	}
+	var e image.Explanation
+	if code, stdout, _ = run("", "image", "explain", "-o", "json", "k"); code != 0 || json.Unmarshal([]byte(stdout), &e) != nil || e.Kind != "mapped" || len(e.Steps) != 2 {
+		t.Errorf("code %d, %s", code, stdout)
+	}
+}
+
+func TestRunPullsWhatIsMissing(t *testing.T) {
+	n := &node{}
+	run := serve(t, n)
+	for _, tc := range []struct {
+		args   string
+		code   int
+		policy image.PullPolicy // "": not asked
+		image  string           // launched with
+	}{
+		{"demo", 0, image.PullIfNotPresent, "demo"},
+		{"--pull always demo", 0, image.PullAlways, "demo"},
+		{"--pull never demo", 0, "", "demo"},
+		{"missing", 3, image.PullIfNotPresent, ""},
+		{"https://me:hunter2@x/d.img", 0, image.PullIfNotPresent, "me:hunter2@x/d.img"}, // what the puller of this test calls it
+		{"--cpu 1000 demo", 2, "", ""},
+	} {
+		n.pulls.asked, n.launched = nil, vm.Spec{}
+		code, _, stderr := run("", append([]string{"vm", "run", "--wait=false"}, strings.Fields(tc.args)...)...)
+		var policy image.PullPolicy
+		if len(n.pulls.asked) == 1 {
+			policy = n.pulls.asked[0].Policy
+		}
+		if code != tc.code || policy != tc.policy || n.launched.Image != tc.image {
+			t.Errorf("%s: code %d, asked %+v, launched %q: %s", tc.args, code, n.pulls.asked, n.launched.Image, stderr)
+		}
 	}
 }

@@ -18,11 +18,12 @@ import (
 )
 
 func (a *app) imageCommand() *cobra.Command {
-	return group("image", "Import, list and remove what VMs boot from",
-		`  cocoon image import demo:latest demo.tar
+	return group("image", "Fetch, import, list and remove what VMs boot from",
+		`  cocoon image pull debian:12
+  cocoon image import demo:latest demo.tar
   cocoon image list
   cocoon image rm demo`,
-		a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(), a.imageRmCommand())
+		a.imagePullCommand(), a.imageExplainCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(), a.imageRmCommand())
 }
 
 func (a *app) imageImportCommand() *cobra.Command {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -30,6 +31,7 @@ type specFlags struct {
 	entrypoint                             string
 	tty                                    bool
 	stopGrace                              time.Duration
+	pull                                   pullPolicy
 	out                                    format
 }
 
@@ -53,6 +55,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
 	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's)")
 	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
+	pullPolicyFlag(cmd, &f.pull, "pull", image.PullIfNotPresent, "fetch the image first: missing (when it is not here), always (when there is a newer one) or never")
 	outputFlag(cmd, &f.out)
 	fs.SortFlags = false
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
@@ -150,7 +153,8 @@ func (a *app) vmRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run IMAGE [-- CMD...]",
 		Short: "Create a VM and start it",
-		Long: `Create a VM and start it. CMD replaces the command of a container image.
+		Long: `Create a VM and start it. CMD replaces the command of a container image. An image that is not here is fetched first,
+from where its name says; see "cocoon image pull --help".
 
 It returns when the guest agent answers, or the VM has ended already. A VM of a disk image has no agent of ours: for it
 run returns when the machine is on.`,
@@ -186,6 +190,9 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	if err != nil {
 		return vm.Record{}, err
 	}
+	if s, err = a.provide(ctx, c, s, f); err != nil {
+		return vm.Record{}, err
+	}
 	if s.Name != "" {
 		return op(ctx, s)
 	}
@@ -203,9 +210,28 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	}
 }
 
+// provide has the image of s fetched, as the flags say. A mistake in s shows before a transfer that would be for nothing.
+func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *specFlags) (vm.Spec, error) {
+	check := s.Clone()
+	if check.Name == "" {
+		check.Name = freeName(s.Image, nil)
+	}
+	if err := check.Default().Validate(); err != nil {
+		return s, err
+	}
+	if image.PullPolicy(f.pull) == image.PullNever {
+		return s, nil
+	}
+	img, err := a.pull(ctx, c, image.PullRequest{Name: s.Image, Policy: image.PullPolicy(f.pull)}, f.out == formatJSON)
+	if err == nil && strings.Contains(s.Image, "://") { // may hold a password, and a record is no place for one
+		s.Image = img.Name
+	}
+	return s, err
+}
+
 // freeName is cocoon-<image>, or with -2, -3… when that is taken.
-func freeName(image string, taken []vm.Record) string {
-	base := "cocoon-" + imageWord(image)
+func freeName(img string, taken []vm.Record) string {
+	base := "cocoon-" + imageWord(img)
 	used := make(map[string]bool, len(taken))
 	for _, r := range taken {
 		used[r.Spec.Name] = true
@@ -221,6 +247,9 @@ func freeName(image string, taken []vm.Record) string {
 
 // imageWord is the last part of an image's name without tag and digest, in the characters of a VM's name.
 func imageWord(image string) string {
+	if _, rest, ok := strings.Cut(image, "://"); ok { // a web address
+		image, _, _ = strings.Cut(rest[strings.LastIndexByte(rest, '@')+1:], "?")
+	}
 	image, _, _ = strings.Cut(image, "@")
 	image = image[strings.LastIndexByte(image, '/')+1:]
 	image, _, _ = strings.Cut(image, ":")

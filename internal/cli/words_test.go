@@ -23,6 +23,7 @@ func TestFreeName(t *testing.T) {
 		"debian:12":                       "cocoon-debian",
 		"reg.example:5000/a/b.c_d@sha256": "cocoon-b.c_d",
 		"sha256:abc":                      "cocoon-sha256",
+		"https://me:pw@h.example/d.img?k": "cocoon-d.img",
 		"we ird/na me!":                   "cocoon-na-me",
 		"/":                               "cocoon",
 		long:                              ("cocoon-" + long)[:vm.MaxNameLength],

@@ -2,16 +2,11 @@ package convert
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
-	"maps"
-	"slices"
-	"strings"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 )
 
@@ -38,7 +33,7 @@ func PullAuth(ctx context.Context, pod *corev1.Pod, from Resolver) (auth []image
 		secret, err := from.Secret(ctx, pod.Namespace, ref.Name)
 		if err == nil {
 			var more []image.RegistryAuth
-			more, err = RegistryAuth(secret)
+			more, err = registryAuth(secret)
 			auth = append(auth, more...)
 		}
 		if err != nil {
@@ -48,63 +43,20 @@ func PullAuth(ctx context.Context, pod *corev1.Pod, from Resolver) (auth []image
 	return auth, lost
 }
 
-// RegistryAuth reads the credentials in a secret of one of the two docker types, sorted by registry. A secret of another
+// registryAuth reads the credentials in a secret of one of the two docker types, sorted by registry. A secret of another
 // type holds none. Errors are InvalidArgument and never tell what is in the secret.
-func RegistryAuth(secret *corev1.Secret) ([]image.RegistryAuth, error) {
-	var all map[string]dockerAuth
+func registryAuth(secret *corev1.Secret) ([]image.RegistryAuth, error) {
+	var auth []image.RegistryAuth
 	var err error
 	switch secret.Type {
 	case corev1.SecretTypeDockerConfigJson:
-		var config struct {
-			Auths map[string]dockerAuth `json:"auths"`
-		}
-		err = json.Unmarshal(secret.Data[corev1.DockerConfigJsonKey], &config)
-		all = config.Auths
+		auth, err = image.ParseDockerConfig(secret.Data[corev1.DockerConfigJsonKey])
 	case corev1.SecretTypeDockercfg:
-		err = json.Unmarshal(secret.Data[corev1.DockerConfigKey], &all)
-	default:
-		return nil, nil
+		auth, err = image.ParseDockerCfg(secret.Data[corev1.DockerConfigKey])
+	default: // holds none
 	}
-	if err != nil { // its text would quote the secret
-		return nil, errdefs.Invalidf("secret %s is no docker configuration", secret.Name)
-	}
-	var out []image.RegistryAuth
-	for _, registry := range slices.Sorted(maps.Keys(all)) {
-		a, ok := all[registry].decode(registry)
-		if !ok {
-			return nil, errdefs.Invalidf("secret %s: the credentials for %q are not user:password in base64", secret.Name, registry)
-		}
-		out = append(out, a)
-	}
-	return out, nil
-}
-
-// dockerAuth is one entry of a docker configuration.
-type dockerAuth struct {
-	Username      string `json:"username"`
-	Password      string `json:"password"`
-	Auth          string `json:"auth"` // base64 of user:password; wins over the two
-	IdentityToken string `json:"identitytoken"`
-	RegistryToken string `json:"registrytoken"`
-}
-
-func (d dockerAuth) decode(registry string) (image.RegistryAuth, bool) {
-	a := image.RegistryAuth{Registry: registry, Username: d.Username, Password: d.Password, Token: d.IdentityToken}
-	if a.Token == "" {
-		a.Token = d.RegistryToken
-	}
-	if d.Auth == "" {
-		return a, true
-	}
-	// Some tools leave the padding out.
-	plain, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(d.Auth, "="))
 	if err != nil {
-		return image.RegistryAuth{}, false
+		return nil, fmt.Errorf("secret %s: %w", secret.Name, err)
 	}
-	user, password, ok := strings.Cut(string(plain), ":")
-	if !ok {
-		return image.RegistryAuth{}, false
-	}
-	a.Username, a.Password = user, strings.Trim(password, "\x00")
-	return a, true
+	return auth, nil
 }

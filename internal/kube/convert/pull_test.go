@@ -2,7 +2,6 @@ package convert
 
 import (
 	"context"
-	"encoding/base64"
 	"slices"
 	"strings"
 	"testing"
@@ -45,8 +44,6 @@ func TestPullPolicyOfAPod(t *testing.T) {
 	}
 }
 
-func b64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
-
 func dockerJSON(data string) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "s"}, Type: corev1.SecretTypeDockerConfigJson,
@@ -60,28 +57,18 @@ func TestRegistryAuthOfSecrets(t *testing.T) {
 		want   []image.RegistryAuth
 		bad    bool
 	}{
-		"user and password": {
-			secret: dockerJSON(`{"auths":{"b.example":{"username":"u","password":"p:q"},"a.example:5000/x":{"auth":"` + b64("me:se:cret") + `"}}}`),
-			want: []image.RegistryAuth{
-				{Registry: "a.example:5000/x", Username: "me", Password: "se:cret"}, {Registry: "b.example", Username: "u", Password: "p:q"},
-			},
-		},
-		"auth wins":  {secret: dockerJSON(`{"auths":{"a":{"username":"u","password":"p","auth":"` + b64("v:w") + `"}}}`), want: []image.RegistryAuth{{Registry: "a", Username: "v", Password: "w"}}},
-		"no padding": {secret: dockerJSON(`{"auths":{"a":{"auth":"` + strings.TrimRight(b64("v:wx"), "=") + `"}}}`), want: []image.RegistryAuth{{Registry: "a", Username: "v", Password: "wx"}}},
-		"tokens": {
-			secret: dockerJSON(`{"auths":{"a":{"identitytoken":"i"},"b":{"registrytoken":"r"}}}`),
-			want:   []image.RegistryAuth{{Registry: "a", Token: "i"}, {Registry: "b", Token: "r"}},
+		"docker configuration": {
+			secret: dockerJSON(`{"auths":{"b.example":{"username":"u","password":"p:q"}}}`),
+			want:   []image.RegistryAuth{{Registry: "b.example", Username: "u", Password: "p:q"}},
 		},
 		"the old type": {
 			secret: &corev1.Secret{Type: corev1.SecretTypeDockercfg, Data: map[string][]byte{corev1.DockerConfigKey: []byte(`{"a":{"username":"u","password":"p"}}`)}},
 			want:   []image.RegistryAuth{{Registry: "a", Username: "u", Password: "p"}},
 		},
 		"another type": {secret: &corev1.Secret{Type: corev1.SecretTypeOpaque, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths":{"a":{}}}`)}}},
-		"no json":      {secret: dockerJSON(`hunter2`), bad: true},
-		"no base64":    {secret: dockerJSON(`{"auths":{"a":{"auth":"hunter2!"}}}`), bad: true},
-		"no colon":     {secret: dockerJSON(`{"auths":{"a":{"auth":"` + b64("hunter2") + `"}}}`), bad: true},
+		"damaged":      {secret: dockerJSON(`hunter2`), bad: true},
 	} {
-		got, err := RegistryAuth(tc.secret)
+		got, err := registryAuth(tc.secret)
 		if !slices.Equal(got, tc.want) || tc.bad != errdefs.IsInvalid(err) || !tc.bad && err != nil {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
@@ -89,22 +76,6 @@ func TestRegistryAuthOfSecrets(t *testing.T) {
 			t.Errorf("%s: the error tells the secret: %v", name, err)
 		}
 	}
-}
-
-func FuzzRegistryAuth(f *testing.F) {
-	f.Add([]byte(`{"auths":{"a.example":{"auth":"` + b64("u:p") + `"}}}`), true)
-	f.Add([]byte(`{"a.example":{"username":"u","password":"p"}}`), false)
-	f.Add([]byte(`{"auths":null}`), true)
-	f.Add([]byte(`[`), true)
-	f.Fuzz(func(t *testing.T, data []byte, modern bool) {
-		s := &corev1.Secret{Type: corev1.SecretTypeDockercfg, Data: map[string][]byte{corev1.DockerConfigKey: data}}
-		if modern {
-			s = dockerJSON(string(data))
-		}
-		if auth, err := RegistryAuth(s); err != nil && (auth != nil || !errdefs.IsInvalid(err)) {
-			t.Errorf("%v with %v", auth, err)
-		}
-	})
 }
 
 // secrets is a Resolver of what is in it.

@@ -20,7 +20,7 @@ type engine struct {
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
-	down     error               // every call fails with it
+	down     error // every call fails with it
 
 	mu       sync.Mutex
 	revision int64

@@ -56,8 +56,8 @@ type worker struct {
 	tries      int           // failed attempts to bring the VM up
 	image      pulled
 	pulls      backoff
-	due        time.Time     // of the next start
-	dueFor     time.Time     // the stop that due belongs to
+	due        time.Time // of the next start
+	dueFor     time.Time // the stop that due belongs to
 }
 
 // removal is how the pod shall go. An unconfirmed one is checked with the API server first.

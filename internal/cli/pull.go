@@ -1,0 +1,224 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+)
+
+// pullPolicy is the value of --policy and --pull.
+type pullPolicy image.PullPolicy
+
+// The policies as people write them.
+var pullPolicies = []struct {
+	word   string
+	policy image.PullPolicy
+}{{"missing", image.PullIfNotPresent}, {"always", image.PullAlways}, {"never", image.PullNever}}
+
+func (p *pullPolicy) Type() string { return "policy" }
+
+func (p *pullPolicy) String() string {
+	for _, known := range pullPolicies {
+		if known.policy == image.PullPolicy(*p) {
+			return known.word
+		}
+	}
+	return ""
+}
+
+func (p *pullPolicy) Set(v string) error {
+	for _, known := range pullPolicies {
+		if known.word == v {
+			*p = pullPolicy(known.policy)
+			return nil
+		}
+	}
+	return errdefs.Invalidf("it is missing, always or never")
+}
+
+func pullPolicyFlag(cmd *cobra.Command, p *pullPolicy, name string, value image.PullPolicy, usage string) {
+	*p = pullPolicy(value)
+	cmd.Flags().Var(p, name, usage)
+	completeWords(cmd, name, "missing", "always", "never")
+}
+
+func (a *app) imagePullCommand() *cobra.Command {
+	var policy pullPolicy
+	var force, quiet bool
+	var authFile string
+	var out format
+	cmd := &cobra.Command{
+		Use:   "pull NAME",
+		Short: "Fetch an image from where its name says",
+		Long: `Fetch an image from where its name says, and print what it is called here.
+
+NAME may be a container image of a registry (debian:12, ghcr.io/org/image@sha256:...), the web address of a disk image
+(https://example.net/disk.qcow2), or an alias of the name mappings; "cocoon image explain NAME" tells which. An image
+that has not changed since it was fetched is not transferred again, and a transfer that breaks off is resumed. Interrupted
+with Ctrl-C it leaves nothing.
+
+Credentials for registries are those of --auth-file, then those of the daemon's own docker configuration.`,
+		Example: `  cocoon image pull debian:12
+  cocoon image pull --policy missing https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-genericcloud-amd64.qcow2
+  cocoon image pull --auth-file ~/.docker/config.json registry.example.com/team/app:1.4`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r := image.PullRequest{Name: args[0], Policy: image.PullPolicy(policy), Force: force}
+			if force && r.Policy != image.PullAlways {
+				return errdefs.Invalidf("--force fetches in any case, and --policy %s does not", policy.String())
+			}
+			if authFile != "" {
+				var err error
+				if r.Auth, err = readAuth(authFile); err != nil {
+					return err
+				}
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				img, err := a.pull(cmd.Context(), c, r, quiet)
+				switch {
+				case err != nil:
+					return err
+				case out == formatJSON:
+					return printJSON(a.Stdout, img)
+				case quiet || img.Name == "":
+					a.printf("%s\n", img.ID)
+				default:
+					a.printf("%s\n", img.Name)
+				}
+				return nil
+			})
+		},
+	}
+	pullPolicyFlag(cmd, &policy, "policy", image.PullAlways, "always: ask whether there is something newer; missing: only when it is not here; never")
+	cmd.Flags().BoolVar(&force, "force", false, "fetch anew even what has not changed, and in place of an imported image")
+	cmd.Flags().StringVar(&authFile, "auth-file", "", "docker config.json with credentials for registries")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress; print the id")
+	outputFlag(cmd, &out)
+	cmd.Flags().SortFlags = false
+	return cmd
+}
+
+const maxAuthFile = 1 << 20 // bytes
+
+func readAuth(path string) ([]image.RegistryAuth, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil, errdefs.New(errdefs.InvalidArgument, "read credentials: %w", err)
+	}
+	if !fi.Mode().IsRegular() || fi.Size() > maxAuthFile {
+		return nil, errdefs.Invalidf("%s is no docker configuration", path)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, errdefs.New(errdefs.InvalidArgument, "read credentials: %w", err)
+	}
+	auth, err := image.ParseDockerConfig(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(auth) == 0 {
+		return nil, errdefs.Invalidf("%s holds no credentials itself, and credential helpers are not asked", path)
+	}
+	return auth, nil
+}
+
+// pull fetches an image and draws its progress where a person sees it.
+func (a *app) pull(ctx context.Context, c *nodeclient.Client, r image.PullRequest, quiet bool) (image.Image, error) {
+	var show func(image.Progress)
+	if f := file(a.Stderr); !quiet && f != nil && term.IsTerminal(int(f.Fd())) {
+		bar := &pullBar{out: f, name: r.Name}
+		defer bar.clear()
+		show = bar.show
+	}
+	return c.Pull(ctx, r, show)
+}
+
+// pullBar draws one bar for each phase of a pull, with rate and, where the size is known, the time that is left.
+type pullBar struct {
+	out   *os.File
+	name  string
+	phase string
+	total int64
+	bar   *progressbar.ProgressBar
+}
+
+func (b *pullBar) show(p image.Progress) {
+	if b.bar == nil || p.Phase != b.phase || p.Total != b.total {
+		b.clear()
+		b.phase, b.total = p.Phase, p.Total
+		total := p.Total
+		if total <= 0 {
+			total = -1 // a spinner
+		}
+		b.bar = progressbar.NewOptions64(total,
+			progressbar.OptionSetWriter(b.out), progressbar.OptionSetDescription(cell(p.Phase+" "+b.name)),
+			progressbar.OptionShowBytes(true), progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
+			progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30), progressbar.OptionSetRenderBlankState(true))
+	}
+	_ = b.bar.Set64(p.Done)
+}
+
+func (b *pullBar) clear() {
+	if b.bar != nil {
+		_ = b.bar.Clear()
+	}
+}
+
+func (a *app) imageExplainCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use:   "explain NAME",
+		Short: "Say what an image name means here, step by step",
+		Long: `Say what an image name means here: which mapping and rule apply to it, where and how it would be fetched, and whether
+it is here already. The network is not used.`,
+		Example: "  cocoon image explain virtlet.cloud/cirros\n  cocoon image explain -o json debian:12 | jq -r .url",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				e, err := c.Explain(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				if out == formatJSON {
+					e.Steps = append([]string{}, e.Steps...) // never null
+					return printJSON(a.Stdout, e)
+				}
+				a.printExplanation(e)
+				return nil
+			})
+		},
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+// printExplanation prints the steps as a numbered list and then what came out.
+func (a *app) printExplanation(e image.Explanation) {
+	a.printf("%s\n", cell(e.Name))
+	for i, step := range e.Steps {
+		a.printf("%3d. %s\n", i+1, cell(step))
+	}
+	a.printf("\n")
+	present := "no"
+	if e.Present {
+		present = "yes"
+	}
+	for _, l := range [][2]string{
+		{"Kind", e.Kind}, {"Stored as", e.Key}, {"Fetched from", e.URL}, {"Mapping", e.Source}, {"Rule", e.Rule},
+		{"Transport", e.Transport}, {"Here already", present},
+	} {
+		if l[1] != "" {
+			a.printf("%-14s %s\n", l[0]+":", cell(strings.TrimSpace(l[1])))
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package image
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// ParseDockerConfig reads the credentials of a docker configuration ({"auths": {...}}), sorted by registry. Credential
+// helpers in it are not asked. Errors are InvalidArgument and never quote what they are about.
+func ParseDockerConfig(data []byte) ([]RegistryAuth, error) {
+	var config struct {
+		Auths map[string]dockerAuth `json:"auths"`
+	}
+	if json.Unmarshal(data, &config) != nil { // its error would quote the secret
+		return nil, errdefs.Invalidf("it is no docker configuration")
+	}
+	return decodeAuths(config.Auths)
+}
+
+// ParseDockerCfg is ParseDockerConfig for the old form, which is what stands in "auths" alone.
+func ParseDockerCfg(data []byte) ([]RegistryAuth, error) {
+	var auths map[string]dockerAuth
+	if json.Unmarshal(data, &auths) != nil {
+		return nil, errdefs.Invalidf("it is no docker configuration")
+	}
+	return decodeAuths(auths)
+}
+
+// dockerAuth is one entry of a docker configuration.
+type dockerAuth struct {
+	Username      string `json:"username"`
+	Password      string `json:"password"`
+	Auth          string `json:"auth"` // base64 of user:password; wins over the two
+	IdentityToken string `json:"identitytoken"`
+	RegistryToken string `json:"registrytoken"`
+}
+
+func decodeAuths(all map[string]dockerAuth) ([]RegistryAuth, error) {
+	var out []RegistryAuth
+	for _, registry := range slices.Sorted(maps.Keys(all)) {
+		a, ok := all[registry].decode(registry)
+		if !ok {
+			return nil, errdefs.Invalidf("the credentials for %q are not user:password in base64", registry)
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+func (d dockerAuth) decode(registry string) (RegistryAuth, bool) {
+	a := RegistryAuth{Registry: registry, Username: d.Username, Password: d.Password, Token: d.IdentityToken}
+	if a.Token == "" {
+		a.Token = d.RegistryToken
+	}
+	if d.Auth == "" {
+		return a, true
+	}
+	// Some tools leave the padding out.
+	plain, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(d.Auth, "="))
+	if err != nil {
+		return RegistryAuth{}, false
+	}
+	user, password, ok := strings.Cut(string(plain), ":")
+	if !ok {
+		return RegistryAuth{}, false
+	}
+	a.Username, a.Password = user, strings.Trim(password, "\x00")
+	return a, true
+}
