@@ -35,8 +35,8 @@ type Agent interface {
 	// Info asks who answers and how far the guest is.
 	Info(ctx context.Context) (Info, error)
 
-	// Setup gives the guest its identity and starts the main process. Idempotent: a guest that is set up keeps running
-	// what it runs and only takes changes of hostname, interfaces and resolv.conf.
+	// Setup gives the guest its identity, mounts its volumes and starts the main process. Idempotent: a guest that is set
+	// up keeps running what it runs and only takes changes of hostname, interfaces and resolv.conf.
 	Setup(ctx context.Context, s Setup) error
 
 	// Exec runs a command in the guest and returns its exit code (128+n for death by signal n).
@@ -84,6 +84,15 @@ type Setup struct {
 	NICs     []vm.NIC // matched to interfaces by MAC; with an IP: configured statically
 	Hosts    []string // lines added to /etc/hosts
 	Process  *vm.Process
+	Volumes  []vm.Volume // their files are not looked at: VolumeKeeper takes them first
+	Mounts   []vm.Mount  // of Volumes; made once per boot before the main process starts
+}
+
+// VolumeKeeper is an agent whose guest can have volumes.
+type VolumeKeeper interface {
+	// PutVolume makes the files of v the content of its volume; programs in the guest see all of the old or all of the
+	// new. It may come before the Setup that mounts the volume, and at any time after it. Idempotent.
+	PutVolume(ctx context.Context, v vm.Volume) error
 }
 
 // Exec is one command to run. Env is added to the main process's environment.

@@ -24,8 +24,9 @@ type command struct {
 	dir      string
 	user     string
 	tty      bool
-	hostname string // for HOSTNAME, when env has none
-	makeDir  bool   // create dir when it is missing, as container runtimes do for a main process
+	hostname string   // for HOSTNAME, when env has none
+	makeDir  bool     // create dir when it is missing, as container runtimes do for a main process
+	groups   []uint32 // more groups of the user, whoever that is: those of the volumes
 }
 
 // program is a command that was looked up and is ready to be started.
@@ -103,7 +104,7 @@ func (c command) resolve() (program, error) {
 		return program{}, err
 	}
 	if os.Geteuid() == 0 || u.uid != uint32(os.Geteuid()) {
-		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
+		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: slices.Concat(u.groups, c.groups)}
 	}
 	return p, nil
 }

@@ -69,7 +69,7 @@ func (s *Server) execCommand(start *guestv1.ExecStart) command {
 	c := command{args: start.GetCommand(), dir: start.GetWorkdir(), user: start.GetUser(), tty: start.GetTty()}
 	var base []string
 	if m := s.mainProcess(); m != nil {
-		base, c.hostname = slices.Clone(m.command.env), m.command.hostname
+		base, c.hostname, c.groups = slices.Clone(m.command.env), m.command.hostname, m.command.groups
 		if c.dir == "" {
 			c.dir = m.command.dir
 		}

@@ -26,7 +26,7 @@ const (
 	maxExecs     = 128      // commands at a time
 	maxFollowers = 32       // Logs streams at a time
 	maxStreams   = 1024     // calls at a time, waiting ones included
-	maxMessage   = 4 << 20  // a Setup with a large environment
+	maxMessage   = 4 << 20  // a Setup with a large environment, a volume with its files
 	streamWindow = 64 << 10 // input in flight per call
 	connWindow   = 1 << 20  // input in flight in all
 	logBytes     = 1 << 20  // output of the main process that is kept
@@ -47,10 +47,19 @@ type Machine interface {
 	Off()
 }
 
+// Volumes are the volumes of the machine.
+type Volumes interface {
+	// Put makes v.Files the content of a volume of files. Idempotent.
+	Put(ctx context.Context, v vm.Volume) error
+	// Mount makes the volumes and mounts them, once. Idempotent.
+	Mount(ctx context.Context, volumes []vm.Volume, mounts []vm.Mount) error
+}
+
 // Config is what a Server needs to know.
 type Config struct {
 	Version string
-	Init    bool // the agent is PID 1: it reaps every process
+	Init    bool    // the agent is PID 1: it reaps every process
+	Volumes Volumes // nil: the machine has none and refuses them
 }
 
 // Server is the agent. Its zero value is not usable; see New.
@@ -170,10 +179,14 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	if err := s.machine.Identify(ctx, identity(r)); err != nil {
 		return nil, fmt.Errorf("set up the guest: %w", err)
 	}
+	groups, err := s.mount(ctx, r)
+	if err != nil {
+		return nil, err
+	}
 	if p := r.GetProcess(); p != nil && s.mainProcess() == nil {
 		m, err := startMain(s.procs, s.log, command{
 			args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
-			hostname: r.GetHostname(), makeDir: true,
+			hostname: r.GetHostname(), makeDir: true, groups: groups,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("start the main process: %w", err)

@@ -29,7 +29,7 @@ const (
 	maxConnections  = 512
 	maxCallsPerConn = 1024     // concurrent calls of one connection
 	maxStreams      = 4096     // concurrent streaming calls of all connections
-	maxMessage      = 4 << 20  // bytes of one message from a client
+	maxMessage      = 16 << 20 // bytes of one message from a client; a spec with the files of its volumes must fit
 	outputChunk     = 64 << 10 // bytes of output in one message to a client
 	drainTime       = 5 * time.Second
 )

@@ -3,6 +3,7 @@ package vm
 import (
 	"crypto/rand"
 	"encoding/base32"
+	"fmt"
 	"net"
 	"regexp"
 	"strings"
@@ -127,6 +128,9 @@ func (s Spec) Validate() error {
 		if hw, err := net.ParseMAC(n.MAC); err != nil || len(hw) != 6 || hw[0]&1 != 0 {
 			return errdefs.Invalidf("VM %s: %q is not a unicast MAC address", s.Name, n.MAC)
 		}
+	}
+	if err := s.ValidateVolumes(); err != nil {
+		return fmt.Errorf("VM %s: %w", s.Name, err)
 	}
 	return nil
 }

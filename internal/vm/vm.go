@@ -57,7 +57,7 @@ type Spec struct {
 	NICs      []NICSpec         `json:"nics,omitempty"`
 	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
 	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: the generated documents alone
-	Volumes   []Volume          `json:"volumes,omitempty"`    // OCI guests only
+	Volumes   []Volume          `json:"volumes,omitempty"`    // a disk guest takes only files, written by its cloud-init
 	Mounts    []Mount           `json:"mounts,omitempty"`     // of Volumes, in order
 }
 

@@ -21,14 +21,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Guest_Info_FullMethodName     = "/cocoon.guest.v1.Guest/Info"
-	Guest_Setup_FullMethodName    = "/cocoon.guest.v1.Guest/Setup"
-	Guest_Exec_FullMethodName     = "/cocoon.guest.v1.Guest/Exec"
-	Guest_Logs_FullMethodName     = "/cocoon.guest.v1.Guest/Logs"
-	Guest_Wait_FullMethodName     = "/cocoon.guest.v1.Guest/Wait"
-	Guest_AckExit_FullMethodName  = "/cocoon.guest.v1.Guest/AckExit"
-	Guest_Poweroff_FullMethodName = "/cocoon.guest.v1.Guest/Poweroff"
-	Guest_Stats_FullMethodName    = "/cocoon.guest.v1.Guest/Stats"
+	Guest_Info_FullMethodName      = "/cocoon.guest.v1.Guest/Info"
+	Guest_PutVolume_FullMethodName = "/cocoon.guest.v1.Guest/PutVolume"
+	Guest_Setup_FullMethodName     = "/cocoon.guest.v1.Guest/Setup"
+	Guest_Exec_FullMethodName      = "/cocoon.guest.v1.Guest/Exec"
+	Guest_Logs_FullMethodName      = "/cocoon.guest.v1.Guest/Logs"
+	Guest_Wait_FullMethodName      = "/cocoon.guest.v1.Guest/Wait"
+	Guest_AckExit_FullMethodName   = "/cocoon.guest.v1.Guest/AckExit"
+	Guest_Poweroff_FullMethodName  = "/cocoon.guest.v1.Guest/Poweroff"
+	Guest_Stats_FullMethodName     = "/cocoon.guest.v1.Guest/Stats"
 )
 
 // GuestClient is the client API for Guest service.
@@ -37,7 +38,10 @@ const (
 type GuestClient interface {
 	// Info tells who answers and how far the guest is.
 	Info(ctx context.Context, in *InfoRequest, opts ...grpc.CallOption) (*InfoReply, error)
-	// Setup gives the guest its identity and starts the main process. Idempotent.
+	// PutVolume replaces the files of a volume at once; programs see all of the old or all of the new. It may come before
+	// Setup mounts the volume and at any time after it. Idempotent.
+	PutVolume(ctx context.Context, in *PutVolumeRequest, opts ...grpc.CallOption) (*PutVolumeReply, error)
+	// Setup gives the guest its identity, mounts its volumes and starts the main process. Idempotent.
 	Setup(ctx context.Context, in *SetupRequest, opts ...grpc.CallOption) (*SetupReply, error)
 	// Exec runs one command. The first message must be start; the last one of the guest is exit_code.
 	// The end of the stream, from either side, kills the command.
@@ -66,6 +70,16 @@ func (c *guestClient) Info(ctx context.Context, in *InfoRequest, opts ...grpc.Ca
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InfoReply)
 	err := c.cc.Invoke(ctx, Guest_Info_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) PutVolume(ctx context.Context, in *PutVolumeRequest, opts ...grpc.CallOption) (*PutVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PutVolumeReply)
+	err := c.cc.Invoke(ctx, Guest_PutVolume_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +174,10 @@ func (c *guestClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.
 type GuestServer interface {
 	// Info tells who answers and how far the guest is.
 	Info(context.Context, *InfoRequest) (*InfoReply, error)
-	// Setup gives the guest its identity and starts the main process. Idempotent.
+	// PutVolume replaces the files of a volume at once; programs see all of the old or all of the new. It may come before
+	// Setup mounts the volume and at any time after it. Idempotent.
+	PutVolume(context.Context, *PutVolumeRequest) (*PutVolumeReply, error)
+	// Setup gives the guest its identity, mounts its volumes and starts the main process. Idempotent.
 	Setup(context.Context, *SetupRequest) (*SetupReply, error)
 	// Exec runs one command. The first message must be start; the last one of the guest is exit_code.
 	// The end of the stream, from either side, kills the command.
@@ -187,6 +204,9 @@ type UnimplementedGuestServer struct{}
 
 func (UnimplementedGuestServer) Info(context.Context, *InfoRequest) (*InfoReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Info not implemented")
+}
+func (UnimplementedGuestServer) PutVolume(context.Context, *PutVolumeRequest) (*PutVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutVolume not implemented")
 }
 func (UnimplementedGuestServer) Setup(context.Context, *SetupRequest) (*SetupReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Setup not implemented")
@@ -244,6 +264,24 @@ func _Guest_Info_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(GuestServer).Info(ctx, req.(*InfoRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_PutVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).PutVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_PutVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).PutVolume(ctx, req.(*PutVolumeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -366,6 +404,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Info",
 			Handler:    _Guest_Info_Handler,
+		},
+		{
+			MethodName: "PutVolume",
+			Handler:    _Guest_PutVolume_Handler,
 		},
 		{
 			MethodName: "Setup",

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent"
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
 	"cocoonstack.io/cocoon/internal/guestagent/machine"
+	"cocoonstack.io/cocoon/internal/guestagent/volumes"
 )
 
 // version names the sources of this agent; guest/build.sh sets it.
@@ -55,7 +56,11 @@ func serve(ctx context.Context, init bool, late func() error) error {
 	if err != nil {
 		return err
 	}
-	srv := guestagent.New(guestagent.Config{Version: version, Init: init}, machine.Machine{Init: init})
+	cfg := guestagent.Config{Version: version, Init: init}
+	if init { // elsewhere the folders are somebody else's
+		cfg.Volumes = volumes.New()
+	}
+	srv := guestagent.New(cfg, machine.Machine{Init: init})
 	done := make(chan struct{})
 	defer func() { <-done }()
 	defer cancel()

@@ -62,7 +62,10 @@ type session struct {
 	once   sync.Once
 }
 
-var _ guest.Agent = (*session)(nil)
+var (
+	_ guest.Agent        = (*session)(nil)
+	_ guest.VolumeKeeper = (*session)(nil)
+)
 
 func newSession(stream net.Conn) (*session, error) {
 	s := &session{stream: &watched{Conn: stream, done: make(chan struct{})}}
@@ -161,8 +164,28 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 			Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
 		}
 	}
+	for _, v := range g.Volumes {
+		r.Volumes = append(r.Volumes, volume(v))
+	}
+	for _, m := range g.Mounts {
+		r.Mounts = append(r.Mounts, &guestv1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly})
+	}
 	_, err := s.client.Setup(ctx, r)
 	return s.failure(ctx, "set up the guest", err)
+}
+
+// PutVolume implements guest.VolumeKeeper.
+func (s *session) PutVolume(ctx context.Context, v vm.Volume) error {
+	r := &guestv1.PutVolumeRequest{Volume: volume(v)}
+	for _, f := range v.Files {
+		r.Files = append(r.Files, &guestv1.VolumeFile{Path: f.Path, Data: f.Data, Mode: f.Mode, Uid: f.UID})
+	}
+	_, err := s.client.PutVolume(ctx, r)
+	return s.failure(ctx, "bring volume "+v.Name+" to the guest", err)
+}
+
+func volume(v vm.Volume) *guestv1.Volume {
+	return &guestv1.Volume{Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: v.Group}
 }
 
 func environ(env []vm.EnvVar) []*guestv1.EnvVar {

@@ -1,0 +1,213 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Mount makes the volumes and mounts them as mounts say, in that order. What was done before is not done again.
+func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts []vm.Mount) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed || len(volumes) == 0 {
+		return nil
+	}
+	byName := map[string]vm.Volume{}
+	for _, v := range volumes {
+		if err := k.make(v); err != nil {
+			return fmt.Errorf("make volume %s: %w", v.Name, err)
+		}
+		byName[v.Name] = v
+	}
+	for _, m := range mounts {
+		if k.mounted[m.Path] {
+			continue
+		}
+		v, ok := byName[m.Volume]
+		if !ok {
+			return errdefs.Invalidf("there is no volume %q to mount at %s", m.Volume, m.Path)
+		}
+		if err := k.mount(v, m); err != nil {
+			return fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
+		}
+		k.mounted[m.Path] = true
+	}
+	return k.close()
+}
+
+// open makes the file system in memory that holds the files. Preconditions: mu is held.
+func (k *Keeper) open() error {
+	if k.store != nil {
+		return nil
+	}
+	if err := os.MkdirAll(k.stage, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", k.stage, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700"); err != nil {
+		return fmt.Errorf("mount memory for volumes: %w", err)
+	}
+	store, err := os.OpenRoot(k.stage)
+	k.store = store
+	return err
+}
+
+// close takes the stage off the guest's folders. The mounts keep what they show, and store its own way in.
+func (k *Keeper) close() error {
+	if k.store != nil {
+		if err := unix.Unmount(k.stage, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("hide the memory of volumes: %w", err)
+		}
+		_ = os.Remove(k.stage) // an empty folder harms nobody
+	}
+	k.closed = true
+	return nil
+}
+
+// make prepares v to be mounted.
+func (k *Keeper) make(v vm.Volume) error {
+	if k.made[v.Name] {
+		return nil
+	}
+	if v.Kind != vm.VolumeEmpty || v.Memory {
+		if err := k.open(); err != nil {
+			return err
+		}
+	}
+	var err error
+	switch {
+	case v.Kind == vm.VolumeFiles:
+		var dir *os.Root
+		if dir, err = k.folder(v); err == nil { // empty when nobody gave it files
+			err = dir.Close()
+		}
+	case v.Memory:
+		err = k.makeMemory(v)
+	default:
+		err = k.makeDisk(v)
+	}
+	k.made[v.Name] = err == nil
+	return err
+}
+
+func (k *Keeper) makeMemory(v vm.Volume) error {
+	dir := path.Join(k.stage, v.Name)
+	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	options := "mode=0777"
+	if v.SizeLimit > 0 {
+		options += ",size=" + strconv.FormatInt(v.SizeLimit, 10)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return err
+	}
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return share(fd, v.Group)
+}
+
+// makeDisk makes the folder of v in the writable layer. One of an earlier start is as the guest left it.
+func (k *Keeper) makeDisk(v vm.Volume) error {
+	dir := path.Join(k.disk, v.Name)
+	if fd, err := resolve(dir); err == nil {
+		return unix.Close(fd)
+	} else if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	parent, err := target(k.disk, true)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(parent)
+	if err := os.Chmod(k.disk, 0o700); err != nil {
+		return err
+	}
+	// Made under another name first: a guest that is cut off here must not find it unfinished.
+	temp := "." + v.Name + ".new"
+	if err := unix.Mkdirat(parent, temp, 0o777); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	fd, err := unix.Openat(parent, temp, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := share(fd, v.Group); err != nil {
+		return err
+	}
+	return unix.Renameat(parent, temp, parent, v.Name)
+}
+
+// share lets everybody use a folder, and has what is made in it belong to the group.
+func share(fd int, group *int64) error {
+	if group == nil {
+		return unix.Fchmod(fd, 0o777)
+	}
+	if err := unix.Fchown(fd, -1, int(*group)); err != nil {
+		return err
+	}
+	return unix.Fchmod(fd, 0o777|unix.S_ISGID)
+}
+
+// mount shows v, or the part of it that m names, at m's path.
+func (k *Keeper) mount(v vm.Volume, m vm.Mount) error {
+	src, err := k.source(v, m.SubPath)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(src)
+	var st unix.Stat_t
+	if err := unix.Fstat(src, &st); err != nil {
+		return err
+	}
+	dst, err := target(m.Path, st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dst)
+	tree, err := unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("take the volume: %w", err)
+	}
+	defer unix.Close(tree)
+	if m.ReadOnly || v.Kind == vm.VolumeFiles {
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			return fmt.Errorf("make it read-only: %w", err)
+		}
+	}
+	return unix.MoveMount(tree, "", dst, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// source opens what is to be mounted. The content may be the guest's: its links do not lead out of the volume.
+func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
+	top := path.Join(k.stage, v.Name)
+	if v.Kind == vm.VolumeEmpty && !v.Memory {
+		top = path.Join(k.disk, v.Name)
+	}
+	root, err := resolve(top)
+	if err != nil || sub == "" {
+		return root, err
+	}
+	defer unix.Close(root)
+	if v.Kind == vm.VolumeEmpty {
+		return subFolder(root, sub, v.Group)
+	}
+	fd, err := beneath(root, sub)
+	if errors.Is(err, unix.ENOENT) {
+		return -1, errdefs.NotFoundf("the volume has no %s", sub)
+	}
+	return fd, err
+}

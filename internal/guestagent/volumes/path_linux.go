@@ -1,0 +1,141 @@
+package volumes
+
+import (
+	"errors"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// resolve opens a path of the guest for reference. Links are followed as programs of the guest would, but not those of
+// /proc, which lead anywhere.
+func resolve(name string) (int, error) {
+	return openat2(unix.AT_FDCWD, name, unix.RESOLVE_NO_MAGICLINKS)
+}
+
+// beneath opens what is called name in the folder dir, without leaving it.
+func beneath(dir int, name string) (int, error) {
+	return openat2(dir, name, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_MAGICLINKS|unix.RESOLVE_NO_XDEV)
+}
+
+func openat2(dir int, name string, how uint64) (int, error) {
+	for {
+		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: how})
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) { // a rename at the same time
+			return fd, err
+		}
+	}
+}
+
+// target opens the folder or file of the guest where a volume is to be mounted, and makes what is missing of its path.
+// The image may have put a link there: it is followed unless it leads to the root or to a file system of the kernel.
+func target(name string, folder bool) (int, error) {
+	fd, err := resolve("/")
+	if err != nil {
+		return -1, err
+	}
+	at, parts := "", strings.Split(strings.Trim(name, "/"), "/")
+	for i, part := range parts {
+		at += "/" + part
+		dir := folder || i < len(parts)-1
+		next, err := step(fd, at, part, dir)
+		unix.Close(fd)
+		if err != nil {
+			return -1, err
+		}
+		fd = next
+	}
+	if err := mountable(fd, name, folder); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// step opens the path at, whose last part is in the folder parent, and makes it when it is missing.
+func step(parent int, at, part string, folder bool) (int, error) {
+	fd, err := resolve(at)
+	if !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	if folder {
+		err = unix.Mkdirat(parent, part, 0o755)
+	} else {
+		var file int
+		if file, err = unix.Openat(parent, part, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644); err == nil {
+			unix.Close(file)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return -1, errdefs.Invalidf("%s is a symbolic link of the image that leads nowhere", at)
+	case errors.Is(err, unix.ENOTDIR):
+		return -1, errdefs.Invalidf("%s is a file of the image", path.Dir(at))
+	case err != nil:
+		return -1, err
+	}
+	return resolve(at)
+}
+
+// mountable refuses what must not be mounted over.
+func mountable(fd int, name string, folder bool) error {
+	var st, root unix.Stat_t
+	var fs unix.Statfs_t
+	if err := errors.Join(unix.Fstat(fd, &st), unix.Stat("/", &root), unix.Fstatfs(fd, &fs)); err != nil {
+		return err
+	}
+	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
+	switch {
+	case st.Dev == root.Dev && st.Ino == root.Ino:
+		return errdefs.Invalidf("%s leads to the root folder in this image", name)
+	case fs.Type == unix.PROC_SUPER_MAGIC || fs.Type == unix.SYSFS_MAGIC || fs.Type == unix.CGROUP2_SUPER_MAGIC:
+		return errdefs.Invalidf("%s leads to a file system of the kernel in this image", name)
+	case folder && !isDir:
+		return errdefs.Invalidf("%s is a file in this image, and the volume is a folder", name)
+	case !folder && isDir:
+		return errdefs.Invalidf("%s is a folder in this image, and the sub-path names a file", name)
+	}
+	return nil
+}
+
+// subFolder opens a folder inside a volume that starts empty, and makes what is missing of its path as the volume is.
+func subFolder(root int, name string, group *int64) (int, error) {
+	at := ""
+	for _, part := range strings.Split(name, "/") {
+		parent, up := root, at
+		at = path.Join(at, part)
+		fd, err := beneath(root, at)
+		if err == nil {
+			unix.Close(fd)
+			continue
+		}
+		if !errors.Is(err, unix.ENOENT) {
+			return -1, err
+		}
+		if up != "" {
+			if parent, err = beneath(root, up); err != nil {
+				return -1, err
+			}
+			defer unix.Close(parent)
+		}
+		if err := makeShared(parent, part, group); err != nil {
+			return -1, err
+		}
+	}
+	return beneath(root, name)
+}
+
+func makeShared(parent int, name string, group *int64) error {
+	if err := unix.Mkdirat(parent, name, 0o777); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(parent, name, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return share(fd, group)
+}

@@ -1,0 +1,105 @@
+// Package volumes makes the volumes of an OCI guest: folders of given files that are replaced as a whole, folders that
+// start empty, on the disk or in memory, and the mounts that show them to programs.
+//
+// It does not talk to the host; the agent's server does. It never removes a volume: what is in memory goes with the
+// guest's power, what is on the disk with the VM.
+package volumes
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Folders of the guest.
+const (
+	stagePath = "/run/.cocoon-volumes"    // shows what is in memory until everything is mounted
+	diskPath  = "/var/lib/cocoon/volumes" // in the writable layer, for root alone
+)
+
+// Keeper has the volumes of the guest it runs in. Its methods are safe for concurrent use.
+type Keeper struct {
+	stage string
+	disk  string
+
+	mu      sync.Mutex
+	store   *os.Root                     // where the files are, by volume; nil before there are any. It outlives the name stage.
+	sums    map[string][sha256.Size]byte // of the content of volumes of files
+	made    map[string]bool              // volumes that are ready to be mounted
+	mounted map[string]bool              // by path
+	closed  bool                         // everything is mounted, and stage is gone
+}
+
+// New returns the keeper of a guest without volumes.
+func New() *Keeper { return newKeeper(stagePath, diskPath) }
+
+func newKeeper(stage, disk string) *Keeper {
+	return &Keeper{
+		stage: stage, disk: disk,
+		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, mounted: map[string]bool{},
+	}
+}
+
+// Put makes v.Files the content of a volume of files. The same content again changes nothing.
+func (k *Keeper) Put(_ context.Context, v vm.Volume) error {
+	if v.Kind != vm.VolumeFiles {
+		return errdefs.Invalidf("volume %s is not one of files, so it takes none", v.Name)
+	}
+	if err := vm.ValidateFiles(v.Name, v.Files); err != nil {
+		return err
+	}
+	sum, err := digest(v)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if old, ok := k.sums[v.Name]; ok && old == sum {
+		return nil
+	}
+	if err := k.write(v); err != nil {
+		return fmt.Errorf("write volume %s: %w", v.Name, err)
+	}
+	k.sums[v.Name] = sum
+	return nil
+}
+
+// write fills the folder of v. Preconditions: mu is held.
+func (k *Keeper) write(v vm.Volume) error {
+	if err := k.open(); err != nil {
+		return err
+	}
+	dir, err := k.folder(v)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return fill(dir, v.Files, v.Group)
+}
+
+// folder opens the folder of a volume of files and makes it when it is missing.
+func (k *Keeper) folder(v vm.Volume) (*os.Root, error) {
+	if _, err := k.store.Lstat(v.Name); os.IsNotExist(err) {
+		if err := makeFolder(k.store, v.Name, v.Group); err != nil {
+			return nil, err
+		}
+	}
+	return k.store.OpenRoot(v.Name)
+}
+
+func digest(v vm.Volume) (sum [sha256.Size]byte, err error) {
+	text, err := json.Marshal(struct {
+		Files []vm.VolumeFile
+		Group *int64
+	}{v.Files, v.Group})
+	if err != nil {
+		return sum, fmt.Errorf("encode volume %s: %w", v.Name, err)
+	}
+	return sha256.Sum256(text), nil
+}

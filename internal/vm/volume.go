@@ -1,0 +1,140 @@
+package vm
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Limits of volumes. Sizes are bytes and count the paths of files, too.
+const (
+	MaxVolumes     = 128
+	MaxMounts      = 256
+	MaxVolumeFiles = 4096     // of one volume
+	MaxVolumeSize  = 3 << 20  // of the files of one volume; they travel in one message
+	MaxVolumesSize = 12 << 20 // of the files of all volumes of a VM
+	maxPath        = 4095
+	maxPathPart    = 255
+	maxID          = 1<<32 - 2 // of users and groups
+)
+
+// reserved are folders of the guest that belong to its kernel; only /dev/shm may be mounted over.
+var reserved = []string{"/proc", "/sys", "/dev"}
+
+// ValidateVolumes is the part of Validate that looks at volumes and mounts.
+func (s Spec) ValidateVolumes() error {
+	if len(s.Volumes) > MaxVolumes || len(s.Mounts) > MaxMounts {
+		return errdefs.Invalidf("%d volumes with %d mounts asked for; at most %d with %d are possible", len(s.Volumes), len(s.Mounts), MaxVolumes, MaxMounts)
+	}
+	known, size := map[string]bool{}, 0
+	for _, v := range s.Volumes {
+		if known[v.Name] {
+			return errdefs.Invalidf("two volumes are called %q", v.Name)
+		}
+		known[v.Name] = true
+		if err := v.validate(); err != nil {
+			return err
+		}
+		size += filesSize(v.Files)
+	}
+	if size > MaxVolumesSize {
+		return errdefs.Invalidf("the volumes hold %d bytes; at most %d are possible", size, MaxVolumesSize)
+	}
+	taken := map[string]bool{}
+	for _, m := range s.Mounts {
+		switch {
+		case !known[m.Volume]:
+			return errdefs.Invalidf("%s is to hold volume %q, which is not among the volumes", m.Path, m.Volume)
+		case taken[m.Path]:
+			return errdefs.Invalidf("two volumes are to be mounted at %s", m.Path)
+		}
+		taken[m.Path] = true
+		if err := m.validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (v Volume) validate() error {
+	switch {
+	case len(v.Name) > MaxNameLength || !nameRE.MatchString(v.Name):
+		return errdefs.Invalidf("volume name %q must have at most %d letters, digits, '.', '_' and '-', a letter or digit first", v.Name, MaxNameLength)
+	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty:
+		return errdefs.Invalidf("volume %s: its kind %q is neither %s nor %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty)
+	case v.Kind == VolumeFiles && (v.Memory || v.SizeLimit != 0):
+		return errdefs.Invalidf("volume %s: a volume of given files has neither a place nor a size limit", v.Name)
+	case v.Kind == VolumeEmpty && len(v.Files) > 0:
+		return errdefs.Invalidf("volume %s: a volume that starts empty cannot be given files", v.Name)
+	case v.SizeLimit < 0:
+		return errdefs.Invalidf("volume %s: its size limit is negative", v.Name)
+	case v.SizeLimit > 0 && !v.Memory:
+		return errdefs.Invalidf("volume %s: only volumes in memory have a size limit", v.Name)
+	case v.Group != nil && (*v.Group < 0 || *v.Group > maxID):
+		return errdefs.Invalidf("volume %s: %d is not a group id", v.Name, *v.Group)
+	}
+	return ValidateFiles(v.Name, v.Files)
+}
+
+// ValidateFiles returns an InvalidArgument error unless files can be the content of volume.
+func ValidateFiles(volume string, files []VolumeFile) error {
+	if n := len(files); n > MaxVolumeFiles {
+		return errdefs.Invalidf("volume %s: it has %d files; at most %d are possible", volume, n, MaxVolumeFiles)
+	}
+	if n := filesSize(files); n > MaxVolumeSize {
+		return errdefs.Invalidf("volume %s: its files have %d bytes; at most %d are possible", volume, n, MaxVolumeSize)
+	}
+	kind := map[string]bool{} // true: a file, false: a folder
+	for _, f := range files {
+		switch {
+		case !localPath(f.Path) || strings.HasPrefix(f.Path, ".."):
+			return errdefs.Invalidf("volume %s: %q cannot be the path of a file in it", volume, f.Path)
+		case f.Mode > 0o777:
+			return errdefs.Invalidf("volume %s: file %s cannot have the mode %#o", volume, f.Path, f.Mode)
+		case f.UID != nil && (*f.UID < 0 || *f.UID > maxID):
+			return errdefs.Invalidf("volume %s: file %s cannot belong to user %d", volume, f.Path, *f.UID)
+		}
+		if _, taken := kind[f.Path]; taken {
+			return errdefs.Invalidf("volume %s: path %s is taken twice", volume, f.Path)
+		}
+		kind[f.Path] = true
+		for dir := path.Dir(f.Path); dir != "."; dir = path.Dir(dir) {
+			if kind[dir] {
+				return errdefs.Invalidf("volume %s: %s is a file and a folder", volume, dir)
+			}
+			kind[dir] = false
+		}
+	}
+	return nil
+}
+
+func filesSize(files []VolumeFile) (n int) {
+	for _, f := range files {
+		n += len(f.Path) + len(f.Data)
+	}
+	return n
+}
+
+func (m Mount) validate() error {
+	if !strings.HasPrefix(m.Path, "/") || m.Path == "/" || !localPath(m.Path[1:]) {
+		return errdefs.Invalidf("volume %s: it cannot be mounted at %q", m.Volume, m.Path)
+	}
+	below := func(dir string) bool { return m.Path == dir || strings.HasPrefix(m.Path, dir+"/") }
+	if slices.ContainsFunc(reserved, below) && !below("/dev/shm") {
+		return errdefs.Invalidf("volume %s: %s belongs to the guest's kernel; mount it elsewhere", m.Volume, m.Path)
+	}
+	if m.SubPath != "" && !localPath(m.SubPath) {
+		return errdefs.Invalidf("volume %s: %q is not a path inside it", m.Volume, m.SubPath)
+	}
+	return nil
+}
+
+// localPath reports whether p is a clean relative path that stays where it is.
+func localPath(p string) bool {
+	if p == "" || p == "." || len(p) > maxPath || path.Clean(p) != p || strings.HasPrefix(p, "/") || strings.IndexByte(p, 0) >= 0 {
+		return false
+	}
+	return !slices.ContainsFunc(strings.Split(p, "/"), func(part string) bool { return part == ".." || len(part) > maxPathPart })
+}

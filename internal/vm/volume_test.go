@@ -1,0 +1,82 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+func withVolumes(change func(*Spec)) Spec {
+	s := Spec{Name: "a", Image: "b", Volumes: []Volume{
+		{Name: "conf", Kind: VolumeFiles, Files: []VolumeFile{{Path: "a/b", Data: []byte("x"), Mode: 0o644}, {Path: "c", Mode: 0o400}}},
+		{Name: "tmp", Kind: VolumeEmpty, Memory: true, SizeLimit: 1 << 20},
+	}, Mounts: []Mount{{Volume: "conf", Path: "/etc/app"}, {Volume: "conf", Path: "/etc/one", SubPath: "a/b"}, {Volume: "tmp", Path: "/dev/shm"}}}
+	change(&s)
+	return s.Default()
+}
+
+func TestVolumesAreValidated(t *testing.T) {
+	if err := withVolumes(func(*Spec) {}).Validate(); err != nil {
+		t.Fatal(err)
+	}
+	file := func(path string) func(*Spec) { return func(s *Spec) { s.Volumes[0].Files[0].Path = path } }
+	mount := func(path string) func(*Spec) { return func(s *Spec) { s.Mounts[0].Path = path } }
+	sub := func(path string) func(*Spec) { return func(s *Spec) { s.Mounts[0].SubPath = path } }
+	minus, big := int64(-1), int64(1<<32-1)
+	for name, change := range map[string]func(*Spec){
+		"name twice":            func(s *Spec) { s.Volumes[1].Name = "conf" },
+		"name with slash":       func(s *Spec) { s.Volumes[0].Name = "a/b" },
+		"name of dots":          func(s *Spec) { s.Volumes[0].Name = ".." },
+		"no name":               func(s *Spec) { s.Volumes[0].Name = "" },
+		"long name":             func(s *Spec) { s.Volumes[0].Name = strings.Repeat("a", 64) },
+		"kind":                  func(s *Spec) { s.Volumes[0].Kind = "disk" },
+		"files in memory":       func(s *Spec) { s.Volumes[0].Memory = true },
+		"empty with files":      func(s *Spec) { s.Volumes[1].Files = s.Volumes[0].Files },
+		"negative limit":        func(s *Spec) { s.Volumes[1].SizeLimit = -1 },
+		"limit on disk":         func(s *Spec) { s.Volumes[1].Memory = false },
+		"negative group":        func(s *Spec) { s.Volumes[0].Group = &minus },
+		"group that means none": func(s *Spec) { s.Volumes[0].Group = &big },
+		"user":                  func(s *Spec) { s.Volumes[0].Files[0].UID = &big },
+		"mode":                  func(s *Spec) { s.Volumes[0].Files[0].Mode = 0o4755 },
+		"too large":             func(s *Spec) { s.Volumes[0].Files[0].Data = make([]byte, MaxVolumeSize) },
+		"too large together": func(s *Spec) {
+			for _, n := range []string{"1", "2", "3", "4", "5"} {
+				s.Volumes = append(s.Volumes, Volume{Name: n, Kind: VolumeFiles, Files: []VolumeFile{{Path: "f", Data: make([]byte, MaxVolumeSize-1)}}})
+			}
+		},
+		"too many files":   func(s *Spec) { s.Volumes[0].Files = make([]VolumeFile, MaxVolumeFiles+1) },
+		"too many volumes": func(s *Spec) { s.Volumes = make([]Volume, MaxVolumes+1) },
+		"file twice":       file("c"), "file and folder": file("c/d"), "folder and file": func(s *Spec) { s.Volumes[0].Files[1].Path = "a" },
+		"absolute file": file("/a"), "file outside": file("../a"), "file outside later": file("a/../../b"), "unclean file": file("a//b"),
+		"file with dots first": file("..data"), "file with NUL": file("a\x00"), "no path": file(""), "itself": file("."), "long part": file(strings.Repeat("a", 256)),
+		"unknown volume": func(s *Spec) { s.Mounts[0].Volume = "gone" },
+		"mount twice":    mount("/etc/one"), "root": mount("/"), "relative": mount("etc"), "unclean": mount("/etc/"), "climbing": mount("/etc/../proc"),
+		"proc": mount("/proc"), "below sys": mount("/sys/fs"), "dev": mount("/dev"), "device": mount("/dev/null"), "no mount path": mount(""), "mount NUL": mount("/a\x00"),
+		"absolute sub path": sub("/a"), "sub path outside": sub(".."), "unclean sub path": sub("a/"), "sub path NUL": sub("\x00"),
+	} {
+		if err := withVolumes(change).Validate(); !errdefs.IsInvalid(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := withVolumes(mount("/system")).Validate(); err != nil {
+		t.Errorf("/system is not /sys: %v", err)
+	}
+}
+
+// FuzzPaths: what passes as the path of a file stays in its volume.
+func FuzzPaths(f *testing.F) {
+	for _, p := range []string{"a", "a/b", "..", "../a", "/a", "a/..", "a/../..", ".", "", "..data", "a\x00b", "a//b", "a/./b"} {
+		f.Add(p)
+	}
+	f.Fuzz(func(t *testing.T, p string) {
+		err := ValidateFiles("v", []VolumeFile{{Path: p}})
+		bad := strings.HasPrefix(p, "/") || strings.HasPrefix(p, "..") || strings.Contains("/"+p+"/", "/../") || strings.Contains(p, "\x00") || p == ""
+		if bad && err == nil {
+			t.Errorf("%q passes", p)
+		}
+		if !bad && err != nil && !strings.Contains("/"+p+"/", "/./") && !strings.Contains(p+"/", "//") && len(p) <= maxPathPart {
+			t.Errorf("%q does not pass: %v", p, err)
+		}
+	})
+}
