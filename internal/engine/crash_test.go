@@ -50,7 +50,7 @@ type script struct {
 }
 
 func launched(ctx context.Context, r *rig) error {
-	if _, err := r.Launch(ctx, spec("web")); err != nil {
+	if _, err := r.Launch(ctx, withVolumes("web")); err != nil {
 		return err
 	}
 	return until(ctx, r, ready)
@@ -111,6 +111,18 @@ func scripts() map[string]script {
 				return until(ctx, r, stopped)
 			},
 			after: []vm.State{vm.StateStopped},
+		},
+		"update": {
+			before: launched,
+			act: func(ctx context.Context, r *rig) error {
+				for range 2 * abreast { // each has one point only
+					if err := r.UpdateVolume(ctx, "web", "conf", content("two")); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			after:  []vm.State{vm.StateRunning},
 		},
 		"recover": {act: func(context.Context, *rig) error { return nil }},
 	}

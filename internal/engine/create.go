@@ -83,23 +83,26 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, op string) (vm.Recor
 		return vm.Record{}, err
 	}
 	var back undo.Stack
-	if r, err = e.build(ctx, m, img, op, &back); err != nil {
+	if r, err = e.build(ctx, m, img, spec.Volumes, op, &back); err != nil {
 		return r, e.unbuild(ctx, m, &back, err)
 	}
 	return r, nil
 }
 
 func (e *Engine) newMachine(r vm.Record) *machine {
-	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes)}
+	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes), volumes: make(chan struct{}, 1)}
 	m.rec.Store(&r)
 	return m
 }
 
-// build makes the disks and interfaces of m and, for a launch, starts it. It settles the intent.
-func (e *Engine) build(ctx context.Context, m *machine, img image.Image, op string, back *undo.Stack) (vm.Record, error) {
+// build makes the disks, the volumes and the interfaces of m and, for a launch, starts it. It settles the intent.
+func (e *Engine) build(ctx context.Context, m *machine, img image.Image, volumes []vm.Volume, op string, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
 	if err := e.makeDirs(m.id); err != nil {
+		return r, err
+	}
+	if err := e.writeVolumes(m.id, volumes); err != nil {
 		return r, err
 	}
 	root, err := e.images.Prepare(ctx, img, e.stateDir(m.id), r.Spec.Storage)

@@ -21,7 +21,8 @@ type machine struct {
 	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
 	run atomic.Pointer[run]       // nil unless its process runs
 
-	write sync.Mutex // around a change of the record: observations come beside operations
+	write   sync.Mutex    // around a change of the record: observations come beside operations
+	volumes chan struct{} // holds one token while somebody brings volumes to the guest
 }
 
 // record is the VM's record; its slices and maps are shared.

@@ -124,10 +124,13 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	return true, e.exited(ctx, m, r, agent, exit, pumped)
 }
 
-// setUp gives the guest its identity and notes that it answers.
+// setUp gives the guest its volumes and its identity and notes that it answers.
 func (e *Engine) setUp(ctx context.Context, m *machine, agent guest.Agent) error {
 	limited, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
 	defer cancel()
+	if err := e.bringVolumes(limited, m, agent); err != nil {
+		return err
+	}
 	if err := agent.Setup(limited, setupOf(m.record())); err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 // design returns the first record of a VM: everything that can be said, and refused, before anything is changed.
 func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	r := vm.Record{
-		ID: vm.NewID(), Spec: spec, State: vm.StateCreating, Driver: spec.Driver,
+		ID: vm.NewID(), Spec: withoutFiles(spec), State: vm.StateCreating, Driver: spec.Driver,
 		ImageType: img.Type, ImageDigest: img.ID, CreatedAt: now(),
 	}
 	r.UpdatedAt = r.CreatedAt
@@ -114,7 +114,7 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 
 // setupOf is what the guest is told of itself. Names of the host's links and namespaces are none of its business.
 func setupOf(r vm.Record) guest.Setup {
-	s := guest.Setup{Hostname: r.Spec.Hostname, Process: &r.Process}
+	s := guest.Setup{Hostname: r.Spec.Hostname, Process: &r.Process, Volumes: r.Spec.Volumes, Mounts: r.Spec.Mounts}
 	for _, n := range r.NICs {
 		n.Tap, n.NetNS = "", ""
 		s.NICs = append(s.NICs, n)

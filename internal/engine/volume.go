@@ -2,12 +2,211 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
 
+	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// UpdateVolume replaces the content of a volume of files, in the running guest too.
-func (e *Engine) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error {
-	return errdefs.Unsupportedf("volumes cannot be updated yet")
+// The content of volumes may be secret: it is in no record, only in files for root alone in the VM's folder, and goes
+// with it.
+
+// pushTimeout bounds how long UpdateVolume waits for a guest to take the content.
+const pushTimeout = 10 * time.Second
+
+// UpdateVolume replaces the content of a volume of files, durably first, then in the guest if it is there. A guest that
+// is coming up, stopped or lost meanwhile gets it when it is set up the next time. A disk guest does not get it.
+// Errors: NotFound (VM, volume), InvalidArgument (not one of files, bad files), Unavailable and others when a guest that
+// is connected does not take it: then it is to be tried again.
+func (e *Engine) UpdateVolume(caller context.Context, ref, volume string, files []vm.VolumeFile) error {
+	ctx, leave, err := e.life.enter(caller)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	err = e.updateVolume(ctx, ref, volume, files)
+	if err != nil {
+		return e.life.ended(caller, fmt.Errorf("update volume %s of vm %s: %w", volume, ref, err))
+	}
+	return nil
+}
+
+func (e *Engine) updateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
+	m, release, err := e.take(ctx, ref)
+	if err != nil {
+		return err
+	}
+	v, err := volumeOf(m.record(), volume)
+	if err == nil {
+		v.Files = files
+		err = vm.ValidateFiles(volume, files)
+	}
+	if err == nil {
+		err = e.writeVolume(m.id, v)
+	}
+	// The guest takes it outside of the VM's turn: a slow one does not hold up a stop.
+	release()
+	if err != nil {
+		return err
+	}
+	return e.pushVolume(ctx, m, v)
+}
+
+// volumeOf returns the definition of a volume of files.
+func volumeOf(r vm.Record, name string) (vm.Volume, error) {
+	i := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == name })
+	switch {
+	case i < 0:
+		return vm.Volume{}, errdefs.NotFoundf("the VM has no such volume")
+	case r.Spec.Volumes[i].Kind != vm.VolumeFiles:
+		return vm.Volume{}, errdefs.Invalidf("it is not a volume of files; only its guest writes to it")
+	}
+	return r.Spec.Volumes[i], nil
+}
+
+// pushVolume brings what is written of v now to the guest. A session that is lost on the way is no error: the next one
+// begins with all volumes.
+func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error {
+	unlock, err := m.lockVolumes(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r := m.run.Load()
+	if r == nil || r.link == nil {
+		return nil
+	}
+	agent, _, _ := r.link.peek()
+	if agent == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
+	defer cancel()
+	err = e.put(ctx, m, agent, v)
+	select {
+	case <-agent.Done():
+		return nil
+	default:
+		return err
+	}
+}
+
+// bringVolumes brings all volumes of files to a guest that is about to be set up. Preconditions: m.link has agent, so
+// that who writes a volume from now on brings it, too.
+func (e *Engine) bringVolumes(ctx context.Context, m *machine, agent guest.Agent) error {
+	unlock, err := m.lockVolumes(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, v := range m.record().Spec.Volumes {
+		if v.Kind != vm.VolumeFiles {
+			continue
+		}
+		if err := e.put(ctx, m, agent, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put sends v as it is written to the guest. Preconditions: m's volumes are locked, so that the last content wins.
+func (e *Engine) put(ctx context.Context, m *machine, agent guest.Agent, v vm.Volume) error {
+	keeper, ok := agent.(guest.VolumeKeeper)
+	if !ok {
+		return errdefs.Unsupportedf("the guest's agent takes no volumes")
+	}
+	var err error
+	if v.Files, err = e.readVolume(m.id, v.Name); err != nil {
+		return err
+	}
+	return keeper.PutVolume(ctx, v)
+}
+
+// lockVolumes waits until nobody else brings volumes to m's guest.
+func (m *machine) lockVolumes(ctx context.Context) (unlock func(), err error) {
+	select {
+	case m.volumes <- struct{}{}:
+		return func() { <-m.volumes }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (e *Engine) volumeDir(id vm.ID) string { return filepath.Join(e.stateDir(id), "volumes") }
+
+func (e *Engine) volumePath(id vm.ID, name string) string {
+	return filepath.Join(e.volumeDir(id), name+".json") // the name was validated: it is one part of a path
+}
+
+// writeVolumes keeps the first content of the volumes of a VM that is being made.
+func (e *Engine) writeVolumes(id vm.ID, volumes []vm.Volume) error {
+	for _, v := range volumes {
+		if v.Kind != vm.VolumeFiles {
+			continue
+		}
+		if err := os.Mkdir(e.volumeDir(id), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("keep the content of volumes: %w", err)
+		}
+		if err := e.writeVolume(id, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Engine) writeVolume(id vm.ID, v vm.Volume) error {
+	text, err := json.Marshal(v.Files)
+	if err != nil {
+		return fmt.Errorf("keep the content of volume %s: %w", v.Name, err)
+	}
+	return atomicfile.WriteFile(e.volumePath(id, v.Name), text, 0o600)
+}
+
+func (e *Engine) readVolume(id vm.ID, name string) ([]vm.VolumeFile, error) {
+	text, err := os.ReadFile(e.volumePath(id, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errdefs.DataLossf("the content of volume %s is missing; make the VM anew", name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the content of volume %s: %w", name, err)
+	}
+	var files []vm.VolumeFile
+	if json.Unmarshal(text, &files) != nil { // the error could quote a secret
+		return nil, errdefs.DataLossf("the content of volume %s is damaged; make the VM anew", name)
+	}
+	return files, nil
+}
+
+// withFiles is the spec of r with the content of its volumes, for who writes them to a disk.
+func (e *Engine) withFiles(r vm.Record) (vm.Spec, error) {
+	s := r.Spec.Clone()
+	for i, v := range s.Volumes {
+		if v.Kind != vm.VolumeFiles {
+			continue
+		}
+		var err error
+		if s.Volumes[i].Files, err = e.readVolume(r.ID, v.Name); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// withoutFiles is s as it is recorded.
+func withoutFiles(s vm.Spec) vm.Spec {
+	s.Volumes = slices.Clone(s.Volumes)
+	for i := range s.Volumes {
+		s.Volumes[i].Files = nil
+	}
+	return s
 }

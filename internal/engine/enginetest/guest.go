@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Guest is a hypervisor process with what runs in it. Tests drive it by its methods and fields.
@@ -24,6 +25,7 @@ type Guest struct {
 	mu      sync.Mutex
 	p       proc
 	setup   guest.Setup
+	content map[string][]vm.VolumeFile // of volumes
 	acked   bool
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
@@ -66,6 +68,13 @@ func (g *Guest) Identity() guest.Setup {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.setup
+}
+
+// Volume is what the guest was given as the content of a volume.
+func (g *Guest) Volume(name string) []vm.VolumeFile {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.content[name]
 }
 
 // Acked reports whether the exit was acknowledged.
@@ -139,7 +148,10 @@ type session struct {
 	once   sync.Once
 }
 
-var _ guest.Agent = (*session)(nil)
+var (
+	_ guest.Agent        = (*session)(nil)
+	_ guest.VolumeKeeper = (*session)(nil)
+)
 
 func (s *session) alive(call string) error {
 	select {
@@ -153,6 +165,20 @@ func (s *session) alive(call string) error {
 // Info implements guest.Agent.
 func (s *session) Info(context.Context) (guest.Info, error) {
 	return guest.Info{Version: "1"}, s.alive("agent.Info")
+}
+
+// PutVolume implements guest.VolumeKeeper.
+func (s *session) PutVolume(_ context.Context, v vm.Volume) error {
+	if err := s.alive("agent.PutVolume"); err != nil {
+		return err
+	}
+	s.g.change(func() {
+		if s.g.content == nil {
+			s.g.content = map[string][]vm.VolumeFile{}
+		}
+		s.g.content[v.Name] = v.Files
+	})
+	return nil
 }
 
 // Setup implements guest.Agent. The entrypoint "missing" is not found.
