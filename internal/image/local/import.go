@@ -170,6 +170,9 @@ func (s *Store) archiveLimits(room int64) oci.Limits {
 }
 
 func badCompression(err error) error {
+	if errdefs.ClassOf(err) != errdefs.Internal {
+		return err // the decompressor knows better
+	}
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		return errdefs.DataLossf("the compressed file is truncated; fetch it again")
 	}

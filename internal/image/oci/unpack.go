@@ -3,7 +3,6 @@ package oci
 import (
 	"archive/tar"
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,10 +13,8 @@ import (
 	"path"
 	"strings"
 
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
-
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/compress"
 )
 
 const (
@@ -209,21 +206,8 @@ func attributes(pax map[string]string) (map[string]string, int) {
 	return out, size
 }
 
-// Decompress recognises gzip and zstd by their first bytes and passes anything else through.
+// Decompress undoes what compress.Reader knows and passes anything else through.
 func Decompress(r *bufio.Reader) (io.ReadCloser, error) {
-	magic, err := r.Peek(4)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	switch {
-	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
-		return gzip.NewReader(r)
-	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxWindow(128<<20))
-		if err != nil {
-			return nil, err
-		}
-		return z.IOReadCloser(), nil
-	}
-	return io.NopCloser(r), nil
+	plain, _, err := compress.Reader(r)
+	return plain, err
 }

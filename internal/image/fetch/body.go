@@ -1,0 +1,325 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const (
+	// chunk is the size of reads when the reader leaves the choice to us.
+	chunk = 1 << 20
+	// progress is how many bytes a connection must bring for earlier failures to be forgotten.
+	progress = 64 << 10
+)
+
+var (
+	errStalled = errors.New("no byte came for too long")
+	errClosed  = errors.New("the body was closed")
+)
+
+// Body is a file while it is fetched. Reading it survives lost connections. io.EOF comes only when everything was read
+// and has the digest that was asked for: whoever stores what is read must read up to it, or call Drain.
+//
+// It is for one goroutine; to end a read that waits, end the context of Get. It must be closed.
+type Body struct {
+	s      *session
+	ctx    context.Context // of Get: a body is a request under way
+	cancel func()
+	from   location
+	want   string // hex digits of the digest, "" for any
+
+	conn    io.ReadCloser // the answer that is read; nil when there is none
+	hangUp  context.CancelCauseFunc
+	watch   *time.Timer // hangs up when a read stalls
+	tries   int         // requests in a row that brought next to nothing
+	arrived int64       // bytes of this connection
+
+	fetched bool // an answer with content was accepted once
+	same    bool // the answer was: not modified
+	off     int64
+	size    int64 // -1: not known
+	now     validators
+	hash    hasher
+	sum     string
+	err     error // of all further reads
+}
+
+// validators tell versions of a file apart.
+type validators struct{ etag, modified string }
+
+// strong is what If-Range accepts, "" if there is nothing.
+func (v validators) strong() string {
+	if v.etag != "" && !strings.HasPrefix(v.etag, "W/") {
+		return v.etag
+	}
+	return v.modified
+}
+
+// NotModified reports that the server has nothing newer than what the request named. Such a body cannot be read.
+func (b *Body) NotModified() bool { return b.same }
+
+// Size is the number of bytes served, -1 when the server does not say. Until the first byte was read it may change.
+func (b *Body) Size() int64 { return b.size }
+
+// ETag is the server's, "" if it gives none.
+func (b *Body) ETag() string { return b.now.etag }
+
+// LastModified is the server's, as it says it, "" if it does not.
+func (b *Body) LastModified() string { return b.now.modified }
+
+// Sum is "sha256:<hex>" of the bytes as served, once all of them were read; "" before.
+func (b *Body) Sum() string { return b.sum }
+
+// Read implements io.Reader.
+func (b *Body) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for b.err == nil {
+		if b.size >= 0 && int64(len(p)) > b.size-b.off {
+			p = p[:max(b.size-b.off, 1)] // one more than there should be is noticed
+		}
+		b.watch.Reset(b.s.c.opts.Stall)
+		n, err := b.conn.Read(p)
+		b.watch.Stop()
+		if n > 0 {
+			b.take(p[:n])
+			if b.err != nil {
+				break
+			}
+			return n, nil // an error of this read comes again at the next
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF) && (b.size < 0 || b.off == b.size):
+			b.err = b.finish()
+		default:
+			b.err = b.resume(err)
+		}
+	}
+	return 0, b.err
+}
+
+// take accounts for bytes that came.
+func (b *Body) take(p []byte) {
+	b.off += int64(len(p))
+	b.arrived += int64(len(p))
+	if b.size >= 0 && b.off > b.size {
+		b.err = errdefs.Unavailablef("fetch %s: the server sends more than it announced; try again", b.from)
+		return
+	}
+	b.hash.write(p)
+}
+
+// finish is the end of a whole file: io.EOF, or that it is not the one that was asked for.
+func (b *Body) finish() error {
+	b.disconnect(nil)
+	sum := b.hash.sum()
+	if b.want != "" && sum != b.want {
+		return mismatch(b.from, b.want, sum)
+	}
+	b.sum = "sha256:" + sum
+	return io.EOF
+}
+
+func mismatch(l location, want, got string) error {
+	return errdefs.DataLossf("fetch %s: digest mismatch: the server has sha256:%s, asked for was sha256:%s", l, got, want)
+}
+
+// WriteTo implements io.WriterTo with large reads.
+func (b *Body) WriteTo(w io.Writer) (int64, error) {
+	buf := make([]byte, chunk)
+	var written int64
+	for {
+		n, err := b.Read(buf)
+		if n > 0 {
+			m, err := w.Write(buf[:n])
+			written += int64(m)
+			if err != nil {
+				return written, err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return written, nil
+		case err != nil:
+			return written, err
+		}
+	}
+}
+
+// Drain reads what is left. It returns nil when the whole file was read and is the one that was asked for.
+func (b *Body) Drain() error {
+	_, err := b.WriteTo(io.Discard)
+	return err
+}
+
+// Close ends the fetch. It may be called more than once.
+func (b *Body) Close() error {
+	b.disconnect(errClosed)
+	b.cancel()
+	b.hash.close()
+	if b.err == nil {
+		b.err = errClosed
+	}
+	return nil
+}
+
+// resume replaces a connection that was lost.
+func (b *Body) resume(cause error) error {
+	if errors.Is(context.Cause(b.ctx), context.Canceled) || b.ctx.Err() != nil {
+		b.disconnect(nil)
+		return contextError(b.ctx, b.from)
+	}
+	b.disconnect(nil)
+	if b.arrived >= progress {
+		b.tries = 0
+	}
+	of := ""
+	if b.size >= 0 {
+		of = fmt.Sprintf(" of %d", b.size)
+	}
+	why := errdefs.Unavailablef("fetch %s: the connection was lost after %d%s bytes (%w)", b.from, b.off, of, cause)
+	if b.off > 0 && b.now.strong() == "" && b.want == "" {
+		return fmt.Errorf("%w, and the server gives no ETag by which the rest could be asked for; try again", why)
+	}
+	return b.connect(validators{}, &failure{err: why, retry: true})
+}
+
+// disconnect gives the connection up.
+func (b *Body) disconnect(cause error) {
+	if b.conn == nil {
+		return
+	}
+	b.watch.Stop()
+	b.hangUp(cause)
+	b.conn.Close()
+	b.conn = nil
+}
+
+// connect asks until an answer can be read from b.off on. last is why that is needed, nil at first.
+func (b *Body) connect(have validators, last *failure) error {
+	for {
+		if last != nil {
+			if err := b.pause(last); err != nil {
+				return err
+			}
+		}
+		b.tries++
+		if last = b.request(have); last == nil {
+			return nil
+		}
+	}
+}
+
+// pause waits before another attempt, or returns why there is none.
+func (b *Body) pause(f *failure) error {
+	o := b.s.c.opts
+	switch {
+	case !f.retry:
+		return f.err
+	case b.tries >= o.Attempts:
+		return fmt.Errorf("%w (tried %d times)", f.err, b.tries)
+	}
+	wait := backoff(o, b.tries, f.after)
+	o.Log.WarnContext(b.ctx, "fetch is tried again", "op", "fetch", "dur", wait, "err", f.err)
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-b.ctx.Done():
+		return contextError(b.ctx, b.from)
+	}
+}
+
+// request makes one attempt.
+func (b *Body) request(have validators) *failure {
+	h := http.Header{}
+	switch {
+	case b.off > 0:
+		h.Set("Range", fmt.Sprintf("bytes=%d-", b.off))
+		set(h, "If-Range", b.now.strong())
+	case !b.fetched:
+		set(h, "If-None-Match", have.etag)
+		set(h, "If-Modified-Since", have.modified)
+	}
+	ctx, hangUp := context.WithCancelCause(b.ctx)
+	res, at, f := b.s.exchange(ctx, b.from, h)
+	if f != nil {
+		hangUp(nil)
+		return f
+	}
+	if f := b.accept(res, at, have); f != nil {
+		discard(res)
+		hangUp(nil)
+		return f
+	}
+	b.conn, b.hangUp, b.arrived = res.Body, hangUp, 0
+	b.watch = time.AfterFunc(time.Hour, func() { hangUp(errStalled) })
+	b.watch.Stop()
+	if b.same {
+		b.disconnect(nil)
+		b.err = errdefs.Preconditionf("fetch %s: it was not modified, there is nothing to read", b.from)
+	}
+	return nil
+}
+
+func set(h http.Header, key, value string) {
+	if value != "" {
+		h.Set(key, value)
+	}
+}
+
+// accept judges the head of an answer.
+func (b *Body) accept(res *http.Response, at location, have validators) *failure {
+	got := validators{etag: res.Header.Get("ETag"), modified: res.Header.Get("Last-Modified")}
+	switch {
+	case b.off == 0 && res.StatusCode == http.StatusOK:
+		b.fetched, b.now, b.size = true, got, res.ContentLength
+		return nil
+	case b.off == 0 && res.StatusCode == http.StatusNotModified && !b.fetched && have != (validators{}):
+		b.same = true
+		b.now = validators{etag: or(got.etag, have.etag), modified: or(got.modified, have.modified)}
+		return nil
+	case b.off == 0:
+		return statusFailure(res, at)
+	case res.StatusCode == http.StatusPartialContent && b.continues(res, got):
+		return nil
+	case res.StatusCode == http.StatusOK && got == b.now && got.strong() != "":
+		return &failure{err: errdefs.Unavailablef("fetch %s: the connection was lost, and the server does not continue where it broke off; try again", at)}
+	case res.StatusCode == http.StatusOK, res.StatusCode == http.StatusPartialContent,
+		res.StatusCode == http.StatusRequestedRangeNotSatisfiable, res.StatusCode == http.StatusPreconditionFailed:
+		return &failure{err: errdefs.Unavailablef("fetch %s: it was changed while it was fetched; try again", at)}
+	}
+	return statusFailure(res, at)
+}
+
+// continues reports whether a partial answer is the rest of what was read so far.
+func (b *Body) continues(res *http.Response, got validators) bool {
+	r, ok := parseContentRange(res.Header.Get("Content-Range"))
+	if !ok || r.first != b.off {
+		return false
+	}
+	if r.total >= 0 && b.size >= 0 && r.total != b.size || r.last >= r.total && r.total >= 0 {
+		return false
+	}
+	if got.etag != "" && b.now.etag != "" && got.etag != b.now.etag {
+		return false
+	}
+	return got.modified == "" || b.now.modified == "" || got.modified == b.now.modified
+}
+
+func or(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}

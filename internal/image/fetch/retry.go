@@ -1,0 +1,73 @@
+package fetch
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// backoff is how long to wait after the given number of attempts: what the server asked for, or twice as long each time,
+// give or take a quarter so that many nodes do not return at once; never longer than the client allows. After progress
+// there is no wait.
+func backoff(o Options, tries int, asked time.Duration) time.Duration {
+	if asked > 0 {
+		return min(asked, o.MaxWait)
+	}
+	if tries == 0 {
+		return 0
+	}
+	wait := min(o.Backoff<<min(tries-1, 20), o.MaxWait)
+	return min(wait*3/4+rand.N(wait/2+1), o.MaxWait)
+}
+
+// retryAfter reads the header of that name: seconds or a date. What cannot be understood asks for nothing.
+func retryAfter(value string, now time.Time) time.Duration {
+	const longest = 24 * time.Hour // far beyond any bound, and far from overflow
+	if seconds, err := strconv.ParseUint(value, 10, 63); err == nil {
+		return min(time.Duration(min(seconds, uint64(longest/time.Second)))*time.Second, longest)
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return min(max(at.Sub(now), 0), longest)
+	}
+	return 0
+}
+
+// contentRange is what part of a file an answer holds, both ends included. total is -1 when the server does not know.
+type contentRange struct{ first, last, total int64 }
+
+// parseContentRange reads "bytes 0-99/100".
+func parseContentRange(value string) (contentRange, bool) {
+	unit, rest, ok := strings.Cut(value, " ")
+	if !ok || !strings.EqualFold(unit, "bytes") {
+		return contentRange{}, false
+	}
+	span, total, ok := strings.Cut(rest, "/")
+	if !ok {
+		return contentRange{}, false
+	}
+	from, to, ok := strings.Cut(span, "-")
+	if !ok {
+		return contentRange{}, false
+	}
+	r := contentRange{total: -1}
+	var errs [3]error
+	r.first, errs[0] = number(from)
+	r.last, errs[1] = number(to)
+	if total != "*" {
+		r.total, errs[2] = number(total)
+	}
+	for _, err := range errs {
+		if err != nil {
+			return contentRange{}, false
+		}
+	}
+	return r, r.first <= r.last && (r.total < 0 || r.last < r.total)
+}
+
+// number reads digits only: no sign, which ParseInt would take.
+func number(s string) (int64, error) {
+	n, err := strconv.ParseUint(s, 10, 63)
+	return int64(n), err
+}

@@ -1,0 +1,116 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpproxy"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/translate"
+)
+
+// maxTransports bounds the cache: profiles come and go with the files that hold them.
+const maxTransports = 64
+
+// transport returns the one for p. Profiles that connect alike share it, and with it their connections.
+func (c *Client) transport(p *translate.Profile) (*http.Transport, error) {
+	if p == nil {
+		p = &translate.Profile{}
+	}
+	text, err := json.Marshal(struct {
+		Proxy string
+		TLS   *translate.TLS
+	}{p.Proxy, p.TLS})
+	if err != nil {
+		return nil, errdefs.Invalidf("the transport profile cannot be used: %w", err)
+	}
+	key := sha256.Sum256(text)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t := c.transports[key]; t != nil {
+		return t, nil
+	}
+	t, err := c.newTransport(p)
+	if err != nil {
+		return nil, err
+	}
+	if len(c.transports) >= maxTransports {
+		for _, old := range c.transports {
+			old.CloseIdleConnections()
+		}
+		clear(c.transports)
+	}
+	c.transports[key] = t
+	return t, nil
+}
+
+func (c *Client) newTransport(p *translate.Profile) (*http.Transport, error) {
+	tlsConfig, err := c.tlsConfig(p.TLS)
+	if err != nil {
+		return nil, err
+	}
+	proxy, err := proxyOf(p.Proxy)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Transport{
+		Proxy:                 proxy,
+		DialContext:           (&net.Dialer{Timeout: c.opts.Dial, KeepAlive: 30 * time.Second}).DialContext,
+		TLSClientConfig:       tlsConfig,
+		TLSHandshakeTimeout:   c.opts.Handshake,
+		ResponseHeaderTimeout: c.opts.Stall,
+		IdleConnTimeout:       time.Minute,
+		MaxIdleConnsPerHost:   4,
+		DisableCompression:    true, // digests and ranges are those of the file
+		ReadBufferSize:        64 << 10,
+		// Large reads pass that buffer by. HTTP/2 stays off: one long stream gains nothing by it, and a lost connection
+		// must cost one fetch only.
+		MaxResponseHeaderBytes: 1 << 18,
+		OnProxyConnectResponse: proxyAnswer,
+	}, nil
+}
+
+// proxyOf is the profile's proxy for every URL, or what the environment says.
+func proxyOf(raw string) (func(*http.Request) (*url.URL, error), error) {
+	if raw == "" {
+		ask := httpproxy.FromEnvironment().ProxyFunc()
+		return func(r *http.Request) (*url.URL, error) {
+			u, err := ask(r.URL)
+			if err != nil { // its text is that of the variable, which may hold a password
+				return nil, errdefs.Preconditionf("the proxy that the environment names for %s is no URL", r.URL.Scheme)
+			}
+			return u, nil
+		}, nil
+	}
+	if !strings.Contains(raw, "://") {
+		raw = "http://" + raw
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Hostname() == "" {
+		return nil, errdefs.Invalidf("the proxy of the transport is no URL")
+	}
+	switch u.Scheme {
+	case "http", "https", "socks5", "socks5h":
+		return http.ProxyURL(u), nil
+	}
+	return nil, errdefs.Invalidf("the proxy of the transport has scheme %q, which is none of http, https, socks5", u.Scheme)
+}
+
+// proxyAnswer classifies a proxy's refusal to connect.
+func proxyAnswer(_ context.Context, _ *url.URL, req *http.Request, res *http.Response) error {
+	switch code := res.StatusCode; {
+	case code/100 == 2:
+		return nil
+	case code == http.StatusProxyAuthRequired || code == http.StatusForbidden || code == http.StatusUnauthorized:
+		return errdefs.Preconditionf("the proxy does not let us connect to %s (%s)", req.URL.Host, status(res))
+	default:
+		return errdefs.Unavailablef("the proxy cannot connect to %s (%s)", req.URL.Host, status(res))
+	}
+}
