@@ -41,6 +41,7 @@ func TestBench(t *testing.T) {
 		{"boot", boot},
 		{"pods", pods},
 		{"fake", fakes},
+		{"pulls", pulls},
 	} {
 		if !t.Run(b.name, func(t *testing.T) { b.run(t, &results) }) {
 			return
