@@ -11,7 +11,7 @@ import (
 // Profile is how an image is fetched: one transport profile of a mapping, as plain data. A nil *Profile stands for the
 // defaults of the system.
 //
-// It may hold secrets (a proxy's password, private keys), so it prints itself without them, in every fmt verb and log.
+// It may hold secrets (a proxy's password, private keys), so it prints itself without them, in every fmt verb and log. encoding/json sees them.
 type Profile struct {
 	Timeout      time.Duration // of the whole request, body included; 0: none
 	MaxRedirects *int          // nil: the default, 9
@@ -74,14 +74,14 @@ func (t *TLS) String() string {
 // String hides the texts.
 func (Certificate) String() string { return "[certificate]" }
 
-// Format and LogValue keep the secrets out of every verb and every log.
-func (p *Profile) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(p.String())) }
+// Format and LogValue keep the secrets out of every verb and every log. Encoding as JSON does not: whoever encodes wants them.
+func (p Profile) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(p.String())) }
 
 // LogValue implements slog.LogValuer.
 func (p *Profile) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
 // Format implements fmt.Formatter.
-func (t *TLS) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(t.String())) }
+func (t TLS) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(t.String())) }
 
 // LogValue implements slog.LogValuer.
 func (t *TLS) LogValue() slog.Value { return slog.StringValue(t.String()) }
