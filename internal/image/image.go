@@ -46,9 +46,11 @@ type Store interface {
 type Puller interface {
 	// Pull makes sure that the image is there, as r.Policy says, and returns it. Parallel pulls of one image are one
 	// transfer; when every caller has gone away, it is given up and leaves nothing. progress may be nil.
-	// Errors: InvalidArgument (name), NotFound (no such image there, or none here with PullNever), PermissionDenied
-	// (credentials), DataLoss (digest, truncated), Unavailable (server, network), ResourceExhausted (disk), Unsupported
-	// (another architecture).
+	// Errors: InvalidArgument (name), NotFound (no such image there, or none here with PullNever), AlreadyExists (PullAlways
+	// of an image that was imported and so has no origin that could have a newer one), FailedPrecondition (credentials,
+	// certificates, a mapping that does not count), DataLoss (digest, truncated), Unavailable (server, network),
+	// ResourceExhausted (disk), Unsupported (another architecture).
+	// progress is called when the network is used, and only then.
 	Pull(ctx context.Context, r PullRequest, progress func(Progress)) (Image, error)
 
 	// Explain says step by step what a name means here and where it would be pulled from. It uses no network.
@@ -147,7 +149,7 @@ type Image struct {
 	CreatedAt time.Time    `json:"created_at"`
 	Config    vm.Process   `json:"config,omitzero"` // OCI images: entrypoint, args, env, workdir, user
 	Arch      string       `json:"arch,omitempty"`
-	Digest    string       `json:"digest,omitempty"` // sha256:<hex> of the registry's manifest, when it came from one
+	Digest    string       `json:"digest,omitempty"` // sha256:<hex> of the registry's manifest, or of a file that was served compressed
 	Source    string       `json:"source,omitempty"` // URL it was fetched from, without credentials
 	UsedAt    time.Time    `json:"used_at,omitzero"` // last time a VM was made of it or it was pulled
 }

@@ -1,48 +1,187 @@
-// Package pull brings images into the local store from where their names say: it decides what a name means, fetches over
-// HTTP or from an OCI registry, and hands the bytes to the store.
+// Package pull brings images into the local store from where their names say: it has the name translated, asks the store
+// what is there, lets the policy decide, and has the rest fetched over HTTP or from an OCI registry.
+//
+// It knows no grammar of names (package translate), speaks no protocol (fetch, registry) and lays out no files (local):
+// it is where those meet. What it adds is the policy, the sharing of transfers between callers and the bound on how many
+// run at a time.
 package pull
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"sync"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/fetch"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/translate"
 )
 
-// Config says where names lead.
+// DefaultParallel is how many transfers run at a time.
+const DefaultParallel = 4
+
+// Config says where names lead and how it is gone there. The zero value is usable.
 type Config struct {
-	Log *slog.Logger
+	Mappings   string          // folder of mapping files; "" for none
+	Protocol   string          // of names without one: https (default) or http
+	Regexps    bool            // mappings by regular expression count
+	Registries registry.Config // how registries are reached
+	Parallel   int             // transfers at a time; 0 is DefaultParallel
+	Stall      time.Duration   // of a connection without a byte until it is made anew; 0 is fetch's default
+	UserAgent  string
+	Observer   Observer     // nil: nobody
+	Log        *slog.Logger // nil discards
+}
+
+// Observer is told of the transfers. Its methods must be quick and safe for concurrent use.
+type Observer interface {
+	Began()
+	Received(bytes int64)
+	Ended(kind string, took time.Duration, err error) // kind as in image.Explanation
 }
 
 // Puller implements image.Puller.
 type Puller struct {
-	cfg   Config
-	store *local.Store
+	cfg      Config
+	log      *slog.Logger
+	store    *local.Store
+	names    *translate.Translator
+	web      *fetch.Client
+	registry *registry.Client
+	slots    chan struct{}
+
+	mu   sync.Mutex
+	jobs map[jobKey]*job
 }
 
 var _ image.Puller = (*Puller)(nil)
 
 // New returns a puller into store.
 func New(cfg Config, store *local.Store) (*Puller, error) {
-	return &Puller{cfg: cfg, store: store}, nil
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Parallel < 0 {
+		return nil, errdefs.Invalidf("%d parallel pulls are not possible", cfg.Parallel)
+	}
+	names, err := translate.New(translate.Options{Dir: cfg.Mappings, Protocol: cfg.Protocol, Regexps: cfg.Regexps, Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	cfg.Registries.Log = cfg.Log
+	return &Puller{
+		cfg: cfg, log: cfg.Log, store: store, names: names, jobs: map[jobKey]*job{},
+		web:      fetch.New(fetch.Options{Log: cfg.Log, UserAgent: cfg.UserAgent, Stall: cfg.Stall}),
+		registry: registry.New(cfg.Registries, store),
+		slots:    make(chan struct{}, cmp.Or(cfg.Parallel, DefaultParallel)),
+	}, nil
 }
 
-// Pull implements image.Puller.
-func (p *Puller) Pull(ctx context.Context, r image.PullRequest, _ func(image.Progress)) (image.Image, error) {
-	return p.store.Get(ctx, r.Name)
+// Pull implements image.Puller. progress is called when the network is used, and only then.
+// Besides the errors of the contract: AlreadyExists when r asks for what is new of an image that was imported and so has
+// no origin; with Force it is replaced by what its name leads to.
+func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+	policy := cmp.Or(r.Policy, image.PullAlways)
+	switch policy {
+	case image.PullAlways, image.PullIfNotPresent, image.PullNever:
+	default:
+		return image.Image{}, errdefs.Invalidf("the pull policy %q is none of Always, IfNotPresent, Never", policy)
+	}
+	if r.Force && policy == image.PullNever {
+		return image.Image{}, errdefs.Invalidf("an image cannot be fetched by force with the policy Never")
+	}
+	d, err := p.names.Translate(r.Name)
+	if err != nil {
+		return image.Image{}, err
+	}
+	here, err := p.find(ctx, d, r.Name)
+	switch {
+	case err == nil:
+	case !errdefs.IsNotFound(err):
+		return image.Image{}, err
+	case d.Kind == translate.Local:
+		return image.Image{}, err
+	case policy == image.PullNever:
+		return image.Image{}, errdefs.NotFoundf("the image %s is not here, and the policy is never to pull it; `cocoon image pull` fetches it", d.Name)
+	}
+	switch have := err == nil; {
+	case have && (policy != image.PullAlways || d.Kind == translate.Local) && !r.Force:
+		p.store.Touch(here.img.ID)
+		return here.img, nil
+	case have && here.imported() && !r.Force:
+		return image.Image{}, errdefs.Existsf("the image %s was imported here and has no origin that could be asked; to replace it by what its name leads to, pull it by force", d.Name)
+	case d.Kind == translate.Local:
+		return image.Image{}, errdefs.Invalidf("%s is the id of an image, which says nothing of where to fetch it", d.Name)
+	}
+	img, err := p.share(ctx, d, r, progress)
+	if err != nil {
+		return image.Image{}, fmt.Errorf("pull image %s: %w", d.Name, err)
+	}
+	return img, nil
 }
 
-// Explain implements image.Puller.
-func (p *Puller) Explain(context.Context, string) (image.Explanation, error) {
-	return image.Explanation{}, errdefs.Unsupportedf("names cannot be explained yet")
+// found is an image of the store and where it came from.
+type found struct {
+	img    image.Image
+	origin local.Origin
+}
+
+func (f found) imported() bool { return f.origin.IsZero() }
+
+// find looks for the image that d means: under its key, else as one that was imported under the name as written.
+func (p *Puller) find(ctx context.Context, d translate.Decision, name string) (found, error) {
+	if d.Kind == translate.Local {
+		img, err := p.store.Get(ctx, d.Key)
+		return found{img: img}, err
+	}
+	o, img, err := p.store.Origin(ctx, d.Key)
+	if err == nil && (d.Digest == "" || d.Kind == translate.Registry || d.Digest == img.ID || d.Digest == o.Digest) {
+		return found{img, o}, nil
+	}
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsInvalid(err) {
+		return found{}, err
+	}
+	if d.Name.Scheme != "" {
+		if d.Kind != translate.Registry {
+			return found{}, errdefs.NotFoundf("the image %s is not here", d.Name)
+		}
+		name = d.Key
+	}
+	if img, err = p.store.Get(ctx, name); err != nil {
+		return found{}, err
+	}
+	// Of the same image under another of its names.
+	o, _, err = p.store.Origin(ctx, img.Name)
+	if errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
+		err = nil
+	}
+	return found{img, o}, err
+}
+
+// Get resolves a reference as Pull does, without using the network: so that a VM boots from what was pulled for it.
+func (p *Puller) Get(ctx context.Context, ref string) (image.Image, error) {
+	d, err := p.names.Translate(ref)
+	if err != nil { // the mappings have no say in what is here already
+		return p.store.Get(ctx, ref)
+	}
+	here, err := p.find(ctx, d, ref)
+	return here.img, err
 }
 
 // SyncMappings implements image.Puller.
-func (p *Puller) SyncMappings(context.Context, string, []image.Mapping) ([]image.MappingProblem, error) {
-	return nil, nil
+func (p *Puller) SyncMappings(_ context.Context, source string, mappings []image.Mapping) ([]image.MappingProblem, error) {
+	if source == "" || source == translate.SourceFiles {
+		return nil, errdefs.Invalidf("%q cannot be a source of mappings that are pushed", source)
+	}
+	return p.names.Set(source, mappings), nil
 }
 
 // Problems implements image.Puller.
-func (p *Puller) Problems(context.Context) ([]image.MappingProblem, error) { return nil, nil }
+func (p *Puller) Problems(context.Context) ([]image.MappingProblem, error) {
+	return p.names.Problems(), nil
+}

@@ -291,7 +291,7 @@ func (e *engine) Pull(ctx context.Context, r image.PullRequest, progress func(im
 		return pull(ctx, r, progress)
 	}
 	if r.Policy == image.PullAlways {
-		return image.Image{}, errdefs.Preconditionf("%s was imported", r.Name)
+		return image.Image{}, errdefs.Existsf("%s was imported", r.Name)
 	}
 	return image.Image{Name: r.Name, ID: "sha256:abc"}, nil
 }

@@ -92,7 +92,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 			w.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
 		})
 	})
-	if errdefs.IsFailedPrecondition(err) && r.Policy == image.PullAlways && !r.Force {
+	if errdefs.IsAlreadyExists(err) && r.Policy == image.PullAlways && !r.Force {
 		// It was imported and has no origin. That somebody put it here is as good as a registry's answer.
 		img, err = w.p.Runtime.Pull(ctx, never, nil)
 		return img, err == nil, err

@@ -1,0 +1,160 @@
+package pull
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/translate"
+)
+
+// progressPace is the time between two reports of one phase.
+const progressPace = 200 * time.Millisecond
+
+// jobKey tells transfers apart that could end differently. The hash covers what is secret.
+type jobKey struct {
+	key   string
+	force bool
+	hash  [sha256.Size]byte
+}
+
+func keyOf(d translate.Decision, r image.PullRequest) jobKey {
+	k := jobKey{key: d.Key, force: r.Force}
+	h := sha256.New()
+	// Encoding cannot fail: these are strings and numbers.
+	_ = json.NewEncoder(h).Encode([]any{d.URL, d.Ref, d.Digest, d.SHA256, d.Checksums, plainOf(d.Transport), r.Auth})
+	h.Sum(k.hash[:0])
+	return k
+}
+
+// plainOf is a profile that encoding does not censor.
+func plainOf(p *translate.Profile) any {
+	if p == nil {
+		return nil
+	}
+	type plain translate.Profile
+	return (*plain)(p)
+}
+
+// job is one transfer. It goes on while anybody waits for it.
+type job struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed when img and err are set
+	img    image.Image
+	err    error
+
+	mu      sync.Mutex
+	waiting map[chan struct{}]bool // each is poked when a phase begins
+	last    image.Progress
+}
+
+// share takes part in a transfer, which is begun if there is none like it. The last caller to go away ends it, and
+// returns when it has cleaned up.
+func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+	news := make(chan struct{}, 1)
+	key := keyOf(d, r)
+	p.mu.Lock()
+	j := p.jobs[key]
+	if j == nil {
+		j = p.begin(ctx, key, d, r)
+	}
+	j.join(news)
+	p.mu.Unlock()
+	var told image.Progress
+	tell := func() {
+		if now := j.progress(); progress != nil && now != told {
+			told = now
+			progress(now)
+		}
+	}
+	pace := time.NewTicker(progressPace)
+	defer pace.Stop()
+	for {
+		select {
+		case <-j.done:
+			p.leave(key, j, news)
+			return j.img, j.err
+		case <-ctx.Done():
+			if p.leave(key, j, news) {
+				<-j.done
+			}
+			return image.Image{}, ctx.Err()
+		case <-news:
+			tell()
+		case <-pace.C:
+			tell()
+		}
+	}
+}
+
+// begin starts a transfer. Preconditions: mu is held.
+func (p *Puller) begin(ctx context.Context, key jobKey, d translate.Decision, r image.PullRequest) *job {
+	// The transfer is of all who wait for it; the values of the first caller's context do no harm.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	j := &job{cancel: cancel, done: make(chan struct{}), waiting: map[chan struct{}]bool{}}
+	p.jobs[key] = j
+	go func() { // whoever waits last waits for its end
+		defer cancel()
+		j.img, j.err = p.transfer(ctx, d, r, j.report)
+		p.mu.Lock()
+		if p.jobs[key] == j {
+			delete(p.jobs, key)
+		}
+		p.mu.Unlock()
+		close(j.done)
+	}()
+	return j
+}
+
+// leave ends the wait of one caller and reports whether it was the last: then the transfer is being given up, and nobody
+// joins it any more.
+func (p *Puller) leave(key jobKey, j *job, news chan struct{}) (last bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j.mu.Lock()
+	delete(j.waiting, news)
+	last = len(j.waiting) == 0
+	j.mu.Unlock()
+	if last {
+		j.cancel()
+		if p.jobs[key] == j {
+			delete(p.jobs, key)
+		}
+	}
+	return last
+}
+
+func (j *job) join(news chan struct{}) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.waiting[news] = true
+	if j.last.Phase != "" {
+		news <- struct{}{} // a new channel has room
+	}
+}
+
+func (j *job) progress() image.Progress {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.last
+}
+
+// report tells everybody of a new phase; what moves in it they look at themselves. It never waits for them.
+func (j *job) report(pr image.Progress) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	begins := pr.Phase != j.last.Phase
+	j.last = pr
+	if !begins {
+		return
+	}
+	for news := range j.waiting {
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	}
+}

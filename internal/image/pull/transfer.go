@@ -1,0 +1,202 @@
+package pull
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/compress"
+	"cocoonstack.io/cocoon/internal/image/fetch"
+	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/translate"
+)
+
+const (
+	phaseResolve  = "resolving"
+	phaseDownload = "downloading"
+)
+
+// transfer waits for its turn and fetches.
+func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (img image.Image, err error) {
+	report(image.Progress{Phase: phaseResolve, Total: -1})
+	select {
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
+	case <-ctx.Done():
+		return image.Image{}, ctx.Err()
+	}
+	began := time.Now()
+	if o := p.cfg.Observer; o != nil {
+		o.Began()
+		report = p.count(report)
+		defer func() { o.Ended(string(d.Kind), time.Since(began), err) }()
+	}
+	if d.Ref != "" {
+		img, err = p.fromRegistry(ctx, d, r, report)
+	} else {
+		img, err = p.fromWeb(ctx, d, r.Force, report)
+	}
+	if err == nil {
+		p.store.Touch(img.ID)
+		p.log.Info("image pulled", "op", "pull", "image", d.Key, "url", d.Printable, "dur", time.Since(began))
+	}
+	return img, err
+}
+
+// count passes reports on and counts the bytes in them.
+func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
+	var seen int64
+	return func(pr image.Progress) {
+		if pr.Phase == phaseDownload && pr.Done > seen {
+			p.cfg.Observer.Received(pr.Done - seen)
+			seen = pr.Done
+		}
+		report(pr)
+	}
+}
+
+func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (image.Image, error) {
+	ref := d.Ref
+	if d.Kind == translate.Mapped && d.Digest != "" { // the name demands what the mapping leaves open
+		repo, pinned, has := strings.Cut(ref, "@")
+		if has && pinned != d.Digest {
+			return image.Image{}, errdefs.DataLossf("digest mismatch: the mapping leads to %s, the name demands %s", pinned, d.Digest)
+		}
+		if i := strings.LastIndexByte(repo, ':'); i > strings.LastIndexByte(repo, '/') {
+			repo = repo[:i]
+		}
+		ref = repo + "@" + d.Digest
+	}
+	return p.registry.Pull(ctx, ref, d.Key, r.Auth, r.Force, report)
+}
+
+// fromWeb downloads d.URL, unless the store's copy of it is the newest already.
+func (p *Puller) fromWeb(ctx context.Context, d translate.Decision, force bool, report func(image.Progress)) (image.Image, error) {
+	req := fetch.Request{URL: d.URL, Profile: d.Transport, Digest: d.SHA256, Checksums: d.Checksums}
+	o, have, err := p.store.Origin(ctx, d.Key)
+	if err == nil && !force && current(d, o, have) {
+		req.ETag, req.LastModified = o.ETag, o.LastModified
+		if strings.Contains(d.URL, "?") { // the URL that is kept does not tell queries apart, and an ETag does
+			req.LastModified = ""
+		}
+	}
+	for {
+		body, err := p.web.Get(ctx, req)
+		if err != nil {
+			return image.Image{}, err
+		}
+		if !body.NotModified() {
+			defer body.Close()
+			return p.keep(ctx, d, body, report)
+		}
+		body.Close()
+		o.FetchedAt = time.Now().UTC()
+		img, err := p.store.Link(ctx, d.Key, have.ID, o)
+		if !errdefs.IsNotFound(err) {
+			return img, err
+		}
+		req.ETag, req.LastModified = "", "" // it went meanwhile
+	}
+}
+
+// current reports whether the copy have, which came from o, would do if the server says that it has not changed.
+func current(d translate.Decision, o local.Origin, have image.Image) bool {
+	served := o.Digest
+	if served == "" {
+		served = have.ID
+	}
+	return o.URL == d.Printable && (d.Digest == "" || d.Digest == have.ID || d.Digest == served) && (d.SHA256 == "" || d.SHA256 == served)
+}
+
+// keep stores what body brings, if it is what the name demands.
+func (p *Puller) keep(ctx context.Context, d translate.Decision, body *fetch.Body, report func(image.Progress)) (image.Image, error) {
+	in := &counted{r: body, body: body, report: report}
+	in.tell()
+	plain, kind, err := compress.Reader(in)
+	if err != nil {
+		return image.Image{}, err
+	}
+	defer plain.Close()
+	content := &content{r: plain, body: body}
+	if d.Digest != "" && kind != compress.None {
+		content.hash = sha256.New()
+	}
+	o := local.Origin{URL: d.Printable, ETag: body.ETag(), LastModified: body.LastModified(), FetchedAt: time.Now().UTC()}
+	total := body.Size()
+	if kind != compress.None {
+		total = -1
+	}
+	img, err := p.store.Put(ctx, d.Key, content, local.PutOptions{
+		Origin: o, Total: total,
+		Progress: func(phase string, done int64) {
+			if phase != local.PhaseDownload { // that one is ours
+				report(image.Progress{Phase: phase, Done: done, Total: -1})
+			}
+		},
+		Accept: func(id string) error {
+			if sums := []string{id, body.Sum(), content.sum()}; d.Digest != "" && sums[0] != d.Digest && sums[1] != d.Digest && sums[2] != d.Digest {
+				return errdefs.DataLossf("digest mismatch: %s brought %s, asked for was %s", d.Printable, body.Sum(), d.Digest)
+			}
+			return nil
+		},
+	})
+	if err != nil || body.Sum() == img.ID {
+		return img, err
+	}
+	// What was served is not what was stored. Its digest is known only now, and lets a name with it find the image.
+	o.Digest = body.Sum()
+	return p.store.Link(ctx, d.Key, img.ID, o)
+}
+
+// counted reports how much was read.
+type counted struct {
+	r      io.Reader
+	body   *fetch.Body
+	done   int64
+	report func(image.Progress)
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.r.Read(b)
+	c.done += int64(n)
+	c.tell()
+	return n, err
+}
+
+func (c *counted) tell() {
+	c.report(image.Progress{Phase: phaseDownload, Done: c.done, Total: c.body.Size()})
+}
+
+// content is what is stored. It ends only when all that was served was read and found right.
+type content struct {
+	r    io.Reader
+	body *fetch.Body
+	hash hash.Hash // nil: not asked for
+}
+
+func (c *content) Read(b []byte) (int, error) {
+	n, err := c.r.Read(b)
+	if c.hash != nil {
+		c.hash.Write(b[:n])
+	}
+	if errors.Is(err, io.EOF) {
+		if late := c.body.Drain(); late != nil {
+			return n, late
+		}
+	}
+	return n, err
+}
+
+func (c *content) sum() string {
+	if c.hash == nil {
+		return ""
+	}
+	return "sha256:" + hex.EncodeToString(c.hash.Sum(nil))
+}
