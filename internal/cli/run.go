@@ -32,6 +32,7 @@ type specFlags struct {
 	tty                                    bool
 	stopGrace                              time.Duration
 	pull                                   pullPolicy
+	cloudInit                              cloudInitFlags
 	out                                    format
 }
 
@@ -54,6 +55,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
 	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's)")
+	f.cloudInit.add(cmd)
 	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
 	pullPolicyFlag(cmd, &f.pull, "pull", image.PullIfNotPresent, "fetch the image first: missing (when it is not here), always (when there is a newer one) or never")
 	outputFlag(cmd, &f.out)
@@ -90,6 +92,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		return s, errdefs.Invalidf("--stop-grace %s: it must be more than nothing", f.stopGrace)
 	}
 	var err error
+	if s.CloudInit, err = f.cloudInit.value(); err != nil {
+		return s, err
+	}
 	if s.Process.Env, err = parseEnv(f.env, getenv); err != nil {
 		return s, err
 	}
@@ -160,6 +165,7 @@ It returns when the guest agent answers, or the VM has ended already. A VM of a 
 run returns when the machine is on.`,
 		Example: `  cocoon vm run demo
   cocoon vm run --name web --cpu 1 --memory 256M -e MODE=test demo
+  cocoon vm run --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.yaml debian-12
   cocoon vm run --name once demo -- sh -c 'echo hello'; cocoon vm logs once
   cocoon vm run -o json demo | jq -r .id`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,

@@ -76,8 +76,22 @@ func checkText(name, doc string) error {
 // where finds the line in the parser's message: the rest of it may quote the document, which may be secret.
 var where = regexp.MustCompile(`^yaml: (line \d+):`)
 
-// parse reads doc, a YAML map, and returns it with aliases and merge keys written out, without comments and styles.
+// parse reads doc, a YAML map or nothing.
 func parse(name, doc string) (*yaml.Node, error) {
+	n, err := parseAny(name, doc)
+	switch {
+	case err != nil:
+		return nil, err
+	case isNull(n): // nothing, or comments alone
+		return &yaml.Node{Kind: yaml.MappingNode}, nil
+	case n.Kind != yaml.MappingNode:
+		return nil, errdefs.Invalidf("cloud-init: %s is not a YAML map", name)
+	}
+	return n, nil
+}
+
+// parseAny reads doc and returns it with aliases and merge keys written out, without comments and styles.
+func parseAny(name, doc string) (*yaml.Node, error) {
 	if err := checkText(name, doc); err != nil {
 		return nil, err
 	}
@@ -85,7 +99,7 @@ func parse(name, doc string) (*yaml.Node, error) {
 	var n, more yaml.Node
 	switch err := dec.Decode(&n); {
 	case errors.Is(err, io.EOF):
-		return &yaml.Node{Kind: yaml.MappingNode}, nil
+		return word("null"), nil
 	case err != nil:
 		if m := where.FindStringSubmatch(err.Error()); m != nil {
 			return nil, errdefs.Invalidf("cloud-init: %s is not YAML (%s)", name, m[1])
@@ -96,19 +110,10 @@ func parse(name, doc string) (*yaml.Node, error) {
 		return nil, errdefs.Invalidf("cloud-init: %s holds more than one YAML document", name)
 	}
 	if len(n.Content) != 1 {
-		return nil, errdefs.Invalidf("cloud-init: %s is not a YAML map", name)
+		return word("null"), nil
 	}
 	w := writer{name: name}
-	root, err := w.write(n.Content[0], 0)
-	switch {
-	case err != nil:
-		return nil, err
-	case isNull(root): // comments alone
-		return &yaml.Node{Kind: yaml.MappingNode}, nil
-	case root.Kind != yaml.MappingNode:
-		return nil, errdefs.Invalidf("cloud-init: %s is not a YAML map", name)
-	}
-	return root, nil
+	return w.write(n.Content[0], 0)
 }
 
 // writer writes aliases out, within bounds.
@@ -210,7 +215,7 @@ func (w *writer) badTag(n *yaml.Node) error {
 
 // bare are strings that may stay without quotes. cloud-init reads YAML 1.1, in which some of them are no strings at all
 // (yes, 22:22): they must stay as they were written. Every other string is a string with quotes as well as without.
-var bare = regexp.MustCompile(`^[+-]?[A-Za-z0-9][A-Za-z0-9_./+:@-]*$`)
+var bare = regexp.MustCompile(`^[+-]?[A-Za-z0-9]([A-Za-z0-9_./+:@-]*[A-Za-z0-9_./+@-])?$`)
 
 const quotedStyles = yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
 

@@ -16,6 +16,24 @@ func Merge(base, over string) (string, error) {
 	return emit(merge(b, o))
 }
 
+// SetKey returns the cloud-config doc with key set to value, which is YAML of any kind.
+func SetKey(doc, key, value string) (string, error) {
+	base, err := parse("the document", doc)
+	if err != nil {
+		return "", err
+	}
+	v, err := parseAny("the value", value)
+	if err != nil {
+		return "", err
+	}
+	if i, ok := keysOf(base)[key]; ok {
+		base.Content[i+1] = v
+	} else {
+		base.Content = append(base.Content, quoted(key), v)
+	}
+	return emit(base)
+}
+
 // merge returns base with over laid over it. It may change and share both.
 func merge(base, over *yaml.Node) *yaml.Node {
 	switch {

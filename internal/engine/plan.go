@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/cloudinit"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -42,7 +43,13 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 		if !spec.Process.Empty() {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given a command", spec.Image)
 		}
+		if spec.CloudInit != nil {
+			return r, cloudinit.Validate(*spec.CloudInit)
+		}
 		return r, nil
+	}
+	if spec.CloudInit != nil {
+		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
 	}
 	if r.Process = spec.Process.Over(img.Config); r.Process.Empty() {
 		return r, errdefs.Invalidf("image %s has no entrypoint; give a command", spec.Image)

@@ -67,6 +67,22 @@ func TestNodeWithoutNetwork(t *testing.T) {
 // nopDriver is a driver that is never used.
 type nopDriver struct{ hypervisor.Driver }
 
+func TestCloudInitIsForDiskImages(t *testing.T) {
+	e := &Engine{cfg: Config{DefaultDriver: "d", Kernel: "k"}, drivers: map[string]hypervisor.Driver{"d": nopDriver{}}}
+	spec := vm.Spec{Image: "x", CloudInit: &vm.CloudInit{}}
+	if _, err := e.design(spec, image.Image{Type: vm.ImageDisk}); err != nil {
+		t.Error(err)
+	}
+	oci := image.Image{Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"sh"}}}
+	if _, err := e.design(spec, oci); !errdefs.IsInvalid(err) {
+		t.Errorf("cloud-init of a container image: %v", err)
+	}
+	spec.CloudInit.UserData = "nothing known"
+	if _, err := e.design(spec, image.Image{Type: vm.ImageDisk}); !errdefs.IsInvalid(err) {
+		t.Errorf("bad user data: %v", err)
+	}
+}
+
 func TestQueueIsFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q queue

@@ -36,11 +36,8 @@ func Check(pod *corev1.Pod) field.ErrorList {
 func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	ask, err := contract.ParseVMSpec(pod.Annotations)
-	if bad, ok := errors.AsType[contract.Errors](err); ok {
-		for _, e := range bad {
-			errs = append(errs, field.Invalid(annotationPath(e.Key), e.Value, e.Reason))
-		}
-	}
+	errs = append(errs, badKeys(err)...)
+	errs = append(errs, checkVirtlet(pod)...)
 	no := func(when bool, key, why string) {
 		if when {
 			errs = append(errs, field.Forbidden(annotationPath(key), why))
@@ -57,6 +54,15 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	no(pod.Annotations[contract.KeyRestoreFromHibernate] == "true", contract.KeyRestoreFromHibernate, noSnapshots)
 	no(contract.Hibernate(pod.Annotations), contract.KeyHibernate, noSnapshots)
 	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
+	return errs
+}
+
+// badKeys turns what the contract's parsers found into errors of the pod.
+func badKeys(err error) (errs field.ErrorList) {
+	bad, _ := errors.AsType[contract.Errors](err)
+	for _, e := range bad {
+		errs = append(errs, field.Invalid(annotationPath(e.Key), e.Value, e.Reason))
+	}
 	return errs
 }
 

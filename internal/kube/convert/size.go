@@ -16,7 +16,8 @@ type size struct {
 	storage int64 // bytes
 }
 
-// sizeOf reads the limits, else the requests, of the container and then of the pod as a whole.
+// sizeOf reads the limits, else the requests, of the container and then of the pod as a whole. Annotations win over them,
+// our own over Virtlet's.
 func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	s := size{cpus: DefaultCPUs, memory: DefaultMemory}
 	if q, ok := quantity(pod, corev1.ResourceCPU); ok {
@@ -27,6 +28,13 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	}
 	if q, ok := quantity(pod, corev1.ResourceEphemeralStorage); ok {
 		s.storage = max(q, vm.MinStorage)
+	}
+	old, _ := contract.ParseVirtlet(pod.Annotations)
+	if old.VCPUs > 0 {
+		s.cpus = old.VCPUs
+	}
+	if !old.RootVolumeSize.IsZero() {
+		s.storage = max(old.RootVolumeSize.Value(), vm.MinStorage)
 	}
 	if !ask.Storage.IsZero() {
 		s.storage = ask.Storage.Value()

@@ -28,7 +28,7 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		}
 		w.prior = nil
 	}
-	env, err := convert.Env(ctx, pod, w.p.cfg.Node, apiResolver{w.p.Client})
+	spec, err := w.wanted(ctx, pod)
 	if err != nil {
 		return w.retry(ctx, reasonConfigError, err, time.Second, 30*time.Second)
 	}
@@ -39,7 +39,7 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if w.launched.IsZero() {
 		w.launched = time.Now()
 	}
-	rec, err := w.p.Runtime.Launch(ctx, convert.Spec(pod, w.p.cfg.Node, env))
+	rec, err := w.p.Runtime.Launch(ctx, spec)
 	if errdefs.IsAlreadyExists(err) {
 		rec, err = w.occupied(ctx)
 	}
@@ -133,14 +133,26 @@ func (w *worker) occupied(ctx context.Context) (vm.Record, error) {
 	return w.p.Runtime.Launch(ctx, w.spec(ctx))
 }
 
-// spec is the VM asked for anew; its environment was resolved a moment ago, so an error now shows at the next try.
+// wanted is the VM that pod asks for, with what it refers to in the cluster.
+func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
+	from := apiResolver{w.p.Client}
+	env, err := convert.Env(ctx, pod, w.p.cfg.Node, from)
+	if err != nil {
+		return vm.Spec{}, err
+	}
+	spec := convert.Spec(pod, w.p.cfg.Node, env)
+	spec.CloudInit, err = convert.CloudInit(ctx, pod, from)
+	return spec, err
+}
+
+// spec is the VM asked for anew; what it refers to was resolved a moment ago, so an error now shows at the next try.
 func (w *worker) spec(ctx context.Context) vm.Spec {
 	pod, _, _ := w.look()
-	env, err := convert.Env(ctx, pod, w.p.cfg.Node, apiResolver{w.p.Client})
+	spec, err := w.wanted(ctx, pod)
 	if err != nil {
 		return vm.Spec{}
 	}
-	return convert.Spec(pod, w.p.cfg.Node, env)
+	return spec
 }
 
 // wakeUp starts an adopted VM that does not run.
@@ -178,6 +190,9 @@ func (w *worker) announce(rec *vm.Record) {
 	}
 	if left := convert.Unserved(pod); len(left) > 0 && rec.Restarts == 0 {
 		w.event(corev1.EventTypeWarning, eventUnserved, "Not run in this VM: %s; it is ready when it answers on the network", strings.Join(left, ", "))
+	}
+	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
+		w.event(corev1.EventTypeWarning, eventUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))
 	}
 	if !w.launched.IsZero() {
 		w.p.Metrics.booted(rec.Driver, time.Since(w.launched))

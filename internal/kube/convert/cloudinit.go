@@ -1,0 +1,249 @@
+package convert
+
+import (
+	"context"
+	"encoding/base64"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/cloudinit"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// defaultSSHKey is the key of VirtletSSHKeySource when it names none.
+const defaultSSHKey = "authorized_keys"
+
+// CloudInit is what the Virtlet annotations of pod give its guest's cloud-init, nil when there are none: then a disk
+// guest gets the generated documents alone. A source that is not there or has the wrong content is a FailedPrecondition
+// error: the pod waits until somebody mends it. Other errors are the Resolver's own. No error quotes a source.
+//
+// The user-data is, first match wins: the value of one key of the source; the script; the source's keys with the
+// annotation's document merged over them, or with VirtletCloudInitUserDataOverwrite that document alone.
+func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudInit, error) {
+	ask, _ := contract.ParseVirtlet(pod.Annotations)
+	if !ask.CloudInit() {
+		return nil, nil
+	}
+	s := sources{pod: pod, from: from}
+	c := vm.CloudInit{Datasource: ask.ImageType, MetaData: ask.MetaData}
+	if ask.ForceDHCP {
+		c.NetworkConfig = cloudinit.NetworkDHCP
+	}
+	var err error
+	if c.UserData, err = s.userData(ctx, ask); err != nil {
+		return nil, err
+	}
+	if c.SSHKeys, err = s.sshKeys(ctx, ask); err != nil {
+		return nil, err
+	}
+	files, err := s.files(ctx, ask.Files)
+	if err != nil {
+		return nil, err
+	}
+	if c, err = cloudinit.WithFiles(c, files); err != nil {
+		return nil, errdefs.As(errdefs.FailedPrecondition, err)
+	}
+	if err := cloudinit.Validate(c); err != nil {
+		return nil, errdefs.As(errdefs.FailedPrecondition, err)
+	}
+	return &c, nil
+}
+
+// sources reads the ConfigMaps and Secrets that annotations name.
+type sources struct {
+	pod  *corev1.Pod
+	from Resolver
+}
+
+func (s sources) userData(ctx context.Context, ask contract.Virtlet) (string, error) {
+	data, err := s.read(ctx, contract.KeyVirtletUserDataSource, ask.UserDataSource)
+	if err != nil {
+		return "", err
+	}
+	if ask.UserDataKey != "" {
+		doc, err := value(contract.KeyVirtletUserDataSource, ask.UserDataSource, data, ask.UserDataKey)
+		if err == nil && ask.UserDataEncoding == contract.EncodingBase64 {
+			doc, err = decode(contract.KeyVirtletUserDataSource, ask.UserDataSource, ask.UserDataKey, doc)
+		}
+		return expandMounts(doc), err
+	}
+	if ask.UserDataScript != "" {
+		return expandMounts(ask.UserDataScript), nil
+	}
+	doc := ""
+	if !ask.UserDataOverwrite {
+		for _, key := range slices.Sorted(maps.Keys(data)) {
+			if doc, err = cloudinit.SetKey(doc, key, data[key]); err != nil {
+				return "", errdefs.Preconditionf("%s %s: key %s: %w", contract.KeyVirtletUserDataSource, ask.UserDataSource, key, err)
+			}
+		}
+	}
+	if doc == "" && ask.UserData == "" {
+		return "", nil
+	}
+	doc, err = cloudinit.Merge(doc, ask.UserData)
+	return doc, errdefs.As(errdefs.FailedPrecondition, err)
+}
+
+// expandMounts puts in what mounts the volumes: nothing. The files of a disk guest are there before a script runs.
+func expandMounts(doc string) string { return strings.ReplaceAll(doc, contract.MountScript, "") }
+
+func (s sources) sshKeys(ctx context.Context, ask contract.Virtlet) ([]string, error) {
+	var keys []string
+	src := ask.SSHKeySource
+	if src != (contract.Source{}) && (!ask.UserDataOverwrite || ask.SSHKeys == "") {
+		data, err := s.read(ctx, contract.KeyVirtletSSHKeySource, src)
+		if err != nil {
+			return nil, err
+		}
+		key := src.Key
+		if key == "" {
+			key = defaultSSHKey
+		}
+		list, err := value(contract.KeyVirtletSSHKeySource, src, data, key)
+		if err != nil {
+			return nil, err
+		}
+		keys = lines(keys, list)
+	}
+	return lines(keys, ask.SSHKeys), nil
+}
+
+func lines(to []string, text string) []string {
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			to = append(to, line)
+		}
+	}
+	return to
+}
+
+// files reads keys X with X_path beside them, and X_encoding: base64 unless it says plain.
+func (s sources) files(ctx context.Context, src contract.Source) ([]cloudinit.File, error) {
+	const what = contract.KeyVirtletFiles
+	data, err := s.read(ctx, what, src)
+	if err != nil {
+		return nil, err
+	}
+	var files []cloudinit.File
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if attribute(data, key, "_path") || attribute(data, key, "_encoding") {
+			continue
+		}
+		path, err := value(what, src, data, key+"_path")
+		if err != nil {
+			return nil, err
+		}
+		content := data[key]
+		switch data[key+"_encoding"] {
+		case contract.EncodingPlain:
+		case "", contract.EncodingBase64:
+			if content, err = decode(what, src, key, content); err != nil {
+				return nil, err
+			}
+		default:
+			return nil, errdefs.Preconditionf("%s %s: key %s_encoding is neither base64 nor plain", what, src, key)
+		}
+		files = append(files, cloudinit.File{Path: strings.TrimSpace(path), Data: []byte(content)})
+	}
+	return files, nil
+}
+
+// attribute reports whether key says something of another key.
+func attribute(data map[string]string, key, suffix string) bool {
+	of, ok := strings.CutSuffix(key, suffix)
+	if ok {
+		_, ok = data[of]
+	}
+	return ok
+}
+
+// read returns the content of src; none for no source.
+func (s sources) read(ctx context.Context, what string, src contract.Source) (map[string]string, error) {
+	if src == (contract.Source{}) {
+		return nil, nil
+	}
+	data := map[string]string{}
+	var err error
+	if src.Kind == contract.SourceSecret {
+		var secret *corev1.Secret
+		if secret, err = s.from.Secret(ctx, s.pod.Namespace, src.Name); err == nil {
+			for k, v := range secret.Data {
+				data[k] = string(v)
+			}
+		}
+	} else {
+		var cm *corev1.ConfigMap
+		if cm, err = s.from.ConfigMap(ctx, s.pod.Namespace, src.Name); err == nil {
+			for k, v := range cm.BinaryData {
+				data[k] = string(v)
+			}
+			maps.Copy(data, cm.Data)
+		}
+	}
+	if err != nil {
+		return nil, missing(err, src.Kind, src.Name, nil)
+	}
+	return data, nil
+}
+
+func value(what string, src contract.Source, data map[string]string, key string) (string, error) {
+	v, ok := data[key]
+	if !ok {
+		return "", errdefs.Preconditionf("%s %s: there is no key %s", what, src, key)
+	}
+	return v, nil
+}
+
+func decode(what string, src contract.Source, key, text string) (string, error) {
+	b, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
+	if err != nil { // its text would quote the content
+		return "", errdefs.Preconditionf("%s %s: key %s is not base64", what, src, key)
+	}
+	return string(b), nil
+}
+
+// checkVirtlet refuses annotations that can never work, sources aside. The documents are not repeated: they may be secret.
+func checkVirtlet(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	ask, err := contract.ParseVirtlet(pod.Annotations)
+	errs = append(errs, badKeys(err)...)
+	bad := func(key string, err error) {
+		if err != nil {
+			errs = append(errs, field.Invalid(annotationPath(key), field.OmitValueType{}, err.Error()))
+		}
+	}
+	bad(contract.KeyVirtletMetaData, cloudinit.Validate(vm.CloudInit{MetaData: ask.MetaData}))
+	_, err = cloudinit.Merge("", ask.UserData)
+	bad(contract.KeyVirtletUserData, err)
+	bad(contract.KeyVirtletUserDataScript, cloudinit.Validate(vm.CloudInit{UserData: ask.UserDataScript}))
+	bad(contract.KeyVirtletSSHKeys, cloudinit.Validate(vm.CloudInit{SSHKeys: []string{ask.SSHKeys}}))
+	return errs
+}
+
+// Ignored names annotations of Virtlet that are understood and change nothing here, in words for an Event.
+func Ignored(pod *corev1.Pod) []string {
+	ask, _ := contract.ParseVirtlet(pod.Annotations)
+	var out []string
+	for _, a := range []struct {
+		asked bool
+		what  string
+	}{
+		{ask.DiskDriver == "scsi", contract.KeyVirtletDiskDriver + " scsi (disks are virtio)"},
+		{ask.CPUModel != "", contract.KeyVirtletCPUModel},
+		{ask.CPUSetting != "", contract.KeyVirtletCPUSetting},
+		{ask.SystemUUID != "", contract.KeyVirtletSystemUUID},
+		{ask.ChownMounts, contract.KeyVirtletChownMounts},
+	} {
+		if a.asked {
+			out = append(out, a.what)
+		}
+	}
+	return out
+}
