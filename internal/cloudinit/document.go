@@ -23,7 +23,7 @@ const header = "#cloud-config\n"
 // Bounds of one YAML document with its aliases written out.
 const (
 	maxDepth = 100
-	maxNodes = 200_000
+	maxNodes = 50_000
 )
 
 // starts are what the documents that cloud-init understands begin with, in lower case. What begins otherwise it ignores
@@ -124,7 +124,7 @@ type writer struct {
 
 func (w *writer) write(n *yaml.Node, depth int) (*yaml.Node, error) {
 	w.nodes++
-	w.bytes += len(n.Value)
+	w.bytes += len(n.Value) + 2*depth // with the indentation
 	if depth > maxDepth || w.nodes > maxNodes || w.bytes > maxSeed {
 		return nil, errdefs.Invalidf("cloud-init: %s is nested too deeply or grows too large when its aliases are written out", w.name)
 	}
