@@ -174,11 +174,10 @@ func (b *Body) Close() error {
 
 // resume replaces a connection that was lost.
 func (b *Body) resume(cause error) error {
-	if errors.Is(context.Cause(b.ctx), context.Canceled) || b.ctx.Err() != nil {
-		b.disconnect(nil)
-		return contextError(b.ctx, b.from)
-	}
 	b.disconnect(nil)
+	if err := contextError(b.ctx, b.from); err != nil {
+		return err
+	}
 	if b.arrived >= progress {
 		b.tries = 0
 	}
@@ -190,7 +189,7 @@ func (b *Body) resume(cause error) error {
 	if b.off > 0 && b.now.strong() == "" && b.want == "" {
 		return fmt.Errorf("%w, and the server gives no ETag by which the rest could be asked for; try again", why)
 	}
-	return b.connect(validators{}, &failure{err: why, retry: true})
+	return b.connect(b.ctx, validators{}, &failure{err: why, retry: true})
 }
 
 // disconnect gives the connection up.
@@ -205,22 +204,22 @@ func (b *Body) disconnect(cause error) {
 }
 
 // connect asks until an answer can be read from b.off on. last is why that is needed, nil at first.
-func (b *Body) connect(have validators, last *failure) error {
+func (b *Body) connect(ctx context.Context, have validators, last *failure) error {
 	for {
 		if last != nil {
-			if err := b.pause(last); err != nil {
+			if err := b.pause(ctx, last); err != nil {
 				return err
 			}
 		}
 		b.tries++
-		if last = b.request(have); last == nil {
+		if last = b.request(ctx, have); last == nil {
 			return nil
 		}
 	}
 }
 
 // pause waits before another attempt, or returns why there is none.
-func (b *Body) pause(f *failure) error {
+func (b *Body) pause(ctx context.Context, f *failure) error {
 	o := b.s.c.opts
 	switch {
 	case !f.retry:
@@ -229,19 +228,19 @@ func (b *Body) pause(f *failure) error {
 		return fmt.Errorf("%w (tried %d times)", f.err, b.tries)
 	}
 	wait := backoff(o, b.tries, f.after)
-	o.Log.WarnContext(b.ctx, "fetch is tried again", "op", "fetch", "dur", wait, "err", f.err)
+	o.Log.WarnContext(ctx, "fetch is tried again", "op", "fetch", "dur", wait, "err", f.err)
 	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return nil
-	case <-b.ctx.Done():
-		return contextError(b.ctx, b.from)
+	case <-ctx.Done():
+		return contextError(ctx, b.from)
 	}
 }
 
 // request makes one attempt.
-func (b *Body) request(have validators) *failure {
+func (b *Body) request(ctx context.Context, have validators) *failure {
 	h := http.Header{}
 	switch {
 	case b.off > 0:
@@ -251,7 +250,7 @@ func (b *Body) request(have validators) *failure {
 		set(h, "If-None-Match", have.etag)
 		set(h, "If-Modified-Since", have.modified)
 	}
-	ctx, hangUp := context.WithCancelCause(b.ctx)
+	ctx, hangUp := context.WithCancelCause(ctx)
 	res, at, f := b.s.exchange(ctx, b.from, h)
 	if f != nil {
 		hangUp(nil)

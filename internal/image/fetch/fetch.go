@@ -124,7 +124,7 @@ func (c *Client) Get(ctx context.Context, r Request) (*Body, error) {
 		}
 	}
 	b := &Body{s: s, ctx: ctx, cancel: cancel, from: from, want: want, size: -1}
-	if err := b.connect(validators{etag: r.ETag, modified: r.LastModified}, nil); err != nil {
+	if err := b.connect(ctx, validators{etag: r.ETag, modified: r.LastModified}, nil); err != nil {
 		cancel()
 		return nil, err
 	}

@@ -385,7 +385,7 @@ func TestChecksumFile(t *testing.T) {
 	}
 }
 
-func TestEndedFetchesLeaveNothing(t *testing.T) {
+func TestStatement36_AnEndedFetchHoldsNoConnection(t *testing.T) {
 	gone := make(chan struct{})
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "1000000")

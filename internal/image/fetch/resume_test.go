@@ -123,6 +123,21 @@ func TestAStalledConnectionIsGivenUp(t *testing.T) {
 	}
 }
 
+func TestAServerThatStallsForEver(t *testing.T) {
+	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"a"`)
+		w.Header().Set("Content-Length", "10")
+		_, _ = w.Write([]byte("a"))
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	opts := quick
+	opts.Stall, opts.Attempts = 50*time.Millisecond, 1
+	if _, _, err := get(t, client(t, opts), Request{URL: url}); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), errStalled.Error()) {
+		t.Error(err)
+	}
+}
+
 func TestASlowReaderIsNoStall(t *testing.T) {
 	o := &origin{data: content(8 << 20)} // without ETag: a second connection could not go on
 	opts := quick

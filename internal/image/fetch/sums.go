@@ -44,7 +44,7 @@ func (s *session) listed(ctx context.Context, raw string, l location, want strin
 func (s *session) small(ctx context.Context, l location) ([]byte, error) {
 	b := &Body{s: s, ctx: ctx, cancel: func() {}, from: l, size: -1}
 	defer b.Close()
-	if err := b.connect(validators{}, nil); err != nil {
+	if err := b.connect(ctx, validators{}, nil); err != nil {
 		return nil, err
 	}
 	text, err := io.ReadAll(io.LimitReader(b, maxSums+1))

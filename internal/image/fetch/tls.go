@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -40,7 +41,7 @@ func (c *Client) tlsConfig(t *translate.TLS) (*tls.Config, error) {
 		}
 		for _, chain := range chains {
 			if chain.Leaf.NotAfter.Before(time.Now()) {
-				c.opts.Log.Warn("client certificate has expired", "op", "read certificates", "index", i+1, "expired", chain.Leaf.NotAfter)
+				c.opts.Log.Warn("client certificate has expired", "op", fmt.Sprintf("read certificate %d", i+1), "err", "it was valid until "+chain.Leaf.NotAfter.Format(time.RFC3339))
 			}
 		}
 		cfg.Certificates = append(cfg.Certificates, chains...)
@@ -68,8 +69,8 @@ func onlyAuthorities(certs []*x509.Certificate) bool {
 // readPEM reads the certificates of a pair, and its private keys: those of Key come first.
 func (c *Client) readPEM(pair translate.Certificate, index int) (certs []*x509.Certificate, keys []crypto.Signer) {
 	skip := func(field string, block int, why string) {
-		c.opts.Log.Warn("part of a certificate is passed over", "op", "read certificates",
-			"index", index+1, "field", field, "block", block, "reason", why)
+		c.opts.Log.Warn("part of a certificate is passed over",
+			"op", fmt.Sprintf("read block %d in %s of certificate %d", block, field, index+1), "err", why)
 	}
 	for _, f := range []struct{ name, text string }{{"key", pair.Key}, {"cert", pair.Cert}} {
 		rest, n := []byte(f.text), 0

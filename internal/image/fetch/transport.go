@@ -68,10 +68,9 @@ func (c *Client) newTransport(p *translate.Profile) (*http.Transport, error) {
 		ResponseHeaderTimeout: c.opts.Stall,
 		IdleConnTimeout:       time.Minute,
 		MaxIdleConnsPerHost:   4,
-		DisableCompression:    true, // digests and ranges are those of the file
-		ReadBufferSize:        64 << 10,
-		// Large reads pass that buffer by. HTTP/2 stays off: one long stream gains nothing by it, and a lost connection
-		// must cost one fetch only.
+		DisableCompression:    true,     // digests and ranges are those of the file
+		ReadBufferSize:        64 << 10, // larger reads pass it by
+		// HTTP/2 stays off: one long stream gains nothing by it, and a lost connection must cost one fetch only.
 		MaxResponseHeaderBytes: 1 << 18,
 		OnProxyConnectResponse: proxyAnswer,
 	}, nil
