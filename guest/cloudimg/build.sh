@@ -21,7 +21,7 @@ say() { echo "cloudimg: $*"; }
 die() { echo "cloudimg: $*" >&2; exit 1; }
 
 packages=(
-    linux-image-cloud-amd64 initramfs-tools zstd systemd-sysv systemd-resolved udev dbus libpam-systemd iproute2
+    linux-image-cloud-amd64 initramfs-tools zstd systemd-sysv udev dbus libpam-systemd iproute2
     cloud-init cloud-guest-utils fdisk e2fsprogs openssh-server qemu-guest-agent sudo
 )
 
@@ -113,10 +113,9 @@ if ! mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packag
     --dpkgopt=force-unsafe-io \
     --extract-hook="cp -a '$work/files/etc/initramfs-tools' \"\$1/etc/\"" \
     --customize-hook="cp -a '$work/files/.' \"\$1/\"" \
-    --customize-hook='chroot "$1" systemctl -q enable systemd-networkd systemd-resolved ssh qemu-guest-agent' \
+    --customize-hook='chroot "$1" systemctl -q enable systemd-networkd ssh qemu-guest-agent' \
     --customize-hook='chroot "$1" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer man-db.timer systemd-pstore.service systemd-timesyncd.service' \
-    --customize-hook='ln -sf ../run/systemd/resolve/stub-resolv.conf "$1/etc/resolv.conf"' \
-    --customize-hook='chroot "$1" passwd -q -l root' \
+    --customize-hook='chroot "$1" systemctl -q set-default multi-user.target && chroot "$1" passwd -q -l root' \
     --customize-hook='rm -f "$1"/etc/ssh/ssh_host_* "$1"/var/lib/dbus/machine-id "$1"/etc/hostname "$1"/etc/initramfs-tools/initramfs.conf.dpkg-*' \
     --customize-hook=': >"$1/etc/machine-id"; : >"$1/etc/apt/sources.list"' \
     --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/usr/share/i18n' \

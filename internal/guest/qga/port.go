@@ -1,0 +1,234 @@
+package qga
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// Bounds of what a guest, which may be hostile, can make the host hold, in bytes.
+const (
+	answerLimit = 1 << 20  // of any answer but a command's output
+	outputLimit = 24 << 20 // of an answer with a command's output, which is base64 in JSON
+	syncLimit   = 4 << 10  // of an answer to a sync, and of the text of an error
+)
+
+// sentinel is no part of any JSON text. Sent, it has the agent drop a command that was cut off; the agent answers
+// guest-sync-delimited behind one, so that everything before can be dropped here as well.
+const sentinel = 0xff
+
+var errLong = errors.New("the answer is too long")
+
+// port is the stream to the agent, used by one caller at a time.
+type port struct {
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+func newPort(conn net.Conn) *port { return &port{conn: conn, in: bufio.NewReaderSize(conn, 16<<10)} }
+
+// interruptible makes reads and writes fail when ctx ends, until the returned function is called.
+func (p *port) interruptible(ctx context.Context) (stop func()) {
+	past := make(chan struct{})
+	cancel := context.AfterFunc(ctx, func() {
+		defer close(past)
+		_ = p.conn.SetDeadline(time.Unix(1, 0))
+	})
+	return func() {
+		if !cancel() {
+			<-past
+		}
+	}
+}
+
+// arm gives what follows until limit. Preconditions: the port is interruptible by ctx; a ctx that ends later than the
+// check here moves the deadline itself.
+func (p *port) arm(ctx context.Context, limit time.Time) error {
+	if err := p.conn.SetDeadline(limit); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// request is a command in the protocol's terms.
+type request struct {
+	Execute   string `json:"execute"`
+	Arguments any    `json:"arguments,omitempty"`
+}
+
+func (p *port) send(ctx context.Context, command string, args any, limit time.Time) error {
+	b, err := json.Marshal(request{command, args})
+	if err != nil {
+		return err
+	}
+	if err := p.arm(ctx, limit); err != nil {
+		return err
+	}
+	_, err = p.conn.Write(append(b, '\n'))
+	return err
+}
+
+// line reads the next line that is not empty, without its end. A longer one than most is errLong.
+func (p *port) line(ctx context.Context, most int, limit time.Time) ([]byte, error) {
+	if err := p.arm(ctx, limit); err != nil {
+		return nil, err
+	}
+	return readLine(p.in, most)
+}
+
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case len(line) > limit:
+			return nil, errLong
+		case errors.Is(err, bufio.ErrBufferFull):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			return line, nil
+		}
+	}
+}
+
+// sync drops whatever is under way in both directions.
+// A port that is full because nobody reads yet is no error: what fills it are such questions.
+func (p *port) sync(ctx context.Context, limit time.Time) error {
+	if err := p.arm(ctx, limit); err != nil {
+		return err
+	}
+	id := syncID()
+	ask := fmt.Appendf([]byte{sentinel}, "{\"execute\":\"guest-sync-delimited\",\"arguments\":{\"id\":%d}}\n", id)
+	if _, err := p.conn.Write(ask); err != nil {
+		return err
+	}
+	for {
+		if err := skip(p.in); err != nil {
+			return err
+		}
+		line, err := readLine(p.in, syncLimit)
+		if err != nil && !errors.Is(err, errLong) {
+			return err
+		}
+		if err == nil && answers(line, id) {
+			return nil
+		}
+	}
+}
+
+// settle asks for a sign that everything before was done, and returns the answer that came before it, nil for none.
+func (p *port) settle(ctx context.Context, limit time.Time) ([]byte, error) {
+	id := syncID()
+	if err := p.send(ctx, "guest-sync", map[string]int64{"id": id}, limit); err != nil {
+		return nil, err
+	}
+	var first []byte
+	for {
+		line, err := readLine(p.in, syncLimit)
+		if err != nil || answers(line, id) {
+			return first, err
+		}
+		if first == nil {
+			first = line
+		}
+	}
+}
+
+// syncID is a number that every JSON parser keeps exactly.
+func syncID() int64 { return rand.Int64N(1 << 53) }
+
+// skip reads up to and including the next sentinel.
+func skip(r *bufio.Reader) error {
+	for {
+		switch _, err := r.ReadSlice(sentinel); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return err
+		}
+	}
+}
+
+func answers(line []byte, id int64) bool {
+	var got int64
+	return decode(line, &got) == nil && got == id
+}
+
+// classUnknown is the class of the error of a command that the agent does not have or has switched off.
+const classUnknown = "CommandNotFound"
+
+// refusal is the agent's error.
+type refusal struct {
+	Class string `json:"class"`
+	Desc  string `json:"desc"`
+}
+
+func (r *refusal) Error() string { return "qemu-guest-agent says: " + r.Desc }
+
+// decode reads an answer: its result, or its error as a *refusal. Anything else is an error of another type.
+func decode(line []byte, result any) error {
+	var reply struct {
+		Return json.RawMessage `json:"return"`
+		Error  *refusal        `json:"error"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(line))
+	if err := dec.Decode(&reply); err != nil {
+		return errors.New("the answer of qemu-guest-agent is not JSON")
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("the answer of qemu-guest-agent is followed by something else")
+	}
+	switch {
+	case reply.Error != nil:
+		return &refusal{Class: reply.Error.Class, Desc: printable(reply.Error.Desc)}
+	case reply.Return == nil:
+		return errors.New("the answer of qemu-guest-agent has neither a result nor an error")
+	case result == nil:
+		return nil
+	}
+	if err := json.Unmarshal(reply.Return, result); err != nil {
+		return errors.New("the result of qemu-guest-agent is not of the form that its protocol says")
+	}
+	return nil
+}
+
+// printable is a text of the guest as it may stand in a message or a table.
+func printable(s string) string {
+	const most = 300
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// parseBoot reads a boot id and an uptime, each on a line of its own.
+func parseBoot(out []byte) (id string, uptimeMS int64) {
+	f := strings.Fields(string(out))
+	if len(f) < 2 || len(f[0]) != 36 || printable(f[0]) != f[0] {
+		return "", 0
+	}
+	up, err := strconv.ParseFloat(f[1], 64)
+	if err != nil || !(up >= 0 && up < 1e12) {
+		return f[0], 0
+	}
+	return f[0], int64(up * 1000)
+}

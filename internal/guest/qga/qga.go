@@ -1,0 +1,286 @@
+// Package qga is the host's side of qemu-guest-agent, which disk guests bring themselves: it implements the guest
+// contract with the agent's JSON protocol on a virtio-serial port.
+//
+// The protocol is one command at a time and has no streams: output of a command comes when the command has ended, there
+// is no terminal, and a main process is not known to it, so that a guest is never set up here (cloud-init does that), has
+// no log and no exit code. What a guest's operator has switched off in the agent is Unsupported. The package does not
+// reconnect: a lost session is over and its owner connects anew.
+package qga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+// How often a silent guest is asked again. It finds what was written while it booted in its port as soon as its agent
+// opens it, so repeating only helps when another reader swallowed it, and an image without agent costs next to nothing.
+const (
+	askFirst = time.Second
+	askMost  = 30 * time.Second
+)
+
+// patience is how long an answer may take. Emulated guests are slow, and some commands wait for the guest's disks.
+const patience = 30 * time.Second
+
+// heartbeat is how often an idle session is tried. A guest that reboots does not close the port.
+const heartbeat = time.Minute
+
+// Connector connects to qemu-guest-agent. The zero value is ready.
+type Connector struct{}
+
+var _ guest.Connector = Connector{}
+
+// Connect implements guest.Connector.
+func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, error) {
+	conn, err := dial(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("reach qemu-guest-agent: %w", context.Cause(ctx))
+		}
+		return nil, errdefs.Unavailablef("reach qemu-guest-agent: %w", err)
+	}
+	p := newPort(conn)
+	if err := p.greet(ctx); err != nil {
+		conn.Close()
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("wait for qemu-guest-agent: %w", context.Cause(ctx))
+		}
+		return nil, errdefs.Unavailablef("wait for qemu-guest-agent: %w", err)
+	}
+	return &session{port: p, done: make(chan struct{}), turn: make(chan struct{}, 1)}, nil
+}
+
+// greet waits until somebody answers.
+func (p *port) greet(ctx context.Context) error {
+	defer p.interruptible(ctx)()
+	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMost) {
+		err := p.sync(ctx, time.Now().Add(pause))
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// session is one conversation with the agent of a guest.
+type session struct {
+	turn   chan struct{} // holds one token while a command is under way
+	port   *port         // under turn
+	dirty  bool          // under turn: an answer may still come that nobody waits for
+	frozen atomic.Bool
+
+	done chan struct{}
+	once sync.Once
+}
+
+var (
+	_ guest.Agent           = (*session)(nil)
+	_ guest.Freezer         = (*session)(nil)
+	_ guest.NetworkReporter = (*session)(nil)
+)
+
+// Done implements guest.Agent.
+func (s *session) Done() <-chan struct{} { return s.done }
+
+// Close implements guest.Agent.
+func (s *session) Close() error {
+	var err error
+	s.once.Do(func() {
+		close(s.done)
+		err = s.port.conn.Close()
+	})
+	return err
+}
+
+// lost ends the session because of err.
+func (s *session) lost(err error) error {
+	_ = s.Close()
+	return errdefs.Unavailablef("the link to qemu-guest-agent was lost: %w", err)
+}
+
+// take waits for the turn to speak, with a link that has no old answers in it.
+func (s *session) take(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+	case <-s.done:
+		return errdefs.Unavailablef("the link to qemu-guest-agent was lost")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if !s.dirty {
+		return nil
+	}
+	defer s.port.interruptible(ctx)()
+	err := s.port.sync(ctx, time.Now().Add(patience))
+	switch {
+	case err == nil:
+		s.dirty = false
+		return nil
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	default:
+		err = s.lost(err)
+	}
+	<-s.turn
+	return err
+}
+
+// call has the agent do one command. result may be nil; limit bounds the answer, in bytes.
+func (s *session) call(ctx context.Context, command string, args, result any, limit int) error {
+	if err := s.take(ctx); err != nil {
+		return fmt.Errorf("%s: %w", command, err)
+	}
+	defer func() { <-s.turn }()
+	defer s.port.interruptible(ctx)()
+	s.dirty = true // until the answer is there
+	err := s.port.send(ctx, command, args, time.Now().Add(patience))
+	var line []byte
+	if err == nil {
+		line, err = s.port.line(ctx, limit, time.Now().Add(patience))
+	}
+	return s.understand(ctx, command, line, err, result)
+}
+
+// understand makes an error of the contract, or the result, of what came back.
+func (s *session) understand(ctx context.Context, command string, line []byte, err error, result any) error {
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", command, context.Cause(ctx))
+	case errors.Is(err, errLong):
+		return errdefs.Exhaustedf("%s: the answer of qemu-guest-agent is too long; have the guest write to a file instead", command)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errdefs.Unavailablef("%s: qemu-guest-agent has not answered for %s", command, patience)
+	default:
+		return fmt.Errorf("%s: %w", command, s.lost(err))
+	}
+	err = decode(line, result)
+	refused := new(refusal)
+	switch {
+	case err == nil:
+		s.dirty = false
+		return nil
+	case !errors.As(err, &refused):
+		return errdefs.Unavailablef("%s: %w", command, err)
+	}
+	s.dirty = false
+	switch {
+	case refused.Class != classUnknown:
+		return fmt.Errorf("%s: %w", command, refused)
+	case s.frozen.Load():
+		return errdefs.Preconditionf("%s: the file systems of the guest are frozen; thaw them first", command)
+	}
+	return errdefs.Unsupportedf("%s: the guest's qemu-guest-agent does not have this command or has it switched off", command)
+}
+
+// Info implements guest.Agent.
+func (s *session) Info(ctx context.Context) (guest.Info, error) {
+	var r struct {
+		Version string `json:"version"`
+	}
+	if err := s.call(ctx, "guest-info", nil, &r, answerLimit); err != nil {
+		return guest.Info{}, err
+	}
+	info := guest.Info{Version: printable(r.Version), SetUp: true}
+	out, err := s.capture(ctx, "cat", "/proc/sys/kernel/random/boot_id", "/proc/uptime")
+	if err == nil {
+		info.BootID, info.UptimeMS = parseBoot(out)
+	} else if ctx.Err() != nil || errdefs.IsUnavailable(err) {
+		return guest.Info{}, err
+	}
+	return info, nil // not every guest has /proc or lets commands run: then this is not known
+}
+
+// Setup implements guest.Agent: the guest has its identity from cloud-init.
+func (s *session) Setup(context.Context, guest.Setup) error { return nil }
+
+// Logs implements guest.Agent. There are none: it waits for the end of the session.
+func (s *session) Logs(ctx context.Context, _ uint64, _ func(guest.LogEntry) error) error {
+	select {
+	case <-s.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Wait implements guest.Agent. A guest that boots itself has no main process, so the wait ends with the session, which
+// it tries now and then.
+func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for {
+		select {
+		case <-s.done:
+			return guest.Exit{}, errdefs.Unavailablef("the link to qemu-guest-agent was lost")
+		case <-ctx.Done():
+			return guest.Exit{}, context.Cause(ctx)
+		case <-beat.C:
+		}
+		if err := s.ping(ctx); err != nil && ctx.Err() == nil {
+			return guest.Exit{}, s.lost(err)
+		}
+	}
+}
+
+// ping makes sure that somebody is there. An agent that is busy with a command for long is not lost.
+func (s *session) ping(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		s.dirty = true
+		<-s.turn
+	default:
+		return nil
+	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	<-s.turn
+	return nil
+}
+
+// AckExit implements guest.Agent.
+func (s *session) AckExit(context.Context) error {
+	return errdefs.Unsupportedf("a guest with qemu-guest-agent has no main process")
+}
+
+// Poweroff implements guest.Agent. The guest takes the time it needs: the agent knows no grace, its caller has to.
+// The agent answers this command only when it fails, so the answer to a second question tells that it did not.
+func (s *session) Poweroff(ctx context.Context, _ time.Duration) error {
+	const command = "guest-shutdown"
+	ctx, cancel := context.WithTimeout(ctx, shutdownPatience)
+	defer cancel()
+	if err := s.take(ctx); err != nil {
+		return fmt.Errorf("%s: %w", command, err)
+	}
+	defer func() { <-s.turn }()
+	defer s.port.interruptible(ctx)()
+	s.dirty = true
+	limit := time.Now().Add(patience)
+	err := s.port.send(ctx, command, map[string]string{"mode": "powerdown"}, limit)
+	if err != nil {
+		return s.understand(ctx, command, nil, err, nil)
+	}
+	line, err := s.port.settle(ctx, limit)
+	if line == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) { // it is off already
+		return nil
+	}
+	if line == nil && err == nil {
+		s.dirty = false
+		return nil
+	}
+	return s.understand(ctx, command, line, err, nil)
+}
+
+// shutdownPatience is how long it may take to hear that a guest will not power off; the caller then has other means.
+const shutdownPatience = 10 * time.Second
