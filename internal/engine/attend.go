@@ -41,8 +41,9 @@ func (e *Engine) attend(m *machine, inst hypervisor.Instance) {
 	if c, ok := hypervisor.As[hypervisor.ConsoleOpener](inst); ok {
 		r.console = c.ConsoleLog()
 	}
-	if d, ok := hypervisor.As[hypervisor.GuestDialer](inst); ok && e.agents != nil && m.record().ImageType == vm.ImageOCI {
-		r.link = newLink(d.DialGuest)
+	kind := m.record().ImageType
+	if d, ok := hypervisor.As[hypervisor.GuestDialer](inst); ok && e.agents[kind] != nil {
+		r.link = newLink(d.DialGuest, kind)
 		e.life.spawn(func(ctx context.Context) { e.converse(ctx, m, r) })
 	}
 	m.run.Store(r)

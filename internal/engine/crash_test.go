@@ -49,6 +49,12 @@ type script struct {
 	after []vm.State
 }
 
+func cloud() vm.Spec {
+	s := spec("web")
+	s.Image = "cloud"
+	return s
+}
+
 func launched(ctx context.Context, r *rig) error {
 	if _, err := r.Launch(ctx, withVolumes("web")); err != nil {
 		return err
@@ -82,6 +88,20 @@ func scripts() map[string]script {
 		"launch": {act: launched, after: []vm.State{"", vm.StateRunning}},
 		"start": {
 			before: func(ctx context.Context, r *rig) error { _, err := r.Create(ctx, spec("web")); return err },
+			act:    func(ctx context.Context, r *rig) error { _, err := r.Start(ctx, "web"); return err },
+			after:  []vm.State{vm.StateCreated, vm.StateRunning},
+		},
+		"launch disk": {
+			act: func(ctx context.Context, r *rig) error {
+				if _, err := r.Launch(ctx, cloud()); err != nil {
+					return err
+				}
+				return until(ctx, r, ready)
+			},
+			after: []vm.State{"", vm.StateRunning},
+		},
+		"start disk": {
+			before: func(ctx context.Context, r *rig) error { _, err := r.Create(ctx, cloud()); return err },
 			act:    func(ctx context.Context, r *rig) error { _, err := r.Start(ctx, "web"); return err },
 			after:  []vm.State{vm.StateCreated, vm.StateRunning},
 		},
@@ -122,7 +142,7 @@ func scripts() map[string]script {
 				}
 				return nil
 			},
-			after:  []vm.State{vm.StateRunning},
+			after: []vm.State{vm.StateRunning},
 		},
 		"recover": {act: func(context.Context, *rig) error { return nil }},
 	}

@@ -119,7 +119,12 @@ func (e *Engine) build(ctx context.Context, m *machine, img image.Image, volumes
 			return r, err
 		}
 	}
-	complete := func(r *vm.Record) { disks(r); r.NICs = nics }
+	r.Disks = root.Disks
+	seeded, err := e.seed(ctx, r, nics)
+	if err != nil {
+		return r, err
+	}
+	complete := func(r *vm.Record) { r.Disks, r.NICs = seeded, nics }
 	if op == opCreate {
 		return e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { complete(r); r.State = vm.StateCreated })
 	}

@@ -40,6 +40,7 @@ type Config struct {
 	DrainTimeout    time.Duration // how long the last output of an ended guest is waited for; 2 s
 	ReconnectMin    time.Duration // first pause after a lost agent, doubled up to ReconnectMax; 50 ms
 	ReconnectMax    time.Duration // 5 s
+	SilentMax       time.Duration // the same for a disk guest, whose image may have no agent at all; 30 s
 }
 
 // Deps are the engine's collaborators.
@@ -48,8 +49,11 @@ type Deps struct {
 	Drivers  map[string]hypervisor.Driver // by name
 	Images   image.Store
 	Networks map[string]network.Network // by name; set up by the caller before Run
-	Agents   guest.Connector            // nil: guests are run without talking to their agent
+	Agents   guest.Connector            // nil: OCI guests are run without talking to their agent
 	Log      *slog.Logger               // nil: silent
+
+	DiskAgents guest.Connector // nil: disk guests are run without looking for an agent
+	Seeds      image.Seeder    // nil: disk guests are told nothing of who they are
 }
 
 // Engine is the owner of all VMs. Its methods are safe for concurrent use. Records it returns belong to the caller.
@@ -62,7 +66,8 @@ type Engine struct {
 	drivers  map[string]hypervisor.Driver
 	images   image.Store
 	networks map[string]network.Network
-	agents   guest.Connector
+	agents   map[vm.ImageType]guest.Connector // nil values: none
+	seeds    image.Seeder                     // nil: none
 	log      *slog.Logger
 
 	queue queue
@@ -88,8 +93,9 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	}
 	return &Engine{
 		cfg: cfg, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
-		networks: deps.Networks, agents: deps.Agents, log: deps.Log,
-		index: newIndex(), life: newLife(),
+		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log,
+		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
+		index:  newIndex(), life: newLife(),
 	}, nil
 }
 
@@ -115,6 +121,7 @@ func (c *Config) complete() (err error) {
 		{&c.DrainTimeout, 2 * time.Second},
 		{&c.ReconnectMin, 50 * time.Millisecond},
 		{&c.ReconnectMax, 5 * time.Second},
+		{&c.SilentMax, 30 * time.Second},
 	} {
 		if *d.value <= 0 {
 			*d.value = d.def

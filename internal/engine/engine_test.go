@@ -192,7 +192,7 @@ func TestExec(t *testing.T) {
 	d.Image = "disk"
 	r.must(r.Launch(ctx, d))
 	_, err = r.Exec(ctx, "disk", guest.Exec{Command: []string{"echo"}}, guest.Streams{})
-	wantClass(t, "exec without agent", err, errdefs.Unsupported)
+	wantClass(t, "exec without agent", err, errdefs.Unavailable)
 	if c, err := r.Console(ctx, "disk"); err != nil {
 		t.Error(err)
 	} else {

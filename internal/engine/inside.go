@@ -45,6 +45,9 @@ func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) 
 	return s, nil
 }
 
+// diskPatience is how long a disk guest is waited for whose agent has not answered since it started: there may be none.
+const diskPatience = time.Second
+
 // agentOf waits for the agent of a guest that is set up.
 func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, guest.Agent, error) {
 	m, r, err := e.running(ctx, ref)
@@ -54,7 +57,11 @@ func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, guest.Agent
 	if r.link == nil {
 		return nil, nil, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
 	}
-	limit := time.NewTimer(e.cfg.AgentTimeout)
+	patience := e.cfg.AgentTimeout
+	if r.link.kind != vm.ImageOCI && !m.record().AgentReady {
+		patience = min(patience, diskPatience)
+	}
+	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for {
 		agent, ready, changed := r.link.peek()
@@ -66,6 +73,9 @@ func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, guest.Agent
 		case <-r.ended:
 			return nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
 		case <-limit.C:
+			if patience < e.cfg.AgentTimeout {
+				return nil, nil, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
+			}
 			return nil, nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
 		case <-ctx.Done():
 			return nil, nil, ctx.Err()

@@ -17,6 +17,7 @@ const setupFailed = 127
 // link is the connection to the agent of one running guest. A nil link is that of a guest without agent.
 type link struct {
 	dial guest.Dial
+	kind vm.ImageType  // of the guest: which agent it may have
 	done chan struct{} // closed when nobody converses any more
 	stop context.CancelFunc
 
@@ -26,8 +27,8 @@ type link struct {
 	changed chan struct{}
 }
 
-func newLink(dial guest.Dial) *link {
-	return &link{dial: dial, done: make(chan struct{}), stop: func() {}, changed: make(chan struct{})}
+func newLink(dial guest.Dial, kind vm.ImageType) *link {
+	return &link{dial: dial, kind: kind, done: make(chan struct{}), stop: func() {}, changed: make(chan struct{})}
 }
 
 // peek returns the session, whether its guest is set up, and what is closed when either changes.
@@ -73,7 +74,10 @@ func (e *Engine) converse(ctx context.Context, m *machine, r *run) {
 	r.link.mu.Lock()
 	r.link.stop = cancel
 	r.link.mu.Unlock()
-	wait := e.cfg.ReconnectMin
+	wait, most := e.cfg.ReconnectMin, e.cfg.ReconnectMax
+	if r.link.kind != vm.ImageOCI {
+		most = e.cfg.SilentMax
+	}
 	for ctx.Err() == nil && !r.over() {
 		served, err := e.session(ctx, m, r)
 		if err == nil {
@@ -84,13 +88,13 @@ func (e *Engine) converse(ctx context.Context, m *machine, r *run) {
 		}
 		e.log.Debug("agent not reached", "vm", m.id, "err", err)
 		pause(wait, ctx.Done(), r.ended)
-		wait = min(wait*2, e.cfg.ReconnectMax)
+		wait = min(wait*2, most)
 	}
 }
 
 // session is one conversation. It returns nil when there is nothing left to say, and whether the guest was set up.
 func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, err error) {
-	agent, err := e.agents.Connect(ctx, r.link.dial)
+	agent, err := e.agents[r.link.kind].Connect(ctx, r.link.dial)
 	if err != nil {
 		return false, err
 	}
@@ -110,6 +114,7 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	pumped := make(chan struct{})
 	go func() {
 		defer close(pumped)
+		e.learnAddresses(ctx, m, agent)
 		e.pump(ctx, m, agent)
 	}()
 	defer func() { cancel(); <-pumped }()
@@ -128,8 +133,10 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 func (e *Engine) setUp(ctx context.Context, m *machine, agent guest.Agent) error {
 	limited, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
 	defer cancel()
-	if err := e.bringVolumes(limited, m, agent); err != nil {
-		return err
+	if m.record().ImageType == vm.ImageOCI { // a disk guest has them from its seed
+		if err := e.bringVolumes(limited, m, agent); err != nil {
+			return err
+		}
 	}
 	if err := agent.Setup(limited, setupOf(m.record())); err != nil {
 		return err

@@ -39,6 +39,9 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	if r.Boot, err = e.boot(spec, img.Type); err != nil {
 		return r, err
 	}
+	if img.Type == vm.ImageOCI && spec.CloudInit != nil {
+		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave the cloud-init settings out", spec.Image)
+	}
 	if img.Type != vm.ImageOCI {
 		if !spec.Process.Empty() {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given a command", spec.Image)

@@ -75,10 +75,10 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	e, err := engine.New(engine.Config{
 		StateDir: state, RunDir: filepath.Join(dir, "run"), DefaultDriver: "fake", DefaultNetwork: "net", Kernel: "/k", Initrd: "/i",
 		AgentTimeout: 10 * time.Second, StopMargin: 100 * time.Millisecond, PoweroffTimeout: 100 * time.Millisecond,
-		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond,
+		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond, SilentMax: 10 * time.Millisecond,
 	}, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), Log: log,
+		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log,
 	})
 	return e, j, err
 }

@@ -100,7 +100,11 @@ func (e *Engine) plugAndIgnite(ctx context.Context, m *machine, step string, bac
 	if err != nil {
 		return r, err
 	}
-	if _, err := e.commit(ctx, m, e.step(step), func(r *vm.Record) { r.Boot, r.NICs = boot, nics }); err != nil {
+	disks, err := e.seed(ctx, r, nics)
+	if err != nil {
+		return r, err
+	}
+	if _, err := e.commit(ctx, m, e.step(step), func(r *vm.Record) { r.Boot, r.NICs, r.Disks = boot, nics, disks }); err != nil {
 		return r, err
 	}
 	return e.ignite(ctx, m, back)

@@ -110,7 +110,7 @@ func (e *Engine) halt(ctx context.Context, r *run, grace time.Duration) (ending,
 	how := ending{asked: true}
 	if grace > 0 {
 		limit := grace
-		if r.link != nil {
+		if r.link != nil && r.link.kind == vm.ImageOCI { // our own agent uses up the grace before it powers off
 			limit += e.cfg.StopMargin
 		}
 		asking, cancel := context.WithTimeout(ctx, limit)

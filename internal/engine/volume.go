@@ -86,7 +86,7 @@ func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error 
 		return nil
 	}
 	agent, _, _ := r.link.peek()
-	if agent == nil {
+	if agent == nil || r.link.kind != vm.ImageOCI {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, pushTimeout)

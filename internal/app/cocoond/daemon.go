@@ -16,11 +16,13 @@ import (
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/agent"
+	"cocoonstack.io/cocoon/internal/guest/qga"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/pull"
+	"cocoonstack.io/cocoon/internal/image/seed"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/bridge"
@@ -117,7 +119,8 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: defaultNetwork,
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 	}, engine.Deps{
-		Journal: j, Drivers: drivers, Images: d.images, Networks: networks, Agents: agent.Connector{}, Log: d.log.With("component", "engine"),
+		Journal: j, Drivers: drivers, Images: d.images, Networks: networks, Agents: agent.Connector{}, DiskAgents: qga.Connector{}, Seeds: seed.Maker{},
+		Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err

@@ -55,7 +55,13 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 			return nil, err
 		}
 	}
-	pr := proc{ID: p.ID, PID: d.w.nextPID()}
+	pr := proc{ID: p.ID, PID: d.w.nextPID(), Port: p.Agent}
+	if len(p.NICs) > 0 {
+		pr.MAC = p.NICs[0].MAC
+	}
+	if p.Disks[0].Serial == silent {
+		pr.Port = ""
+	}
 	if _, exists, err := d.w.loadProc(p.ID); err != nil || exists {
 		return nil, errdefs.Conflictf("vm %s runs already (%v)", p.ID, err)
 	}

@@ -109,11 +109,17 @@ type wire struct {
 	g *Guest
 }
 
-// Agents is the world's guest.Connector.
-type Agents struct{ w *World }
+// Agents is the world's guest.Connector for the agents at one port.
+type Agents struct {
+	w    *World
+	port string
+}
 
-// Agents returns the connector.
-func (w *World) Agents() Agents { return Agents{w} }
+// Agents returns the connector to our own agent.
+func (w *World) Agents() Agents { return Agents{w, guest.PortCocoon} }
+
+// DiskAgents returns the connector to the agents that disk guests have.
+func (w *World) DiskAgents() Agents { return Agents{w, guest.PortQEMU} }
 
 // Connect implements guest.Connector.
 func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, error) {
@@ -125,6 +131,14 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 		return nil, err
 	}
 	g := c.(wire).g
+	if p, _ := g.look(); p.Port != a.port { // nobody answers
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-g.ended:
+			return nil, errdefs.Unavailablef("link lost")
+		}
+	}
 	s := &session{g: g, done: make(chan struct{}), closed: make(chan struct{})}
 	g.mu.Lock()
 	drop := g.drop
@@ -149,8 +163,9 @@ type session struct {
 }
 
 var (
-	_ guest.Agent        = (*session)(nil)
-	_ guest.VolumeKeeper = (*session)(nil)
+	_ guest.Agent           = (*session)(nil)
+	_ guest.VolumeKeeper    = (*session)(nil)
+	_ guest.NetworkReporter = (*session)(nil)
 )
 
 func (s *session) alive(call string) error {
@@ -160,6 +175,23 @@ func (s *session) alive(call string) error {
 	default:
 		return s.g.w.Fault(call)
 	}
+}
+
+// disk reports whether the guest has no main process.
+func (s *session) disk() bool {
+	p, _ := s.g.look()
+	return p.Port == guest.PortQEMU
+}
+
+// Interfaces implements guest.NetworkReporter.
+func (s *session) Interfaces(context.Context) ([]guest.Interface, error) {
+	var out []guest.Interface
+	for _, i := range s.g.w.Reported {
+		p, _ := s.g.look()
+		i.MAC = p.MAC
+		out = append(out, i)
+	}
+	return out, s.alive("agent.Interfaces")
 }
 
 // Info implements guest.Agent.
@@ -185,6 +217,9 @@ func (s *session) PutVolume(_ context.Context, v vm.Volume) error {
 func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	if err := s.alive("agent.Setup"); err != nil {
 		return err
+	}
+	if s.disk() {
+		return nil
 	}
 	if len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
 		return errdefs.NotFoundf("start the main process: missing: no such file")
@@ -277,6 +312,10 @@ func (s *session) Poweroff(context.Context, time.Duration) error {
 		return err
 	}
 	if s.g.Stubborn {
+		return nil
+	}
+	if s.disk() {
+		s.g.End(hypervisor.Exit{GuestShutdown: true})
 		return nil
 	}
 	s.g.change(func() {

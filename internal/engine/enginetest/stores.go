@@ -49,6 +49,10 @@ func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ v
 		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", byte(sum>>8), byte(sum)),
 		IP: fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
 	}
+	if n.w.NoIP {
+		nic.IP, nic.Prefix = "", 0
+		return nic, os.WriteFile(n.w.path("taps", nic.Tap), nil, 0o600)
+	}
 	err := n.w.around("network.Attach", func() error {
 		return errors.Join(
 			os.WriteFile(n.w.path("leases", nic.IP), []byte(id), 0o600),
@@ -83,8 +87,11 @@ func (n Network) Sweep(_ context.Context, keep []string) ([]string, error) {
 	return gone, err
 }
 
+// silent is the serial of a disk whose guest has no agent.
+const silent = "silent"
+
 // Images is the world's image store: "demo" is an OCI image that runs /init, "bare" one without entrypoint, "disk" a
-// disk image.
+// disk image without agent, "cloud" one with.
 type Images struct{ w *World }
 
 // Images returns the store.
@@ -100,14 +107,14 @@ func (s Images) Get(_ context.Context, ref string) (image.Image, error) {
 		return image.Image{ID: "sha256:demo", Name: ref, Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"/init"}}}, nil
 	case "bare":
 		return image.Image{ID: "sha256:bare", Name: ref, Type: vm.ImageOCI}, nil
-	case "disk":
-		return image.Image{ID: "sha256:disk", Name: ref, Type: vm.ImageDisk}, nil
+	case "disk", "cloud":
+		return image.Image{ID: "sha256:" + ref, Name: ref, Type: vm.ImageDisk}, nil
 	}
 	return image.Image{}, errdefs.NotFoundf("no image is called %q", ref)
 }
 
 // Prepare implements image.Store.
-func (s Images) Prepare(_ context.Context, _ image.Image, dir string, _ int64) (image.Rootfs, error) {
+func (s Images) Prepare(_ context.Context, img image.Image, dir string, _ int64) (image.Rootfs, error) {
 	cow := filepath.Join(dir, "cow")
 	err := s.w.around("images.Prepare", func() error {
 		if _, err := os.Stat(cow); !errors.Is(err, fs.ErrNotExist) {
@@ -115,7 +122,11 @@ func (s Images) Prepare(_ context.Context, _ image.Image, dir string, _ int64) (
 		}
 		return os.WriteFile(cow, nil, 0o600)
 	})
-	return image.Rootfs{Disks: []vm.Disk{{Path: cow, Format: vm.DiskRaw, Serial: image.SerialCOW, Role: vm.RoleCOW}}}, err
+	serial := image.SerialCOW
+	if img.Name == "disk" {
+		serial = silent
+	}
+	return image.Rootfs{Disks: []vm.Disk{{Path: cow, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleCOW}}}, err
 }
 
 // Import implements image.Store.
@@ -128,6 +139,33 @@ func (s Images) List(context.Context) ([]image.Image, error) { return nil, nil }
 
 // Remove implements image.Store.
 func (s Images) Remove(context.Context, string, func(string) bool) error { return nil }
+
+// Seeds is the world's image.Seeder: a seed holds the host name, the addresses and the files of volumes. The user data "bad" is refused.
+type Seeds struct{ w *World }
+
+var _ image.Seeder = Seeds{}
+
+// Seeds returns the seeder.
+func (w *World) Seeds() Seeds { return Seeds{w} }
+
+// Seed implements image.Seeder.
+func (s Seeds) Seed(_ context.Context, _ vm.ID, spec vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error) {
+	if spec.CloudInit != nil && spec.CloudInit.UserData == "bad" {
+		return vm.Disk{}, errdefs.Invalidf("the user data is bad")
+	}
+	text := spec.Hostname
+	for _, n := range nics {
+		text += " " + n.IP
+	}
+	for _, v := range spec.Volumes {
+		for _, f := range v.Files {
+			text += " " + f.Path + "=" + string(f.Data)
+		}
+	}
+	path := filepath.Join(dir, "seed")
+	err := s.w.around("seeds.Seed", func() error { return os.WriteFile(path, []byte(text), 0o600) })
+	return vm.Disk{Path: path, Format: vm.DiskRaw, ReadOnly: true, Serial: "seed", Role: vm.RoleCidat}, err
+}
 
 // Export implements image.Store: nobody asks for it here.
 func (i Images) Export(context.Context, string, io.Writer) error {

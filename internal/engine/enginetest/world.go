@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -20,6 +21,9 @@ type World struct {
 	Dir     string
 	Fault   func(call string) error // called before and after each act, as "driver.Launch" and "driver.Launch done"
 	NoAgent bool                    // guests have no channel for an agent
+	NoIP    bool                    // the network knows no addresses
+
+	Reported []guest.Interface // by disk guests, with the MAC of their first interface
 
 	mu     sync.Mutex
 	guests map[vm.ID]*Guest
@@ -65,11 +69,13 @@ func (w *World) Leftovers() ([]string, error) {
 
 // proc is a hypervisor process with its guest, as it is in the folder.
 type proc struct {
-	ID    vm.ID `json:"id"`
-	PID   int   `json:"pid"`
-	SetUp bool  `json:"set_up"`
-	Exit  *int  `json:"exit,omitempty"` // of the main process
-	Lines int   `json:"lines"`          // written by the main process
+	ID    vm.ID  `json:"id"`
+	PID   int    `json:"pid"`
+	SetUp bool   `json:"set_up"`
+	Exit  *int   `json:"exit,omitempty"` // of the main process
+	MAC   string `json:"mac"`            // of the first interface
+	Port  string `json:"port"`           // at which its agent is, "" for none
+	Lines int    `json:"lines"`          // written by the main process
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

@@ -176,7 +176,7 @@ func (s *session) follow(ctx context.Context, pid int64, signals <-chan int) (ex
 		select {
 		case <-ctx.Done():
 			return execStatus{}, context.Cause(ctx)
-		case <-s.done:
+		case <-s.port.gone:
 			return execStatus{}, errdefs.Unavailablef("the link to qemu-guest-agent was lost")
 		case n, ok := <-signals:
 			if !ok {

@@ -10,8 +10,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 )
@@ -29,35 +31,98 @@ const sentinel = 0xff
 
 var errLong = errors.New("the answer is too long")
 
-// port is the stream to the agent, used by one caller at a time.
+// port is the stream to the agent, used by one caller at a time. It reads ahead by one piece, so that the end of the
+// stream is noticed when nobody waits for an answer, too.
 type port struct {
-	conn net.Conn
-	in   *bufio.Reader
+	conn   net.Conn
+	in     *bufio.Reader // of what Read gives
+	pieces chan []byte
+	closed chan struct{}
+	gone   chan struct{} // closed when nothing is read any more; err is set then
+	err    error
+	once   sync.Once
+
+	rest      []byte // of the last piece
+	limit     time.Time
+	cancelled <-chan struct{}
 }
 
-func newPort(conn net.Conn) *port { return &port{conn: conn, in: bufio.NewReaderSize(conn, 16<<10)} }
+func newPort(conn net.Conn) *port {
+	p := &port{conn: conn, pieces: make(chan []byte), closed: make(chan struct{}), gone: make(chan struct{})}
+	p.in = bufio.NewReaderSize(p, 16<<10)
+	go p.pump() // until close
+	return p
+}
 
-// interruptible makes reads and writes fail when ctx ends, until the returned function is called.
-func (p *port) interruptible(ctx context.Context) (stop func()) {
-	past := make(chan struct{})
-	cancel := context.AfterFunc(ctx, func() {
-		defer close(past)
-		_ = p.conn.SetDeadline(time.Unix(1, 0))
-	})
-	return func() {
-		if !cancel() {
-			<-past
+func (p *port) pump() {
+	defer close(p.gone)
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := p.conn.Read(buf)
+		if n > 0 {
+			select {
+			case p.pieces <- bytes.Clone(buf[:n]):
+			case <-p.closed:
+			}
+		}
+		if err != nil {
+			p.err = err
+			return
 		}
 	}
 }
 
-// arm gives what follows until limit. Preconditions: the port is interruptible by ctx; a ctx that ends later than the
-// check here moves the deadline itself.
-func (p *port) arm(ctx context.Context, limit time.Time) error {
-	if err := p.conn.SetDeadline(limit); err != nil {
+// close ends the stream and waits until nothing is read any more.
+func (p *port) close() error {
+	var err error
+	p.once.Do(func() {
+		close(p.closed)
+		err = p.conn.Close()
+	})
+	<-p.gone
+	return err
+}
+
+// arm says until when what follows may read.
+func (p *port) arm(ctx context.Context, limit time.Time) {
+	p.cancelled, p.limit = ctx.Done(), limit
+}
+
+// Read implements io.Reader.
+func (p *port) Read(b []byte) (int, error) {
+	if len(p.rest) == 0 {
+		t := time.NewTimer(time.Until(p.limit))
+		defer t.Stop()
+		select {
+		case p.rest = <-p.pieces:
+		case <-p.gone:
+			return 0, p.err
+		case <-p.cancelled:
+			return 0, context.Canceled
+		case <-t.C:
+			return 0, os.ErrDeadlineExceeded
+		}
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+// write sends b whole, or fails when ctx ends or limit has come.
+func (p *port) write(ctx context.Context, b []byte, limit time.Time) error {
+	if err := p.conn.SetWriteDeadline(limit); err != nil {
 		return err
 	}
-	return ctx.Err()
+	past := make(chan struct{})
+	cancel := context.AfterFunc(ctx, func() {
+		defer close(past)
+		_ = p.conn.SetWriteDeadline(time.Unix(1, 0))
+	})
+	_, err := p.conn.Write(b)
+	if !cancel() {
+		<-past // it must not hit the next one
+	}
+	return err
 }
 
 // request is a command in the protocol's terms.
@@ -71,18 +136,12 @@ func (p *port) send(ctx context.Context, command string, args any, limit time.Ti
 	if err != nil {
 		return err
 	}
-	if err := p.arm(ctx, limit); err != nil {
-		return err
-	}
-	_, err = p.conn.Write(append(b, '\n'))
-	return err
+	return p.write(ctx, append(b, '\n'), limit)
 }
 
 // line reads the next line that is not empty, without its end. A longer one than most is errLong.
 func (p *port) line(ctx context.Context, most int, limit time.Time) ([]byte, error) {
-	if err := p.arm(ctx, limit); err != nil {
-		return nil, err
-	}
+	p.arm(ctx, limit)
 	return readLine(p.in, most)
 }
 
@@ -106,16 +165,13 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 }
 
 // sync drops whatever is under way in both directions.
-// A port that is full because nobody reads yet is no error: what fills it are such questions.
 func (p *port) sync(ctx context.Context, limit time.Time) error {
-	if err := p.arm(ctx, limit); err != nil {
-		return err
-	}
 	id := syncID()
 	ask := fmt.Appendf([]byte{sentinel}, "{\"execute\":\"guest-sync-delimited\",\"arguments\":{\"id\":%d}}\n", id)
-	if _, err := p.conn.Write(ask); err != nil {
+	if err := p.write(ctx, ask, limit); err != nil {
 		return err
 	}
+	p.arm(ctx, limit)
 	for {
 		if err := skip(p.in); err != nil {
 			return err
@@ -136,6 +192,7 @@ func (p *port) settle(ctx context.Context, limit time.Time) ([]byte, error) {
 	if err := p.send(ctx, "guest-sync", map[string]int64{"id": id}, limit); err != nil {
 		return nil, err
 	}
+	p.arm(ctx, limit)
 	var first []byte
 	for {
 		line, err := readLine(p.in, syncLimit)

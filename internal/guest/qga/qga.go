@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -51,18 +50,17 @@ func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, err
 	}
 	p := newPort(conn)
 	if err := p.greet(ctx); err != nil {
-		conn.Close()
+		_ = p.close()
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("wait for qemu-guest-agent: %w", context.Cause(ctx))
 		}
 		return nil, errdefs.Unavailablef("wait for qemu-guest-agent: %w", err)
 	}
-	return &session{port: p, done: make(chan struct{}), turn: make(chan struct{}, 1)}, nil
+	return &session{port: p, turn: make(chan struct{}, 1)}, nil
 }
 
 // greet waits until somebody answers.
 func (p *port) greet(ctx context.Context) error {
-	defer p.interruptible(ctx)()
 	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMost) {
 		err := p.sync(ctx, time.Now().Add(pause))
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -78,9 +76,6 @@ type session struct {
 	port   *port         // under turn
 	dirty  bool          // under turn: an answer may still come that nobody waits for
 	frozen atomic.Bool
-
-	done chan struct{}
-	once sync.Once
 }
 
 var (
@@ -90,17 +85,10 @@ var (
 )
 
 // Done implements guest.Agent.
-func (s *session) Done() <-chan struct{} { return s.done }
+func (s *session) Done() <-chan struct{} { return s.port.gone }
 
 // Close implements guest.Agent.
-func (s *session) Close() error {
-	var err error
-	s.once.Do(func() {
-		close(s.done)
-		err = s.port.conn.Close()
-	})
-	return err
-}
+func (s *session) Close() error { return s.port.close() }
 
 // lost ends the session because of err.
 func (s *session) lost(err error) error {
@@ -112,7 +100,7 @@ func (s *session) lost(err error) error {
 func (s *session) take(ctx context.Context) error {
 	select {
 	case s.turn <- struct{}{}:
-	case <-s.done:
+	case <-s.port.gone:
 		return errdefs.Unavailablef("the link to qemu-guest-agent was lost")
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -120,7 +108,6 @@ func (s *session) take(ctx context.Context) error {
 	if !s.dirty {
 		return nil
 	}
-	defer s.port.interruptible(ctx)()
 	err := s.port.sync(ctx, time.Now().Add(patience))
 	switch {
 	case err == nil:
@@ -141,7 +128,6 @@ func (s *session) call(ctx context.Context, command string, args, result any, li
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	defer func() { <-s.turn }()
-	defer s.port.interruptible(ctx)()
 	s.dirty = true // until the answer is there
 	err := s.port.send(ctx, command, args, time.Now().Add(patience))
 	var line []byte
@@ -207,7 +193,7 @@ func (s *session) Setup(context.Context, guest.Setup) error { return nil }
 // Logs implements guest.Agent. There are none: it waits for the end of the session.
 func (s *session) Logs(ctx context.Context, _ uint64, _ func(guest.LogEntry) error) error {
 	select {
-	case <-s.done:
+	case <-s.port.gone:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -221,7 +207,7 @@ func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
 	defer beat.Stop()
 	for {
 		select {
-		case <-s.done:
+		case <-s.port.gone:
 			return guest.Exit{}, errdefs.Unavailablef("the link to qemu-guest-agent was lost")
 		case <-ctx.Done():
 			return guest.Exit{}, context.Cause(ctx)
@@ -264,7 +250,6 @@ func (s *session) Poweroff(ctx context.Context, _ time.Duration) error {
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	defer func() { <-s.turn }()
-	defer s.port.interruptible(ctx)()
 	s.dirty = true
 	limit := time.Now().Add(patience)
 	err := s.port.send(ctx, command, map[string]string{"mode": "powerdown"}, limit)

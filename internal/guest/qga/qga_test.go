@@ -38,21 +38,19 @@ func startAgent(t *testing.T, args ...string) guest.Dial {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if _, err := os.Stat(sock); err == nil {
-			break
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatal("qemu-ga does not listen")
+	return func(ctx context.Context) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			conn, err := new(net.Dialer).DialContext(ctx, "unix", sock)
+			if err == nil || ctx.Err() != nil {
+				return conn, err
+			}
+			<-tick.C // it does not listen yet
 		}
 	}
-	return func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", sock) }
 }
 
 func connect(t *testing.T, dial guest.Dial) guest.Agent {
