@@ -176,6 +176,12 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	in.report("control plane answers", time.Since(began))
 
 	began = time.Now()
+	if r.err = in.installManifests(ctx, ended); r.err != nil {
+		return r
+	}
+	in.report("custom resources are installed", time.Since(began))
+
+	began = time.Now()
 	since := began.Truncate(time.Second)
 	ended = launch(in.daemon())
 	if r.err = in.await(ctx, in.daemon(), ended, in.daemonAnswers); r.err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -23,6 +24,7 @@ type clients struct {
 	rest   *rest.Config
 	main   kubernetes.Interface
 	events kubernetes.Interface
+	custom dynamic.Interface // of custom resources
 }
 
 // connect reads the credentials and makes the clients. Nothing is sent yet.
@@ -44,6 +46,9 @@ func connect(cfg Config) (clients, error) {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}
 	if c.events, err = client(eventQPS, eventBurst); err != nil {
+		return c, errdefs.Invalidf("kubeconfig: %w", err)
+	}
+	if c.custom, err = dynamic.NewForConfig(rc); err != nil {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}
 	return c, nil

@@ -93,6 +93,7 @@ func (n *Node) Run(ctx context.Context) error {
 	run("metrics", func(ctx context.Context) error { return n.serveMetrics(ctx, parts.registry) })
 	run("node conditions", parts.node.Run)
 	run("node registration", func(ctx context.Context) error { return parts.node.Serve(ctx, clients.main, n.log) })
+	run("image mappings", parts.mappings.run)
 	adopted := make(chan struct{})
 	run("pods", func(ctx context.Context) error { return parts.provider.Run(ctx, func() { close(adopted) }) })
 	run("pod controller", func(ctx context.Context) error {
@@ -101,6 +102,7 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		parts.mappings.settle(ctx, n.log)
 		n.log.Info("virtual node is up")
 		return parts.control(vklog.WithLogger(ctx, vkLogger{n.log}))
 	})
@@ -119,6 +121,7 @@ type parts struct {
 	provider *podprovider.Provider
 	node     *node.Node
 	kubelet  *kubelet.Server
+	mappings mappings
 	pods     informers.SharedInformerFactory
 	followCA func(context.Context) error
 }
@@ -155,7 +158,13 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.provider.OnHealth(p.node.Poke)
+	if p.mappings, err = n.mappings(c); err != nil {
+		return nil, err
+	}
+	p.provider.OnHealth(func() {
+		p.node.Poke()
+		p.mappings.poke()
+	})
 	p.kubelet, err = n.kubelet(p)
 	return p, err
 }

@@ -1,0 +1,15 @@
+// Package crds holds the manifests of the custom resources that Cocoon reads, and of the rights to read them, for whom
+// installs them. It installs nothing.
+package crds
+
+import _ "embed"
+
+// ImageMappings defines VirtletImageMapping.
+//
+//go:embed virtletimagemappings.yaml
+var ImageMappings []byte
+
+// NodeRights lets virtual nodes with a node's identity read and judge image mappings.
+//
+//go:embed rbac.yaml
+var NodeRights []byte

@@ -1,0 +1,106 @@
+package up
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+
+	"sigs.k8s.io/yaml"
+
+	"cocoonstack.io/cocoon/deploy/crds"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// collections are where the objects of our manifests live, by kind.
+var collections = map[string]string{
+	"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+	"Role":                     "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
+	"RoleBinding":              "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+}
+
+// manifest is one object to be there.
+type manifest struct {
+	path string // of the object in the API
+	body []byte // JSON
+}
+
+// manifests are the objects that every instance has: the custom resources we read, and the rights of the node to.
+func manifests() ([]manifest, error) {
+	var out []manifest
+	for _, text := range [][]byte{crds.ImageMappings, crds.NodeRights} {
+		for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
+			var object struct {
+				Kind     string                           `json:"kind"`
+				Metadata struct{ Name, Namespace string } `json:"metadata"`
+			}
+			body, err := yaml.YAMLToJSONStrict(doc)
+			if err == nil {
+				err = json.Unmarshal(body, &object)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("read manifest: %w", err)
+			}
+			collection, ok := collections[object.Kind]
+			if !ok {
+				return nil, fmt.Errorf("manifest %s is of the kind %q, which is not installed", object.Metadata.Name, object.Kind)
+			}
+			if object.Metadata.Namespace != "" {
+				collection = fmt.Sprintf(collection, object.Metadata.Namespace)
+			}
+			out = append(out, manifest{path: collection + "/" + object.Metadata.Name, body: body})
+		}
+	}
+	return out, nil
+}
+
+// installManifests makes the cluster have our manifests as this version has them. A control plane that just started may
+// lack the namespace yet: it is asked until ctx ends or the child does.
+func (in *instance) installManifests(ctx context.Context, ended <-chan error) error {
+	list, err := manifests()
+	if err != nil {
+		return err
+	}
+	for _, m := range list {
+		var failed error
+		err := in.await(ctx, in.controlPlane(), ended, func(ctx context.Context) bool {
+			failed = in.api.apply(ctx, m)
+			return failed == nil || !errdefs.IsUnavailable(failed)
+		})
+		if err != nil {
+			return err
+		}
+		if failed != nil {
+			return failed
+		}
+	}
+	return nil
+}
+
+// apply makes an object be as m has it, by server-side apply: nothing changes if it is, and what others added stays.
+// Errors: Unavailable for what time may mend.
+func (c *apiClient) apply(ctx context.Context, m manifest) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPatch, c.base+m.path+"?fieldManager=cocoon-up&force=true", bytes.NewReader(m.body))
+	if err != nil {
+		return fmt.Errorf("install %s: %w", m.path, err)
+	}
+	req.Header.Set("Content-Type", "application/apply-patch+yaml")
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return errdefs.Unavailablef("install %s: %w", m.path, err)
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Message string `json:"message"`
+	}
+	_ = json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&answer)
+	switch code := resp.StatusCode; {
+	case code == http.StatusOK || code == http.StatusCreated:
+		return nil
+	case code == http.StatusNotFound || code == http.StatusForbidden || code == http.StatusConflict || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError:
+		return errdefs.Unavailablef("install %s: the API server answers %s: %s", m.path, resp.Status, answer.Message)
+	}
+	return fmt.Errorf("install %s: the API server answers %s: %s", m.path, resp.Status, answer.Message)
+}
