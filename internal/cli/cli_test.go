@@ -207,7 +207,7 @@ func TestRunWaitsForTheAgent(t *testing.T) {
 		t.Fatalf("%d %s", code, errOut)
 	}
 	want := vm.Spec{
-		Name: "cocoon-demo-2", Image: "demo", CPUs: 2, Memory: 256 << 20, Storage: 10 << 30, Accel: vm.AccelAuto, StopGrace: 5 * time.Second,
+		Name: "cocoon-demo-2", Image: "demo", CPUs: 2, Memory: 256 << 20, Accel: vm.AccelAuto, StopGrace: 5 * time.Second,
 		Labels: map[string]string{"k": "v"}, NICs: []vm.NICSpec{{}},
 		Process: vm.Process{Args: []string{"sh", "-c", "x"}, Env: []vm.EnvVar{{Name: "A", Value: "1"}, {Name: "HOME", Value: "/here"}}},
 	}

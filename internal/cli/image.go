@@ -23,7 +23,8 @@ func (a *app) imageCommand() *cobra.Command {
   cocoon image import demo:latest demo.tar
   cocoon image list
   cocoon image rm demo`,
-		a.imagePullCommand(), a.imageExplainCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(), a.imageRmCommand())
+		a.imagePullCommand(), a.imageExplainCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(),
+		a.imageRmCommand(), a.imageGCCommand(), a.imageExportCommand(), a.imageBuildCommand())
 }
 
 func (a *app) imageImportCommand() *cobra.Command {
@@ -33,8 +34,8 @@ func (a *app) imageImportCommand() *cobra.Command {
 		Short: "Store an image under a name",
 		Long: `Store an image under a name, from a file or from standard input.
 
-It may be a container image (a tar of an OCI image layout, or of docker save) or a disk (raw or qcow2); which one is
-seen from the content. The same content is stored once. Without a tag the name gets the tag latest.`,
+It may be a container image (a tar of an OCI image layout, or of docker save) or a disk (raw, qcow2, VMDK, VHDX or VHD;
+the last three are converted to qcow2); which one is seen from the content. The same content is stored once. Without a tag the name gets the tag latest.`,
 		Example: `  cocoon image import debian:12 debian-12-genericcloud-amd64.qcow2
   docker save nginx | cocoon image import nginx`,
 		Args: cobra.RangeArgs(1, 2),

@@ -33,6 +33,7 @@ type specFlags struct {
 	stopGrace                              time.Duration
 	pull                                   pullPolicy
 	cloudInit                              cloudInitFlags
+	storageGiven                           func() bool
 	out                                    format
 }
 
@@ -42,7 +43,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.name, "name", "", "name of the VM (default: cocoon-IMAGE, numbered when taken)")
 	fs.IntVar(&f.cpus, "cpu", vm.DefaultCPUs, "number of virtual CPUs")
 	fs.Var(&f.memory, "memory", "memory: 512M, 2G; units are powers of 1024")
-	fs.Var(&f.storage, "storage", "size of the writable disk")
+	fs.Var(&f.storage, "storage", "size of the writable disk; a disk image larger than the default keeps its own")
 	fs.IntVar(&f.nics, "nics", 1, "number of network interfaces")
 	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
@@ -58,6 +59,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	f.cloudInit.add(cmd)
 	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
 	pullPolicyFlag(cmd, &f.pull, "pull", image.PullIfNotPresent, "fetch the image first: missing (when it is not here), always (when there is a newer one) or never")
+	f.storageGiven = func() bool { return fs.Changed("storage") }
 	outputFlag(cmd, &f.out)
 	fs.SortFlags = false
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
@@ -76,9 +78,12 @@ func hintAboutDashes(_ *cobra.Command, err error) error {
 // spec makes the request. What only the engine can judge is left to it.
 func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, error) {
 	s := vm.Spec{
-		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Storage: int64(f.storage), Driver: f.driver,
+		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty},
+	}
+	if f.storageGiven() { // else the node chooses: its default, or what the image needs
+		s.Storage = int64(f.storage)
 	}
 	if f.entrypoint != "" {
 		s.Process.Entrypoint = []string{f.entrypoint}

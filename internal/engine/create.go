@@ -41,6 +41,7 @@ func (e *Engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 }
 
 func (e *Engine) bring(caller context.Context, spec vm.Spec, op string) (vm.Record, error) {
+	anySize := spec.Storage == 0
 	spec = spec.Clone().Default()
 	if err := spec.Validate(); err != nil {
 		return vm.Record{}, err
@@ -51,7 +52,7 @@ func (e *Engine) bring(caller context.Context, spec vm.Spec, op string) (vm.Reco
 	}
 	defer leave()
 	began := time.Now()
-	r, err := e.bringUp(ctx, spec, op)
+	r, err := e.bringUp(ctx, spec, anySize, op)
 	if err != nil {
 		return vm.Record{}, e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, spec.Name, err))
 	}
@@ -59,11 +60,23 @@ func (e *Engine) bring(caller context.Context, spec vm.Spec, op string) (vm.Reco
 	return r.Clone(), nil
 }
 
-// bringUp reserves, begins, acts, and undoes on failure.
-func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, op string) (vm.Record, error) {
+// diskSizer is a store that knows how large the disks in its images are; 0 for images without one.
+type diskSizer interface {
+	DiskSize(ctx context.Context, img image.Image) (int64, error)
+}
+
+// bringUp reserves, begins, acts, and undoes on failure. With anySize the storage of spec is only the default.
+func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op string) (vm.Record, error) {
 	img, err := e.images.Get(ctx, spec.Image)
 	if err != nil {
 		return vm.Record{}, err
+	}
+	if sizes, ok := e.images.(diskSizer); ok && anySize { // the default is no reason to refuse an image whose disk is larger
+		size, err := sizes.DiskSize(ctx, img)
+		if err != nil {
+			return vm.Record{}, err
+		}
+		spec.Storage = max(spec.Storage, size)
 	}
 	r, err := e.design(spec, img)
 	if err != nil {

@@ -31,6 +31,13 @@ func TestMain(m *testing.M) {
 		fmt.Println(p.PID(), p.StartTime())
 		os.Exit(0)
 	}
+	if os.Getenv("PROC_TEST_RUN") != "" {
+		s := sh("exec /bin/sh -c 'echo $$; exec sleep 600' sh 600")
+		s.Out = os.Stdout
+		_, err := Run(context.Background(), s, Limits{})
+		fmt.Println(err)
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
 }
 

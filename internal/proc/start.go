@@ -36,7 +36,10 @@ type User struct {
 
 // Start starts the process in a session of its own. It has no tie to the caller: the caller's death does not end it.
 // The caller owns the result and should Wait for it, else a zombie stays until the caller ends.
-func Start(s Spec) (*Process, error) {
+func Start(s Spec) (*Process, error) { return s.start(0, s.fork) }
+
+// start makes the descriptors ready and leaves the rest to fork.
+func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (int, error)) (*Process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
@@ -59,7 +62,8 @@ func Start(s Spec) (*Process, error) {
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	pidfd := -1
 	attr := &syscall.ProcAttr{Dir: "/", Env: s.Env, Files: fds, Sys: s.sys(&pidfd)}
-	pid, err := s.fork(attr)
+	attr.Sys.Pdeathsig = deathSignal
+	pid, err := fork(attr)
 	runtime.KeepAlive(files)
 	runtime.KeepAlive(s.CgroupDir)
 	if err != nil {
@@ -92,18 +96,24 @@ func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
 		return syscall.ForkExec(s.Path, s.Args, attr)
 	}
 	var pid int
-	err := OnThread(func() error {
-		if err := dropBounding(); err != nil {
-			return err
-		}
-		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-			return fmt.Errorf("set no_new_privs: %w", err)
-		}
-		var err error
-		pid, err = syscall.ForkExec(s.Path, s.Args, attr)
+	err := OnThread(func() (err error) {
+		pid, err = s.forkHere(attr)
 		return err
 	})
 	return pid, err
+}
+
+// forkHere forks from this thread, which gives up for ever what the child must not have.
+func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
+	if s.User != nil {
+		if err := dropBounding(); err != nil {
+			return 0, err
+		}
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return 0, fmt.Errorf("set no_new_privs: %w", err)
+		}
+	}
+	return syscall.ForkExec(s.Path, s.Args, attr)
 }
 
 // dropBounding empties the capability bounding set of this thread, which a child inherits.

@@ -1,8 +1,9 @@
-// Package disk recognises disk images by content, checks that a qcow2 or raw image is whole and refers to nothing
-// outside of itself, and writes the empty qcow2 overlays on which VMs run.
+// Package disk recognises disk images by content, checks that an image is whole and refers to nothing outside of itself,
+// has the formats that no hypervisor of ours opens converted to qcow2, and writes the empty qcow2 overlays on which VMs
+// run.
 //
-// It parses headers written by strangers, so it allocates and reads only within bounds it checked. It neither converts
-// nor runs qemu-img.
+// It parses headers written by strangers, so it allocates and reads only within bounds it checked, and does so before
+// any other program sees an image. It does not convert by itself: qemu-img does, locked in.
 package disk
 
 import (
@@ -22,11 +23,23 @@ const SectorSize = 512
 // MaxVirtualSize is the largest disk we believe in, in bytes.
 const MaxVirtualSize = 64 << 40
 
+// Formats that Recognise tells and that are converted before anything boots from them. The names are QEMU's.
+const (
+	FormatVMDK vm.DiskFormat = "vmdk"
+	FormatVHDX vm.DiskFormat = "vhdx"
+	FormatVHD  vm.DiskFormat = "vpc"
+)
+
 // Recognise tells the format of a disk image from its first bytes.
 // Errors: InvalidArgument when it is nothing a VM could boot from; the sentence says what it looks like and what helps.
 func Recognise(head []byte) (vm.DiskFormat, error) {
 	if bytes.HasPrefix(head, []byte(qcowMagic)) {
 		return vm.DiskQCOW2, nil
+	}
+	for magic, format := range map[string]vm.DiskFormat{vmdkMagic: FormatVMDK, vhdxMagic: FormatVHDX, vhdMagic: FormatVHD} {
+		if bytes.HasPrefix(head, []byte(magic)) {
+			return format, nil
+		}
 	}
 	for _, f := range foreign {
 		if at(head, f.off, f.magic) {
@@ -38,7 +51,7 @@ func Recognise(head []byte) (vm.DiskFormat, error) {
 			return vm.DiskRaw, nil
 		}
 	}
-	return "", errdefs.Invalidf("not an image we know: neither an OCI or docker archive, nor a qcow2 disk, nor a raw disk with a partition table or file system")
+	return "", errdefs.Invalidf("not an image we know: neither an OCI or docker archive, nor a qcow2, VMDK or VHDX disk, nor a raw disk with a partition table or file system")
 }
 
 type signature struct {
@@ -64,10 +77,7 @@ var foreign = []struct {
 	signature
 	what, help string
 }{
-	{signature{0, "KDMV"}, "a VMware disk", convert},
 	{signature{0, "# Disk DescriptorFile"}, "a VMware disk descriptor", convert},
-	{signature{0, "vhdxfile"}, "a Hyper-V disk (VHDX)", convert},
-	{signature{0, "conectix"}, "a Hyper-V disk (VHD)", convert},
 	{signature{0, "QED\x00"}, "a QED disk", convert},
 	{signature{0x40, "\x7f\x10\xda\xbe"}, "a VirtualBox disk", convert},
 	{signature{0, "\xfd7zXZ\x00"}, "an xz file", "unpack it first"},

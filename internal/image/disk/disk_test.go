@@ -164,7 +164,8 @@ func TestRecognise(t *testing.T) {
 		"qcow2": {put(0, "QFI\xfb"), vm.DiskQCOW2}, "mbr": {put(510, "\x55\xaa"), vm.DiskRaw}, "gpt": {put(512, "EFI PART"), vm.DiskRaw},
 		"ext4": {put(1080, "\x53\xef"), vm.DiskRaw}, "squashfs": {put(0, "hsqs"), vm.DiskRaw}, "erofs": {put(1024, "\xe2\xe1\xf5\xe0"), vm.DiskRaw},
 		"iso": {put(0x8001, "CD001"), vm.DiskRaw}, "btrfs": {put(0x10040, "_BHRfS_M"), vm.DiskRaw}, "xfs": {put(0, "XFSB"), vm.DiskRaw},
-		"zeros": {put(0, ""), ""}, "vmdk": {put(0, "KDMV"), ""}, "elf": {put(0, "\x7fELF"), ""}, "short": {[]byte("QF"), ""}, "empty": {nil, ""},
+		"zeros": {put(0, ""), ""}, "vmdk": {put(0, "KDMV"), disk.FormatVMDK},
+		"vhdx": {put(0, "vhdxfile"), disk.FormatVHDX}, "vhd": {put(0, "conectix"), disk.FormatVHD}, "vmdk text": {put(0, "# Disk DescriptorFile"), ""}, "elf": {put(0, "\x7fELF"), ""}, "short": {[]byte("QF"), ""}, "empty": {nil, ""},
 	} {
 		got, err := disk.Recognise(c.head)
 		if got != c.format || (err == nil) != (c.format != "") || err != nil && !errdefs.IsInvalid(err) {

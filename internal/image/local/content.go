@@ -89,39 +89,103 @@ func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (
 	if err != nil {
 		return builder{}, err
 	}
+	rec := record{Type: vm.ImageDisk, File: rawFile, Format: format, Arch: s.cfg.Arch}
 	var q disk.QCOW2
-	if format == vm.DiskQCOW2 {
+	switch format {
+	case vm.DiskRaw:
+	case vm.DiskQCOW2:
+		rec.File = qcow2File
 		if q, err = disk.ParseQCOW2(head); err != nil { // refused before it costs anything
 			return builder{}, err
 		}
-	}
-	file := rawFile
-	if format == vm.DiskQCOW2 {
-		file = qcow2File
+		if rec.VirtualSize = q.VirtualSize; rec.VirtualSize > s.cfg.Disk {
+			return builder{}, s.tooLarge(rec.VirtualSize)
+		}
+	default:
+		rec.File = sourceFile
 	}
 	sum := sha256.New()
-	path := work.join(file)
+	path := work.join(rec.File)
 	size, err := writeSynced(path, func(f *os.File) error {
 		n, err := copySparse(f, io.TeeReader(in, sum), s.cfg.Disk, room)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if format == vm.DiskQCOW2 {
+		case format == vm.DiskQCOW2:
 			return q.Check(f, n)
+		case format == vm.DiskRaw:
+			return disk.CheckRaw(head, n)
 		}
-		return disk.CheckRaw(head, n)
+		virtual, err := disk.Check(format, f, n)
+		if err == nil && virtual > s.cfg.Disk {
+			err = s.tooLarge(virtual)
+		}
+		return err
 	})
 	if err != nil {
 		return builder{}, err
 	}
-	rec := record{Type: vm.ImageDisk, File: file, Format: format, VirtualSize: q.VirtualSize, Arch: s.cfg.Arch}
+	hex := hex.EncodeToString(sum.Sum(nil))
+	if rec.File == sourceFile {
+		return builder{hex: hex, phase: PhaseConvert, build: func(ctx context.Context, dir string) (record, error) {
+			return s.convert(ctx, work, rec, path, filepath.Join(dir, qcow2File))
+		}}, nil
+	}
 	if format == vm.DiskRaw {
 		rec.VirtualSize = size
 	}
-	rec.VirtualSize = (rec.VirtualSize + disk.SectorSize - 1) / disk.SectorSize * disk.SectorSize
-	return builder{hex: hex.EncodeToString(sum.Sum(nil)), build: func(_ context.Context, dir string) (record, error) {
-		return rec, os.Rename(path, filepath.Join(dir, file))
+	rec.VirtualSize = roundUp(rec.VirtualSize, disk.SectorSize)
+	return builder{hex: hex, build: func(_ context.Context, dir string) (record, error) {
+		return rec, os.Rename(path, filepath.Join(dir, rec.File))
 	}}, nil
+}
+
+func (s *Store) tooLarge(virtual int64) error {
+	return errdefs.Exhaustedf("the disk image claims a size of %s, and the limit is %s", human(virtual), human(s.cfg.Disk))
+}
+
+// convert makes a qcow2 disk of one in another format. What comes out is checked like any disk of a stranger.
+func (s *Store) convert(ctx context.Context, work *workdir, rec record, from, to string) (_ record, err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return record{}, fmt.Errorf("convert the disk: %w", err)
+	}
+	defer in.Close()
+	said, err := os.OpenFile(work.join("said"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return record{}, fmt.Errorf("convert the disk: %w", err)
+	}
+	defer said.Close()
+	room, err := s.room()
+	if err != nil {
+		return record{}, err
+	}
+	_, err = writeSynced(to, func(f *os.File) error {
+		if err := (disk.Converter{Path: s.cfg.QemuImg}).Convert(ctx, rec.Format, in, f, said, room); err != nil {
+			if left, rerr := s.room(); rerr == nil && left < mkfsRoom && ctx.Err() == nil {
+				return errdefs.Exhaustedf("the disk of the image store is full: no room to convert the disk; `cocoon image rm` frees some")
+			}
+			return err
+		}
+		info, err := f.Stat()
+		if err != nil {
+			return fmt.Errorf("convert the disk: %w", err)
+		}
+		head := make([]byte, min(disk.HeadSize, info.Size()))
+		if _, err := f.ReadAt(head, 0); err != nil {
+			return fmt.Errorf("convert the disk: %w", err)
+		}
+		q, err := disk.ParseQCOW2(head)
+		if err != nil {
+			return err
+		}
+		if rec.VirtualSize = q.VirtualSize; rec.VirtualSize > s.cfg.Disk {
+			return s.tooLarge(rec.VirtualSize)
+		}
+		return q.Check(f, info.Size())
+	})
+	rec.File, rec.Format, rec.VirtualSize = qcow2File, vm.DiskQCOW2, roundUp(rec.VirtualSize, disk.SectorSize)
+	return rec, errors.Join(err, os.Remove(from))
 }
 
 // writeSynced makes a file that fill writes, syncs it, and returns its length.

@@ -184,7 +184,7 @@ func TestKilledInTheMiddleOfItsInput(t *testing.T) {
 }
 
 func TestKilledRemovalLeavesAllOrNothing(t *testing.T) {
-	for _, pattern := range []string{"data/*/unclaimed", "tmp/*/gone", "links/*"} {
+	for _, pattern := range []string{"data/*/unclaimed", "tmp/*/gone-*", "links/*"} {
 		t.Run(pattern, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

@@ -2,6 +2,7 @@ package local
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,7 +153,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		err = t.accept(digest(b.hex))
 	}
 	if err == nil {
-		t.enter(PhaseUnpack)
+		t.enter(cmp.Or(b.phase, PhaseUnpack))
 		rec, err = s.publish(ctx, work, t, b)
 	}
 	if errdefs.Is(err, errdefs.ResourceExhausted) {
@@ -182,6 +183,7 @@ func badCompression(err error) error {
 // builder is content that was read and identified.
 type builder struct {
 	hex   string
+	phase string                                                // what building it is called; "" is PhaseUnpack
 	build func(ctx context.Context, dir string) (record, error) // makes the files in dir, synced, once
 }
 
@@ -236,7 +238,7 @@ func (s *Store) place(work *workdir, out string, built bool, t target, hex strin
 			return record{}, notFound(digest(hex))
 		}
 		if _, err := os.Stat(dir); err == nil { // damaged: replace it
-			if err := s.discard(dir); err != nil {
+			if err := s.hide(work, dir); err != nil {
 				return record{}, err
 			}
 		} else if !errors.Is(err, fs.ErrNotExist) {

@@ -6,10 +6,7 @@ package local
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -27,12 +24,13 @@ var _ image.Store = (*Store)(nil)
 
 // Config says where the store lies and what an image may cost.
 type Config struct {
-	Dir    string       // absolute; made when missing, mode 0700
-	Arch   string       // GOARCH of the guests; "" is the host's
-	Mkfs   string       // path of mkfs.ext4; "" looks for it
-	Limits oci.Limits   // of container images; the zero value is oci.DefaultLimits
-	Disk   int64        // bytes of one disk image; 0 is 16 TiB
-	Log    *slog.Logger // nil discards
+	Dir     string       // absolute; made when missing, mode 0700
+	Arch    string       // GOARCH of the guests; "" is the host's
+	Mkfs    string       // path of mkfs.ext4; "" looks for it
+	QemuImg string       // path of qemu-img; "" looks for it
+	Limits  oci.Limits   // of container images; the zero value is oci.DefaultLimits
+	Disk    int64        // bytes of one disk image, and of the disk it claims to be; 0 is 16 TiB
+	Log     *slog.Logger // nil discards
 }
 
 // Store implements image.Store. Its folder:
@@ -52,6 +50,8 @@ type Store struct {
 	mu     sync.Mutex
 	opened bool
 	seen   sync.Map // path → true: strange files that the log knows
+
+	statfs func(path string) (diskUsage, error) // of tests, else the kernel's
 }
 
 const defaultMaxDisk = 16 << 40
@@ -74,7 +74,7 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Store{cfg: cfg}, nil
+	return &Store{cfg: cfg, statfs: statfs}, nil
 }
 
 // Open makes the store's folders and removes what killed processes left, without touching what living ones do.
@@ -150,6 +150,15 @@ func (s *Store) Remove(ctx context.Context, ref string, inUse func(digest string
 	if err := s.Open(ctx); err != nil {
 		return err
 	}
+	if err := s.remove(ref, inUse); err != nil {
+		return err
+	}
+	_, err := s.collect(image.GCLimits{}, inUse)
+	return err
+}
+
+// remove forgets names. What nobody names after that is the collection's.
+func (s *Store) remove(ref string, inUse func(digest string) bool) error {
 	unlock, err := s.lock(exclusive)
 	if err != nil {
 		return err
@@ -170,62 +179,13 @@ func (s *Store) Remove(ctx context.Context, ref string, inUse func(digest string
 		}
 	}
 	for _, n := range all {
-		if n.hex != r.hex || !r.covers(n) {
-			continue
+		if n.hex == r.hex && r.covers(n) {
+			if err := s.forget(n.name); err != nil {
+				return err
+			}
 		}
-		if err := os.Remove(s.namePath(n.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("forget image name %s: %w", n.name, err)
-		}
 	}
-	if err := s.syncNames(); err != nil {
-		return err
-	}
-	_, err = s.collect(inUse)
-	return err
-}
-
-// Collect removes content that no name refers to and that inUse does not report.
-func (s *Store) Collect(ctx context.Context, _ image.GCLimits, inUse func(digest string) bool) (image.Collected, error) {
-	if err := s.Open(ctx); err != nil {
-		return image.Collected{}, err
-	}
-	unlock, err := s.lock(exclusive)
-	if err != nil {
-		return image.Collected{}, err
-	}
-	defer unlock()
-	freed, err := s.collect(inUse)
-	return image.Collected{Freed: freed}, err
-}
-
-// Export is not there yet.
-func (s *Store) Export(context.Context, string, io.Writer) error {
-	return errdefs.Unsupportedf("images cannot be exported yet")
-}
-
-// Preconditions: the exclusive lock is held.
-func (s *Store) collect(inUse func(string) bool) (freed int64, err error) {
-	names, err := s.names()
-	if err != nil {
-		return 0, err
-	}
-	dirs, err := os.ReadDir(s.path("data"))
-	if err != nil {
-		return 0, fmt.Errorf("list images: %w", err)
-	}
-	for _, d := range dirs {
-		hex := d.Name()
-		if !isHex(hex) || slices.ContainsFunc(names, func(n named) bool { return n.hex == hex }) || used(inUse, hex) {
-			continue
-		}
-		size := onDisk(s.path("data", hex))
-		if err := s.discard(s.path("data", hex)); err != nil {
-			return freed, err
-		}
-		freed += size
-		s.cfg.Log.Info("image content removed", "image", digest(hex))
-	}
-	return freed, nil
+	return s.syncNames()
 }
 
 func used(inUse func(string) bool, hex string) bool { return inUse != nil && inUse(digest(hex)) }

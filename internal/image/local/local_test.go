@@ -113,7 +113,7 @@ func TestBadContentIsOneClearSentence(t *testing.T) {
 		"text":                {[]byte("hello"), errdefs.InvalidArgument, "not an image we know"},
 		"zeros":               {make([]byte, 1<<20), errdefs.InvalidArgument, "not an image we know"},
 		"a tar of files":      {ociimage.Tar(ociimage.File("etc/passwd", "x")), errdefs.InvalidArgument, "docker export"},
-		"vmdk":                {append([]byte("KDMV"), make([]byte, 4096)...), errdefs.InvalidArgument, "qemu-img convert"},
+		"vmdk":                {append([]byte("KDMV"), make([]byte, 4096)...), errdefs.InvalidArgument, "version 0"},
 		"truncated tar":       {good[:len(good)-3000], errdefs.DataLoss, "truncated"},
 		"half a tar":          {good[:len(good)/2+100], errdefs.DataLoss, "truncated"},
 		"truncated gzip":      {gz[:len(gz)-10], errdefs.DataLoss, "truncated"},

@@ -60,6 +60,16 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, disk.SectorSize)
 }
 
+// DiskSize returns how many bytes the disk of a disk image has for its guest, 0 for a container image.
+func (s *Store) DiskSize(ctx context.Context, img image.Image) (int64, error) {
+	if err := s.Open(ctx); err != nil || img.Type != vm.ImageDisk {
+		return 0, err
+	}
+	hex, _ := hexOf(img.ID)
+	rec, err := s.load(hex)
+	return rec.VirtualSize, err
+}
+
 func (s *Store) prepareOCI(ctx context.Context, base vm.Disk, dir string, storage int64) (image.Rootfs, error) {
 	if storage == 0 {
 		storage = vm.DefaultStorage

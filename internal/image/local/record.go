@@ -21,6 +21,7 @@ const (
 	rootfsFile    = "rootfs.ext4"
 	rawFile       = "disk.raw"
 	qcow2File     = "disk.qcow2"
+	sourceFile    = "disk" // as it came, before it is converted; only in temporary folders
 	unclaimedFile = "unclaimed"
 	usedFile      = "used" // empty; its time of modification is when the image was used last
 )

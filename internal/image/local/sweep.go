@@ -61,25 +61,14 @@ func (s *Store) claim(hex string) error {
 	return nil
 }
 
-// discard moves a folder out of sight in one step, then deletes it.
-func (s *Store) discard(path string) error {
-	trash, err := os.MkdirTemp(s.path("tmp"), "")
-	if err != nil {
-		return fmt.Errorf("remove image: %w", full(err))
-	}
-	if err := os.Rename(path, filepath.Join(trash, "gone")); err != nil {
-		_ = os.Remove(trash)
-		return fmt.Errorf("remove image: %w", err)
-	}
-	if err := os.RemoveAll(trash); err != nil {
-		return fmt.Errorf("remove image: %w", err)
-	}
-	return nil
-}
-
 // sweep removes what dead processes left: temporary folders nobody holds, and content whose import or removal was cut
 // short.
-func (s *Store) sweep() error {
+func (s *Store) sweep() (err error) {
+	work, err := s.newWork()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, work.close()) }()
 	unlock, err := s.lock(exclusive)
 	if err != nil {
 		return err
@@ -104,7 +93,7 @@ func (s *Store) sweep() error {
 		if slices.ContainsFunc(names, func(n named) bool { return n.hex == hex }) {
 			err = s.claim(hex)
 		} else {
-			err = s.discard(s.path("data", hex))
+			err = s.hide(work, s.path("data", hex))
 		}
 		if err != nil {
 			return err
@@ -163,30 +152,3 @@ func (s *Store) pin(w *workdir, keys ...string) error {
 }
 
 const pinDir = "pins" // in a temporary folder: empty files called as the layers that its owner needs
-
-// usedLayers returns the keys of all layers that a record or an unfinished import names.
-// Preconditions: the exclusive lock is held.
-func (s *Store) usedLayers() (map[string]bool, error) {
-	keep := map[string]bool{}
-	dirs, err := os.ReadDir(s.path("data"))
-	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
-	}
-	for _, d := range dirs {
-		if !isHex(d.Name()) {
-			continue
-		}
-		rec, err := s.load(d.Name())
-		if err != nil {
-			return nil, fmt.Errorf("which layers are needed is not known: %w", err)
-		}
-		for _, k := range rec.Layers {
-			keep[k] = true
-		}
-	}
-	pins, err := filepath.Glob(s.path("tmp", "*", pinDir, "*"))
-	for _, p := range pins {
-		keep[filepath.Base(p)] = true
-	}
-	return keep, err
-}

@@ -1,0 +1,143 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Converter makes qcow2 disks of other formats with qemu-img. Nothing that a disk can do to qemu-img reaches further
+// than its output: it runs without a network, without capabilities, under a user id of its own when we are root, with
+// bounded memory, time and output, and dies with us.
+type Converter struct {
+	Path string // of qemu-img; "" looks for it
+	UID  uint32 // user and group id it runs as when we are root
+}
+
+// DefaultConverterUID is below the ids that the processes of VMs get.
+const DefaultConverterUID = 0x6fffffff
+
+// What a conversion may take.
+const (
+	convertMemory = 2 << 30     // bytes of address space; threads reserve much of it without using it
+	convertCPU    = 2 * 60 * 60 // seconds
+	convertTime   = 2 * time.Hour
+	convertSays   = 300 // characters of what it says that are passed on
+)
+
+// Check reports whether a disk that is to be converted is whole and stands alone, and how large it is for the guest.
+func Check(format vm.DiskFormat, r io.ReaderAt, size int64) (virtual int64, err error) {
+	switch format {
+	case FormatVMDK:
+		return CheckVMDK(r, size)
+	case FormatVHDX:
+		return CheckVHDX(r, size)
+	case FormatVHD:
+		return CheckVHD(r, size)
+	}
+	return 0, errdefs.Invalidf("disks of the format %q are not converted", format)
+}
+
+// Convert writes the disk in, which passed Check, to out as qcow2 of at most limit bytes. scratch is an empty file for
+// what qemu-img says. in and out are ordinary files of ours; none of them is synced.
+// Errors: InvalidArgument when qemu-img cannot read it, ResourceExhausted past limit, FailedPrecondition without qemu-img.
+func (c Converter) Convert(ctx context.Context, format vm.DiskFormat, in, out, scratch *os.File, limit int64) error {
+	tool, err := c.find()
+	if err != nil {
+		return err
+	}
+	s := proc.Spec{
+		Path: tool, Args: []string{
+			"qemu-img", "convert", "-q", "-O", "qcow2",
+			// The format is said and not guessed, and there is no backing file whatever the disk says.
+			fmt.Sprintf(`json:{"driver":%q,"backing":null,"file":{"driver":"file","filename":"/proc/self/fd/3","locking":"off"}}`, format),
+			"/proc/self/fd/4",
+		},
+		Env: []string{"LC_ALL=C", "PATH=/usr/bin:/bin"}, Files: []*os.File{in, out}, Out: scratch,
+	}
+	if os.Geteuid() == 0 {
+		uid := c.UID
+		if uid == 0 {
+			uid = DefaultConverterUID
+		}
+		s.User, s.NewNet, s.NewIPC = &proc.User{UID: uid, GID: uid}, true, true
+		// It opens the files anew by their descriptors, which takes the rights of their owner.
+		for _, f := range []*os.File{in, out} {
+			if err := f.Chown(int(uid), int(uid)); err != nil {
+				return fmt.Errorf("convert the disk: %w", err)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, convertTime, errdefs.Exhaustedf("converting the disk took longer than %s", convertTime))
+	defer cancel()
+	exit, err := proc.Run(ctx, s, proc.Limits{Memory: convertMemory, CPU: convertCPU, FileSize: uint64(limit)})
+	if cause := context.Cause(ctx); err != nil && errdefs.Is(cause, errdefs.ResourceExhausted) {
+		return cause
+	}
+	if err != nil {
+		return fmt.Errorf("convert the disk: %w", err)
+	}
+	if s.User != nil {
+		if err := errors.Join(in.Chown(0, 0), out.Chown(0, 0)); err != nil {
+			return fmt.Errorf("convert the disk: %w", err)
+		}
+	}
+	return verdict(exit, scratch, limit)
+}
+
+func verdict(exit proc.Exit, scratch *os.File, limit int64) error {
+	switch {
+	case exit == proc.Exit{}:
+		return nil
+	case exit.Signal == int(unix.SIGXFSZ):
+		return errdefs.Exhaustedf("the disk is larger than the %d bytes there is room for when it is converted", limit)
+	case exit.Signal == int(unix.SIGXCPU):
+		return errdefs.Exhaustedf("converting the disk took more than %d seconds of computing", convertCPU)
+	case exit.Signal != 0:
+		return errdefs.Invalidf("the disk cannot be converted: qemu-img died of signal %d over it", exit.Signal)
+	}
+	buf := make([]byte, 4*convertSays)
+	n, _ := scratch.ReadAt(buf, 0)
+	return errdefs.Invalidf("the disk cannot be converted: %s", printable(string(buf[:n])))
+}
+
+// printable is what qemu-img said, in one line. Parts of it come from the disk.
+func printable(said string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
+	line = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			return '.'
+		}
+		return r
+	}, line)
+	if i := strings.LastIndex(line, "}': "); i >= 0 { // its name of our descriptor
+		line = line[i+len("}': "):]
+	}
+	if len(line) > convertSays {
+		line = line[:convertSays] + "…"
+	}
+	return strings.TrimPrefix(line, "qemu-img: ")
+}
+
+func (c Converter) find() (string, error) {
+	if c.Path != "" {
+		return c.Path, nil
+	}
+	p, err := exec.LookPath("qemu-img")
+	if err != nil {
+		return "", errdefs.Preconditionf("qemu-img is missing, with which VMware and Hyper-V disks are converted; `apt-get install qemu-utils` brings it")
+	}
+	return p, nil
+}

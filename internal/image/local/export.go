@@ -1,0 +1,50 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Export writes a disk image's file. It is the one that VMs boot from, so a disk that was converted when it came is
+// exported as qcow2, and importing that gives another id.
+//
+// Container images cannot be exported: the store keeps the file systems that their layers became, not the layers, and
+// an image made anew of those would be another one under the same name.
+// Errors: NotFound, Unsupported (container image).
+func (s *Store) Export(ctx context.Context, ref string, w io.Writer) error {
+	img, err := s.Get(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if img.Type != vm.ImageDisk {
+		return errdefs.Unsupportedf("image %s is a container image, of which only the unpacked file systems are kept, so it cannot be exported as it came; take it from its registry or with `docker save`", orID(img))
+	}
+	f, err := s.openDisk(img.ID)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := io.CopyBuffer(w, &source{ctx: ctx, r: f}, make([]byte, 1<<20)); err != nil {
+		return fmt.Errorf("export image %s: %w", orID(img), err)
+	}
+	return nil
+}
+
+// openDisk opens a disk's file, which stays readable should the image be removed meanwhile.
+func (s *Store) openDisk(id string) (*os.File, error) {
+	rec, err := s.use(id)
+	if err != nil {
+		return nil, err
+	}
+	hex, _ := hexOf(rec.ID)
+	f, err := os.Open(s.path("data", hex, rec.File))
+	if err != nil {
+		return nil, fmt.Errorf("export image %s: %w", rec.ID, err)
+	}
+	return f, nil
+}
