@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
@@ -29,6 +30,9 @@ type Config struct {
 	Initrd   string
 	QEMU     string // binary; the name of the host's architecture by default
 	Group    string // that may use the daemon without being root
+
+	// MappingProblems asks what is wrong with the mappings of image names; nil: nobody can be asked.
+	MappingProblems func(ctx context.Context) ([]image.MappingProblem, error)
 
 	Dev  string // /dev
 	Sys  string // /sys
@@ -121,6 +125,9 @@ func (d doctor) checks() []check {
 	}
 	if d.cfg.RunDir != "" {
 		all = append(all, check{name: "run folder", feature: "everything", look: d.folder(d.cfg.RunDir), fix: makeFolder(d.cfg.RunDir)})
+	}
+	if d.cfg.MappingProblems != nil {
+		all = append(all, check{name: "image mappings", feature: "images by alias", look: d.mappings})
 	}
 	if d.cfg.Group != "" {
 		all = append(all, check{name: "group", feature: "using cocoon without root", look: d.group})

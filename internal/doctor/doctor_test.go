@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
@@ -118,6 +121,27 @@ func TestRealHost(t *testing.T) {
 	for _, c := range Run(t.Context(), Config{StateDir: "/var/lib/cocoon", Group: "cocoon"}, false) {
 		if c.Detail == "" || c.Status == "" {
 			t.Errorf("%+v says nothing", c)
+		}
+	}
+}
+
+func TestMappingProblems(t *testing.T) {
+	for name, tc := range map[string]struct {
+		problems []image.MappingProblem
+		err      error
+		status   string
+		detail   string
+	}{
+		"none":      {status: OK, detail: "no problems"},
+		"no daemon": {err: errors.New("connection refused"), status: OK, detail: "not examined: cocoond does not answer"},
+		"two": {
+			problems: []image.MappingProblem{{Source: "files", Mapping: "a.yaml", Message: "no YAML"}, {Source: "kubernetes", Mapping: "b", Rule: "name c", Message: "no url"}},
+			status:   Warn, detail: "files/a.yaml: no YAML; kubernetes/b, name c: no url",
+		},
+	} {
+		d := doctor{Config{MappingProblems: func(context.Context) ([]image.MappingProblem, error) { return tc.problems, tc.err }}}
+		if f := d.mappings(t.Context()); f.status != tc.status || f.detail != tc.detail {
+			t.Errorf("%s: %+v", name, f)
 		}
 	}
 }

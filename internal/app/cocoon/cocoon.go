@@ -13,6 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/app/up"
 	"cocoonstack.io/cocoon/internal/cli"
 	"cocoonstack.io/cocoon/internal/doctor"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
 )
@@ -29,6 +31,14 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 	cfg := doctor.Config{StateDir: "/var/lib/cocoon", RunDir: "/run/cocoon", Group: "cocoon"}
 	if dir != "" {
 		cfg.StateDir, cfg.RunDir, cfg.Group = dir, filepath.Join(dir, "run"), ""
+	}
+	cfg.MappingProblems = func(ctx context.Context) ([]image.MappingProblem, error) {
+		c, err := nodeclient.Dial(filepath.Join(cfg.RunDir, "cocoond.sock"))
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		return c.Problems(ctx)
 	}
 	cfg.Kernel, cfg.Initrd = assets.Path("guest/vmlinux"), assets.Path("guest/initramfs")
 	return doctor.Run(ctx, cfg, fix), nil

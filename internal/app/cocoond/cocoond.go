@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,7 +42,8 @@ const long = `cocoond owns the virtual machines of this host and serves the node
 It needs root. VMs are processes of their own: stopping, killing or upgrading cocoond does not touch them; the next
 cocoond takes them up again. "cocoond shutdown" ends them and takes the network down.
 
-Everything can be set in a YAML file, with these keys (defaults in parentheses); flags win over the file:
+Everything can be set in a YAML file, with these keys (defaults in parentheses); the environment variables
+VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and flags over both:
 
   stateDir, runDir, socket, group      folders, socket and who may use it (/var/lib/cocoon, /run/cocoon, cocoon)
   listen, tls: {cert, key, clientCA}   the node API on TCP, for clients with a certificate of clientCA (off)
@@ -50,6 +52,10 @@ Everything can be set in a YAML file, with these keys (defaults in parentheses);
   guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)
   qemu: {binary, cgroup, uidBase, uidCount, tbSize}
   network: {enabled, name, instance, bridge, subnet, gateway, netns, dns, mtu, nat, masqueradeLink, isolation, leases}
+  images: {mappings, downloadProtocol, regexpTranslation, registries: {HOST: {mirrors, ca, insecure}}, maxParallelPulls,
+    stallTimeout, gc: {interval, minAge, maxAge, maxSize, high, low}}
+                                       where images come from (/etc/cocoon/images.d, https, no, none, 4, 30s) and when
+                                       unused ones go (every 5m those older than 2m, when the disk is 85% full, to 80%)
   virtualNode: {kubeconfig, nodeName, nodeIP, pool, bindAddress, kubeletPort, tlsCert, tlsKey, clientCA, orphans, …}
                                        a Kubernetes node in this process, as vk-cocoon is one of its own (off)
   log: {level, format}                 (info, text)
@@ -79,6 +85,7 @@ func command(stderr io.Writer) *cobra.Command {
 		if err != nil {
 			return nil, err
 		}
+		cfg.environment(os.Getenv)
 		if err := override(&cfg, cmd.Flags()); err != nil {
 			return nil, err
 		}

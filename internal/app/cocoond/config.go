@@ -34,6 +34,7 @@ type Config struct {
 	QEMU        QEMU          `json:"qemu,omitzero"`
 	Fake        Fake          `json:"fake,omitzero"`
 	Network     NetworkConfig `json:"network,omitzero"`
+	Images      Images        `json:"images,omitzero"`
 	Log         Log           `json:"log,omitzero"`
 
 	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
@@ -121,6 +122,9 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Driver, "driver", "", "hypervisor: qemu, or fake for scale tests without guests (default qemu)")
 	f.StringVar(&c.Guest.Kernel, "kernel", "", "kernel of container images (default: guest/vmlinux beside the binary or in ../lib/cocoon)")
 	f.StringVar(&c.Guest.Initramfs, "initramfs", "", "initramfs of container images (default: likewise)")
+	f.StringVar(&c.Images.Mappings, "image-mappings", "", "folder of files that map image names to URLs (default "+DefaultMappings+")")
+	f.StringVar(&c.Images.DownloadProtocol, "image-download-protocol", "", "protocol of image URLs that name none [VIRTLET_DOWNLOAD_PROTOCOL] (default https)")
+	f.StringVar((*string)(&c.Images.RegexpTranslation), "image-regexp-translation", "", "whether mappings by regular expression count [IMAGE_REGEXP_TRANSLATION] (default no)")
 	f.StringVar(&c.Log.Level, "log-level", "", "debug, info, warn or error (default info)")
 	f.StringVar(&c.Log.Format, "log-format", "", "text or json (default text)")
 	f.StringVar(&c.Network.NetNS, "netns", "", "network namespace of bridge and taps (default: this process's)")
@@ -163,6 +167,9 @@ func (c *Config) complete() error {
 	}
 	if c.Driver != qemu.Name && c.Driver != fake.Name {
 		return errdefs.Invalidf("driver %q is neither %s nor %s", c.Driver, qemu.Name, fake.Name)
+	}
+	if err := c.Images.complete(); err != nil {
+		return err
 	}
 	return loopback(c.MetricsAddr)
 }

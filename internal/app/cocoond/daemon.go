@@ -46,7 +46,7 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 	if d.images, err = local.New(local.Config{Dir: filepath.Join(cfg.StateDir, "images"), Log: log.With("component", "image")}); err != nil {
 		return nil, err
 	}
-	if d.puller, err = pull.New(pull.Config{Log: log.With("component", "pull")}, d.images); err != nil {
+	if d.puller, err = pull.New(d.pullConfig(), d.images); err != nil {
 		return nil, err
 	}
 	if yes(cfg.Network.Enabled) {
@@ -119,8 +119,8 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: defaultNetwork,
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 	}, engine.Deps{
-		Journal: j, Drivers: drivers, Images: d.images, Networks: networks, Agents: agent.Connector{}, DiskAgents: qga.Connector{}, Seeds: seed.Maker{},
-		Log: d.log.With("component", "engine"),
+		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: networks, Agents: agent.Connector{},
+		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (d *daemon) run(ctx context.Context) error {
 	served := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network}
 	api, err := nodeapi.New(
 		nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS},
-		nodeapi.Deps{Engine: served, Images: d.images, Puller: d.puller, Host: d.newNode(h), Log: d.log},
+		nodeapi.Deps{Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Host: d.newNode(h), Log: d.log},
 	)
 	if err != nil {
 		return err
@@ -183,6 +183,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
+	d.metrics.registry.MustRegister(newImageCollector(d.images, d.puller))
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))
@@ -202,6 +203,7 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 	})
 	outer.Go(func() error { return api.Run(octx) })
+	outer.Go(func() error { return d.collect(octx, h.engine) })
 	outer.Go(func() error { return d.announce(octx, h.engine, api) })
 	if d.cfg.MetricsAddr != "" {
 		outer.Go(func() error { return d.metrics.serve(octx, d.cfg.MetricsAddr) })

@@ -24,6 +24,7 @@ const (
 type metrics struct {
 	registry   *prometheus.Registry
 	operations *prometheus.HistogramVec
+	imageMetrics
 }
 
 func newMetrics() *metrics {
@@ -34,6 +35,7 @@ func newMetrics() *metrics {
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"op", "outcome"}),
 	}
+	m.imageMetrics = newImageMetrics(m.registry)
 	m.registry.MustRegister(m.operations, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

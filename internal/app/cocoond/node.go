@@ -14,21 +14,23 @@ import (
 	"cocoonstack.io/cocoon/internal/doctor"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
 // node answers what clients ask of the machine and the daemon.
 type node struct {
-	cfg     Config
-	engine  *engine.Engine
-	drivers map[string]hypervisor.Driver
-	network *keptNetwork
-	started time.Time
+	cfg      Config
+	engine   *engine.Engine
+	drivers  map[string]hypervisor.Driver
+	network  *keptNetwork
+	problems func(context.Context) ([]image.MappingProblem, error)
+	started  time.Time
 }
 
 func (d *daemon) newNode(h *host) *node {
-	return &node{cfg: d.cfg, engine: h.engine, drivers: h.drivers, network: d.network, started: time.Now()}
+	return &node{cfg: d.cfg, engine: h.engine, drivers: h.drivers, network: d.network, problems: d.puller.Problems, started: time.Now()}
 }
 
 // Info implements nodeapi.Host.
@@ -76,6 +78,6 @@ func (n *node) driver(ctx context.Context, name string) nodewire.Driver {
 func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	return doctor.Run(ctx, doctor.Config{
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
-		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group,
+		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 	}, false), nil
 }

@@ -88,6 +88,7 @@ func cocoondConfig(l layout, p pki, s Settings, a Assets) object {
 		"guest":    object{"kernel": a.Kernel, "initramfs": a.Initramfs},
 		"network":  object{"instance": instance, "bridge": "cocoon" + instance},
 		"qemu":     object{"cgroup": "cocoon-" + instance},
+		"images":   object{"mappings": l.mappings()},
 		"virtualNode": object{
 			"kubeconfig":     l.config("node.kubeconfig"),
 			"nodeName":       s.NodeName,

@@ -48,6 +48,7 @@ func (l layout) log(name string) string {
 	return l.join("log", name+".log")
 }
 func (l layout) config(name string) string { return l.join("etc", name) }
+func (l layout) mappings() string          { return l.join("etc", "images.d") } // image name mappings, the user's to fill
 
 var nodeNameRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 

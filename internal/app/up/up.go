@@ -64,7 +64,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, report Report, ready 
 		return fmt.Errorf("locate %s: %w", o.Dir, err)
 	}
 	in := &instance{layout: layout{dir}, opts: o, report: report, log: log, spawner: newSpawner()}
-	for _, d := range []string{"", "etc", "log", "run"} {
+	for _, d := range []string{"", "etc", "etc/images.d", "log", "run"} {
 		if err := os.MkdirAll(in.join(d), 0o700); err != nil {
 			return fmt.Errorf("make instance folder: %w", err)
 		}

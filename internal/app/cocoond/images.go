@@ -1,0 +1,186 @@
+package cocoond
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/pull"
+	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/version"
+)
+
+// Images says where images come from and when they go. Durations are written as 30s or 5m.
+type Images struct {
+	Mappings          string              `json:"mappings,omitempty"`          // folder of mapping files, read again whenever they change
+	DownloadProtocol  string              `json:"downloadProtocol,omitempty"`  // of names without one: https or http
+	RegexpTranslation setting             `json:"regexpTranslation,omitempty"` // mappings by regular expression count
+	Registries        map[string]Registry `json:"registries,omitempty"`        // by host[:port]
+	MaxParallelPulls  int                 `json:"maxParallelPulls,omitempty"`
+	StallTimeout      string              `json:"stallTimeout,omitempty"` // of a connection without a byte
+	GC                GC                  `json:"gc,omitzero"`
+
+	stall  time.Duration
+	every  time.Duration // 0: never
+	limits image.GCLimits
+}
+
+// Registry is what is special about one registry.
+type Registry struct {
+	Mirrors  []string `json:"mirrors,omitempty"`  // host[:port][/path], asked first, in order
+	CA       string   `json:"ca,omitempty"`       // PEM file, trusted besides the system's
+	Insecure bool     `json:"insecure,omitempty"` // plain HTTP, and certificates are not verified
+}
+
+// GC says when images go that nobody uses. Empty fields do not bound, but for the ones with a default.
+type GC struct {
+	Interval string `json:"interval,omitempty"` // between collections; default 5m, "off" for none
+	MinAge   string `json:"minAge,omitempty"`   // what was used later than this ago stays; default 2m
+	MaxAge   string `json:"maxAge,omitempty"`   // images unused for longer go
+	MaxSize  string `json:"maxSize,omitempty"`  // of the store, such as 50Gi; the images used longest ago go
+	High     int    `json:"high,omitempty"`     // percent of the disk used at which images go; default 85
+	Low      int    `json:"low,omitempty"`      // until it is down to this; default 80, or high when that is lower
+}
+
+// setting is a text that may be written as a YAML boolean too.
+type setting string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *setting) UnmarshalJSON(data []byte) error {
+	var b bool
+	if json.Unmarshal(data, &b) == nil {
+		*s = setting(strconv.FormatBool(b))
+		return nil
+	}
+	return json.Unmarshal(data, (*string)(s))
+}
+
+// Defaults of images.
+const (
+	DefaultMappings = "/etc/cocoon/images.d"
+
+	defaultGCInterval = 5 * time.Minute
+	defaultGCMinAge   = 2 * time.Minute
+	defaultGCHigh     = 85
+	defaultGCLow      = 80
+)
+
+// environment takes what Virtlet's users set there. It wins over the file; flags win over it.
+func (c *Config) environment(getenv func(string) string) {
+	if v := getenv("VIRTLET_DOWNLOAD_PROTOCOL"); v != "" {
+		c.Images.DownloadProtocol = v
+	}
+	if v := getenv("IMAGE_REGEXP_TRANSLATION"); v != "" {
+		c.Images.RegexpTranslation = setting(v)
+	}
+}
+
+// complete fills in defaults and refuses what cannot be meant.
+func (i *Images) complete() error {
+	i.Mappings = cmp.Or(i.Mappings, DefaultMappings)
+	dir, err := filepath.Abs(i.Mappings)
+	if err != nil {
+		return errdefs.Invalidf("images.mappings %q: %w", i.Mappings, err)
+	}
+	i.Mappings = dir
+	if i.MaxParallelPulls < 0 {
+		return errdefs.Invalidf("images.maxParallelPulls %d: it cannot be less than 1", i.MaxParallelPulls)
+	}
+	i.every = defaultGCInterval
+	if i.GC.Interval == "off" {
+		i.GC.Interval, i.every = "", 0
+	}
+	i.limits = image.GCLimits{MinAge: defaultGCMinAge, High: cmp.Or(i.GC.High, defaultGCHigh)}
+	i.limits.Low = cmp.Or(i.GC.Low, min(defaultGCLow, i.limits.High))
+	for _, d := range []struct {
+		key, text string
+		to        *time.Duration
+	}{
+		{"stallTimeout", i.StallTimeout, &i.stall},
+		{"gc.interval", i.GC.Interval, &i.every},
+		{"gc.minAge", i.GC.MinAge, &i.limits.MinAge},
+		{"gc.maxAge", i.GC.MaxAge, &i.limits.MaxAge},
+	} {
+		if d.text == "" {
+			continue
+		}
+		v, err := time.ParseDuration(d.text)
+		if err != nil || v <= 0 {
+			return errdefs.Invalidf("images.%s %q is not a duration such as 30s or 5m", d.key, d.text)
+		}
+		*d.to = v
+	}
+	if i.GC.MaxSize != "" {
+		q, err := resource.ParseQuantity(i.GC.MaxSize)
+		if err != nil || q.Value() <= 0 {
+			return errdefs.Invalidf("images.gc.maxSize %q is not a size such as 50Gi", i.GC.MaxSize)
+		}
+		i.limits.MaxSize = q.Value()
+	}
+	if l := i.limits; l.Low < 1 || l.High > 100 || l.Low > l.High {
+		return errdefs.Invalidf("images.gc: low %d and high %d are percentages, and low is not above high", l.Low, l.High)
+	}
+	return nil
+}
+
+func (d *daemon) pullConfig() pull.Config {
+	i := d.cfg.Images
+	registries := map[string]registry.RegistryConfig{}
+	for host, r := range i.Registries {
+		registries[host] = registry.RegistryConfig{Mirrors: r.Mirrors, CA: r.CA, Insecure: r.Insecure}
+	}
+	return pull.Config{
+		Mappings: i.Mappings, Protocol: i.DownloadProtocol, Regexps: translate.RegexpEnabled(string(i.RegexpTranslation)),
+		Registries: registry.Config{Registries: registries}, Parallel: i.MaxParallelPulls, Stall: i.stall,
+		UserAgent: "cocoon/" + version.Version, Observer: d.metrics, Log: d.log.With("component", "pull"),
+	}
+}
+
+// namedStore is the store as everybody but the puller sees it: names mean the same wherever they are used.
+type namedStore struct {
+	*local.Store
+	puller *pull.Puller
+}
+
+func (s namedStore) Get(ctx context.Context, ref string) (image.Image, error) {
+	return s.puller.Get(ctx, ref)
+}
+
+// collect frees what images occupy for nothing, at start and every now and then.
+func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
+	if d.cfg.Images.every <= 0 {
+		return nil
+	}
+	select {
+	case <-e.Recovered(): // until then every image passes for used
+	case <-ctx.Done():
+		return nil
+	}
+	tick := time.NewTicker(d.cfg.Images.every)
+	defer tick.Stop()
+	for {
+		got, err := d.images.Collect(ctx, d.cfg.Images.limits, e.ImageInUse)
+		d.metrics.freed.Add(float64(got.Freed))
+		if got.Freed > 0 || len(got.Images) > 0 {
+			d.log.Info("images collected", "op", "collect", "images", len(got.Images), "bytes", got.Freed)
+		}
+		if err != nil && ctx.Err() == nil {
+			d.log.Warn("images not collected", "op", "collect", "err", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

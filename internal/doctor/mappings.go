@@ -1,0 +1,29 @@
+package doctor
+
+import (
+	"context"
+	"strings"
+)
+
+// mappings tells what is wrong with the mappings of image names. A daemon that does not answer is no finding: most hosts
+// are examined before there is one.
+func (d doctor) mappings(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	problems, err := d.cfg.MappingProblems(ctx)
+	if err != nil {
+		return finding{status: OK, detail: "not examined: cocoond does not answer"}
+	}
+	if len(problems) == 0 {
+		return finding{status: OK, detail: "no problems"}
+	}
+	var all []string
+	for _, p := range problems {
+		where := p.Source + "/" + p.Mapping
+		if p.Rule != "" {
+			where += ", " + p.Rule
+		}
+		all = append(all, where+": "+p.Message)
+	}
+	return finding{Warn, strings.Join(all, "; "), "mend the mapping; it is read again at the next use"}
+}
