@@ -6,6 +6,8 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -115,6 +117,38 @@ func TestContentIsRecognisedAndDecompressed(t *testing.T) {
 	}
 }
 
+// mixed is what the files in testdata hold, as `xz` packed it: text, noise, and what the x86 filter takes for calls.
+func mixed() []byte {
+	out := bytes.Clone(text[:1000])
+	for i := range 1000 {
+		out = append(out, byte(i*i>>3), byte(i*7), 0xe8, byte(i), byte(i>>8), 0, 0)
+	}
+	return out
+}
+
+func TestFilesOfXZ(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.xz")
+	if err != nil || len(files) != 3 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, name := range files {
+		in, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		z, kind, err := Reader(bytes.NewReader(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(z); err != nil || kind != XZ || !bytes.Equal(got, mixed()) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+		if err := readAll(bytes.NewReader(in[:len(in)-1])); !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("%s, one byte short: %v", name, err)
+		}
+	}
+}
+
 func readAll(in io.Reader) error {
 	z, _, err := Reader(in)
 	if err != nil {
@@ -183,5 +217,26 @@ func FuzzReader(f *testing.F) {
 		}
 		defer z.Close()
 		_, _ = io.CopyN(io.Discard, z, 1<<20) // neither panics nor takes memory without end
+	})
+}
+
+// FuzzXZBlock fuzzes what the check sums of xz's headers keep other fuzzing from: the compressed bytes of a block.
+func FuzzXZBlock(f *testing.F) {
+	head := xzOf(nil, 10)[:24] // of stream and block
+	for _, name := range []string{"testdata/lzma.xz", "testdata/x86.xz"} {
+		in, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(in[24:])
+	}
+	f.Add([]byte{1, 0, 0, 'a', 0})
+	f.Fuzz(func(_ *testing.T, block []byte) {
+		z, _, err := Reader(io.MultiReader(bytes.NewReader(head), bytes.NewReader(block)))
+		if err != nil {
+			return
+		}
+		defer z.Close()
+		_, _ = io.CopyN(io.Discard, z, 1<<20)
 	})
 }
