@@ -281,7 +281,12 @@ func plainValue(n *yaml.Node) any {
 			list = append(list, plainValue(c))
 		}
 		return list
+	default:
+		return plainScalar(n)
 	}
+}
+
+func plainScalar(n *yaml.Node) any {
 	var v any
 	if n.Decode(&v) != nil {
 		return n.Value

@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"encoding/base64"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -188,7 +189,7 @@ func (s sources) read(ctx context.Context, what string, src contract.Source) (ma
 		}
 	}
 	if err != nil {
-		return nil, missing(err, src.Kind, src.Name, nil)
+		return nil, fmt.Errorf("%s: %w", what, missing(err, src.Kind, src.Name, nil))
 	}
 	return data, nil
 }
