@@ -123,7 +123,9 @@ func spec() vm.Spec {
 			{Path: "a", Data: []byte("1"), Mode: 0o600}, {Path: "sub/b", Data: []byte("2")}, {Path: "sub2", Data: []byte("3")},
 		}}, {Name: "empty", Kind: vm.VolumeEmpty}},
 		Mounts: []vm.Mount{
-			{Volume: "cm", Path: "/etc/cm"}, {Volume: "cm", Path: "/etc/one", SubPath: "a"}, {Volume: "cm", Path: "/srv", SubPath: "sub"},
+			{Volume: "cm", Path: "/etc/cm"},
+			{Volume: "cm", Path: "/etc/one", SubPath: "a"},
+			{Volume: "cm", Path: "/srv", SubPath: "sub"},
 			{Volume: "empty", Path: "/cache"},
 		},
 	}
