@@ -435,6 +435,35 @@ func TestWhatCanComeIsWaitedFor(t *testing.T) {
 	})
 }
 
+func TestCloudInitOfAPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		w := start(t, e)
+		defer w.stop()
+		w.create(pod(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{
+				contract.KeyVirtletUserData: "runcmd: [ls]", contract.KeyVirtletSSHKeySource: "secret/keys", contract.KeyVirtletDiskDriver: "scsi",
+			}
+		}))
+		expect(t, w.after(time.Second), "Pending waiting:CreateContainerConfigError")
+		_ = w.client.Tracker().Add(&corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "keys"}, Data: map[string][]byte{"authorized_keys": []byte("ssh-rsa AAAAB me")},
+		})
+		expect(t, w.after(5*time.Second), "Running running ready")
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, r := range e.recs {
+			c := r.Spec.CloudInit
+			if c == nil || c.UserData != "#cloud-config\nruncmd:\n  - ls\n" || len(c.SSHKeys) != 1 {
+				t.Errorf("cloud-init is %+v", c)
+			}
+		}
+		if got := w.told(); !strings.Contains(got, "Without effect in this VM: VirtletDiskDriver scsi") {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
+
 func TestAVanishedVMEvictsItsPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())
