@@ -180,7 +180,7 @@ func isJSONMap(doc string) bool {
 // orEmpty is doc, or the empty configuration: both data sources want the file to be there.
 func orEmpty(doc string) []byte {
 	if doc == "" {
-		return []byte(header)
+		return []byte(header + "{}\n") // cloud-init warns of a cloud-config that holds nothing at all
 	}
 	return []byte(doc)
 }

@@ -54,7 +54,7 @@ func TestNoCloudIsGenerated(t *testing.T) {
 	s := build(t, guest(), vm.CloudInit{SSHKeys: []string{key + "\n\n# comment\n", key}})
 	same(t, "label", s.Label, "cidata")
 	same(t, "files", slices.Sorted(maps.Keys(s.Files)), []string{"meta-data", "network-config", "user-data"})
-	same(t, "user-data", string(s.Files["user-data"]), "#cloud-config\n")
+	same(t, "user-data", string(s.Files["user-data"]), "#cloud-config\n{}\n")
 	same(t, "meta-data", read(t, s.Files["meta-data"]), map[string]any{
 		"instance-id": "abcdefghijklmnopqrstuvwxyz", "local-hostname": "web", "public-keys": []any{key},
 	})
