@@ -34,6 +34,7 @@ type node struct {
 	console        io.ReadWriteCloser
 	record         vm.Record
 	pulls          puller
+	store          store
 }
 
 // puller has every image, under the name that was asked for.
@@ -94,12 +95,30 @@ func (n *node) Exec(ctx context.Context, _ string, e guest.Exec, s guest.Streams
 
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
 
-type store struct{ nodeapi.Images }
+type store struct {
+	nodeapi.Images
+	imported []byte // what the last import read
+	limits   image.GCLimits
+}
 
-func (store) List(context.Context) ([]image.Image, error) { return nil, nil }
-func (store) Import(_ context.Context, name string, r io.Reader, _ func(int64)) (image.Image, error) {
+func (*store) List(context.Context) ([]image.Image, error) { return nil, nil }
+func (s *store) Import(_ context.Context, name string, r io.Reader, _ func(int64)) (image.Image, error) {
 	b, err := io.ReadAll(r)
+	s.imported = b
 	return image.Image{ID: "sha256:0123456789abcdef", Name: name, Type: vm.ImageOCI, Size: int64(len(b))}, err
+}
+
+func (s *store) Collect(_ context.Context, l image.GCLimits, _ func(string) bool) (image.Collected, error) {
+	s.limits = l
+	return image.Collected{Images: []image.Image{{ID: "sha256:0123456789abcdef", Name: "old:1", Type: vm.ImageDisk, Size: 1 << 20}}, Freed: 1 << 20}, nil
+}
+
+func (s *store) Export(_ context.Context, ref string, w io.Writer) error {
+	if ref != "web" {
+		return errdefs.NotFoundf("no image is called %q", ref)
+	}
+	_, err := io.WriteString(w, "the disk")
+	return err
 }
 
 type machine struct{}
@@ -113,7 +132,7 @@ func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, n
 func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	dir := t.TempDir()
-	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{Engine: n, Images: store{}, Puller: &n.pulls, Host: machine{}, Log: slog.New(slog.DiscardHandler)})
+	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{Engine: n, Images: &n.store, Puller: &n.pulls, Host: machine{}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
