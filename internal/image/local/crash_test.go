@@ -25,6 +25,7 @@ import (
 const (
 	childDir    = "COCOON_TEST_IMAGE_DIR"
 	childRemove = "COCOON_TEST_IMAGE_REMOVE"
+	childCycle  = "COCOON_TEST_IMAGE_CYCLE"
 )
 
 func TestMain(m *testing.M) {
@@ -37,6 +38,9 @@ func TestMain(m *testing.M) {
 func child(dir string) int {
 	t := &testing.T{}
 	s, ctx := open(t, dir), context.Background()
+	if os.Getenv(childCycle) != "" {
+		return cycle(ctx, s)
+	}
 	if os.Getenv(childRemove) != "" {
 		for {
 			_, _ = s.Import(ctx, "app", bytes.NewReader(large().OCI()), nil)
