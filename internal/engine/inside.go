@@ -13,7 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Exec runs a command in the guest and returns its exit code. A guest that is coming up is waited for.
+// Exec runs a command in the guest and returns its exit code. A guest that is coming up is waited for;
+// a disk guest only shortly, unless its agent has answered since it started: there may be none.
 // Errors: NotFound (VM, command), FailedPrecondition when the VM does not run, Unsupported when its guest has no agent,
 // Unavailable when the guest does not answer in time or is lost.
 func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, streams guest.Streams) (int, error) {

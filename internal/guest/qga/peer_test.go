@@ -110,7 +110,7 @@ func TestHostileAnswers(t *testing.T) {
 		"two in a line":       {"{\"return\": {}}{\"return\": {}}\n", errdefs.Unavailable},
 		"endless line":        {strings.Repeat("x", answerLimit+1) + "\n", errdefs.ResourceExhausted},
 		"deep":                {strings.Repeat("[", 100000) + "\n", errdefs.Unavailable},
-		"error":               {"{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\\u0007\"}}\n", errdefs.Internal},
+		"error":               {"{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\\u0007\"}}\n", errdefs.FailedPrecondition},
 		"unknown command":     {"{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"disabled\"}}\n", errdefs.Unsupported},
 		"silence":             {"", errdefs.Unavailable},
 		"a late false answer": {"\xff{\"return\": 1}\n{\"return\": 1}\n", errdefs.Unavailable},

@@ -162,7 +162,7 @@ func (s *session) understand(ctx context.Context, command string, line []byte, e
 	s.dirty = false
 	switch {
 	case refused.Class != classUnknown:
-		return fmt.Errorf("%s: %w", command, refused)
+		return errdefs.New(errdefs.FailedPrecondition, "%s: %w", command, refused)
 	case s.frozen.Load():
 		return errdefs.Preconditionf("%s: the file systems of the guest are frozen; thaw them first", command)
 	}
