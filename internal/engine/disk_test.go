@@ -105,14 +105,14 @@ func TestAddressesOfGuest(t *testing.T) {
 			var w *enginetest.World
 			r := newRig(t, func(r *rig) { w = r.world; w.NoIP = unknown })
 			w.Reported = lies
-			rec := r.must(r.Launch(t.Context(), cloud()))
+			r.must(r.Launch(t.Context(), cloud()))
 			if !unknown {
-				if rec = r.await("web", "ready", ready); rec.NICs[0].IP == "192.0.2.7" || rec.NICs[0].IP == "" {
+				if rec := r.await("web", "ready", ready); rec.NICs[0].IP == "192.0.2.7" || rec.NICs[0].IP == "" {
 					t.Errorf("address %q", rec.NICs[0].IP)
 				}
 				return
 			}
-			rec = r.await("web", "addressed", func(v vm.Record) bool { return v.NICs[0].IP != "" })
+			rec := r.await("web", "addressed", func(v vm.Record) bool { return v.NICs[0].IP != "" })
 			if rec.NICs[0].IP != "192.0.2.7" || rec.NICs[0].Prefix != 24 {
 				t.Errorf("address %+v", rec.NICs[0])
 			}

@@ -48,7 +48,7 @@ func (p *peer) serve(conn net.Conn) {
 		if json.Unmarshal(bytes.TrimPrefix(line, []byte{sentinel}), &r) != nil {
 			continue
 		}
-		reply := ""
+		var reply string
 		switch {
 		case strings.HasPrefix(r.Execute, "guest-sync"):
 			if p.deaf--; p.deaf >= 0 {
