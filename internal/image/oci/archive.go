@@ -1,5 +1,5 @@
-// Package oci reads container images out of archives (OCI image layout, docker save) and flattens their layers into one
-// read-only ext4 file system, without mounting anything and without privileges.
+// Package oci reads container images out of archives (OCI image layout, docker save) and turns each layer into a
+// read-only file system of its own, which overlayfs stacks in the guest, without mounting anything and without privileges.
 //
 // It trusts nothing it reads: every blob is checked against its digest, every size against a limit. It does not keep
 // images: where the result goes, under which name and for how long, is the store's business.

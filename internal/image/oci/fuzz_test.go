@@ -2,11 +2,12 @@ package oci_test
 
 import (
 	"bytes"
-	"errors"
+	"context"
 	"io"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/ext4"
 	"cocoonstack.io/cocoon/internal/image/oci"
 	. "cocoonstack.io/cocoon/internal/testkit/ociimage" // a vocabulary for tables of images
 )
@@ -25,22 +26,20 @@ func (m *memory) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (m *memory) Read(p []byte) (int, error) {
-	n, err := m.ReadAt(p, m.pos)
-	m.pos += int64(n)
-	return n, err
-}
-
 func (m *memory) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(m.data).ReadAt(p, off)
 }
 
-func (m *memory) Seek(off int64, whence int) (int64, error) {
-	if whence != io.SeekStart {
-		return 0, errors.ErrUnsupported
+func (m *memory) WriteAt(p []byte, off int64) (int, error) {
+	if end := off + int64(len(p)); end > int64(len(m.data)) {
+		m.data = append(m.data, make([]byte, end-int64(len(m.data)))...)
 	}
-	m.pos = off
-	return off, nil
+	return copy(m.data[off:], p), nil
+}
+
+func (m *memory) Truncate(size int64) error {
+	m.data = append(m.data, make([]byte, max(0, size-int64(len(m.data))))...)[:size]
+	return nil
 }
 
 // FuzzArchive feeds archives of every kind through the whole path: whatever they are, the answer is a classified error
@@ -63,7 +62,7 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
-// FuzzLayer feeds layers, whose digest is made to fit, to the flattener and the file system writer.
+// FuzzLayer feeds layers, whose digest is made to fit, through the whole way: built, given back, read, merged.
 func FuzzLayer(f *testing.F) {
 	f.Add(Tar(Dir("d"), File("d/a", "1"), HardLink("b", "d/a"), Symlink("s", "d")), Tar(Whiteout("d", "a"), Opaque("d"), File("s/x", "2")))
 	f.Add(Tar(Symlink("a", "../b"), Symlink("b", "/a"), File("a/b/c", "1")), Tar(Device("a"), File(".wh.b", "")))
@@ -74,9 +73,33 @@ func FuzzLayer(f *testing.F) {
 		if err != nil {
 			t.Skip() // a layer that happens to be compressed
 		}
-		tree, err := img.Unpack(t.Context(), &memory{}, lim)
+		var below []*ext4.FS
+		budget := oci.NewBudget(lim)
+		for n, want := range img.DiffIDs {
+			out, recipe := &memory{}, &bytes.Buffer{}
+			_, err = oci.BuildLayer(t.Context(), img.Layer(n), want, oci.Target{
+				FS: out, Recipe: recipe, Budget: budget, Below: func(context.Context) (*oci.Stack, error) { return oci.NewStack(below) },
+			})
+			if err != nil {
+				break
+			}
+			if err := oci.Restore(t.Context(), io.Discard, out, recipe, want); err != nil {
+				t.Errorf("the layer cannot be given back: %v", err)
+			}
+			fs, err := ext4.Open(out)
+			if err != nil {
+				t.Fatalf("what was written cannot be read: %v", err)
+			}
+			below = append(below, fs)
+		}
 		if err == nil {
-			err = tree.WriteExt4(t.Context(), &memory{})
+			stack, serr := oci.NewStack(below)
+			if serr != nil {
+				t.Fatal(serr)
+			}
+			if _, err := oci.Merge(t.Context(), stack, &memory{}, "", budget); err != nil && errdefs.ClassOf(err) != errdefs.ResourceExhausted {
+				t.Errorf("layers that were built cannot be merged: %v", err)
+			}
 		}
 		if err != nil && errdefs.ClassOf(err) == errdefs.Internal {
 			t.Errorf("unclassified: %v", err)

@@ -1,9 +1,12 @@
 package oci
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -13,21 +16,21 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Image is one image of an archive, chosen for one architecture. Its blobs are verified except for the layers'
-// uncompressed digests, which Unpack checks.
+// Image is one image, chosen for one architecture. What it says of itself is checked; its layers' uncompressed digests
+// are what BuildLayer checks.
 type Image struct {
 	ID      string     // digest of the configuration; it fixes the content of every layer
 	Arch    string     // GOARCH
 	Process vm.Process // what the image wants to run
+	Config  []byte     // the configuration itself
+	DiffIDs []string   // of the layers uncompressed, lowest first, sha256:<hex>
 
 	archive *Archive
-	layers  []layer
+	layers  []blob
 }
 
-type layer struct {
-	blob   blob
-	diffID v1.Hash
-}
+// Layer opens a layer of an image that came in an archive.
+func (i *Image) Layer(n int) io.Reader { return i.archive.open(i.layers[n]) }
 
 const maxLayers = 1024
 
@@ -109,19 +112,38 @@ func (a *Archive) byDigest(d v1.Descriptor, what string) (blob, error) {
 	return b, nil
 }
 
-// image checks configuration and layers against each other.
 func (a *Archive) image(cfg blob, layers []blob, arch string) (*Image, error) {
-	c, err := a.config(cfg)
+	r, err := a.metadata(cfg, "the image configuration")
 	if err != nil {
 		return nil, err
 	}
+	raw, err := io.ReadAll(r)
+	if err != nil {
+		return nil, err
+	}
+	img, err := NewImage(raw, len(layers), arch)
+	if err != nil {
+		return nil, err
+	}
+	img.archive, img.layers = a, layers
+	return img, nil
+}
+
+// NewImage reads an image configuration and checks it against the number of layers in its manifest and the wanted
+// architecture.
+// Errors: InvalidArgument (not an image we can boot), Unsupported (another platform).
+func NewImage(config []byte, layers int, arch string) (*Image, error) {
+	c, err := v1.ParseConfigFile(bytes.NewReader(config))
+	if err != nil {
+		return nil, errdefs.Invalidf("the image configuration cannot be read: %w", err)
+	}
 	switch {
-	case c.RootFS.Type != "layers" || len(layers) == 0:
+	case c.RootFS.Type != "layers" || layers == 0:
 		return nil, errdefs.Invalidf("this is an OCI artifact or an empty image: it has no file system layers to boot from")
-	case len(layers) > maxLayers:
-		return nil, errdefs.Invalidf("the image has %d layers; more than %d are not plausible", len(layers), maxLayers)
-	case len(c.RootFS.DiffIDs) != len(layers):
-		return nil, errdefs.Invalidf("the image has %d layers but its configuration speaks of %d", len(layers), len(c.RootFS.DiffIDs))
+	case layers > maxLayers:
+		return nil, errdefs.Invalidf("the image has %d layers; more than %d are not plausible", layers, maxLayers)
+	case len(c.RootFS.DiffIDs) != layers:
+		return nil, errdefs.Invalidf("the image has %d layers but its configuration speaks of %d", layers, len(c.RootFS.DiffIDs))
 	case !runs(c.OS, c.Architecture, arch):
 		return nil, errdefs.Unsupportedf("the image is for %s/%s, this host runs linux/%s; take the image of that platform", c.OS, c.Architecture, arch)
 	}
@@ -129,9 +151,13 @@ func (a *Archive) image(cfg blob, layers []blob, arch string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img := &Image{ID: cfg.digest(), Arch: c.Architecture, Process: p, archive: a}
-	for i, b := range layers {
-		img.layers = append(img.layers, layer{blob: b, diffID: c.RootFS.DiffIDs[i]})
+	sum := sha256.Sum256(config)
+	img := &Image{ID: "sha256:" + hex.EncodeToString(sum[:]), Arch: c.Architecture, Process: p, Config: config}
+	for _, d := range c.RootFS.DiffIDs {
+		if d.Algorithm != "sha256" {
+			return nil, errdefs.Invalidf("the image names a layer by the digest algorithm %q; only sha256 is known", d.Algorithm)
+		}
+		img.DiffIDs = append(img.DiffIDs, d.String())
 	}
 	return img, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/ext4"
 	"cocoonstack.io/cocoon/internal/image/oci"
 	. "cocoonstack.io/cocoon/internal/testkit/ociimage" // a vocabulary for tables of images
 )
@@ -42,12 +44,38 @@ func build(t testing.TB, archive []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	tree, err := img.Unpack(t.Context(), scratch(t), oci.DefaultLimits())
+	stack, err := stackOf(t, t.Context(), img)
 	if err != nil {
 		return "", err
 	}
 	out := scratch(t)
-	return out.Name(), tree.WriteExt4(t.Context(), out)
+	_, err = oci.Merge(t.Context(), stack, out, "", oci.NewBudget(oci.DefaultLimits()))
+	return out.Name(), err
+}
+
+// layerFile builds one layer on those below it.
+func layerFile(ctx context.Context, r io.Reader, want string, out ext4.File, recipe io.Writer, below []*ext4.FS) (oci.Layer, error) {
+	return oci.BuildLayer(ctx, r, want, oci.Target{
+		FS: out, Recipe: recipe, Budget: oci.NewBudget(oci.DefaultLimits()),
+		Below: func(context.Context) (*oci.Stack, error) { return oci.NewStack(below) },
+	})
+}
+
+func stackOf(t testing.TB, ctx context.Context, img *oci.Image) (*oci.Stack, error) { //nolint:revive // the context is what is tested
+	t.Helper()
+	var layers []*ext4.FS
+	for n, want := range img.DiffIDs {
+		f := scratch(t)
+		if _, err := layerFile(ctx, img.Layer(n), want, f, nil, layers); err != nil {
+			return nil, err
+		}
+		fs, err := ext4.Open(f)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, fs)
+	}
+	return oci.NewStack(layers)
 }
 
 // debugfs asks e2fsprogs, an implementation that is not ours, about the file system.
@@ -386,7 +414,7 @@ func TestCanceledUnpackStops(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := img.Unpack(ctx, scratch(t), oci.DefaultLimits()); !errdefs.Is(err, errdefs.Canceled) {
+	if _, err := stackOf(t, ctx, img); !errdefs.Is(err, errdefs.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

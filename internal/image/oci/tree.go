@@ -1,15 +1,13 @@
 package oci
 
 import (
-	"archive/tar"
-	"io"
-	"maps"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/ext4"
 )
 
 // Bounds of one file system entry. They are those of Linux and ext4.
@@ -18,47 +16,26 @@ const (
 	maxPath      = 4096
 	maxSymlinks  = 40
 	maxLink      = 4095
-	maxTreeMeta  = 256 << 20 // bytes of all names, link targets and attributes of an image
 )
 
-// Tree is the flattened file system of an image: the layers applied over each other.
-type Tree struct {
-	root    *node
-	spool   io.ReaderAt // holds the content of the files
-	lim     Limits
-	bytes   int64 // written to the spool so far
-	meta    int64 // bytes of names, link targets and attributes
-	entries int
-	devices int // device nodes left out
-}
-
-// node is one name's place in the tree. Hard links are two nodes with one inode.
+// node is one name in a layer. Hard links are nodes that share an inode.
 type node struct {
-	*inode
-	layer    int // the last layer that set this name
-	children map[string]*node
+	*ext4.Inode
+	children map[string]*node // of a folder
+
+	whiteout bool // hides the name of lower layers and is nothing itself
+	opaque   bool // a folder that hides what lower layers have in it
+	implied  bool // a folder the layer names only as the parent of something
 }
 
-type inode struct {
-	typ      byte // tar type: TypeReg, TypeDir, TypeSymlink, TypeFifo
-	mode     int64
-	uid, gid int
-	mtime    time.Time
-	link     string // target of a symbolic link
-	off      int64  // of the content in the spool
-	size     int64
-	xattrs   map[string]string
-	path     string // where it was written first, for hard links; set while writing
+func newFolder(implied bool) *node {
+	return &node{
+		Inode:    &ext4.Inode{Mode: ext4.TypeFolder | 0o755, ModTime: time.Unix(0, 0)},
+		children: map[string]*node{}, implied: implied,
+	}
 }
 
-func newDir(layer int) *node {
-	return &node{inode: &inode{typ: tar.TypeDir, mode: 0o755, mtime: time.Unix(0, 0)}, layer: layer, children: map[string]*node{}}
-}
-
-func (n *node) isDir() bool { return n.typ == tar.TypeDir }
-
-// names returns the children in the order they are written.
-func (n *node) names() []string { return slices.Sorted(maps.Keys(n.children)) }
+func newWhiteout() *node { return &node{Inode: &ext4.Inode{Mode: ext4.TypeChar}, whiteout: true} }
 
 // layerPath splits the name of a layer's entry into components. Names are relative to the image's root: a leading
 // slash is dropped as every container runtime does (ko writes such layers); a ".." has no honest use.
@@ -81,10 +58,10 @@ func layerPath(name string) ([]string, error) {
 	return parts, nil
 }
 
-// folder returns the folder that parts lead to, following symbolic links inside the image as a kernel with this root
-// would. What is missing is made for the layer, or, when make is false, reported as nil.
-func (t *Tree) folder(parts []string, layer int, make bool) (*node, error) {
-	stack := []*node{t.root}
+// folder returns the folder that parts lead to, following the layer's own symbolic links as a kernel with this root
+// would. What is missing is made, or, when make is false, reported as nil.
+func (b *build) folder(parts []string, make bool) (*node, error) {
+	stack := []*node{b.root}
 	todo := slices.Clone(parts)
 	for hops := 0; len(todo) > 0; {
 		part := todo[0]
@@ -96,29 +73,32 @@ func (t *Tree) folder(parts []string, layer int, make bool) (*node, error) {
 			stack = stack[:max(1, len(stack)-1)]
 			continue
 		}
-		next := stack[len(stack)-1].children[part]
+		dir := stack[len(stack)-1]
+		next := dir.children[part]
 		switch {
-		case next == nil && !make:
+		case (next == nil || next.whiteout) && !make:
 			return nil, nil
-		case next == nil:
+		case next == nil || next.whiteout:
 			if len(part) > maxComponent || len(stack) > maxPath/2 {
 				return nil, errdefs.Invalidf("a layer holds a path that no file system can: %q", path.Join(parts...))
 			}
-			if err := t.count(len(part)); err != nil {
+			if err := b.budget.entry(len(part)); err != nil {
 				return nil, err
 			}
-			next = newDir(layer)
-			stack[len(stack)-1].children[part] = next
-		case next.typ == tar.TypeSymlink:
+			hidden := next != nil
+			next = newFolder(!hidden)
+			next.opaque = hidden
+			dir.children[part] = next
+		case next.Mode&ext4.TypeMask == ext4.TypeSymlink:
 			if hops++; hops > maxSymlinks {
 				return nil, errdefs.Invalidf("a layer writes to %q through a loop of symbolic links: refused", path.Join(parts...))
 			}
-			if strings.HasPrefix(next.link, "/") {
+			if strings.HasPrefix(next.Link, "/") {
 				stack = stack[:1]
 			}
-			todo = append(strings.Split(next.link, "/"), todo...)
+			todo = append(strings.Split(next.Link, "/"), todo...)
 			continue
-		case !next.isDir():
+		case !next.IsFolder():
 			return nil, errdefs.Invalidf("a layer writes to %q, but %q is not a folder", path.Join(parts...), part)
 		}
 		stack = append(stack, next)
@@ -126,22 +106,12 @@ func (t *Tree) folder(parts []string, layer int, make bool) (*node, error) {
 	return stack[len(stack)-1], nil
 }
 
-// count books one more entry with so many bytes of names and attributes.
-func (t *Tree) count(meta int) error {
-	t.entries++
-	t.meta += int64(meta)
-	if t.entries > t.lim.Entries || t.meta > maxTreeMeta {
-		return errdefs.Exhaustedf("the image has more than %d files, or more than %d bytes of names and attributes: refused", t.lim.Entries, maxTreeMeta)
-	}
-	return nil
-}
-
-// lookup finds a name without following a symbolic link at its end; nil when there is none.
-func (t *Tree) lookup(parts []string) *node {
+// lookup finds a name of the layer without following a symbolic link at its end; nil when there is none.
+func (b *build) lookup(parts []string) *node {
 	if len(parts) == 0 {
-		return t.root
+		return b.root
 	}
-	dir, err := t.folder(parts[:len(parts)-1], 0, false)
+	dir, err := b.folder(parts[:len(parts)-1], false)
 	if err != nil || dir == nil {
 		return nil
 	}
@@ -149,53 +119,114 @@ func (t *Tree) lookup(parts []string) *node {
 }
 
 // set puts n at parts. A folder over a folder keeps its children; anything else replaces what was there.
-func (t *Tree) set(parts []string, n *node) error {
+func (b *build) set(parts []string, n *node) error {
 	if len(parts) == 0 {
-		if !n.isDir() {
+		if !n.IsFolder() {
 			return errdefs.Invalidf("a layer replaces the root folder by something else: refused")
 		}
-		t.root.inode, t.root.layer = n.inode, n.layer
+		b.root.Inode = n.Inode
 		return nil
 	}
-	dir, err := t.folder(parts[:len(parts)-1], n.layer, true)
+	dir, err := b.folder(parts[:len(parts)-1], true)
 	if err != nil {
 		return err
 	}
 	name := parts[len(parts)-1]
-	if old := dir.children[name]; old != nil && old.isDir() && n.isDir() {
-		old.inode, old.layer = n.inode, n.layer
+	old := dir.children[name]
+	switch {
+	case old != nil && old.IsFolder() && n.IsFolder():
+		old.Inode, old.implied = n.Inode, false
 		return nil
+	case old != nil && n.IsFolder():
+		n.opaque = true // what was here before it hid the lower layers already
 	}
 	dir.children[name] = n
 	return nil
 }
 
-// hide applies a whiteout: what lower layers put at parts goes, what this layer put there stays.
-func (t *Tree) hide(parts []string, layer int) {
+// hide applies a whiteout: what lower layers have at parts goes, what this layer has there stays.
+func (b *build) hide(parts []string) error {
 	if len(parts) == 0 {
-		return
+		return nil
 	}
-	dir, err := t.folder(parts[:len(parts)-1], layer, false)
-	if err != nil || dir == nil {
-		return // nothing there to hide
+	dir, err := b.folder(parts[:len(parts)-1], true)
+	if err != nil {
+		return nil //nolint:nilerr // below something that is no folder there is nothing to hide
 	}
 	name := parts[len(parts)-1]
-	if n := dir.children[name]; n != nil && !n.keep(layer) {
-		delete(dir.children, name)
+	switch n := dir.children[name]; {
+	case n == nil:
+		dir.children[name] = newWhiteout()
+	case n.IsFolder():
+		if n.implied {
+			n.Inode, n.implied = newFolder(false).Inode, false
+		}
+		n.opaque = true
 	}
+	return nil
 }
 
-// opaque hides what lower layers put into the folder at parts.
-func (t *Tree) opaque(parts []string, layer int) {
-	dir, err := t.folder(parts, layer, false)
-	if err != nil || dir == nil {
-		return
+// conceal hides the contents that lower layers have in the folder at parts.
+func (b *build) conceal(parts []string) error {
+	dir, err := b.folder(parts, true)
+	if err != nil {
+		return nil //nolint:nilerr // as for hide
 	}
-	maps.DeleteFunc(dir.children, func(_ string, n *node) bool { return !n.keep(layer) })
+	dir.opaque = true
+	return nil
 }
 
-// keep prunes what is below layer and reports whether anything of the layer remains.
-func (n *node) keep(layer int) bool {
-	maps.DeleteFunc(n.children, func(_ string, c *node) bool { return !c.keep(layer) })
-	return n.layer == layer || len(n.children) > 0
+// clear leaves nothing at parts, whichever layer put it there.
+func (b *build) clear(parts []string) error {
+	if len(parts) == 0 {
+		return nil
+	}
+	dir, err := b.folder(parts[:len(parts)-1], true)
+	if err == nil {
+		dir.children[parts[len(parts)-1]] = newWhiteout()
+	}
+	return err
+}
+
+// substance reports whether anything but whiteouts is in n.
+func (n *node) substance() bool {
+	if n.whiteout || !n.IsFolder() || !n.implied {
+		return !n.whiteout
+	}
+	for _, c := range n.children {
+		if c.substance() {
+			return true
+		}
+	}
+	return false
+}
+
+// dependent reports whether what n becomes depends on lower layers.
+func (n *node) dependent() bool {
+	for _, c := range n.children {
+		if c.implied || c.whiteout && !n.opaque || c.dependent() {
+			return true
+		}
+	}
+	return false
+}
+
+// tree is n as the file system's writer takes it.
+func (n *node) tree() *ext4.Node {
+	out := &ext4.Node{Inode: n.Inode}
+	if n.opaque {
+		i := *n.Inode
+		i.Xattrs = map[string]string{xattrOpaque: "y"}
+		for k, v := range n.Xattrs {
+			i.Xattrs[k] = v
+		}
+		out.Inode = &i
+	}
+	if n.IsFolder() {
+		out.Children = make(map[string]*ext4.Node, len(n.children))
+		for name, c := range n.children {
+			out.Children[name] = c.tree()
+		}
+	}
+	return out
 }

@@ -1,0 +1,292 @@
+package oci
+
+import (
+	"errors"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image/ext4"
+)
+
+// xattrOpaque is how overlayfs marks a folder that hides those below it.
+const xattrOpaque = "trusted.overlay.opaque"
+
+// Stack is what layers built so far look like over each other.
+type Stack struct{ root view }
+
+// NewStack opens the file systems of layers, lowest first.
+func NewStack(layers []*ext4.FS) (*Stack, error) {
+	s := &Stack{}
+	for _, l := range slices.Backward(layers) {
+		r, err := l.Root()
+		if err != nil {
+			return nil, err
+		}
+		s.root = append(s.root, r)
+	}
+	return s, nil
+}
+
+// view is one folder of a stack: those of the layers that merge there, highest first.
+type view []*ext4.Entry
+
+// child returns what the folder shows under a name, nil for nothing, and, if it is a folder, its own view.
+func (v view) child(name string) (*ext4.Entry, view, error) {
+	var sub view
+	for _, dir := range v {
+		e, err := dir.Lookup(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		switch {
+		case e == nil:
+			continue
+		case !e.IsFolder() && sub != nil || e.Mode&ext4.TypeMask == ext4.TypeChar:
+		case !e.IsFolder():
+			return e, nil, nil
+		default:
+			sub = append(sub, e)
+			if e.Xattrs[xattrOpaque] == "" {
+				continue
+			}
+		}
+		break
+	}
+	if sub == nil {
+		return nil, nil, nil
+	}
+	return sub[0], sub, nil
+}
+
+// names returns what may be in the folder, sorted; child knows what is.
+func (v view) names() ([]string, error) {
+	all := map[string]bool{}
+	for _, dir := range v {
+		list, err := dir.List()
+		if err != nil {
+			return nil, err
+		}
+		for name := range list {
+			all[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all)), nil
+}
+
+// lookup follows parts through the stack, symbolic links inside it included except at the end.
+func (s *Stack) lookup(parts []string) (*ext4.Entry, error) {
+	stack, todo := []view{s.root}, slices.Clone(parts)
+	for hops := 0; len(todo) > 0; {
+		part := todo[0]
+		todo = todo[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			stack = stack[:max(1, len(stack)-1)]
+			continue
+		}
+		e, sub, err := stack[len(stack)-1].child(part)
+		switch {
+		case err != nil || e == nil || len(todo) == 0:
+			return e, err
+		case e.Mode&ext4.TypeMask == ext4.TypeSymlink:
+			if hops++; hops > maxSymlinks {
+				return nil, nil
+			}
+			if strings.HasPrefix(e.Link, "/") {
+				stack = stack[:1]
+			}
+			todo = append(strings.Split(e.Link, "/"), todo...)
+		case sub == nil:
+			return nil, nil
+		default:
+			stack = append(stack, sub)
+		}
+	}
+	return nil, nil
+}
+
+// move is a folder of the layer that turned out to be a symbolic link below it.
+type move struct {
+	n      *node
+	target []string
+}
+
+// settle makes the layer's tree right for the stack it is to lie on: folders it only implies get the attributes they
+// have below, or are followed where a symbolic link below leads; whiteouts remain only where there is something to hide,
+// because overlayfs shows them as broken names in a folder that only one layer has.
+func (b *build) settle(s *Stack) error {
+	if b.root.opaque { // overlayfs does not look for the mark there
+		names, err := s.root.names()
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if c := b.root.children[name]; c == nil {
+				b.root.children[name] = newWhiteout()
+			} else if c.IsFolder() {
+				c.opaque = true
+			}
+		}
+		b.root.opaque = false
+	}
+	for range maxSymlinks {
+		b.moves = nil
+		if err := b.merge(b.root, s.root, nil); err != nil {
+			return err
+		}
+		if len(b.moves) == 0 {
+			return nil
+		}
+		for _, m := range b.moves {
+			dir, err := b.folder(m.target, true)
+			if err != nil {
+				return err
+			}
+			graft(dir, m.n)
+		}
+	}
+	return errdefs.Invalidf("a layer writes through a loop of symbolic links: refused")
+}
+
+func (b *build) merge(n *node, v view, at []string) error {
+	if n.opaque {
+		v = nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.children)) {
+		c := n.children[name]
+		e, sub, err := v.child(name)
+		if err != nil {
+			return err
+		}
+		full := append(slices.Clone(at), name)
+		switch {
+		case c.whiteout:
+			if e == nil {
+				delete(n.children, name)
+			}
+			continue
+		case !c.IsFolder():
+			continue
+		case c.implied && (e == nil || !e.IsFolder()) && !c.substance():
+			delete(n.children, name) // whiteouts of nothing
+			continue
+		case c.implied && e != nil && e.Mode&ext4.TypeMask == ext4.TypeSymlink:
+			target := append(slices.Clone(at), strings.Split(e.Link, "/")...)
+			if strings.HasPrefix(e.Link, "/") {
+				target = strings.Split(e.Link, "/")
+			}
+			delete(n.children, name)
+			b.moves = append(b.moves, move{c, target})
+			continue
+		case c.implied && e != nil && !e.IsFolder():
+			return errdefs.Invalidf("a layer writes to %q, but that is not a folder", path.Join(full...)+"/")
+		case c.implied && e != nil:
+			c.Inode = attributesOf(e)
+		}
+		c.implied = false
+		if err := b.merge(c, sub, full); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attributesOf returns the inode of a folder with the attributes of one below.
+func attributesOf(e *ext4.Entry) *ext4.Inode {
+	x := maps.Clone(e.Xattrs)
+	delete(x, xattrOpaque)
+	return &ext4.Inode{Mode: e.Mode, UID: e.UID, GID: e.GID, ModTime: e.ModTime, Xattrs: x}
+}
+
+// graft puts what is in from into dir.
+func graft(dir, from *node) {
+	dir.opaque = dir.opaque || from.opaque
+	for name, c := range from.children {
+		if old := dir.children[name]; old != nil && old.IsFolder() && c.IsFolder() {
+			if !c.implied {
+				old.Inode, old.implied = c.Inode, false
+			}
+			graft(old, c)
+			continue
+		}
+		dir.children[name] = c
+	}
+}
+
+// borrow completes hard links to files of lower layers: the layer gets its own copy.
+func (b *build) borrow(s *Stack) error {
+	for _, l := range b.links {
+		e, err := s.lookup(l.target)
+		switch {
+		case err != nil:
+			return err
+		case e == nil:
+			return errdefs.Invalidf("a layer holds %q as a hard link to %q, which does not exist: refused", l.name, path.Join(l.target...))
+		case e.IsFolder():
+			return errdefs.Invalidf("a layer holds %q as a hard link to the folder %q: refused", l.name, path.Join(l.target...))
+		}
+		*l.inode = ext4.Inode{Mode: e.Mode, UID: e.UID, GID: e.GID, ModTime: e.ModTime, Link: e.Link, Xattrs: e.Xattrs}
+		if e.Mode&ext4.TypeMask == ext4.TypeRegular {
+			if l.inode.Content, err = b.copy(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *build) copy(e *ext4.Entry) (ext4.Extent, error) {
+	if err := b.budget.bytes(e.Content.Size); err != nil {
+		return ext4.Extent{}, err
+	}
+	return b.w.Content(e.Open(), e.Content.Size)
+}
+
+// ErrNotADisk says that an image is no disk wrapped in a container image.
+var ErrNotADisk = errors.New("not a disk")
+
+// diskFolder is where container images carry the disk of a virtual machine.
+const diskFolder = "disk"
+
+// Disk returns the one regular file in /disk, if there is nothing else in the image.
+func (s *Stack) Disk() (*ext4.Entry, error) {
+	top, err := s.root.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range top {
+		if name != diskFolder && name != "lost+found" {
+			return nil, ErrNotADisk
+		}
+	}
+	_, v, err := s.root.child(diskFolder)
+	if err != nil {
+		return nil, err
+	}
+	names, err := v.names()
+	if err != nil {
+		return nil, err
+	}
+	var found *ext4.Entry
+	for _, name := range names {
+		e, _, err := v.child(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case e == nil:
+		case found != nil || e.Mode&ext4.TypeMask != ext4.TypeRegular:
+			return nil, ErrNotADisk
+		default:
+			found = e
+		}
+	}
+	if found == nil {
+		return nil, ErrNotADisk
+	}
+	return found, nil
+}
