@@ -53,7 +53,7 @@ func bootGuest(t *testing.T, disks map[string]string) *qemu {
 	}
 	for serial, file := range disks {
 		ro := "off"
-		if serial == "cocoon-root" {
+		if serial == "cocoon-l000" {
 			ro = "on"
 		}
 		args = append(args, "-drive", "if=none,format=raw,file="+file+",id="+serial+",read-only="+ro,
@@ -162,8 +162,8 @@ func busyboxDisks(t *testing.T) map[string]string {
 	if err := os.WriteFile(filepath.Join(tree, "etc/passwd"), []byte("root:x:0:0::/root:/bin/sh\nweb:x:33:33::/home/web:/bin/sh\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	disks := map[string]string{"cocoon-root": filepath.Join(dir, "root"), "cocoon-cow": filepath.Join(dir, "cow")}
-	run(t, "mke2fs", "-q", "-t", "ext4", "-d", tree, disks["cocoon-root"], "16m")
+	disks := map[string]string{"cocoon-l000": filepath.Join(dir, "root"), "cocoon-cow": filepath.Join(dir, "cow")}
+	run(t, "mke2fs", "-q", "-t", "ext4", "-d", tree, disks["cocoon-l000"], "16m")
 	run(t, "mke2fs", "-q", "-t", "ext4", disks["cocoon-cow"], "32m")
 	return disks
 }
@@ -372,7 +372,7 @@ func TestVMBootErrorIsOneLineAndPowerOff(t *testing.T) {
 	if err := os.WriteFile(junk, bytes.Repeat([]byte("junk"), 1<<18), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	q := bootGuest(t, map[string]string{"cocoon-root": junk})
+	q := bootGuest(t, map[string]string{"cocoon-l000": junk})
 	q.waitEnd(t)
 	if want := "\ncocoon-guest: /dev/vda holds no file system we know (ext4, erofs, squashfs); powering off\r\n"; !strings.Contains(q.console(), want) {
 		t.Errorf("console %q", q.console())

@@ -5,6 +5,7 @@ package image
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"time"
 
@@ -163,14 +164,14 @@ type Seeder interface {
 
 // Rootfs is what a VM of an image needs to boot.
 type Rootfs struct {
-	Disks []vm.Disk // the first is what a firmware boots, or the root file system of an OCI guest; the writable layer follows
+	Disks []vm.Disk // the first is what a firmware boots; of an OCI guest the layers, lowest first, then the writable one
 }
 
-// Serials of the disks of an OCI guest, by which our init finds them.
-const (
-	SerialRoot = "cocoon-root" // read-only file system of the image
-	SerialCOW  = "cocoon-cow"  // private writable ext4
-)
+// SerialCOW is the serial of an OCI guest's private writable disk, by which our init finds it.
+const SerialCOW = "cocoon-cow"
+
+// SerialLayer is the serial of the read-only disk with layer n of an OCI guest's image, the lowest being 0.
+func SerialLayer(n int) string { return fmt.Sprintf("cocoon-l%03d", n) }
 
 // SerialDisk is the serial of a disk guest's one disk.
 const SerialDisk = "cocoon-disk"

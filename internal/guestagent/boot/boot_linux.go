@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -17,14 +18,14 @@ import (
 
 // Serials by which the disks of an OCI guest are found; the host gives them (internal/image).
 const (
-	serialRoot = "cocoon-root"
-	serialCOW  = "cocoon-cow"
+	serialLayer = "cocoon-l" // and three digits, 000 being the lowest layer of the image
+	serialCOW   = "cocoon-cow"
 )
 
 // Folders of the initramfs.
 const (
 	moduleDir = "/modules"
-	lowerDir  = "/mnt/lower"
+	lowerDir  = "/l" // short, because the kernel takes 4096 bytes of options that name every layer
 	upperDir  = "/mnt/upper"
 	rootDir   = "/mnt/root"
 )
@@ -63,21 +64,32 @@ func Root() (Result, error) {
 		return Result{}, err
 	}
 	r := Result{Late: lateModules}
-	root, ok := disks[serialRoot]
-	if !ok {
+	layers, err := findLayers(disks)
+	if err != nil {
+		return Result{}, err
+	}
+	if len(layers) == 0 {
 		return r, nil
 	}
-	if err := mountRoot(mods, root, disks[serialCOW]); err != nil {
+	if err := mountRoot(mods, layers, disks[serialCOW]); err != nil {
 		return Result{}, err
 	}
 	r.HasRoot = true
 	return r, nil
 }
 
-// mountRoot lays the writable layer over the image and switches to it.
-func mountRoot(mods *modules, lower, upper string) error {
-	if err := mountImage(mods, lower); err != nil {
-		return err
+// mountRoot lays the layers of the image, lowest first, and the writable one over each other and switches to them.
+func mountRoot(mods *modules, layers []string, upper string) error {
+	lower := ""
+	for n, dev := range layers {
+		dir := fmt.Sprintf("%s/%d", lowerDir, n)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("prepare the image's layers: %w", err)
+		}
+		if err := mountImage(mods, dev, dir); err != nil {
+			return fmt.Errorf("layer %d of the image: %w", n, err)
+		}
+		lower = dir + ":" + lower // overlayfs names the highest first
 	}
 	if err := mountUpper(upper); err != nil {
 		return err
@@ -90,15 +102,15 @@ func mountRoot(mods *modules, lower, upper string) error {
 	if err := mods.load("overlay"); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lowerDir, upperDir, upperDir)
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", strings.TrimSuffix(lower, ":"), upperDir, upperDir)
 	if err := unix.Mount("overlay", rootDir, "overlay", 0, options); err != nil {
 		return fmt.Errorf("mount the writable layer over the image: %w", err)
 	}
 	return switchRoot(rootDir)
 }
 
-// mountImage mounts the image's disk read-only, with the file system its superblock names.
-func mountImage(mods *modules, dev string) error {
+// mountImage mounts a layer's disk read-only, with the file system its superblock names.
+func mountImage(mods *modules, dev, dir string) error {
 	kind, err := fileSystem(dev)
 	if err != nil {
 		return err
@@ -112,7 +124,7 @@ func mountImage(mods *modules, dev string) error {
 	if kind == "ext4" {
 		options = "noload" // read-only for others too: its journal must not be replayed
 	}
-	if err := unix.Mount(dev, lowerDir, kind, unix.MS_RDONLY|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount(dev, dir, kind, unix.MS_RDONLY|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount the image's %s file system on %s: %w", kind, dev, err)
 	}
 	return nil

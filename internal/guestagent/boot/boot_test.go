@@ -44,7 +44,7 @@ func FuzzIdentify(f *testing.F) {
 
 func TestFindDisks(t *testing.T) {
 	dir := t.TempDir()
-	for name, serial := range map[string]string{"vda": "cocoon-root\n", "vdb": "cocoon-cow", "loop0": ""} {
+	for name, serial := range map[string]string{"vda": "cocoon-l000\n", "vdb": "cocoon-cow", "loop0": ""} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -53,11 +53,29 @@ func TestFindDisks(t *testing.T) {
 		}
 	}
 	disks, err := findDisks(dir)
-	if err != nil || len(disks) != 2 || disks[serialRoot] != "/dev/vda" || disks[serialCOW] != "/dev/vdb" {
+	if err != nil || len(disks) != 2 || disks["cocoon-l000"] != "/dev/vda" || disks[serialCOW] != "/dev/vdb" {
 		t.Errorf("%v, %v", disks, err)
 	}
 	if disks, err := findDisks(dir + "/none"); err != nil || len(disks) != 0 {
 		t.Errorf("a machine without disks: %v, %v", disks, err)
+	}
+}
+
+func TestFindLayers(t *testing.T) {
+	for name, c := range map[string]struct {
+		disks map[string]string
+		want  []string
+		fails bool
+	}{
+		"none":    {map[string]string{"cocoon-cow": "/dev/vda", "other": "/dev/vdb"}, nil, false},
+		"three":   {map[string]string{"cocoon-l001": "b", "cocoon-l000": "a", "cocoon-cow": "x", "cocoon-l002": "c"}, []string{"a", "b", "c"}, false},
+		"missing": {map[string]string{"cocoon-l000": "a", "cocoon-l002": "c"}, nil, true},
+		"odd":     {map[string]string{"cocoon-l000": "a", "cocoon-lx": "c"}, nil, true},
+	} {
+		got, err := findLayers(c.disks)
+		if !slices.Equal(got, c.want) || (err != nil) != c.fails {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
 	}
 }
 

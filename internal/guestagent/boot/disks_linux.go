@@ -30,6 +30,23 @@ func findDisks(sysBlock string) (map[string]string, error) {
 	return disks, nil
 }
 
+// findLayers returns the devices with the layers of the image, lowest first; none when there is no image.
+func findLayers(disks map[string]string) ([]string, error) {
+	var layers []string
+	for serial := range disks {
+		if strings.HasPrefix(serial, serialLayer) {
+			layers = append(layers, "")
+		}
+	}
+	for n := range layers {
+		serial := fmt.Sprintf("%s%03d", serialLayer, n)
+		if layers[n] = disks[serial]; layers[n] == "" {
+			return nil, errdefs.DataLossf("the image has %d layers, and the disk %s of one of them is missing", len(layers), serial)
+		}
+	}
+	return layers, nil
+}
+
 // probeSize covers every superblock that identify looks at, in bytes.
 const probeSize = 2048
 

@@ -94,4 +94,3 @@ const (
 
 // MaxFile is the size of the largest file, bytes.
 const MaxFile = int64(leafExtents) * maxExtent * BlockSize
-

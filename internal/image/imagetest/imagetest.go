@@ -206,7 +206,7 @@ func (x suite) preparesOCI(t *testing.T, s image.Store) {
 		t.Fatalf("disks are %+v", root.Disks)
 	}
 	base, cow := root.Disks[0], root.Disks[1]
-	if base.Serial != image.SerialRoot || !base.ReadOnly || base.Role != vm.RoleLayer || base.Format != vm.DiskRaw {
+	if base.Serial != image.SerialLayer(0) || !base.ReadOnly || base.Role != vm.RoleLayer || base.Format != vm.DiskRaw {
 		t.Errorf("root disk is %+v", base)
 	}
 	if cow.Serial != image.SerialCOW || cow.ReadOnly || cow.Role != vm.RoleCOW {

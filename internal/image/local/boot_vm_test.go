@@ -24,13 +24,16 @@ b=/bin/busybox
 $b mount -t devtmpfs dev /dev; $b mount -t proc proc /proc; $b mount -t sysfs sys /sys
 for m in virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk overlay; do $b insmod /modules/$m.ko; done
 for d in /sys/block/vd*; do
-  case $($b cat $d/serial) in
-    cocoon-root) root=/dev/${d##*/};; cocoon-cow) cow=/dev/${d##*/};;
+  s=$($b cat $d/serial)
+  case $s in
+    cocoon-l*) $b mkdir -p /l/$s; $b mount -t ext4 -o ro /dev/${d##*/} /l/$s || echo MOUNT-FAILED;;
+    cocoon-cow) cow=/dev/${d##*/};;
   esac
 done
+for l in /l/*; do lower=$l${lower:+:$lower}; done
 {
-$b mount -t ext4 -o ro $root /mnt/lower && $b mount -t ext4 $cow /mnt/upper && $b mkdir -p /mnt/upper/u /mnt/upper/w &&
-$b mount -t overlay -o lowerdir=/mnt/lower,upperdir=/mnt/upper/u,workdir=/mnt/upper/w none /mnt/root || echo MOUNT-FAILED
+$b mount -t ext4 $cow /mnt/upper && $b mkdir -p /mnt/upper/u /mnt/upper/w &&
+$b mount -t overlay -o lowerdir=$lower,upperdir=/mnt/upper/u,workdir=/mnt/upper/w none /mnt/root || echo MOUNT-FAILED
 cd /mnt/root
 echo "SU $($b stat -c '%a %u %g' su)"
 echo "LINKS $($b stat -c %h a) $($b cat b)"
@@ -40,7 +43,11 @@ echo "BIG $($b md5sum big)"
 echo "BOOTS $($b cat boots 2>/dev/null)"
 echo -n x >> boots
 echo changed > d/kept
-echo "RO $($b touch /mnt/lower/x 2>&1)"
+echo "RO $($b touch /l/cocoon-l000/x 2>&1)"
+echo "TREE $($b find . -path ./lost+found -prune -o -print | $b sort | $b tr '\n' ' ')"
+echo "ERRORS $($b ls -lR . 2>&1 >/dev/null)"
+echo "PARENT $($b stat -c '%a %u %g' p/q) $($b cat real/through)"
+echo "OPAQUE $($b ls o)"
 $b df -k /mnt/upper | $b tail -1 | { read dev size rest; echo "SIZE $size"; }
 } > /dev/ttyS0 2>&1
 cd /
@@ -111,8 +118,12 @@ func TestVMGuestMountsItsDisks(t *testing.T) {
 	big := strings.Repeat("0123456789abcdef", 1<<19)
 	img := ociimage.Image{Layers: []ociimage.Layer{
 		ociimage.Of(ociimage.Entry{Name: "su", Body: "x", Mode: 0o4755, UID: 7, GID: 9}, ociimage.File("a", "linked"), ociimage.HardLink("b", "a"),
-			ociimage.Dir("d"), ociimage.File("d/gone", "x"), ociimage.File("d/kept", "x"), ociimage.Symlink("s", "../x"), ociimage.File("big", big)),
-		ociimage.Of(ociimage.Whiteout("d", "gone")),
+			ociimage.Dir("d"), ociimage.File("d/gone", "x"), ociimage.File("d/kept", "x"), ociimage.Symlink("s", "../x"), ociimage.File("big", big),
+			ociimage.Entry{Name: "p/q/", Type: '5', Mode: 0o1770, UID: 3, GID: 4}, ociimage.Dir("o"), ociimage.File("o/old", "x"), ociimage.Dir("real"), ociimage.Symlink("to", "real"),
+			ociimage.Dir("folder"), ociimage.File("folder/x", "y")),
+		ociimage.Of(ociimage.Whiteout("d", "gone"), ociimage.Whiteout("none", "gone"), ociimage.File("p/q/r", "x"), ociimage.Opaque("o"), ociimage.File("o/new", "x"),
+			ociimage.File("to/through", "followed"), ociimage.HardLink("a3", "a"), ociimage.Device("devices/null")),
+		ociimage.Of(ociimage.File("folder", "now a file"), ociimage.Whiteout(".", "su2")),
 	}}
 	s := open(t, t.TempDir())
 	stored, err := s.Import(t.Context(), "app", bytes.NewReader(img.OCI()), nil)
@@ -126,7 +137,8 @@ func TestVMGuestMountsItsDisks(t *testing.T) {
 	}
 	for boots := range 2 {
 		out := boot(t, root.Disks)
-		for _, want := range []string{"SU 4755 7 9\n", "LINKS 2 linked\n", "DIR kept\n", "SYM ../x\n", "BIG ce06e59c3306aa4fb71f6af4b70f73d7", "BOOTS " + strings.Repeat("x", boots) + "\n", "Read-only file system"} {
+		for _, want := range []string{"SU 4755 7 9\n", "LINKS 2 linked\n", "DIR kept\n", "ERRORS \n", "PARENT 1770 3 4 followed\n", "OPAQUE new\n",
+			"TREE . ./a ./a3 ./b ./big ./boots ./d ./d/kept ./folder ./o ./o/new ./p ./p/q ./p/q/r ./real ./real/through ./s ./su ./to \n", "SYM ../x\n", "BIG ce06e59c3306aa4fb71f6af4b70f73d7", "BOOTS " + strings.Repeat("x", boots) + "\n", "Read-only file system"} {
 			if !strings.Contains(out, want) {
 				t.Fatalf("boot %d lacks %q:\n%s", boots, want, out)
 			}
@@ -136,7 +148,10 @@ func TestVMGuestMountsItsDisks(t *testing.T) {
 			t.Errorf("the guest sees %d KiB of storage, %v", size, err)
 		}
 	}
-	cow := root.Disks[1].Path
+	layers, cow := root.Disks[:len(root.Disks)-1], root.Disks[len(root.Disks)-1].Path
+	if len(layers) != 3 {
+		t.Errorf("%d layers", len(layers))
+	}
 	if out, err := exec.Command("qemu-img", "check", cow).CombinedOutput(); err != nil {
 		t.Errorf("qemu-img check: %v %s", err, out)
 	}
@@ -144,7 +159,7 @@ func TestVMGuestMountsItsDisks(t *testing.T) {
 	if out, err := exec.Command("qemu-img", "convert", "-O", "raw", cow, raw).CombinedOutput(); err != nil {
 		t.Fatalf("qemu-img convert: %v %s", err, out)
 	}
-	for _, fs := range []string{root.Disks[0].Path, raw} {
+	for _, fs := range []string{layers[0].Path, layers[1].Path, layers[2].Path, raw} {
 		if out, err := exec.Command("/usr/sbin/e2fsck", "-fn", fs).CombinedOutput(); err != nil {
 			t.Errorf("e2fsck: %v %s", err, out)
 		}

@@ -57,30 +57,11 @@ func (s *Store) readArchive(ctx context.Context, work *workdir, name string, in 
 	if err != nil {
 		return builder{}, errors.Join(err, blobs.f.Close())
 	}
+	open := func(_ context.Context, n int) (io.ReadCloser, error) { return io.NopCloser(img.Layer(n)), nil }
 	return builder{hex: strings.TrimPrefix(img.ID, "sha256:"), build: func(ctx context.Context, dir string) (record, error) {
-		return s.buildRootfs(ctx, work, img, blobs, dir, lim)
+		rec, err := s.buildImage(ctx, work, img, open, dir, lim)
+		return rec, errors.Join(err, blobs.drop())
 	}}, nil
-}
-
-func (s *Store) buildRootfs(ctx context.Context, work *workdir, img *oci.Image, blobs *spool, dir string, lim oci.Limits) (rec record, err error) {
-	files, err := newSpool(work.join("files"))
-	if err != nil {
-		return record{}, err
-	}
-	defer func() { err = errors.Join(err, files.drop()) }()
-	tree, err := img.Unpack(ctx, files, lim)
-	if err := errors.Join(err, files.w.Flush()); err != nil {
-		return record{}, err
-	}
-	if err := blobs.drop(); err != nil {
-		return record{}, err
-	}
-	path := filepath.Join(dir, rootfsFile)
-	size, err := writeSynced(path, func(f *os.File) error { return tree.WriteExt4(ctx, f) })
-	if err != nil {
-		return record{}, err
-	}
-	return record{Type: vm.ImageOCI, File: rootfsFile, Format: vm.DiskRaw, VirtualSize: size, Process: img.Process, Arch: img.Arch}, nil
 }
 
 // readDisk takes in a disk image and checks that it is whole and stands alone.

@@ -153,7 +153,8 @@ func TestKilledImportLeavesAllOrNothing(t *testing.T) {
 	data := large().OCI()
 	// Each pattern appears at one step of an import; the process is killed when it does.
 	for _, pattern := range []string{
-		"tmp/*", "tmp/*/archive", "tmp/*/files", "tmp/*/out", "tmp/*/out/rootfs.ext4", "tmp/*/out/unclaimed",
+		"tmp/*", "tmp/*/archive", "tmp/*/out", "tmp/*/pins", "tmp/*/layer-0", "tmp/*/layer-0/layer.recipe",
+		"tmp/*/layer-0/layer.ext4", "tmp/*/layer-0/layer.json", "layers/*", "tmp/*/out/config.json", "tmp/*/out/unclaimed",
 		"tmp/*/out/image.json", "data/*", "tmp/*/name", "links/*",
 	} {
 		t.Run(pattern, func(t *testing.T) {

@@ -215,11 +215,13 @@ func (s *Store) buildInto(ctx context.Context, out string, b builder) error {
 		return err
 	}
 	rec.Version, rec.ID, rec.CreatedAt = recordVersion, digest(b.hex), time.Now().UTC().Truncate(time.Millisecond)
-	info, err := os.Stat(filepath.Join(out, rec.File))
-	if err != nil {
-		return fmt.Errorf("build image: %w", err)
+	if rec.File != "" {
+		info, err := os.Stat(filepath.Join(out, rec.File))
+		if err != nil {
+			return fmt.Errorf("build image: %w", err)
+		}
+		rec.Length, rec.Size = info.Size(), occupied(info)
 	}
-	rec.Length, rec.Size = info.Size(), occupied(info)
 	if err := atomicfile.WriteFile(filepath.Join(out, unclaimedFile), nil, 0o600); err != nil {
 		return err
 	}

@@ -47,9 +47,10 @@ type Config struct {
 type Store struct {
 	cfg Config
 
-	mu     sync.Mutex
-	opened bool
-	seen   sync.Map // path → true: strange files that the log knows
+	mu       sync.Mutex
+	opened   bool
+	building keyed    // layers
+	seen     sync.Map // path → true: strange files that the log knows
 
 	statfs func(path string) (diskUsage, error) // of tests, else the kernel's
 }

@@ -41,12 +41,11 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 	if err != nil {
 		return image.Rootfs{}, err
 	}
-	base := vm.Disk{
-		Path: s.path("data", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true,
-		Serial: image.SerialRoot, Role: vm.RoleLayer,
-	}
 	if rec.Type == vm.ImageOCI {
-		return s.prepareOCI(ctx, base, dir, storage)
+		return s.prepareOCI(ctx, rec, dir, storage)
+	}
+	base := vm.Disk{
+		Path: s.path("data", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true, Role: vm.RoleLayer,
 	}
 	if storage == 0 {
 		storage = rec.VirtualSize
@@ -56,7 +55,6 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 			orID(img), rec.VirtualSize, human(rec.VirtualSize), storage, human(storage))
 	}
 	over := vm.Disk{Path: filepath.Join(dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
-	over.Backing.Serial = ""
 	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, disk.SectorSize)
 }
 
@@ -70,7 +68,7 @@ func (s *Store) DiskSize(ctx context.Context, img image.Image) (int64, error) {
 	return rec.VirtualSize, err
 }
 
-func (s *Store) prepareOCI(ctx context.Context, base vm.Disk, dir string, storage int64) (image.Rootfs, error) {
+func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage int64) (image.Rootfs, error) {
 	if storage == 0 {
 		storage = vm.DefaultStorage
 	}
@@ -86,7 +84,13 @@ func (s *Store) prepareOCI(ctx context.Context, base vm.Disk, dir string, storag
 		Path: filepath.Join(dir, CowFile), Format: vm.DiskQCOW2, Serial: image.SerialCOW, Role: vm.RoleCOW,
 		Backing: &vm.Disk{Path: empty, Format: vm.DiskRaw, ReadOnly: true, Role: vm.RoleLayer},
 	}
-	return image.Rootfs{Disks: []vm.Disk{base, cow}}, overlay(cow, storage, blockSize)
+	var disks []vm.Disk
+	for n, key := range rec.Layers {
+		disks = append(disks, vm.Disk{
+			Path: s.path("layers", key, layerFile), Format: vm.DiskRaw, ReadOnly: true, Serial: image.SerialLayer(n), Role: vm.RoleLayer,
+		})
+	}
+	return image.Rootfs{Disks: append(disks, cow)}, overlay(cow, storage, blockSize)
 }
 
 func overlay(d vm.Disk, size, unit int64) error {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +19,6 @@ import (
 // File names inside data/<sha256>/.
 const (
 	recordFile    = "image.json"
-	rootfsFile    = "rootfs.ext4"
 	rawFile       = "disk.raw"
 	qcow2File     = "disk.qcow2"
 	sourceFile    = "disk" // as it came, before it is converted; only in temporary folders
@@ -33,7 +33,7 @@ type record struct {
 	Version     int           `json:"version"`
 	ID          string        `json:"id"`
 	Type        vm.ImageType  `json:"type"`
-	File        string        `json:"file"`
+	File        string        `json:"file"` // "" when the layers are all
 	Format      vm.DiskFormat `json:"format"`
 	VirtualSize int64         `json:"virtual_size"` // bytes, as the guest sees it
 	Length      int64         `json:"length"`       // bytes of the file, holes included
@@ -69,6 +69,9 @@ func (s *Store) intact(hex string) bool {
 	r, err := s.load(hex)
 	if err != nil {
 		return false
+	}
+	if r.File == "" {
+		return len(r.Layers) > 0 && !slices.ContainsFunc(r.Layers, func(k string) bool { return !s.layerIntact(k) })
 	}
 	info, err := os.Stat(s.path("data", hex, r.File))
 	return err == nil && info.Size() == r.Length

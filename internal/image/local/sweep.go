@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,16 @@ import (
 type workdir struct {
 	path string
 	lock *os.File
+
+	mu   sync.Mutex
+	open []*os.File // closed with the folder
+}
+
+// keep leaves closing f to close.
+func (w *workdir) keep(f *os.File) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open = append(w.open, f)
 }
 
 // newWork makes one. The shared lock keeps the sweeper away between making and locking it.
@@ -45,6 +56,9 @@ func (w *workdir) join(name string) string { return filepath.Join(w.path, name) 
 
 // close removes the folder with all that is left in it.
 func (w *workdir) close() error {
+	for _, f := range w.open {
+		f.Close()
+	}
 	return errors.Join(os.RemoveAll(w.path), w.lock.Close())
 }
 

@@ -6,17 +6,34 @@ package registry
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/oci"
 )
 
 // Config says how registries are reached.
 type Config struct {
 	Registries map[string]RegistryConfig // by host[:port]
+	Arch       string                    // GOARCH of the guests; "" is the store's
 	Log        *slog.Logger              // nil discards
+
+	// Of tests; zero values are what they say.
+	Stall    time.Duration  // how long a transfer may bring nothing: 60 s
+	Backoff  time.Duration  // before the first repetition: 1 s, doubled each time
+	Keychain authn.Keychain // credentials of the host: those of docker
 }
 
 // RegistryConfig is what is special about one registry.
@@ -37,14 +54,158 @@ func New(cfg Config, store *local.Store) *Client {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Arch == "" {
+		cfg.Arch = store.Arch()
+	}
+	if cfg.Stall == 0 {
+		cfg.Stall = time.Minute
+	}
+	if cfg.Backoff == 0 {
+		cfg.Backoff = time.Second
+	}
+	if cfg.Keychain == nil {
+		cfg.Keychain = authn.DefaultKeychain
+	}
 	return &Client{cfg: cfg, store: store}
 }
 
 // Pull makes the image that ref names (repository:tag or repository@digest) the content of the store's key. When the
 // registry still has what the key's origin says, nothing is transferred unless force is set. auth is tried before the
 // host's own docker configuration. progress may be nil.
-// Errors: InvalidArgument (reference, content), NotFound, PermissionDenied (credentials), DataLoss (digest, truncated),
+// Errors: InvalidArgument (reference, content), NotFound, FailedPrecondition (credentials), DataLoss (digest, truncated),
 // Unavailable (server, network), ResourceExhausted (disk), Unsupported (platform, schema).
-func (c *Client) Pull(context.Context, string, string, []image.RegistryAuth, bool, func(image.Progress)) (image.Image, error) {
-	return image.Image{}, errdefs.Unsupportedf("registries cannot be pulled from yet")
+func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.RegistryAuth, force bool, progress func(image.Progress)) (image.Image, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return image.Image{}, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+	}
+	if err := local.CheckKey(key); err != nil {
+		return image.Image{}, err
+	}
+	known := ""
+	if !force {
+		if o, img, err := c.store.Origin(ctx, key); err == nil && o.Digest != "" {
+			if known = o.Digest; r.Identifier() == known {
+				c.store.Touch(img.ID)
+				return img, nil // what is named by its digest cannot have changed
+			}
+		}
+	}
+	var failed error
+	for _, e := range c.endpoints(r.Context()) {
+		p := &pull{c: c, key: key, known: known, name: r.Name(), id: r.Identifier(), progress: progress}
+		img, err := p.from(ctx, e, auth)
+		if err == nil {
+			return img, nil
+		}
+		if ctx.Err() != nil {
+			return image.Image{}, fmt.Errorf("pull %s: %w", r.Name(), ctx.Err())
+		}
+		if e.mirror {
+			c.cfg.Log.Warn("mirror failed", "image", r.Name(), "mirror", e.repo.RegistryStr(), "err", err)
+		}
+		failed = err // the last is the registry itself
+	}
+	return image.Image{}, fmt.Errorf("pull %s: %w", r.Name(), failed)
+}
+
+// pull is one image from one endpoint.
+type pull struct {
+	c        *Client
+	key      string
+	known    string // digest that is here already
+	name     string
+	id       string // tag or digest
+	progress func(image.Progress)
+
+	remote      *remote
+	done, total atomic.Int64
+}
+
+func (p *pull) report(phase string) {
+	if p.progress != nil {
+		p.progress(image.Progress{Phase: phase, Done: p.done.Load(), Total: p.total.Load()})
+	}
+}
+
+func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) (image.Image, error) {
+	p.total.Store(-1)
+	p.report("resolving")
+	var err error
+	if p.remote, err = p.c.connect(ctx, e, auth); err != nil {
+		return image.Image{}, err
+	}
+	defer p.remote.close()
+	if p.known != "" {
+		if d, err := p.remote.head(ctx, p.id); err == nil && d == p.known {
+			_, img, err := p.c.store.Origin(ctx, p.key)
+			if err == nil {
+				p.c.store.Touch(img.ID)
+				return img, nil
+			}
+		}
+	}
+	m, top, err := p.resolve(ctx)
+	if err != nil {
+		return image.Image{}, err
+	}
+	if m.Config.Size > maxMetadata {
+		return image.Image{}, errdefs.Invalidf("the image configuration is %d bytes long; more than %d are not plausible", m.Config.Size, maxMetadata)
+	}
+	config, err := p.small(ctx, m.Config)
+	if err != nil {
+		return image.Image{}, err
+	}
+	img, err := oci.NewImage(config, len(m.Layers), p.c.cfg.Arch)
+	if err != nil {
+		return image.Image{}, err
+	}
+	p.total.Store(0)
+	for _, n := range p.c.store.MissingLayers(img) {
+		p.total.Add(m.Layers[n].Size)
+	}
+	p.report(local.PhaseDownload)
+	o := local.PutOptions{Origin: local.Origin{URL: p.url(), Digest: top, FetchedAt: time.Now().UTC()}, Total: p.total.Load()}
+	return p.c.store.PutImage(ctx, p.key, img, func(ctx context.Context, n int) (io.ReadCloser, error) {
+		return p.layer(ctx, m.Layers[n])
+	}, o)
+}
+
+// url is how the origin is shown; it holds no credentials.
+func (p *pull) url() string { return "docker://" + p.name }
+
+func (p *pull) layer(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+	if d.Digest.Algorithm != "sha256" {
+		return nil, errdefs.Invalidf("the layer %s uses the digest algorithm %q; only sha256 is known", d.Digest, d.Digest.Algorithm)
+	}
+	b := p.remote.blob(ctx, d)
+	b.progress = func(n int64) {
+		p.done.Add(n)
+		p.report(local.PhaseDownload)
+	}
+	return b, nil
+}
+
+// small reads a blob whole.
+func (p *pull) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+	b := p.remote.blob(ctx, d)
+	defer b.Close()
+	return io.ReadAll(b)
+}
+
+// explain makes a status that is no success an error.
+func explain(resp *http.Response, what string) error {
+	host := resp.Request.URL.Host
+	switch code := resp.StatusCode; {
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return errdefs.Preconditionf("%s refuses access to %s (%s); give credentials that may pull it", host, what, resp.Status)
+	case code == http.StatusNotFound:
+		return errdefs.NotFoundf("%s has no %s", host, what)
+	case code == http.StatusTooManyRequests:
+		return errdefs.Unavailablef("%s limits how often one may pull (%s for %s); try again later or give credentials", host, resp.Status, what)
+	case transient(code):
+		return errdefs.Unavailablef("%s answers %s for %s; try again later", host, resp.Status, what)
+	default:
+		return errdefs.Unavailablef("%s answers %s for %s", host, strings.TrimSpace(resp.Status), what)
+	}
 }

@@ -1,0 +1,99 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+
+	"cocoonstack.io/cocoon/internal/image"
+)
+
+// credentials returns what to try for a repository, in order: entries of the request that match it, the longest first,
+// then what the host has, and nothing at all only if there is nothing else.
+func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []image.RegistryAuth) []authn.Authenticator {
+	type match struct {
+		length int
+		auth   authn.Authenticator
+	}
+	var matches []match
+	for _, a := range auth {
+		if n, ok := covers(a.Registry, repo); ok {
+			matches = append(matches, match{n, authn.FromConfig(authConfig(a))})
+		}
+	}
+	slices.SortStableFunc(matches, func(a, b match) int { return cmp.Compare(b.length, a.length) })
+	var out []authn.Authenticator
+	for _, m := range matches {
+		out = append(out, m.auth)
+	}
+	host, err := authn.Resolve(ctx, c.cfg.Keychain, repo)
+	if err != nil { // a broken file of the host must not keep a public image away
+		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", repo.RegistryStr())
+	}
+	if err == nil && host != authn.Anonymous {
+		out = append(out, host)
+	}
+	if len(out) == 0 {
+		out = append(out, authn.Anonymous)
+	}
+	return out
+}
+
+func authConfig(a image.RegistryAuth) authn.AuthConfig {
+	const byToken = "<token>" // user name that stands for none
+	c := authn.AuthConfig{Username: a.Username, Password: a.Password}
+	switch {
+	case a.Token == "":
+	case a.Username == "" || a.Username == byToken && a.Password != "":
+		c = authn.AuthConfig{RegistryToken: a.Token}
+	default:
+		c = authn.AuthConfig{IdentityToken: a.Token}
+	}
+	return c
+}
+
+// dockerHub are the names of one registry in docker configurations.
+var dockerHub = []string{"index.docker.io", "docker.io", "registry-1.docker.io", "registry.hub.docker.com"}
+
+// covers reports whether a key of docker's "auths" speaks of repo, and how precisely.
+func covers(key string, repo name.Repository) (int, bool) {
+	for _, scheme := range []string{"https://", "http://"} {
+		key = strings.TrimPrefix(key, scheme)
+	}
+	host, prefix, _ := strings.Cut(strings.TrimSuffix(key, "/"), "/")
+	if prefix == "v1" || prefix == "v2" { // as in https://index.docker.io/v1/
+		prefix = ""
+	}
+	want := repo.RegistryStr()
+	if !sameHost(host, want) {
+		return 0, false
+	}
+	full := repo.RepositoryStr()
+	if prefix != "" && full != prefix && !strings.HasPrefix(full, prefix+"/") {
+		return 0, false
+	}
+	return len(prefix), true
+}
+
+// sameHost compares hosts; a label of the pattern may hold a *.
+func sameHost(pattern, host string) bool {
+	pattern, host = strings.ToLower(pattern), strings.ToLower(host)
+	if pattern == host || slices.Contains(dockerHub, pattern) && slices.Contains(dockerHub, host) {
+		return true
+	}
+	p, h := strings.Split(pattern, "."), strings.Split(host, ".")
+	if len(p) != len(h) {
+		return false
+	}
+	for i := range p {
+		if ok, err := path.Match(p[i], h[i]); err != nil || !ok {
+			return false
+		}
+	}
+	return true
+}
