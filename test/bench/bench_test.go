@@ -42,6 +42,7 @@ func TestBench(t *testing.T) {
 		{"pods", pods},
 		{"fake", fakes},
 		{"pulls", pulls},
+		{"layers", layers},
 	} {
 		if !t.Run(b.name, func(t *testing.T) { b.run(t, &results) }) {
 			return

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -89,33 +88,7 @@ func (s *server) asked(method, part string) (n int) {
 // push puts a layout's blobs and manifests into repo, and names d.
 func (s *server) push(t testing.TB, repo, tag string, l *ociimage.Layout, d ociimage.Descriptor) {
 	t.Helper()
-	send := func(method, path, media string, body []byte) {
-		req, err := http.NewRequestWithContext(t.Context(), method, s.URL+"/v2/"+repo+path, bytes.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", media)
-		resp, err := s.Client().Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode >= 300 {
-			msg, _ := io.ReadAll(resp.Body)
-			t.Fatalf("%s %s: %s %s", method, path, resp.Status, msg)
-		}
-	}
-	for _, f := range l.Files {
-		digest := "sha256:" + strings.TrimPrefix(f.Name, "blobs/sha256/")
-		send(http.MethodPost, "/blobs/uploads/?digest="+digest, "application/octet-stream", []byte(f.Body))
-		var head struct{ MediaType string }
-		if json.Unmarshal([]byte(f.Body), &head) == nil && head.MediaType != "" {
-			send(http.MethodPut, "/manifests/"+digest, head.MediaType, []byte(f.Body))
-		}
-		if digest == d.Digest {
-			send(http.MethodPut, "/manifests/"+tag, d.MediaType, []byte(f.Body))
-		}
-	}
+	l.PushWith(t, s.Client(), s.URL, repo, tag, d)
 	s.sabotage(nil)
 }
 
