@@ -6,23 +6,21 @@ import (
 	"io"
 	"os"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Export writes a disk image's file. It is the one that VMs boot from, so a disk that was converted when it came is
 // exported as qcow2, and importing that gives another id.
 //
-// Container images cannot be exported: the store keeps the file systems that their layers became, not the layers, and
-// an image made anew of those would be another one under the same name.
-// Errors: NotFound, Unsupported (container image).
+// A container image becomes an OCI image layout with the layers it came with, uncompressed, and keeps its id.
+// Errors: NotFound, Unsupported (layers that were merged), DataLoss.
 func (s *Store) Export(ctx context.Context, ref string, w io.Writer) error {
 	img, err := s.Get(ctx, ref)
 	if err != nil {
 		return err
 	}
 	if img.Type != vm.ImageDisk {
-		return errdefs.Unsupportedf("image %s is a container image, of which only the unpacked file systems are kept, so it cannot be exported as it came; take it from its registry or with `docker save`", orID(img))
+		return s.exportOCI(ctx, img, w)
 	}
 	f, err := s.openDisk(img.ID)
 	if err != nil {

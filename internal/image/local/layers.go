@@ -46,6 +46,7 @@ type layerInfo struct {
 	DiffID    string `json:"diff_id,omitempty"` // "" for merged layers
 	Dependent bool   `json:"dependent"`         // it is right only over the layers that it was built on
 	Length    int64  `json:"length"`            // bytes of layer.ext4
+	TarSize   int64  `json:"tar_size"`          // bytes of the tar that it was
 }
 
 // Layers opens the layers of an image as they travel, compressed or not. An error of a reader is returned as it is.
@@ -208,7 +209,7 @@ func (a *assembly) build(ctx context.Context, r io.Reader, n int, tmp string) (i
 		})
 		return err
 	})
-	info.Dependent = l.Dependent
+	info.Dependent, info.TarSize = l.Dependent, l.TarSize
 	return info, err
 }
 
@@ -332,45 +333,25 @@ func (s *Store) placeLayer(work *workdir, tmp, key string, info layerInfo) error
 	return full(atomicfile.Rename(tmp, dir))
 }
 
-// layerIntact reports whether a layer is there in its full length.
-func (s *Store) layerIntact(key string) bool {
+func (s *Store) layerInfo(key string) (l layerInfo, err error) {
 	data, err := os.ReadFile(s.path("layers", key, layerInfoFile))
 	if err != nil {
-		return false
+		return l, fmt.Errorf("read layer record: %w", err)
 	}
-	var l layerInfo
 	if err := json.Unmarshal(data, &l); err != nil || l.Version != layerVersion {
+		return l, errdefs.DataLossf("the layer record %s is damaged; remove the image and fetch it again", key)
+	}
+	return l, nil
+}
+
+// layerIntact reports whether a layer is there in its full length.
+func (s *Store) layerIntact(key string) bool {
+	l, err := s.layerInfo(key)
+	if err != nil {
 		return false
 	}
 	info, err := os.Stat(s.path("layers", key, layerFile))
 	return err == nil && info.Size() == l.Length
-}
-
-// RestoreLayer writes the tar that the stored layer key was when it came, byte for byte.
-// Errors: Unsupported for a layer that was merged of several, DataLoss when it is damaged, and those of w.
-func (s *Store) RestoreLayer(ctx context.Context, key string, w io.Writer) (err error) {
-	data, err := os.ReadFile(s.path("layers", key, layerInfoFile))
-	if err != nil {
-		return fmt.Errorf("read layer record: %w", err)
-	}
-	var l layerInfo
-	if err := json.Unmarshal(data, &l); err != nil {
-		return errdefs.DataLossf("the layer record %s is damaged; remove the image and fetch it again", key)
-	}
-	if l.DiffID == "" {
-		return errdefs.Unsupportedf("the image has more than %d layers, which were merged; it cannot be given back as it came", maxLayers)
-	}
-	f, err := os.Open(s.path("layers", key, layerFile))
-	if err != nil {
-		return fmt.Errorf("read layer: %w", err)
-	}
-	defer f.Close()
-	recipe, err := os.Open(s.path("layers", key, recipeFile))
-	if err != nil {
-		return fmt.Errorf("read layer: %w", err)
-	}
-	defer recipe.Close()
-	return oci.Restore(ctx, w, f, recipe, l.DiffID)
 }
 
 // keyed is a set of locks by name. It keeps several images from building one layer at once: layers of an image only wait

@@ -65,6 +65,7 @@ type Layer struct {
 	DiffID    string // sha256:<hex> of the uncompressed tar
 	Dependent bool   // the file system is right only over the layers that were below
 	Size      int64  // bytes of the file system
+	TarSize   int64  // bytes of the uncompressed tar
 }
 
 // build is a layer in the making.
@@ -124,7 +125,7 @@ func BuildLayer(ctx context.Context, r io.Reader, want string, to Target) (Layer
 		return Layer{}, err
 	}
 	sum := tape.sum.Sum(nil)
-	l := Layer{DiffID: "sha256:" + hex.EncodeToString(sum)}
+	l := Layer{DiffID: "sha256:" + hex.EncodeToString(sum), TarSize: tape.n}
 	if l.DiffID != want {
 		return l, errdefs.DataLossf("its content has the digest %s, the image promises %s: it is damaged", l.DiffID, want)
 	}

@@ -27,6 +27,7 @@ type tape struct {
 	out     *zstd.Encoder // nil: no notes
 	literal []byte
 	paused  bool
+	n       int64 // bytes that ran through
 	err     error
 }
 
@@ -45,6 +46,7 @@ func newTape(r io.Reader, recipe io.Writer) (*tape, error) {
 func (t *tape) Read(p []byte) (int, error) {
 	n, err := t.r.Read(p)
 	t.sum.Write(p[:n])
+	t.n += int64(n)
 	if t.out != nil && !t.paused {
 		if t.literal = append(t.literal, p[:n]...); len(t.literal) > maxLiteral {
 			t.record(ext4.Extent{})
