@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job before your eyes: a control plane comes up, a Pod becomes a VM, is used like a pod, and is gone again.
+# The main job before your eyes: a control plane comes up, a Pod becomes a VM, is used like a pod, and is gone again; then
+# images from elsewhere: a registry's, and a cloud image by an alias.
 # Not interactive; prints each step with its time; leaves nothing running and nothing on disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,11 +15,19 @@ mkfs.ext4 e2fsprogs
 curl curl
 EOT
 
+# The cloud image is built once, from Debian's packages, where the tools for that are.
+cloud=
+if command -v mmdebstrap mcopy ssh >/dev/null && PATH=$PATH:/usr/sbin command -v grub-mkimage mkfs.vfat sfdisk >/dev/null; then
+  guest/cloudimg/build.sh bin/cloudimg.qcow2 && cloud=bin/cloudimg.qcow2
+fi
+
 dir=$(mktemp -d "${TMPDIR:-/tmp}/cocoon-demo.XXXXXX")
 export COCOON_DIR=$dir KUBECONFIG=$dir/kubeconfig
+origin=
 finish() {
   local status=$?
   trap - EXIT INT TERM
+  if [ -n "$origin" ]; then kill "$origin" 2>/dev/null || true; fi
   if [ -e "$dir/up.json" ]; then cocoon down >/dev/null 2>&1 || status=1; fi
   if [ "$status" != 0 ]; then
     printf '\nThe demo failed; logs:\n'
@@ -44,6 +53,25 @@ total=$(now)
 
 cocoon up --detach | sed '/^$/,$d'
 step "kubectl get nodes" kubectl get nodes -o wide --no-headers
+
+# What a stranger would have elsewhere: a registry and a web server, here on loopback.
+mkdir "$dir/files"
+if [ -n "$cloud" ]; then ln -s "$(readlink -f "$cloud")" "$dir/files/cloudimg.qcow2"; fi
+origin -addr-file "$dir/origin" -dir "$dir/files" -image team/hello:1.0=bin/demo.tar &
+origin=$!
+until [ -s "$dir/origin" ]; do sleep 0.05; done
+registry=$(cat "$dir/origin")
+
+# The cloud image takes its time to boot when it is emulated: it does so while the rest happens.
+if [ -n "$cloud" ]; then
+  printf 'translations:\n- {name: debian, url: "http://%s/files/cloudimg.qcow2"}\n' "$registry" >"$dir/etc/images.d/demo.yaml"
+  step "an alias, explained" cocoon image explain virtlet.cloud/debian
+  ssh-keygen -q -t ed25519 -N '' -f "$dir/key"
+  sed "s|ssh-ed25519 AAAA.*|$(cat "$dir/key.pub")|" examples/cloud/pod.yaml >"$dir/cloud.yaml"
+  cloud_began=$(now)
+  step "apply a pod of a cloud image, by its alias" kubectl apply -f "$dir/cloud.yaml"
+fi
+
 step "apply a pod" kubectl apply -f examples/pod.yaml
 step "the pod is Ready" kubectl wait pod/hello --for=condition=Ready --timeout=120s
 step "it runs on the virtual node" kubectl get pod hello -o wide --no-headers
@@ -53,6 +81,31 @@ ip=$(kubectl get pod hello -o 'jsonpath={.status.podIP}')
 step "HTTP GET http://$ip:8080/" curl -sS --fail --max-time 10 "http://$ip:8080/"
 step "its log" kubectl logs hello --tail=2
 step "delete it" kubectl delete pod hello --timeout=60s
+
+step "pull an image of a registry" cocoon image pull "$registry/team/hello:1.0"
+step "run it" cocoon vm run --name pulled --memory 256M --cpu 1 "$registry/team/hello:1.0"
+step "exec" cocoon vm exec pulled -- hostname
+step "remove it" cocoon vm rm --force pulled
+step "images" cocoon image list
+
+if [ -n "$cloud" ]; then
+  kubectl wait pod/debian --for=condition=Ready --timeout=400s >/dev/null
+  ip=$(kubectl get pod debian -o 'jsonpath={.status.podIP}')
+  login() {
+    local i
+    for i in $(seq 100); do
+      ssh -i "$dir/key" -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+        -o LogLevel=ERROR "debian@$ip" 'hostname; uname -r; cat /etc/motd' 2>/dev/null && return
+      sleep 2
+    done
+    return 1
+  }
+  printf '%8.2fs  %s\n' "$(bc_ms $(($(now) - cloud_began)))" "since it was applied, the cloud image is Ready"
+  step "log in with the key of its annotation" login
+  step "delete it" kubectl delete pod debian --timeout=120s
+else
+  echo "          (no cloud image here: \`make cloudimg\` says what it needs to build one)"
+fi
 step "no VM is left" test "$(cocoon vm list -o json)" = "[]"
 step "cocoon down" cocoon down
 printf '%8.2fs  in all\n' "$(bc_ms $(($(now) - total)))"
