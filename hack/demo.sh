@@ -92,8 +92,7 @@ if [ -n "$cloud" ]; then
   kubectl wait pod/debian --for=condition=Ready --timeout=400s >/dev/null
   ip=$(kubectl get pod debian -o 'jsonpath={.status.podIP}')
   login() {
-    local i
-    for i in $(seq 100); do
+    for _ in $(seq 100); do
       ssh -i "$dir/key" -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
         -o LogLevel=ERROR "debian@$ip" 'hostname; uname -r; cat /etc/motd' 2>/dev/null && return
       sleep 2
