@@ -16,10 +16,11 @@ curl curl
 EOT
 
 # The cloud image is built once, from Debian's packages, where the tools for that are.
-cloud=
-if command -v mmdebstrap mcopy ssh >/dev/null && PATH=$PATH:/usr/sbin command -v grub-mkimage mkfs.vfat sfdisk >/dev/null; then
-  guest/cloudimg/build.sh bin/cloudimg.qcow2 && cloud=bin/cloudimg.qcow2
-fi
+cloud=bin/cloudimg.qcow2
+for program in mmdebstrap mcopy grub-mkimage mkfs.vfat sfdisk ssh; do
+  PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || cloud=
+done
+if [ -n "$cloud" ]; then guest/cloudimg/build.sh "$cloud" || cloud=; fi
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/cocoon-demo.XXXXXX")
 export COCOON_DIR=$dir KUBECONFIG=$dir/kubeconfig
