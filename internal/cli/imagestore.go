@@ -73,8 +73,10 @@ func (a *app) printCollected(c image.Collected, dry bool, out format) error {
 func (a *app) imageExportCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "export REF [FILE|-]", Short: "Write an image to a file", Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeOneImage,
-		Long: `Write a disk image to a file or to standard output, as import takes it. It is the file that VMs boot from: a disk
-that was converted when it came is exported as qcow2. Container images cannot be exported.`,
+		Long: `Write an image to a file or to standard output, as import takes it.
+
+A container image becomes an OCI image layout with the layers it came with, uncompressed, and keeps its id. A disk is the
+file that VMs boot from: one that was converted when it came is exported as qcow2, which is another image.`,
 		Example: `  cocoon image export debian:12 debian.qcow2
   cocoon image export debian:12 | ssh other cocoon image import debian:12`,
 		RunE: func(cmd *cobra.Command, args []string) error {

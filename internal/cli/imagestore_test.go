@@ -177,8 +177,16 @@ func TestImageBuildRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{
-		{dir, "--env", "A"}, {dir, "--env", "=x"}, {dir, "--workdir", "srv"}, {dir, "--arch", "vax"}, {dir, "--entrypoint", "[1]"}, {dir, "--cmd", "["},
-		{text}, {broken}, {filepath.Join(dir, "nothing")}, {},
+		{dir, "--env", "A"},
+		{dir, "--env", "=x"},
+		{dir, "--workdir", "srv"},
+		{dir, "--arch", "vax"},
+		{dir, "--entrypoint", "[1]"},
+		{dir, "--cmd", "["},
+		{text},
+		{broken},
+		{filepath.Join(dir, "nothing")},
+		{},
 	} {
 		code, out, errOut := cocoon("", append([]string{"image", "build", "app"}, args...)...)
 		if code == 0 || out != "" || strings.Count(errOut, "\n") != 1 || n.store.imported != nil {

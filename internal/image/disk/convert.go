@@ -46,6 +46,7 @@ func Check(format vm.DiskFormat, r io.ReaderAt, size int64) (virtual int64, err 
 		return CheckVHDX(r, size)
 	case FormatVHD:
 		return CheckVHD(r, size)
+	case vm.DiskRaw, vm.DiskQCOW2: // as they are
 	}
 	return 0, errdefs.Invalidf("disks of the format %q are not converted", format)
 }
