@@ -132,7 +132,7 @@ func (w *Watcher) await(ctx context.Context) error {
 			w.settle()
 		}
 		if !apierrors.IsNotFound(err) {
-			w.tell(ctx, "image mappings of the cluster cannot be read", err)
+			w.tell(ctx, fmt.Errorf("list them: %w", err))
 		}
 		if err := pause(ctx, wait, nil); err != nil {
 			return err
@@ -149,12 +149,12 @@ func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
 		objects, problems, err := w.sync(ctx, store)
 		if err != nil {
 			next, retry = retry, min(2*retry, w.cfg.Resync)
-			w.tell(ctx, "image mappings of the cluster cannot be handed over", err)
+			w.tell(ctx, fmt.Errorf("hand them over: %w", err))
 		} else {
 			retry = firstRetry
 			w.settle()
 			if err := w.judge(ctx, objects, problems); err != nil {
-				w.tell(ctx, "image mappings of the cluster count, but what is wrong with them cannot be written", err)
+				w.tell(ctx, err)
 			} else {
 				w.told = ""
 			}
@@ -207,10 +207,10 @@ func (w *Watcher) judge(ctx context.Context, objects []*unstructured.Unstructure
 func (w *Watcher) settle() { w.once.Do(func() { close(w.settled) }) }
 
 // tell logs a failure once for as long as it lasts.
-func (w *Watcher) tell(ctx context.Context, what string, err error) {
-	if text := what + err.Error(); w.told != text && ctx.Err() == nil {
-		w.told = text
-		w.cfg.Log.WarnContext(ctx, what, "err", err)
+func (w *Watcher) tell(ctx context.Context, err error) {
+	if w.told != err.Error() && ctx.Err() == nil {
+		w.told = err.Error()
+		w.cfg.Log.WarnContext(ctx, "image mappings of the cluster are behind, trying again", "err", err)
 	}
 }
 
