@@ -214,8 +214,13 @@ func (a *app) printExplanation(e image.Explanation) {
 		present = "yes"
 	}
 	for _, l := range [][2]string{
-		{"Kind", e.Kind}, {"Stored as", e.Key}, {"Fetched from", e.URL}, {"Mapping", e.Source}, {"Rule", e.Rule},
-		{"Transport", e.Transport}, {"Here already", present},
+		{"Kind", e.Kind},
+		{"Stored as", e.Key},
+		{"Fetched from", e.URL},
+		{"Mapping", e.Source},
+		{"Rule", e.Rule},
+		{"Transport", e.Transport},
+		{"Here already", present},
 	} {
 		if l[1] != "" {
 			a.printf("%-14s %s\n", l[0]+":", cell(strings.TrimSpace(l[1])))

@@ -98,7 +98,7 @@ func (ds *daemons) start(ts *testscript.TestScript, name string, argv []string) 
 	cmd := exec.Command(path, argv[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, ts.MkAbs(".")
 	cmd.Env = os.Environ()
-	for _, k := range []string{"PATH", "HOME", "OWN", "COCOON_DIR", "KUBECONFIG", "VK_NODE_NAME"} {
+	for _, k := range []string{"PATH", "HOME", "OWN", "COCOON_DIR", "KUBECONFIG", "VK_NODE_NAME", "ORIGIN_PASSWORD"} {
 		if v := ts.Getenv(k); v != "" {
 			cmd.Env = append(cmd.Env, k+"="+v)
 		}

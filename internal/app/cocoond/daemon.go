@@ -183,7 +183,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(newImageCollector(d.images, d.puller))
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))

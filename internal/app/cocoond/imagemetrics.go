@@ -66,11 +66,6 @@ type imageCollector struct {
 	names problemer
 }
 
-func newImageCollector(store any, names problemer) imageCollector {
-	s, _ := store.(sizer)
-	return imageCollector{s, names}
-}
-
 var (
 	storeBytes      = prometheus.NewDesc("cocoon_image_store_bytes", "Bytes on disk of all images.", nil, nil)
 	mappingProblems = prometheus.NewDesc("cocoon_image_mapping_problems", "What is wrong with the mappings of image names, by their source.", []string{"source"}, nil)
@@ -84,8 +79,7 @@ func (imageCollector) Describe(out chan<- *prometheus.Desc) {
 func (c imageCollector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	if c.store == nil {
-	} else if n, err := c.store.Usage(ctx); err != nil {
+	if n, err := c.store.Usage(ctx); err != nil {
 		out <- prometheus.NewInvalidMetric(storeBytes, err)
 	} else {
 		out <- prometheus.MustNewConstMetric(storeBytes, prometheus.GaugeValue, float64(n))
