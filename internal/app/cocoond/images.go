@@ -156,7 +156,8 @@ func (s namedStore) Get(ctx context.Context, ref string) (image.Image, error) {
 	return s.puller.Get(ctx, ref)
 }
 
-// collect frees what images occupy for nothing, at start and every now and then.
+// collect frees what images occupy for nothing, at start and every now and then. Images that were imported stay: nobody
+// could bring them back, and `cocoon image gc` takes them when a person says so.
 func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 	if d.cfg.Images.every <= 0 {
 		return nil
@@ -169,7 +170,7 @@ func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 	tick := time.NewTicker(d.cfg.Images.every)
 	defer tick.Stop()
 	for {
-		got, err := d.images.Collect(ctx, d.cfg.Images.limits, e.ImageInUse)
+		got, err := collectPulled(ctx, d.images, d.cfg.Images.limits, e.ImageInUse)
 		d.metrics.freed.Add(float64(got.Freed))
 		if got.Freed > 0 || len(got.Images) > 0 {
 			d.log.Info("images collected", "op", "collect", "images", len(got.Images), "bytes", got.Freed)
@@ -183,4 +184,19 @@ func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 			return nil
 		}
 	}
+}
+
+// collectPulled is a collection that spares images without an origin.
+func collectPulled(ctx context.Context, store image.Store, limits image.GCLimits, inUse func(string) bool) (image.Collected, error) {
+	all, err := store.List(ctx)
+	if err != nil {
+		return image.Collected{}, err
+	}
+	imported := map[string]bool{}
+	for _, img := range all {
+		if img.Source == "" && img.Digest == "" {
+			imported[img.ID] = true
+		}
+	}
+	return store.Collect(ctx, limits, func(id string) bool { return imported[id] || inUse(id) })
 }

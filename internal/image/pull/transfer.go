@@ -8,6 +8,7 @@ import (
 	"hash"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -52,12 +53,15 @@ func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.Pul
 
 // count passes reports on and counts the bytes in them.
 func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
+	var mu sync.Mutex // layers come in parallel
 	var seen int64
 	return func(pr image.Progress) {
-		if pr.Phase == phaseDownload && pr.Done > seen {
-			p.cfg.Observer.Received(pr.Done - seen)
+		mu.Lock()
+		if more := pr.Done - seen; pr.Phase == phaseDownload && more > 0 {
+			p.cfg.Observer.Received(more)
 			seen = pr.Done
 		}
+		mu.Unlock()
 		report(pr)
 	}
 }
