@@ -73,7 +73,7 @@ func New(cfg Config, store *local.Store) (*Puller, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Registries.Log = cfg.Log
+	cfg.Registries.Log, cfg.Registries.Stall = cfg.Log, cfg.Stall
 	return &Puller{
 		cfg: cfg, log: cfg.Log, store: store, names: names, jobs: map[jobKey]*job{},
 		web:      fetch.New(fetch.Options{Log: cfg.Log, UserAgent: cfg.UserAgent, Stall: cfg.Stall}),
