@@ -250,8 +250,7 @@ func (s *Store) place(work *workdir, out string, built bool, t target, hex strin
 			return record{}, err
 		}
 	}
-	// The origin comes before the name: a crash between the two leaves one that means nothing, while a name that lost
-	// its origin would pass for an image that was imported here.
+	// The origin comes before the name, because a name without one would pass for an image that was imported here.
 	if !t.origin.IsZero() {
 		if err := s.setOrigin(work, t.key, hex, t.origin); err != nil {
 			return record{}, err

@@ -27,11 +27,16 @@ type Origin struct {
 // IsZero reports whether nothing is known: the image was imported here.
 func (o Origin) IsZero() bool { return o == Origin{} }
 
-// originFile is origins/<name>.json. It is written before its name moves, so it may speak of content that the name does
-// not refer to (yet, or any more): then it means nothing.
+// originFile is origins/<name>.json. It is written before its name moves, so it speaks of the content that the name
+// gets and of that which it has: whichever a crash leaves, its origin is known. What is of other content means nothing.
 type originFile struct {
-	Version int    `json:"version"`
-	ID      string `json:"id"` // of the content it belongs to
+	Version int `json:"version"`
+	originOf
+	Previous *originOf `json:"previous,omitempty"`
+}
+
+type originOf struct {
+	ID string `json:"id"` // of the content
 	Origin
 }
 
@@ -70,16 +75,28 @@ func (s *Store) origin(key, hex string) Origin {
 		return Origin{}
 	}
 	var f originFile
-	if err := json.Unmarshal(data, &f); err != nil || f.Version != originVersion || f.ID != digest(hex) {
+	if err := json.Unmarshal(data, &f); err != nil || f.Version != originVersion {
 		return Origin{}
 	}
-	return f.Origin
+	switch {
+	case f.ID == digest(hex):
+		return f.Origin
+	case f.Previous != nil && f.Previous.ID == digest(hex):
+		return f.Previous.Origin
+	}
+	return Origin{}
 }
 
 // setOrigin records where the content came from, before a name is pointed at it.
 // Preconditions: the exclusive lock is held.
 func (s *Store) setOrigin(work *workdir, key, hex string, o Origin) error {
-	data, err := json.Marshal(originFile{Version: originVersion, ID: digest(hex), Origin: o})
+	f := originFile{Version: originVersion, originOf: originOf{ID: digest(hex), Origin: o}}
+	if was, err := s.readName(key); err == nil && was != hex {
+		if old := s.origin(key, was); !old.IsZero() {
+			f.Previous = &originOf{ID: digest(was), Origin: old}
+		}
+	}
+	data, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("encode the origin of image %s: %w", key, err)
 	}

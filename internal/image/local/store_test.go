@@ -509,6 +509,23 @@ func TestDiskLargerThanTheDefault(t *testing.T) {
 	}
 }
 
+func TestImportOfACompressedDisk(t *testing.T) {
+	s := open(t, t.TempDir())
+	cmd := exec.Command(need.Tool(t, "xz"), "-c")
+	cmd.Stdin = bytes.NewReader(diskOf("xz"))
+	data, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := s.Import(t.Context(), "x", bytes.NewReader(data), nil)
+	if err != nil || img.ID != idOf(diskOf("xz")) {
+		t.Errorf("%+v, %v", img, err)
+	}
+	if _, err := s.Import(t.Context(), "y", bytes.NewReader(data[:len(data)-8]), nil); !errdefs.Is(err, errdefs.DataLoss) {
+		t.Errorf("truncated: %v", err)
+	}
+}
+
 func TestExportOfADisk(t *testing.T) {
 	s := open(t, t.TempDir())
 	put(t, s, "a", "one", web)
@@ -518,6 +535,25 @@ func TestExportOfADisk(t *testing.T) {
 	}
 	if err := s.Export(t.Context(), "nobody", &buf); !errdefs.IsNotFound(err) {
 		t.Errorf("unknown: %v", err)
+	}
+}
+
+// TestOriginOutlivesACutPull: a crash between the new origin and the move of the name leaves the old one known.
+func TestOriginOutlivesACutPull(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	one := put(t, s, "a", "one", local.Origin{ETag: "one"})
+	put(t, s, "a", "two", local.Origin{ETag: "two"})
+	link := filepath.Join(dir, "links", "a")
+	if err := errors.Join(os.Remove(link), os.Symlink("../data/"+strings.TrimPrefix(one.ID, "sha256:"), link)); err != nil {
+		t.Fatal(err)
+	}
+	if o, img, err := s.Origin(t.Context(), "a"); err != nil || o.ETag != "one" || img.ID != one.ID {
+		t.Errorf("%+v %v %v", o, img.ID, err)
+	}
+	put(t, s, "a", "three", local.Origin{ETag: "three"})
+	if o, _, err := s.Origin(t.Context(), "a"); err != nil || o.ETag != "three" {
+		t.Errorf("%+v %v", o, err)
 	}
 }
 
