@@ -53,7 +53,7 @@ func bootGuest(t *testing.T, disks map[string]string) *qemu {
 	}
 	for serial, file := range disks {
 		ro := "off"
-		if serial == "cocoon-l000" {
+		if strings.HasPrefix(serial, "cocoon-l") {
 			ro = "on"
 		}
 		args = append(args, "-drive", "if=none,format=raw,file="+file+",id="+serial+",read-only="+ro,

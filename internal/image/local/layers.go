@@ -77,6 +77,9 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open La
 	if err != nil {
 		return record{}, err
 	}
+	if t.total > room {
+		return record{}, errdefs.Exhaustedf("the image has %s, and the disk of the image store has room for %s; `cocoon image rm` frees some", human(t.total), human(room))
+	}
 	if t.accept != nil {
 		if err := t.accept(img.ID); err != nil {
 			return record{}, err

@@ -132,7 +132,7 @@ func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) 
 	p.total.Store(-1)
 	p.report("resolving")
 	var err error
-	if p.remote, err = p.c.connect(ctx, e, auth); err != nil {
+	if p.remote, err = p.c.connect(ctx, e, p.id, auth); err != nil {
 		return image.Image{}, err
 	}
 	defer p.remote.close()

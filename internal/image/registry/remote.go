@@ -80,7 +80,7 @@ type remote struct {
 func (r *remote) close() { r.idle() }
 
 // connect finds credentials that the registry accepts.
-func (c *Client) connect(ctx context.Context, e endpoint, auth []image.RegistryAuth) (*remote, error) {
+func (c *Client) connect(ctx context.Context, e endpoint, id string, auth []image.RegistryAuth) (*remote, error) {
 	if e.err != nil {
 		return nil, e.err
 	}
@@ -93,7 +93,7 @@ func (c *Client) connect(ctx context.Context, e endpoint, auth []image.RegistryA
 	for _, a := range tries {
 		r := &remote{c: c, repo: e.repo, idle: plain.CloseIdleConnections, guard: &guard{e: e, next: &patient{plain, c.cfg.Backoff}}}
 		if failed = r.login(ctx, a); failed == nil {
-			failed = r.probe(ctx, len(tries) > 1)
+			failed = r.admits(ctx, id, len(tries) > 1)
 		}
 		if failed == nil {
 			return r, nil
@@ -118,18 +118,14 @@ func (r *remote) login(ctx context.Context, a authn.Authenticator) error {
 	return nil
 }
 
-// probe asks whether the credentials are good for this repository, when there are others that may be better.
-func (r *remote) probe(ctx context.Context, needed bool) error {
-	if !needed {
+// admits asks whether the credentials are good for this image, when there are others that may be better. Only a refusal
+// counts: what else may be wrong shows later.
+func (r *remote) admits(ctx context.Context, id string, others bool) error {
+	if !others {
 		return nil
 	}
-	resp, err := r.do(ctx, http.MethodGet, "tags/list?n=1", nil)
-	if err != nil {
+	if _, err := r.head(ctx, id); errdefs.IsFailedPrecondition(err) {
 		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
-		return explain(resp, r.repo.Name())
 	}
 	return nil
 }
