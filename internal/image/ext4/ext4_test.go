@@ -2,6 +2,7 @@ package ext4_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -131,7 +132,7 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 func TestLargeFilesAndManyGroups(t *testing.T) {
 	f := file(t)
 	w := ext4.NewWriter(holes{f})
-	var nodes = map[string]*ext4.Node{}
+	nodes := map[string]*ext4.Node{}
 	for name, size := range map[string]int64{"half": 1 << 29, "three": 3 << 30} {
 		e, err := w.Content(zeros{}, size)
 		if err != nil {
@@ -166,7 +167,7 @@ func TestWhatCannotBeHeldIsRefused(t *testing.T) {
 	if _, err := ext4.NewWriter(file(t)).Content(zeros{}, 1<<50); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Errorf("a huge file: %v", err)
 	}
-	if _, err := ext4.NewWriter(file(t)).Content(strings.NewReader("x"), 2); err != io.ErrUnexpectedEOF {
+	if _, err := ext4.NewWriter(file(t)).Content(strings.NewReader("x"), 2); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a short file: %v", err)
 	}
 }

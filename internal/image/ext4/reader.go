@@ -2,6 +2,7 @@ package ext4
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"time"
 
@@ -45,7 +46,7 @@ func Open(r io.ReaderAt) (*FS, error) {
 }
 
 func readError(err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return damaged("it is cut short")
 	}
 	return err

@@ -131,16 +131,16 @@ func (w *Writer) Finish(root *Node, id [16]byte) (size int64, err error) {
 // number gives every inode its number, in the order of names, and counts links.
 func (w *Writer) number(root *Node) error {
 	w.inodes = make([]*Inode, firstInode-1)
-	root.Inode.number, root.Inode.links = rootInode, 1
+	root.number, root.links = rootInode, 1
 	w.inodes[rootInode-1] = root.Inode
 	var walk func(path string, dir *Node) error
 	walk = func(path string, dir *Node) error {
 		dir.links++ // its own "."
 		for _, name := range Names(dir) {
 			c := dir.Children[name]
-			if c.Inode.number == 0 {
+			if c.number == 0 {
 				w.inodes = append(w.inodes, c.Inode)
-				c.Inode.number, c.Inode.links = uint32(len(w.inodes)), 0
+				c.number, c.links = uint32(len(w.inodes)), 0
 			}
 			if c.links++; c.links > maxLinks {
 				return errdefs.Invalidf("%q has more than %d names; ext4 cannot hold that", path+"/"+name, maxLinks)

@@ -137,8 +137,11 @@ func TestVMGuestMountsItsDisks(t *testing.T) {
 	}
 	for boots := range 2 {
 		out := boot(t, root.Disks)
-		for _, want := range []string{"SU 4755 7 9\n", "LINKS 2 linked\n", "DIR kept\n", "ERRORS \n", "PARENT 1770 3 4 followed\n", "OPAQUE new\n",
-			"TREE . ./a ./a3 ./b ./big ./boots ./d ./d/kept ./folder ./o ./o/new ./p ./p/q ./p/q/r ./real ./real/through ./s ./su ./to \n", "SYM ../x\n", "BIG ce06e59c3306aa4fb71f6af4b70f73d7", "BOOTS " + strings.Repeat("x", boots) + "\n", "Read-only file system"} {
+		for _, want := range []string{
+			"SU 4755 7 9\n", "LINKS 2 linked\n", "DIR kept\n", "ERRORS \n", "PARENT 1770 3 4 followed\n", "OPAQUE new\n",
+			"TREE . ./a ./a3 ./b ./big ./boots ./d ./d/kept ./folder ./o ./o/new ./p ./p/q ./p/q/r ./real ./real/through ./s ./su ./to \n",
+			"SYM ../x\n", "BIG ce06e59c3306aa4fb71f6af4b70f73d7", "BOOTS " + strings.Repeat("x", boots) + "\n", "Read-only file system",
+		} {
 			if !strings.Contains(out, want) {
 				t.Fatalf("boot %d lacks %q:\n%s", boots, want, out)
 			}

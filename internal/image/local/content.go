@@ -57,7 +57,9 @@ func (s *Store) readArchive(ctx context.Context, work *workdir, name string, in 
 	if err != nil {
 		return builder{}, errors.Join(err, blobs.f.Close())
 	}
-	open := func(_ context.Context, n int) (io.ReadCloser, error) { return io.NopCloser(img.Layer(n)), nil }
+	open := func(ctx context.Context, n int) (io.ReadCloser, error) {
+		return io.NopCloser(img.Layer(n)), ctx.Err()
+	}
 	return builder{hex: strings.TrimPrefix(img.ID, "sha256:"), build: func(ctx context.Context, dir string) (record, error) {
 		rec, err := s.buildImage(ctx, work, img, open, dir, lim)
 		return rec, errors.Join(err, blobs.drop())

@@ -92,10 +92,10 @@ func (s *server) push(t testing.TB, repo, tag string, l *ociimage.Layout, d ocii
 	s.sabotage(nil)
 }
 
-func (s *server) pushImage(t testing.TB, repo, tag string, img ociimage.Image) {
+func (s *server) pushImage(t testing.TB, repo string, img ociimage.Image) {
 	t.Helper()
 	var l ociimage.Layout
-	s.push(t, repo, tag, &l, img.Blobs(&l))
+	s.push(t, repo, "v1", &l, img.Blobs(&l))
 }
 
 func store(t testing.TB, dir string) *local.Store {
@@ -163,7 +163,7 @@ func TestPullBySeveralKindsOfReference(t *testing.T) {
 
 func TestUnchangedTagCostsNoTransfer(t *testing.T) {
 	srv, s := newServer(t, false), store(t, t.TempDir())
-	srv.pushImage(t, "app", "v1", app("one"))
+	srv.pushImage(t, "app", app("one"))
 	ref := srv.host() + "/app:v1"
 	pull := func(force bool) image.Image {
 		t.Helper()
@@ -178,7 +178,7 @@ func TestUnchangedTagCostsNoTransfer(t *testing.T) {
 	if again := pull(false); again.ID != first.ID || srv.asked("GET", "/manifests/") != 0 || srv.asked("GET", "/blobs/") != 0 || srv.asked("HEAD", "/manifests/") != 1 {
 		t.Errorf("an unchanged tag: %v", srv.requests)
 	}
-	srv.pushImage(t, "app", "v1", app("two"))
+	srv.pushImage(t, "app", app("two"))
 	if moved := pull(false); moved.ID == first.ID || srv.asked("GET", "/blobs/") != 2 { // configuration and the one new layer
 		t.Errorf("a moved tag: %v", srv.requests)
 	}
@@ -191,8 +191,8 @@ func TestUnchangedTagCostsNoTransfer(t *testing.T) {
 func TestLayersAreSharedBetweenImages(t *testing.T) {
 	srv, dir := newServer(t, false), t.TempDir()
 	s := store(t, dir)
-	srv.pushImage(t, "one", "v1", app("one"))
-	srv.pushImage(t, "two", "v1", app("two"))
+	srv.pushImage(t, "one", app("one"))
+	srv.pushImage(t, "two", app("two"))
 	var wg sync.WaitGroup
 	for _, repo := range []string{"one", "two"} {
 		wg.Go(func() {
@@ -285,7 +285,7 @@ func TestBadAnswersAreOneClearSentence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			srv, dir := newServer(t, false), t.TempDir()
-			srv.pushImage(t, "app", "v1", app("one"))
+			srv.pushImage(t, "app", app("one"))
 			srv.sabotage(c.mischief)
 			ref := srv.host() + "/app:v1"
 			_, err := client(store(t, dir), nil).Pull(t.Context(), ref, ref, nil, false, nil)
@@ -312,7 +312,7 @@ func TestBrokenTransfersGoOn(t *testing.T) {
 			srv := newServer(t, false)
 			img := app(string(bytes.Repeat([]byte("0123456789abcdefghij"), 1<<14)))
 			img.Layers[1].Compress = ""
-			srv.pushImage(t, "app", "v1", img)
+			srv.pushImage(t, "app", img)
 			blob, _ := img.Layers[1].Blob()
 			var mu sync.Mutex
 			cuts, resumed := 0, 0
@@ -353,7 +353,7 @@ func TestBrokenTransfersGoOn(t *testing.T) {
 
 func TestBusyServerIsAskedAgain(t *testing.T) {
 	srv := newServer(t, false)
-	srv.pushImage(t, "app", "v1", app("one"))
+	srv.pushImage(t, "app", app("one"))
 	var mu sync.Mutex
 	times := map[string]int{}
 	srv.sabotage(func(w http.ResponseWriter, r *http.Request) bool {
@@ -373,7 +373,7 @@ func TestBusyServerIsAskedAgain(t *testing.T) {
 
 func TestCredentials(t *testing.T) {
 	srv := newServer(t, false)
-	srv.pushImage(t, "team/app", "v1", app("one"))
+	srv.pushImage(t, "team/app", app("one"))
 	const secret = "correct horse"
 	srv.sabotage(func(w http.ResponseWriter, r *http.Request) bool {
 		if user, password, _ := r.BasicAuth(); user == "me" && password == secret {
@@ -431,7 +431,7 @@ func TestCredentials(t *testing.T) {
 
 func TestTrust(t *testing.T) {
 	srv := newServer(t, true)
-	srv.pushImage(t, "app", "v1", app("one"))
+	srv.pushImage(t, "app", app("one"))
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
@@ -463,7 +463,7 @@ func TestTrust(t *testing.T) {
 
 func TestMirrors(t *testing.T) {
 	origin, mirror := newServer(t, false), newServer(t, false)
-	origin.pushImage(t, "app", "v1", app("one"))
+	origin.pushImage(t, "app", app("one"))
 	regs := map[string]registry.RegistryConfig{origin.host(): {Mirrors: []string{mirror.host() + "/cache"}}}
 	ref := origin.host() + "/app:v1"
 	s := store(t, t.TempDir())
@@ -475,7 +475,7 @@ func TestMirrors(t *testing.T) {
 		t.Errorf("the mirror was not asked: %v", mirror.requests)
 	}
 	// The mirror has it: the registry is left alone.
-	mirror.pushImage(t, "cache/app", "v1", app("one"))
+	mirror.pushImage(t, "cache/app", app("one"))
 	origin.sabotage(nil)
 	if _, err := client(store(t, t.TempDir()), regs).Pull(t.Context(), ref, ref, nil, false, nil); err != nil || len(origin.requests) > 0 {
 		t.Errorf("%v, %v", err, origin.requests)
@@ -509,7 +509,7 @@ func TestDiskInAContainerImage(t *testing.T) {
 		"something else": {[]ociimage.Layer{layer(ociimage.File("disk/a", string(disk))), layer(ociimage.File("bin/sh", "x"))}, vm.ImageOCI},
 	} {
 		repo := strings.ReplaceAll(name, " ", "-")
-		srv.pushImage(t, repo, "v1", ociimage.Image{Layers: c.layers})
+		srv.pushImage(t, repo, ociimage.Image{Layers: c.layers})
 		s, ref := store(t, t.TempDir()), srv.host()+"/"+repo+":v1"
 		img, err := client(s, nil).Pull(t.Context(), ref, ref, nil, false, nil)
 		if err != nil || img.Type != c.want {
@@ -560,7 +560,7 @@ func TestKilledPullLeavesAllOrNothing(t *testing.T) {
 	srv, dir := newServer(t, false), t.TempDir()
 	img := app(strings.Repeat("large", 1<<18))
 	img.Layers[1].Compress = ""
-	srv.pushImage(t, "app", "v1", img)
+	srv.pushImage(t, "app", img)
 	blob, _ := img.Layers[1].Blob()
 	hold := make(chan struct{})
 	srv.sabotage(func(w http.ResponseWriter, r *http.Request) bool {
@@ -568,7 +568,7 @@ func TestKilledPullLeavesAllOrNothing(t *testing.T) {
 			return false
 		}
 		_, _ = w.Write(blob[:len(blob)/2])
-		w.(http.Flusher).Flush() //nolint:errcheck // the server's writer is one
+		w.(http.Flusher).Flush()
 		select {
 		case <-hold:
 		case <-r.Context().Done():
@@ -613,7 +613,7 @@ func TestKilledPullLeavesAllOrNothing(t *testing.T) {
 // TestSecondVMCostsNoImageBytes compares what lies on the disk before and after a second VM of one image.
 func TestSecondVMCostsNoImageBytes(t *testing.T) {
 	srv, dir := newServer(t, false), t.TempDir()
-	srv.pushImage(t, "app", "v1", app(strings.Repeat("body", 1<<16)))
+	srv.pushImage(t, "app", app(strings.Repeat("body", 1<<16)))
 	s, ref := store(t, dir), srv.host()+"/app:v1"
 	img, err := client(s, nil).Pull(t.Context(), ref, ref, nil, false, nil)
 	if err != nil {

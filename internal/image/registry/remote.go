@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -140,10 +141,10 @@ func (r *remote) unreachable(ctx context.Context, err error) error {
 		return errdefs.Unavailablef("the certificate of %s is not trusted (%w); name its CA in the configuration of that registry", host, cert.Err)
 	}
 	if e, ok := errors.AsType[*transport.Error](err); ok {
-		switch {
-		case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
+		switch e.StatusCode {
+		case http.StatusUnauthorized, http.StatusForbidden:
 			return errdefs.Preconditionf("%s refuses the credentials for %s (%d %s)", host, r.repo.Name(), e.StatusCode, http.StatusText(e.StatusCode))
-		case e.StatusCode == http.StatusTooManyRequests:
+		case http.StatusTooManyRequests:
 			return errdefs.Unavailablef("%s limits how often one may pull (429); try again later or give credentials", host)
 		}
 		return errdefs.Unavailablef("%s answers %d %s; try again later", host, e.StatusCode, http.StatusText(e.StatusCode))
@@ -156,24 +157,10 @@ func (r *remote) unreachable(ctx context.Context, err error) error {
 
 // bare strips the URL from an error of the HTTP client: it may hold a signature after a redirect.
 func bare(err error) error {
-	for {
-		e, ok := errors.AsType[interface {
-			error
-			Unwrap() error
-			Timeout() bool
-			Temporary() bool
-		}](err)
-		if !ok {
-			return err
-		}
-		if _, isOp := e.(*net.OpError); isOp { //nolint:errorlint // this one is worth showing
-			return e
-		}
-		err = e.Unwrap()
-		if err == nil {
-			return e
-		}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
 	}
+	return err
 }
 
 func (r *remote) do(ctx context.Context, method, path string, header http.Header) (*http.Response, error) {
