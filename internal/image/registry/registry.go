@@ -11,7 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -71,7 +71,8 @@ func New(cfg Config, store *local.Store) *Client {
 
 // Pull makes the image that ref names (repository:tag or repository@digest) the content of the store's key. When the
 // registry still has what the key's origin says, nothing is transferred unless force is set. auth is tried before the
-// host's own docker configuration. progress may be nil.
+// host's own docker configuration. progress may be nil; it is called by one
+// goroutine at a time.
 // Errors: InvalidArgument (reference, content), NotFound, FailedPrecondition (credentials), DataLoss (digest, truncated),
 // Unavailable (server, network), ResourceExhausted (disk), Unsupported (platform, schema).
 func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.RegistryAuth, force bool, progress func(image.Progress)) (image.Image, error) {
@@ -118,19 +119,25 @@ type pull struct {
 	id       string // tag or digest
 	progress func(image.Progress)
 
-	remote      *remote
-	done, total atomic.Int64
+	remote *remote
+
+	mu          sync.Mutex // held while progress is called: layers come beside each other
+	done, total int64
 }
 
-func (p *pull) report(phase string) {
+// report adds to the bytes that are there and tells.
+func (p *pull) report(phase string, more int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done += more
 	if p.progress != nil {
-		p.progress(image.Progress{Phase: phase, Done: p.done.Load(), Total: p.total.Load()})
+		p.progress(image.Progress{Phase: phase, Done: p.done, Total: p.total})
 	}
 }
 
 func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) (image.Image, error) {
-	p.total.Store(-1)
-	p.report("resolving")
+	p.total = -1
+	p.report("resolving", 0)
 	var err error
 	if p.remote, err = p.c.connect(ctx, e, p.id, auth); err != nil {
 		return image.Image{}, err
@@ -160,12 +167,12 @@ func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) 
 	if err != nil {
 		return image.Image{}, err
 	}
-	p.total.Store(0)
+	p.total = 0
 	for _, n := range p.c.store.MissingLayers(img) {
-		p.total.Add(m.Layers[n].Size)
+		p.total += m.Layers[n].Size
 	}
-	p.report(local.PhaseDownload)
-	o := local.PutOptions{Origin: local.Origin{URL: p.url(), Digest: top, FetchedAt: time.Now().UTC()}, Total: p.total.Load()}
+	p.report(local.PhaseDownload, 0)
+	o := local.PutOptions{Origin: local.Origin{URL: p.url(), Digest: top, FetchedAt: time.Now().UTC()}, Total: p.total}
 	return p.c.store.PutImage(ctx, p.key, img, func(ctx context.Context, n int) (io.ReadCloser, error) {
 		return p.layer(ctx, m.Layers[n])
 	}, o)
@@ -179,10 +186,7 @@ func (p *pull) layer(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error
 		return nil, errdefs.Invalidf("the layer %s uses the digest algorithm %q; only sha256 is known", d.Digest, d.Digest.Algorithm)
 	}
 	b := p.remote.blob(ctx, d)
-	b.progress = func(n int64) {
-		p.done.Add(n)
-		p.report(local.PhaseDownload)
-	}
+	b.progress = func(n int64) { p.report(local.PhaseDownload, n) }
 	return b, nil
 }
 
