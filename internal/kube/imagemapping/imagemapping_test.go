@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -89,21 +90,35 @@ func mapping(namespace, name string, generation int64, spec map[string]any) *uns
 type cluster struct {
 	*fake.FakeDynamicClient
 	statuses chan map[string]any
+	watched  chan struct{} // closed when changes are seen from now on; the fake does not replay those before
 }
 
 func newCluster(objects ...runtime.Object) *cluster {
 	c := &cluster{
 		FakeDynamicClient: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{Resource: "VirtletImageMappingList"}, objects...),
 		statuses:          make(chan map[string]any, 100),
+		watched:           make(chan struct{}),
 	}
+	var once sync.Once
+	c.PrependWatchReactor(Resource.Resource, func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := c.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		once.Do(func() { close(c.watched) })
+		return true, w, err
+	})
+	// The fake lets a stale status overwrite the spec; tests wait for the statuses before they go on.
 	c.PrependReactor("update", Resource.Resource, func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if u, ok := a.(clienttesting.UpdateAction); ok && a.GetSubresource() == "status" {
-			if o, ok := u.GetObject().(*unstructured.Unstructured); ok {
-				status, _, _ := unstructured.NestedMap(o.Object, "status")
-				c.statuses <- status
-			}
+		u, isUpdate := a.(clienttesting.UpdateAction)
+		if !isUpdate || a.GetSubresource() != "status" {
+			return false, nil, nil
 		}
-		return false, nil, nil
+		o, ok := u.GetObject().(*unstructured.Unstructured)
+		if !ok {
+			return true, nil, fmt.Errorf("status of a %T", u.GetObject())
+		}
+		err := c.Tracker().Update(Resource, o, Namespace)
+		status, _, _ := unstructured.NestedMap(o.Object, "status")
+		c.statuses <- status
+		return true, o, err
 	})
 	return c
 }
@@ -167,15 +182,20 @@ func TestObjectsAreHandedOver(t *testing.T) {
 	b := "b: prefix: p|translations:|- name: cirros|  url: https://example.net/cirros.img"
 	n.until(t, "a: {}\n"+b)
 	<-w.Settled()
+	<-c.watched
+	<-c.statuses
+	<-c.statuses
 
 	if _, err := c.objects().Create(t.Context(), mapping(Namespace, "c", 1, map[string]any{"prefix": "c"}), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	n.until(t, "a: {}\n"+b+"\nc: prefix: c")
+	<-c.statuses
 	if _, err := c.objects().Update(t.Context(), mapping(Namespace, "c", 2, map[string]any{"prefix": "d"}), metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	n.until(t, "a: {}\n"+b+"\nc: prefix: d")
+	<-c.statuses
 	for _, name := range []string{"b", "c"} {
 		if err := c.objects().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -191,19 +211,21 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n.say(nil,
 		image.MappingProblem{Source: Source, Mapping: "bad", Rule: "name x", Message: "it has no url"},
 		image.MappingProblem{Source: Source, Mapping: "bad", Message: "the key is not known"})
-	c := newCluster(mapping(Namespace, "bad", 3, nil))
+	const since = "2020-01-01T00:00:00Z"
+	bad := mapping(Namespace, "bad", 3, nil)
+	bad.Object["status"] = map[string]any{"observedGeneration": int64(2), "conditions": []any{map[string]any{"type": "Valid", "status": "False", "lastTransitionTime": since}}}
+	c := newCluster(bad)
 	w, _ := start(t, c, n, time.Hour)
 	n.next(t)
 	status := <-c.statuses
 	condition := status["conditions"].([]any)[0].(map[string]any)
 	if status["observedGeneration"] != int64(3) || condition["type"] != "Valid" || condition["status"] != "False" ||
-		condition["message"] != "name x: it has no url (and 1 more, under problems)" || condition["lastTransitionTime"] == "" {
+		condition["message"] != "name x: it has no url (and 1 more, under problems)" || condition["lastTransitionTime"] != since {
 		t.Errorf("status %v", status)
 	}
 	if got := fmt.Sprint(status["problems"]); got != "[map[message:it has no url rule:name x] map[message:the key is not known]]" {
 		t.Errorf("problems %s", got)
 	}
-	since := condition["lastTransitionTime"]
 
 	// The same again is not written again.
 	for range 3 {
