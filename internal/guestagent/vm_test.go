@@ -151,7 +151,7 @@ func busyboxDisks(t *testing.T) map[string]string {
 	if err := os.WriteFile(filepath.Join(tree, "bin/busybox"), box, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"sh", "cat", "echo", "ip", "ls", "mount", "sleep", "hostname", "id", "ps", "stty", "grep", "touch", "dd", "tail"} {
+	for _, name := range []string{"sh", "cat", "echo", "ip", "ls", "mount", "sleep", "hostname", "id", "ps", "stty", "grep", "touch", "dd", "tail", "mkdir", "ln"} {
 		if err := os.Symlink("busybox", filepath.Join(tree, "bin", name)); err != nil {
 			t.Fatal(err)
 		}

@@ -94,6 +94,8 @@ func (w writes) report(t *testing.T, results *table) {
 			line(r, n, "scheduler")
 		case strings.HasPrefix(r.resource, "pods"):
 			line(r, n, "virtual node")
+		case r.resource == "serviceaccounts/token":
+			line(r, n, "virtual node; signs, writes nothing to the store")
 		case r.resource == "events":
 			for _, author := range slices.Sorted(maps.Keys(events)) {
 				if m := events[author][r.verb]; m > 0 {

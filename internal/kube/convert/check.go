@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -16,7 +15,7 @@ import (
 
 // Check returns everything about pod that its VM could not honour; nothing at all means that Spec will do.
 // What a VM may safely ignore, because it isolates more strongly or because the default suits nobody who asks for it by
-// name, passes: the service account token volume (it is not mounted), dropped capabilities, seccomp.
+// name, passes: dropped capabilities, seccomp.
 func Check(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, checkAnnotations(pod)...)
@@ -90,34 +89,6 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// serviceAccountMount is where the service account token would be; its volume comes with every pod and is left out.
-const serviceAccountMount = "/var/run/secrets/kubernetes.io/serviceaccount"
-
-func checkVolumes(pod *corev1.Pod) field.ErrorList {
-	var errs field.ErrorList
-	token := map[string]bool{}
-	for i, v := range pod.Spec.Volumes {
-		if strings.HasPrefix(v.Name, "kube-api-access-") && v.Projected != nil {
-			token[v.Name] = true
-			continue
-		}
-		errs = append(errs, field.Forbidden(field.NewPath("spec", "volumes").Index(i),
-			fmt.Sprintf("volume %q: a VM has one disk of its own and no volumes", v.Name)))
-	}
-	for i, c := range pod.Spec.Containers {
-		path := field.NewPath("spec", "containers").Index(i)
-		for j, m := range c.VolumeMounts {
-			if !token[m.Name] || m.MountPath != serviceAccountMount {
-				errs = append(errs, field.Forbidden(path.Child("volumeMounts").Index(j), fmt.Sprintf("volume %q cannot be mounted in a VM", m.Name)))
-			}
-		}
-		if len(c.VolumeDevices) > 0 {
-			errs = append(errs, field.Forbidden(path.Child("volumeDevices"), "volumes cannot be given to a VM"))
-		}
-	}
-	return errs
-}
-
 func checkSecurity(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	no := func(when bool, path *field.Path, why string) {
@@ -175,7 +146,7 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 			no(ref.FieldPath == "status.podIP" || ref.FieldPath == "status.podIPs", from.Child("fieldRef"),
 				"the address of a VM is not known before it starts")
 		}
-		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "a VM has no volumes")
+		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "the environment cannot be read from a file of a volume")
 	}
 	return errs
 }

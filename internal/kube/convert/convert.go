@@ -1,8 +1,8 @@
 // Package convert turns a Pod into the specification of a VM, or into the list of everything about it that a VM cannot
 // honour.
 //
-// It is pure: what it needs from the cluster (ConfigMaps, Secrets) comes through a Resolver. It starts nothing and
-// writes no status.
+// It is pure: what it needs from the cluster (ConfigMaps, Secrets, tokens) comes through a Resolver or Source. It starts
+// nothing and writes no status.
 package convert
 
 import (
@@ -56,7 +56,8 @@ func Grace(pod *corev1.Pod) time.Duration {
 	return vm.DefaultStopGrace
 }
 
-// Spec is the VM of pod on node, with env (from Env) as the environment of its main process.
+// Spec is the VM of pod on node, with env (from Env) as the environment of its main process. Its volumes are without
+// content; see Fill.
 // Preconditions: Check(pod) found nothing.
 func Spec(pod *corev1.Pod, node Node, env []vm.EnvVar) vm.Spec {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
@@ -78,6 +79,8 @@ func Spec(pod *corev1.Pod, node Node, env []vm.EnvVar) vm.Spec {
 		},
 		NICs:      []vm.NICSpec{{Network: ask.Network}},
 		StopGrace: Grace(pod),
+		Volumes:   volumes(pod),
+		Mounts:    mounts(pod, valuesOf(env)),
 	}
 	return s.Default()
 }
@@ -95,10 +98,7 @@ func process(pod *corev1.Pod, env []vm.EnvVar) vm.Process {
 	if c == nil {
 		return vm.Process{}
 	}
-	values := make(map[string]string, len(env))
-	for _, e := range env {
-		values[e.Name] = e.Value
-	}
+	values := valuesOf(env)
 	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod), TTY: c.TTY}
 	for _, a := range c.Command {
 		p.Entrypoint = append(p.Entrypoint, expand(a, values))

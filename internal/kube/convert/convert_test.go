@@ -34,7 +34,7 @@ func plain(change ...func(*corev1.Pod)) *corev1.Pod {
 			Volumes:         []corev1.Volume{{Name: "kube-api-access-x7", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}},
 			Containers: []corev1.Container{{
 				Name: "c", Image: "cocoon/demo:latest", ImagePullPolicy: corev1.PullAlways,
-				VolumeMounts: []corev1.VolumeMount{{Name: "kube-api-access-x7", MountPath: serviceAccountMount, ReadOnly: true}},
+				VolumeMounts: []corev1.VolumeMount{{Name: "kube-api-access-x7", MountPath: "/var/run/secrets/kubernetes.io/serviceaccount", ReadOnly: true}},
 			}},
 		},
 	}
@@ -77,7 +77,7 @@ func TestCheckRefuses(t *testing.T) {
 		"host alias":          {func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{}} }, "hostAliases"},
 		"dns none":            {func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, "dnsPolicy"},
 		"volume":              {func(p *corev1.Pod) { p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data"}) }, `volume "data"`},
-		"mount":               {on(func(c *corev1.Container) { c.VolumeMounts[0].MountPath = "/data" }), "cannot be mounted"},
+		"mount":               {on(func(c *corev1.Container) { c.VolumeMounts[0].MountPath = "/proc" }), "belongs to the guest's kernel"},
 		"device":              {on(func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{}} }), "volumeDevices"},
 		"sysctl":              {func(p *corev1.Pod) { p.Spec.SecurityContext.Sysctls = []corev1.Sysctl{{}} }, "sysctls"},
 		"privileged":          {sc(corev1.SecurityContext{Privileged: ptr(true)}), "privileged"},

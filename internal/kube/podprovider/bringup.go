@@ -28,9 +28,9 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		}
 		w.prior = nil
 	}
-	spec, err := w.wanted(ctx, pod)
+	spec, reason, err := w.resolve(ctx, pod)
 	if err != nil {
-		return w.retry(ctx, reasonConfigError, err, time.Second, 30*time.Second)
+		return w.retry(ctx, reason, err, time.Second, 30*time.Second)
 	}
 	w.publish(w.p.cfg.Settle)
 	if again, ok := w.pull(ctx, pod); !ok {
@@ -39,9 +39,9 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if w.launched.IsZero() {
 		w.launched = time.Now()
 	}
-	rec, err := w.p.Runtime.Launch(ctx, spec)
+	rec, err := w.launch(ctx, spec)
 	if errdefs.IsAlreadyExists(err) {
-		rec, err = w.occupied(ctx)
+		rec, err = w.occupied(ctx, spec)
 	}
 	if ctx.Err() != nil {
 		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
@@ -90,7 +90,11 @@ func (w *worker) retry(ctx context.Context, reason string, err error, base, most
 		if reason == reasonImageMissing {
 			kind = reasonImageMissing
 		}
-		w.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
+		if reason == reasonCreating { // said in whole by itself
+			w.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
+		} else {
+			w.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
+		}
 		w.log.Warn("vm not brought up", "op", reason, "err", err)
 	}
 	w.pause = pause{reason: reason, message: err.Error()}
@@ -110,7 +114,7 @@ func delay(base, most time.Duration, n int) time.Duration {
 
 // occupied deals with a VM that already has our name: ours from before, the leftover of a pod that is gone, one that was
 // made by hand for this pod, or somebody else's.
-func (w *worker) occupied(ctx context.Context) (vm.Record, error) {
+func (w *worker) occupied(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	rec, err := w.p.Runtime.Inspect(ctx, w.vmName)
 	if err != nil {
 		return vm.Record{}, errdefs.Unavailablef("VM %s is there and is not: %v", w.vmName, err)
@@ -130,29 +134,22 @@ func (w *worker) occupied(ctx context.Context) (vm.Record, error) {
 	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
 		return vm.Record{}, err
 	}
-	return w.p.Runtime.Launch(ctx, w.spec(ctx))
+	return w.launch(ctx, spec)
 }
 
 // wanted is the VM that pod asks for, with what it refers to in the cluster.
 func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	from := apiResolver{w.p.Client}
 	env, err := convert.Env(ctx, pod, w.p.cfg.Node, from)
+	if err == nil {
+		err = convert.CheckMounts(pod, env)
+	}
 	if err != nil {
 		return vm.Spec{}, err
 	}
 	spec := convert.Spec(pod, w.p.cfg.Node, env)
 	spec.CloudInit, err = convert.CloudInit(ctx, pod, from)
 	return spec, err
-}
-
-// spec is the VM asked for anew; what it refers to was resolved a moment ago, so an error now shows at the next try.
-func (w *worker) spec(ctx context.Context) vm.Spec {
-	pod, _, _ := w.look()
-	spec, err := w.wanted(ctx, pod)
-	if err != nil {
-		return vm.Spec{}
-	}
-	return spec
 }
 
 // wakeUp starts an adopted VM that does not run.
@@ -193,6 +190,9 @@ func (w *worker) announce(rec *vm.Record) {
 	}
 	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
 		w.event(corev1.EventTypeWarning, eventUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))
+	}
+	if empty := emptyVolumes(rec); rec.ImageType == vm.ImageDisk && len(empty) > 0 && rec.Restarts == 0 {
+		w.event(corev1.EventTypeWarning, eventUnserved, "Not mounted, because this VM's image boots itself: emptyDir %s; it has its disk", strings.Join(empty, ", "))
 	}
 	if !w.launched.IsZero() {
 		w.p.Metrics.booted(rec.Driver, time.Since(w.launched))

@@ -42,6 +42,7 @@ const (
 	eventBackOff     = "BackOff"
 	eventFailed      = "Failed"
 	eventFailedKill  = "FailedKillPod"
+	eventFailedMount = "FailedMount"
 	eventUnserved    = "NotServed"
 	eventUnhealthy   = "Unhealthy"
 	eventAdopted     = "Adopted"

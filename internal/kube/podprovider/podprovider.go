@@ -100,6 +100,7 @@ type Provider struct {
 	holders  map[string]*worker // by VM name: the last worker that was given the name
 	adopters map[vm.ID]*worker  // of VMs that bear no label of ours
 	leaving  ledger
+	objects  *objects
 	wg       sync.WaitGroup
 }
 
@@ -134,13 +135,18 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	}
 	return &Provider{
 		cfg: cfg, Deps: deps, health: errdefs.Unavailablef("the VM engine was not asked yet"),
-		workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
+		objects: newObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
 	}, nil
 }
 
 // Run adopts what an earlier process left, calls ready, and then follows the Runtime's events until ctx ends. It returns
 // when every goroutine of the provider has ended. No VM is touched by its end.
 func (p *Provider) Run(ctx context.Context, ready func()) error {
+	p.objects.spawn = func(f func(context.Context)) context.CancelFunc {
+		ctx, cancel := context.WithCancel(ctx)
+		p.wg.Go(func() { f(ctx) })
+		return cancel
+	}
 	p.mu.Lock()
 	p.begin = func(w *worker) {
 		p.wg.Go(func() { w.run(ctx) })

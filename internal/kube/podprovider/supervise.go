@@ -103,6 +103,7 @@ func (w *worker) schedule(rec *vm.Record) {
 // evict gives up a pod whose VM has vanished: Failed, told, and its object deleted so that its controller makes another.
 func (w *worker) evict(ctx context.Context) time.Duration {
 	w.stopProbe()
+	w.stopKeeper()
 	_, rec, _ := w.look()
 	w.log.Warn("vm vanished", "vm", rec.ID)
 	w.verdict = &verdict{reason: reasonVMGone, message: "the VM " + rec.Spec.Name + " is gone; it was removed behind the pod's back or its host lost it"}

@@ -16,6 +16,7 @@ import (
 func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) {
 	const again = time.Second
 	w.stopProbe()
+	w.stopKeeper()
 	if !r.confirmed {
 		switch gone, leaving, err := w.askServer(ctx); {
 		case err != nil:

@@ -25,6 +25,7 @@ type worker struct {
 	vmName string
 	prior  *worker // who had the VM name before; nil for nobody
 	writer *writer
+	tokens *tokens
 	wake   chan struct{}
 	freed  chan struct{} // closed when the VM is gone for good
 
@@ -37,6 +38,7 @@ type worker struct {
 	lost      bool                  // the engine says our VM is gone
 	removal   *removal              // wanted
 	interrupt context.CancelFunc    // ends the call the worker is in
+	keeper    *keeper               // of the VM's volumes; set by the worker's goroutine alone
 	ready     bool
 	unready   string
 
@@ -48,12 +50,13 @@ type worker struct {
 	last       *corev1.ContainerStateTerminated
 	again      bool
 	verdict    *verdict
-	begun      bool          // something was published already
-	told       time.Time     // start of the run that was announced
-	trusted    bool          // the guest was ready when an earlier process last looked
-	launched   time.Time     // when this process asked for the VM; zero when adopted
-	backoff    time.Duration // before the next start
-	tries      int           // failed attempts to bring the VM up
+	begun      bool           // something was published already
+	told       time.Time      // start of the run that was announced
+	trusted    bool           // the guest was ready when an earlier process last looked
+	launched   time.Time      // when this process asked for the VM; zero when adopted
+	backoff    time.Duration  // before the next start
+	tries      int            // failed attempts to bring the VM up
+	fresh      map[string]sum // content of the volumes of a VM that was just made
 	image      pulled
 	pulls      backoff
 	due        time.Time // of the next start
@@ -74,6 +77,7 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		pod: pod.DeepCopy(), status: *pod.Status.DeepCopy(), gates: pod.Status.Conditions, rec: rec,
 		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, log),
+		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
 	}
 	w.resume()
 	return w
@@ -101,6 +105,7 @@ func (w *worker) resume() {
 func (w *worker) run(ctx context.Context) {
 	defer close(w.freed)
 	defer w.stopProbe()
+	defer w.stopKeeper()
 	w.background = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
 		w.p.wg.Go(func() { f(ctx) })
@@ -138,8 +143,10 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	pod, rec, lost := w.look()
 	switch {
 	case w.ended():
+		w.stopKeeper()
 		return 0
 	case w.verdict != nil:
+		w.stopKeeper()
 		w.publish(0)
 		return 0
 	case lost && rec.StartedAt.IsZero():
@@ -152,6 +159,7 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	case w.late(pod) <= 0:
 		return w.expire(ctx, rec)
 	}
+	w.keepVolumes(pod, rec)
 	var wait time.Duration
 	switch rec.State {
 	case vm.StateRunning:
@@ -190,6 +198,9 @@ func (w *worker) update(pod *corev1.Pod) {
 		w.p.Recorder.Event(pod, corev1.EventTypeWarning, eventUnserved, "Ephemeral containers cannot run in a VM; use kubectl exec")
 	}
 	w.pod = pod.DeepCopy()
+	if w.keeper != nil { // its labels and annotations may be in files
+		w.keeper.poke()
+	}
 	w.poke()
 }
 

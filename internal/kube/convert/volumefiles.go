@@ -1,0 +1,240 @@
+package convert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Source reads what volumes are made of.
+type Source interface {
+	Resolver
+	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API
+	// server's own) and for about as many seconds.
+	Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error)
+}
+
+// Object names a ConfigMap or Secret of a pod's namespace.
+type Object struct {
+	Kind ObjectKind
+	Name string
+}
+
+// ObjectKind is the kind of an Object.
+type ObjectKind string
+
+// The kinds of objects.
+const (
+	KindConfigMap ObjectKind = "ConfigMap"
+	KindSecret    ObjectKind = "Secret"
+)
+
+// Default modes and lifetime, as the API server fills them in.
+const (
+	defaultMode  = 0o644
+	tokenMode    = 0o600
+	tokenSeconds = 3600
+)
+
+// Live returns the names of pod's volumes whose content may change while it runs, and the objects they are made of.
+func Live(pod *corev1.Pod) (names []string, objects []Object) {
+	for _, def := range volumes(pod) {
+		if def.Kind != vm.VolumeFiles {
+			continue
+		}
+		names = append(names, def.Name)
+		for _, s := range sources(pod, def.Name) {
+			switch {
+			case s.ConfigMap != nil:
+				objects = append(objects, Object{KindConfigMap, s.ConfigMap.Name})
+			case s.Secret != nil:
+				objects = append(objects, Object{KindSecret, s.Secret.Name})
+			}
+		}
+	}
+	return names, slices.Compact(slices.SortedFunc(slices.Values(objects), func(a, b Object) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	}))
+}
+
+// Fill gives volumes of pod their content; all are read at once. What is not there, unless optional, is a
+// FailedPrecondition error that names the volume: the pod waits for it. Other errors are the Source's own.
+func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes []vm.Volume) error {
+	errs := make([]error, len(volumes))
+	var wg sync.WaitGroup
+	for i := range volumes {
+		if volumes[i].Kind == vm.VolumeFiles {
+			wg.Go(func() { volumes[i].Files, errs[i] = Files(ctx, pod, node, from, volumes[i].Name) })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Files is the content of pod's volume called name. Errors as of Fill.
+func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name string) ([]vm.VolumeFile, error) {
+	f := &filler{pod: pod, node: node, from: from}
+	all := sources(pod, name)
+	parts := make([][]vm.VolumeFile, len(all))
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() { parts[i], errs[i] = f.read(ctx, all[i]) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", name, err)
+	}
+	files := map[string]vm.VolumeFile{}
+	for _, part := range parts {
+		for _, file := range part {
+			files[file.Path] = file // a later source wins, as with the kubelet
+		}
+	}
+	out := make([]vm.VolumeFile, 0, len(files))
+	for _, p := range slices.Sorted(maps.Keys(files)) {
+		out = append(out, files[p])
+	}
+	return out, nil
+}
+
+// source is one part of a volume: a plain volume has one, a projected one several.
+type source struct {
+	corev1.VolumeProjection
+	mode int32
+}
+
+// sources takes apart pod's volume called name.
+func sources(pod *corev1.Pod, name string) []source {
+	i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	if i < 0 {
+		return nil
+	}
+	one := func(p corev1.VolumeProjection, mode *int32) []source { return []source{{p, or(mode, defaultMode)}} }
+	switch v := pod.Spec.Volumes[i]; {
+	case v.ConfigMap != nil:
+		return one(corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{
+			LocalObjectReference: v.ConfigMap.LocalObjectReference, Items: v.ConfigMap.Items, Optional: v.ConfigMap.Optional,
+		}}, v.ConfigMap.DefaultMode)
+	case v.Secret != nil:
+		return one(corev1.VolumeProjection{Secret: &corev1.SecretProjection{
+			LocalObjectReference: corev1.LocalObjectReference{Name: v.Secret.SecretName}, Items: v.Secret.Items, Optional: v.Secret.Optional,
+		}}, v.Secret.DefaultMode)
+	case v.DownwardAPI != nil:
+		return one(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: v.DownwardAPI.Items}}, v.DownwardAPI.DefaultMode)
+	case v.Projected != nil:
+		var out []source
+		for _, p := range v.Projected.Sources {
+			out = append(out, source{p, or(v.Projected.DefaultMode, defaultMode)})
+		}
+		return out
+	}
+	return nil
+}
+
+func or(p *int32, otherwise int32) int32 {
+	if p == nil {
+		return otherwise
+	}
+	return *p
+}
+
+type filler struct {
+	pod  *corev1.Pod
+	node Node
+	from Source
+}
+
+func (f *filler) read(ctx context.Context, s source) ([]vm.VolumeFile, error) {
+	switch {
+	case s.ConfigMap != nil:
+		cm, err := f.from.ConfigMap(ctx, f.pod.Namespace, s.ConfigMap.Name)
+		if err != nil {
+			return nil, missing(err, "configmap", s.ConfigMap.Name, s.ConfigMap.Optional)
+		}
+		data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
+		for k, v := range cm.Data {
+			data[k] = []byte(v)
+		}
+		maps.Copy(data, cm.BinaryData)
+		return items(data, s.ConfigMap.Items, s.mode, "configmap "+s.ConfigMap.Name, yes(s.ConfigMap.Optional))
+	case s.Secret != nil:
+		secret, err := f.from.Secret(ctx, f.pod.Namespace, s.Secret.Name)
+		if err != nil {
+			return nil, missing(err, "secret", s.Secret.Name, s.Secret.Optional)
+		}
+		return items(secret.Data, s.Secret.Items, s.mode, "secret "+s.Secret.Name, yes(s.Secret.Optional))
+	case s.DownwardAPI != nil:
+		return f.downward(s.DownwardAPI.Items, s.mode)
+	case s.ServiceAccountToken != nil:
+		return f.token(ctx, s.ServiceAccountToken, s.mode)
+	}
+	return nil, errdefs.Preconditionf("a source is of a kind this node does not know")
+}
+
+// items picks keys of an object; without a list every key is a file.
+func items(data map[string][]byte, list []corev1.KeyToPath, mode int32, what string, optional bool) ([]vm.VolumeFile, error) {
+	var out []vm.VolumeFile
+	if len(list) == 0 {
+		for _, key := range slices.Sorted(maps.Keys(data)) {
+			out = append(out, vm.VolumeFile{Path: key, Data: data[key], Mode: uint32(mode)})
+		}
+		return out, nil
+	}
+	for _, item := range list {
+		value, ok := data[item.Key]
+		switch {
+		case ok:
+			out = append(out, vm.VolumeFile{Path: item.Path, Data: value, Mode: uint32(or(item.Mode, mode))})
+		case !optional:
+			return nil, errdefs.Preconditionf("%s has no key %q", what, item.Key)
+		}
+	}
+	return out, nil
+}
+
+func (f *filler) downward(list []corev1.DownwardAPIVolumeFile, mode int32) ([]vm.VolumeFile, error) {
+	e := &environment{pod: f.pod, node: f.node}
+	var out []vm.VolumeFile
+	for _, item := range list {
+		var value string
+		var err error
+		switch {
+		case item.FieldRef != nil:
+			value, err = e.field(item.FieldRef.FieldPath)
+		case item.ResourceFieldRef != nil:
+			value, err = e.resource(item.ResourceFieldRef)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, vm.VolumeFile{Path: item.Path, Data: []byte(value), Mode: uint32(or(item.Mode, mode))})
+	}
+	return out, nil
+}
+
+// token is readable for nobody but the container's user where that is known, as with the kubelet.
+func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProjection, mode int32) ([]vm.VolumeFile, error) {
+	seconds := int64(tokenSeconds)
+	if p.ExpirationSeconds != nil {
+		seconds = *p.ExpirationSeconds
+	}
+	token, err := f.from.Token(ctx, f.pod, p.Audience, seconds)
+	if err != nil {
+		return nil, fmt.Errorf("ask for a token of service account %s: %w", f.pod.Spec.ServiceAccountName, err)
+	}
+	uid, _ := runAs(f.pod)
+	if sc := f.pod.Spec.SecurityContext; uid != nil || sc != nil && sc.FSGroup != nil {
+		mode = tokenMode
+	}
+	return []vm.VolumeFile{{Path: p.Path, Data: []byte(token), Mode: uint32(mode), UID: uid}}, nil
+}

@@ -1,0 +1,176 @@
+package convert
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// checkVolumes refuses volumes of kinds a VM cannot have and mounts of unusual ways. Paths are the engine's to judge.
+func checkVolumes(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if why := unservable(v); why != "" {
+			errs = append(errs, field.Forbidden(field.NewPath("spec", "volumes").Index(i), fmt.Sprintf("volume %q: %s", v.Name, why)))
+		}
+	}
+	for i, c := range pod.Spec.Containers {
+		at := field.NewPath("spec", "containers").Index(i)
+		for j, m := range c.VolumeMounts {
+			if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
+				errs = append(errs, field.Forbidden(at.Child("volumeMounts").Index(j).Child("mountPropagation"),
+					fmt.Sprintf("volume %q: mounts do not spread between a VM and its host", m.Name)))
+			}
+		}
+		if len(c.VolumeDevices) > 0 {
+			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "volumes on disks cannot be given to a VM yet"))
+		}
+	}
+	return errs
+}
+
+// unservable says why a VM cannot have v; "" when it can.
+func unservable(v *corev1.Volume) string {
+	switch {
+	case v.ConfigMap != nil, v.Secret != nil, v.DownwardAPI != nil:
+		return ""
+	case v.EmptyDir != nil:
+		if m := v.EmptyDir.Medium; m != corev1.StorageMediumDefault && m != corev1.StorageMediumMemory {
+			return fmt.Sprintf("a VM has no medium %q for emptyDir; use the default or Memory", m)
+		}
+		return ""
+	case v.Projected != nil:
+		for _, s := range v.Projected.Sources {
+			if s.ConfigMap == nil && s.Secret == nil && s.DownwardAPI == nil && s.ServiceAccountToken == nil {
+				return fmt.Sprintf("the projected source %s is not served on this node", kindOf(s))
+			}
+		}
+		return ""
+	case v.HostPath != nil:
+		return "hostPath is a folder of the node, and a VM has no way to it"
+	case v.Image != nil:
+		return "images cannot be mounted in a VM"
+	}
+	if kind := kindOf(v.VolumeSource); kind != "" {
+		return kind + ": volumes on disks cannot be given to a VM yet"
+	}
+	return "it has no source"
+}
+
+// kindOf is the name of the one field of source that is set, as in a manifest.
+func kindOf(source any) string {
+	set := map[string]json.RawMessage{}
+	text, err := json.Marshal(source)
+	if err != nil || json.Unmarshal(text, &set) != nil {
+		return ""
+	}
+	for _, kind := range slices.Sorted(maps.Keys(set)) {
+		return kind
+	}
+	return ""
+}
+
+// volumes are those of pod that its container mounts, without their content.
+func volumes(pod *corev1.Pod) []vm.Volume {
+	c := container(pod)
+	if c == nil {
+		return nil
+	}
+	var out []vm.Volume
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name }) {
+			continue // the kubelet leaves it out, too
+		}
+		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
+		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil {
+			group := *sc.FSGroup
+			def.Group = &group
+		}
+		if d := v.EmptyDir; d != nil {
+			def.Kind, def.Memory = vm.VolumeEmpty, d.Medium == corev1.StorageMediumMemory
+			if def.Memory && d.SizeLimit != nil { // the disk's is the limit of the whole disk
+				def.SizeLimit = d.SizeLimit.Value()
+			}
+		}
+		out = append(out, def)
+	}
+	return out
+}
+
+// mounts are those of pod's container, outer ones before those inside them.
+func mounts(pod *corev1.Pod, values map[string]string) []vm.Mount {
+	c := container(pod)
+	if c == nil {
+		return nil
+	}
+	var out []vm.Mount
+	for _, m := range c.VolumeMounts {
+		mount := vm.Mount{Volume: m.Name, Path: path.Clean("/" + m.MountPath), ReadOnly: m.ReadOnly, SubPath: m.SubPath}
+		if m.SubPathExpr != "" {
+			mount.SubPath = expand(m.SubPathExpr, values)
+		}
+		if mount.SubPath != "" {
+			if mount.SubPath = path.Clean(mount.SubPath); mount.SubPath == "." {
+				mount.SubPath = ""
+			}
+		}
+		out = append(out, mount)
+	}
+	slices.SortStableFunc(out, func(a, b vm.Mount) int { return strings.Count(a.Path, "/") - strings.Count(b.Path, "/") })
+	return out
+}
+
+// CheckMounts returns a FailedPrecondition error when a sub-path of pod's mounts needs a variable that env has not.
+func CheckMounts(pod *corev1.Pod, env []vm.EnvVar) error {
+	c := container(pod)
+	if c == nil {
+		return nil
+	}
+	values := valuesOf(env)
+	var errs []error
+	for _, m := range c.VolumeMounts {
+		if name := unknown(m.SubPathExpr, values); name != "" {
+			errs = append(errs, errdefs.Preconditionf("subPathExpr %q of volume %q needs the environment variable %s, which is not set", m.SubPathExpr, m.Name, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unknown is the first name that expand would not find; "" when it finds all.
+func unknown(s string, values map[string]string) string {
+	s = strings.ReplaceAll(s, "$$", "")
+	for {
+		_, rest, found := strings.Cut(s, "$(")
+		if !found {
+			return ""
+		}
+		name, after, closed := strings.Cut(rest, ")")
+		if !closed {
+			return ""
+		}
+		if _, ok := values[name]; !ok {
+			return name
+		}
+		s = after
+	}
+}
+
+func valuesOf(env []vm.EnvVar) map[string]string {
+	values := make(map[string]string, len(env))
+	for _, e := range env {
+		values[e.Name] = e.Value
+	}
+	return values
+}

@@ -1,0 +1,215 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// depot is a Source with fixed content.
+type depot struct{ broken error }
+
+func (c depot) ConfigMap(_ context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	if c.broken != nil {
+		return nil, c.broken
+	}
+	if name != "conf" || namespace != "default" {
+		return nil, errdefs.NotFoundf("no such object")
+	}
+	return &corev1.ConfigMap{Data: map[string]string{"a": "1", "b": "2"}, BinaryData: map[string][]byte{"bin": {0xff, 0}}}, nil
+}
+
+func (c depot) Secret(_ context.Context, _, name string) (*corev1.Secret, error) {
+	if name != "hush" {
+		return nil, errdefs.NotFoundf("no such object")
+	}
+	return &corev1.Secret{Data: map[string][]byte{"key": []byte("s3cr3t")}}, nil
+}
+
+func (c depot) Token(_ context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error) {
+	if audience == "refused" {
+		return "", errdefs.Unavailablef("no tokens today")
+	}
+	return fmt.Sprintf("token of %s for %q, %d s", pod.Spec.ServiceAccountName, audience, seconds), nil
+}
+
+func vol(name string, src corev1.VolumeSource) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: src})
+		p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
+	}
+}
+
+func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
+
+func TestVolumesThatAreRefused(t *testing.T) {
+	for want, src := range map[string]corev1.VolumeSource{
+		"hostPath is a folder of the node":                                   {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+		"persistentVolumeClaim: volumes on disks cannot be given to a VM":    {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
+		"nfs: volumes on disks cannot be given to a VM yet":                  {NFS: &corev1.NFSVolumeSource{}},
+		"csi: volumes on disks cannot be given to a VM yet":                  {CSI: &corev1.CSIVolumeSource{}},
+		"ephemeral: volumes on disks cannot be given to a VM yet":            {Ephemeral: &corev1.EphemeralVolumeSource{}},
+		"gitRepo: volumes on disks cannot be given to a VM yet":              {GitRepo: &corev1.GitRepoVolumeSource{}},
+		"images cannot be mounted":                                           {Image: &corev1.ImageVolumeSource{}},
+		"it has no source":                                                   {},
+		`no medium "HugePages" for emptyDir`:                                 {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
+		"the projected source clusterTrustBundle is not served on this node": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
+		"the projected source podCertificate is not served on this node":     {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
+	} {
+		err := Check(plain(vol("data", src))).ToAggregate()
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `volume "data"`) {
+			t.Errorf("%v, want %q in it", err, want)
+		}
+	}
+	for _, src := range []corev1.VolumeSource{
+		{ConfigMap: &corev1.ConfigMapVolumeSource{}}, {Secret: &corev1.SecretVolumeSource{}}, {DownwardAPI: &corev1.DownwardAPIVolumeSource{}},
+		{EmptyDir: &corev1.EmptyDirVolumeSource{}}, {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
+		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}},
+	} {
+		if errs := Check(plain(vol("data", src))); len(errs) > 0 {
+			t.Errorf("%s is refused: %v", kindOf(src), errs)
+		}
+	}
+	shared := plain(vol("data", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}), on(func(c *corev1.Container) {
+		c.VolumeMounts[1].MountPropagation = ptr(corev1.MountPropagationBidirectional)
+	}))
+	if err := Check(shared).ToAggregate(); err == nil || !strings.Contains(err.Error(), "mountPropagation") {
+		t.Errorf("propagation: %v", err)
+	}
+}
+
+func TestVolumeFiles(t *testing.T) {
+	one := func(s ...corev1.VolumeProjection) corev1.VolumeSource {
+		return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: s, DefaultMode: ptr(int32(0o440))}}
+	}
+	item := func(key, path string, mode *int32) corev1.KeyToPath {
+		return corev1.KeyToPath{Key: key, Path: path, Mode: mode}
+	}
+	field := func(path, field string) corev1.DownwardAPIVolumeFile {
+		return corev1.DownwardAPIVolumeFile{Path: path, FieldRef: &corev1.ObjectFieldSelector{FieldPath: field}}
+	}
+	for name, c := range map[string]struct {
+		src    corev1.VolumeSource
+		change func(*corev1.Pod)
+		want   string // "path mode uid content" by line, or a part of the error
+		class  errdefs.Class
+	}{
+		"config map": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("conf")}},
+			want: "a 644 1|b 644 2|bin 644 \xff\x00"},
+		"default mode": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("conf"), DefaultMode: ptr(int32(0o600)),
+			Items: []corev1.KeyToPath{item("b", "deep/er", nil), item("a", "x", ptr(int32(0o755)))}}},
+			want: "deep/er 600 2|x 755 1"},
+		"config map is missing": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("nope")}},
+			want: `MountVolume.SetUp failed for volume "data": configmap "nope" not found`, class: errdefs.FailedPrecondition},
+		"optional config map is missing": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("nope"), Optional: ptr(true)}}},
+		"key is missing": {src: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hush", Items: []corev1.KeyToPath{item("nope", "x", nil)}}},
+			want: `secret hush has no key "nope"`, class: errdefs.FailedPrecondition},
+		"optional key is missing": {src: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hush", Optional: ptr(true), Items: []corev1.KeyToPath{item("nope", "x", nil), item("key", "k", nil)}}},
+			want: "k 644 s3cr3t"},
+		"downward": {src: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{
+			field("labels", "metadata.labels"), field("name", "metadata.name"), field("one", "metadata.labels['app']"),
+			{Path: "memory", Mode: ptr(int32(0o400)), ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "c", Resource: "limits.memory", Divisor: resource.MustParse("1Mi")}},
+		}}}, want: "labels 644 app=\"web\"|memory 400 256|name 644 web|one 644 web"},
+		"projected, the last wins": {src: one(
+			corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: ref("conf"), Items: []corev1.KeyToPath{item("a", "x", nil)}}},
+			corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: ref("hush"), Items: []corev1.KeyToPath{item("key", "x", nil)}}},
+			corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{field("ns", "metadata.namespace")}}},
+		), want: "ns 440 default|x 440 s3cr3t"},
+		"token": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}), want: `token 440 token of default for "", 3600 s`},
+		"token of an audience": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "vault", ExpirationSeconds: ptr(int64(600))}}),
+			change: func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsUser = ptr(int64(7)) }, want: `t 600 u7 token of default for "vault", 600 s`},
+		"token for a group": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}),
+			change: func(p *corev1.Pod) { p.Spec.SecurityContext.FSGroup = ptr(int64(7)) }, want: `t 600 token of default for "", 3600 s`},
+		"no token": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "refused"}}),
+			want: "no tokens today", class: errdefs.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := plain(vol("data", c.src))
+			if c.change != nil {
+				c.change(pod)
+			}
+			files, err := Files(t.Context(), pod, Node{Name: "n"}, depot{}, "data")
+			if c.class != 0 || err != nil {
+				if !errdefs.Is(err, c.class) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v (%v), want %q in it (%v)", err, errdefs.ClassOf(err), c.want, c.class)
+				}
+				return
+			}
+			var lines []string
+			for _, f := range files {
+				owner := ""
+				if f.UID != nil {
+					owner = fmt.Sprintf("u%d ", *f.UID)
+				}
+				lines = append(lines, fmt.Sprintf("%s %o %s%s", f.Path, f.Mode, owner, f.Data))
+			}
+			if got := strings.Join(lines, "|"); got != c.want {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestVolumesAndMountsOfASpec(t *testing.T) {
+	pod := plain(
+		vol("mem", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: resource.NewQuantity(1<<20, resource.BinarySI)}}),
+		vol("disk", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: resource.NewQuantity(1<<20, resource.BinarySI)}}),
+		vol("conf", corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("conf")}}),
+		func(p *corev1.Pod) {
+			p.Spec.SecurityContext.FSGroup = ptr(int64(2000))
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "unused", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "gone"}}})
+			m := p.Spec.Containers[0].VolumeMounts
+			m[1].MountPath, m[1].SubPathExpr = "/data/inner/", "$(NAME)/./x"
+			m[2].MountPath = "/data"
+			m[3].SubPath, m[3].ReadOnly = "a/", true
+		})
+	env := []vm.EnvVar{{Name: "NAME", Value: "web"}}
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	if err := CheckMounts(pod, env); err != nil {
+		t.Error(err)
+	}
+	if err := CheckMounts(pod, nil); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "NAME") {
+		t.Errorf("without the variable: %v", err)
+	}
+	s := Spec(pod, Node{Name: "n"}, env)
+	if err := s.Validate(); err != nil {
+		t.Error(err)
+	}
+	var got []string
+	for _, v := range s.Volumes {
+		got = append(got, fmt.Sprint(v.Name, " ", v.Kind, " ", v.Memory, " ", v.SizeLimit, " ", *v.Group))
+	}
+	for _, m := range s.Mounts {
+		got = append(got, fmt.Sprint(m.Volume, " ", m.Path, " ", m.SubPath, " ", m.ReadOnly))
+	}
+	want := []string{
+		"kube-api-access-x7 files false 0 2000", "mem empty true 1048576 2000", "disk empty false 0 2000", "conf files false 0 2000",
+		"disk /data  false", "conf /conf a true", "mem /data/inner web/x false",
+		"kube-api-access-x7 /var/run/secrets/kubernetes.io/serviceaccount  true",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	names, objects := Live(pod)
+	if !slices.Equal(names, []string{"kube-api-access-x7", "conf"}) || !slices.Equal(objects, []Object{{KindConfigMap, "conf"}}) {
+		t.Errorf("live are %v of %v", names, objects)
+	}
+	if err := Fill(t.Context(), pod, Node{}, depot{}, s.Volumes); err != nil || len(s.Volumes[3].Files) != 3 {
+		t.Errorf("filled %+v, %v", s.Volumes, err)
+	}
+	broken := errors.New("broken")
+	if err := Fill(t.Context(), pod, Node{}, depot{broken}, s.Volumes); !errors.Is(err, broken) || !strings.Contains(err.Error(), `volume "conf"`) {
+		t.Errorf("a source that does not answer: %v", err)
+	}
+}

@@ -1,0 +1,196 @@
+package podprovider
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+)
+
+// Pauses before a watch that ended is begun again.
+const (
+	watchFirst = time.Second
+	watchMost  = 30 * time.Second
+)
+
+// objects watches the ConfigMaps and Secrets that volumes of running pods are made of: one watch by name for each, shared
+// by all pods that refer to it and ended with the last, as the kubelet does; a node may not list others. What is watched
+// is read from here, the rest from the API server.
+type objects struct {
+	apiResolver
+	log   *slog.Logger
+	spawn func(func(context.Context)) context.CancelFunc // runs what lives at most as long as the provider
+
+	mu  sync.Mutex
+	all map[objectKey]*object
+}
+
+type objectKey struct {
+	namespace string
+	convert.Object
+}
+
+// object is one that is watched.
+type object struct {
+	cancel    context.CancelFunc
+	followers map[*keeper]bool
+	last      metav1.Object // as last heard of: a ConfigMap or Secret; nil: not heard of
+	gone      bool          // heard to be deleted
+}
+
+func newObjects(client kubernetes.Interface, log *slog.Logger) *objects {
+	return &objects{apiResolver: apiResolver{client}, log: log, all: map[objectKey]*object{}}
+}
+
+// follow has k told of changes of objects of namespace until unfollow.
+func (o *objects) follow(k *keeper, namespace string, list []convert.Object) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, ref := range list {
+		key := objectKey{namespace, ref}
+		if w := o.all[key]; w != nil {
+			w.followers[k] = true
+			continue
+		}
+		w := &object{followers: map[*keeper]bool{k: true}}
+		o.all[key] = w
+		w.cancel = o.spawn(func(ctx context.Context) { o.watch(ctx, key, w) })
+	}
+}
+
+// unfollow ends what follow began.
+func (o *objects) unfollow(k *keeper, namespace string, list []convert.Object) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, ref := range list {
+		key := objectKey{namespace, ref}
+		w := o.all[key]
+		if w == nil {
+			continue
+		}
+		delete(w.followers, k)
+		if len(w.followers) == 0 {
+			delete(o.all, key)
+			w.cancel()
+		}
+	}
+}
+
+// ConfigMap implements convert.Resolver.
+func (o *objects) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	last, err := o.look(objectKey{namespace, convert.Object{Kind: convert.KindConfigMap, Name: name}})
+	if cm, ok := last.(*corev1.ConfigMap); ok || err != nil {
+		return cm, err
+	}
+	return o.apiResolver.ConfigMap(ctx, namespace, name)
+}
+
+// Secret implements convert.Resolver.
+func (o *objects) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	last, err := o.look(objectKey{namespace, convert.Object{Kind: convert.KindSecret, Name: name}})
+	if s, ok := last.(*corev1.Secret); ok || err != nil {
+		return s, err
+	}
+	return o.apiResolver.Secret(ctx, namespace, name)
+}
+
+// look returns what is known of an object: nil when nothing is.
+func (o *objects) look(key objectKey) (metav1.Object, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch w := o.all[key]; {
+	case w == nil:
+		return nil, nil
+	case w.gone:
+		return nil, errdefs.NotFoundf("%s %s/%s was deleted", key.Kind, key.namespace, key.Name)
+	default:
+		return w.last, nil
+	}
+}
+
+// watch keeps w up to date until ctx ends or the object can change no more.
+func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
+	pause := watchFirst
+	for {
+		began := time.Now()
+		final, err := o.stream(ctx, key, w)
+		if final || ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			o.log.Debug("watch of an object ended", "pod", key.namespace+"/"+key.Name, "err", err)
+		}
+		if time.Since(began) > watchMost {
+			pause = watchFirst
+		}
+		if !sleep(ctx, nil, pause, false) {
+			return
+		}
+		pause = min(2*pause, watchMost)
+	}
+}
+
+// stream is one watch. Without a revision the server begins it with the object as it is, so nothing is missed between
+// two. It returns true when the object is immutable.
+func (o *objects) stream(ctx context.Context, key objectKey, w *object) (final bool, err error) {
+	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name).String()}
+	var stream watch.Interface
+	if key.Kind == convert.KindSecret {
+		stream, err = o.client.CoreV1().Secrets(key.namespace).Watch(ctx, opts)
+	} else {
+		stream, err = o.client.CoreV1().ConfigMaps(key.namespace).Watch(ctx, opts)
+	}
+	if err != nil {
+		return false, err
+	}
+	defer stream.Stop()
+	for {
+		select {
+		case e, ok := <-stream.ResultChan():
+			switch {
+			case !ok:
+				return false, nil
+			case e.Type == watch.Error:
+				return false, apierrors.FromObject(e.Object)
+			}
+			if obj, ok := e.Object.(metav1.Object); ok && obj.GetName() == key.Name && o.heard(w, e.Type, obj) {
+				return true, nil
+			}
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+}
+
+// heard takes note of an event and tells the followers; true: there will be no other.
+func (o *objects) heard(w *object, kind watch.EventType, obj metav1.Object) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w.last, w.gone = obj, false; kind == watch.Deleted {
+		w.last, w.gone = nil, true
+	}
+	for k := range w.followers {
+		k.poke()
+	}
+	if w.gone {
+		return false
+	}
+	var immutable *bool
+	switch obj := obj.(type) {
+	case *corev1.ConfigMap:
+		immutable = obj.Immutable
+	case *corev1.Secret:
+		immutable = obj.Immutable
+	}
+	return immutable != nil && *immutable
+}
