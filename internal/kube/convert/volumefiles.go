@@ -52,7 +52,7 @@ func Live(pod *corev1.Pod) (names []string, objects []Object) {
 			continue
 		}
 		names = append(names, def.Name)
-		for _, s := range sources(pod, def.Name) {
+		for _, s := range partsOf(pod, def.Name) {
 			switch {
 			case s.ConfigMap != nil:
 				objects = append(objects, Object{KindConfigMap, s.ConfigMap.Name})
@@ -83,7 +83,7 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 // Files is the content of pod's volume called name. Errors as of Fill.
 func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name string) ([]vm.VolumeFile, error) {
 	f := &filler{pod: pod, node: node, from: from}
-	all := sources(pod, name)
+	all := partsOf(pod, name)
 	parts := make([][]vm.VolumeFile, len(all))
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
@@ -107,19 +107,19 @@ func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name st
 	return out, nil
 }
 
-// source is one part of a volume: a plain volume has one, a projected one several.
-type source struct {
+// part is one source of a volume: a plain volume has one, a projected one several.
+type part struct {
 	corev1.VolumeProjection
 	mode int32
 }
 
-// sources takes apart pod's volume called name.
-func sources(pod *corev1.Pod, name string) []source {
+// partsOf takes apart pod's volume called name.
+func partsOf(pod *corev1.Pod, name string) []part {
 	i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 	if i < 0 {
 		return nil
 	}
-	one := func(p corev1.VolumeProjection, mode *int32) []source { return []source{{p, or(mode, defaultMode)}} }
+	one := func(p corev1.VolumeProjection, mode *int32) []part { return []part{{p, or(mode, defaultMode)}} }
 	switch v := pod.Spec.Volumes[i]; {
 	case v.ConfigMap != nil:
 		return one(corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{
@@ -132,9 +132,9 @@ func sources(pod *corev1.Pod, name string) []source {
 	case v.DownwardAPI != nil:
 		return one(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: v.DownwardAPI.Items}}, v.DownwardAPI.DefaultMode)
 	case v.Projected != nil:
-		var out []source
+		var out []part
 		for _, p := range v.Projected.Sources {
-			out = append(out, source{p, or(v.Projected.DefaultMode, defaultMode)})
+			out = append(out, part{p, or(v.Projected.DefaultMode, defaultMode)})
 		}
 		return out
 	}
@@ -154,7 +154,7 @@ type filler struct {
 	from Source
 }
 
-func (f *filler) read(ctx context.Context, s source) ([]vm.VolumeFile, error) {
+func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
 	switch {
 	case s.ConfigMap != nil:
 		cm, err := f.from.ConfigMap(ctx, f.pod.Namespace, s.ConfigMap.Name)
