@@ -279,7 +279,35 @@ func (e *engine) called(call string) (n int) {
 	return n
 }
 
-func (e *engine) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return nil }
+func (e *engine) UpdateVolume(_ context.Context, ref, volume string, files []vm.VolumeFile) error {
+	leave, err := e.enter("update " + volume)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	r := e.find(ref)
+	if r == nil {
+		return errdefs.NotFoundf("no VM %s", ref)
+	}
+	for i := range r.Spec.Volumes {
+		if r.Spec.Volumes[i].Name == volume {
+			r.Spec.Volumes[i].Files = files
+		}
+	}
+	return nil
+}
+
+// volume is the first file of a volume of the test's VM.
+func (e *engine) volume(name string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, v := range e.find(vmName).Spec.Volumes {
+		if v.Name == name && len(v.Files) > 0 {
+			return string(v.Files[0].Data)
+		}
+	}
+	return ""
+}
 
 // Pull finds every image, as one that was imported, unless the test says otherwise.
 func (e *engine) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
