@@ -36,12 +36,12 @@ type Config struct {
 // Store implements image.Store. Its folder:
 //
 //	lock                    taken exclusively for every change of names, shared while a temporary folder is made
-//	data/<sha256>/          one image: image.json and rootfs.ext4, disk.raw or disk.qcow2; never changed, only removed
+//	data/<sha256>/          one image: image.json and disk.raw, disk.qcow2 or config.json; never changed, only removed
 //	data/<sha256>/unclaimed it goes unless a name refers to it: an import or a removal is not finished
 //	data/<sha256>/used      empty; its time is when the image was used last
 //	links/<name>            link to ../data/<sha256>; slashes of the name are written as %
 //	origins/<name>.json     where the content of the name was fetched from
-//	layers/<key>/           one layer that the records of container images name
+//	layers/<key>/           one layer of container images whose records name it: layer.ext4 and what gives the tar back
 //	templates/ext4-<bytes>  empty file systems on which writable layers of container images stand
 //	tmp/<random>/           work in progress, locked by who does it
 type Store struct {
