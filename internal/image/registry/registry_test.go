@@ -85,17 +85,17 @@ func (s *server) asked(method, part string) (n int) {
 	return n
 }
 
-// push puts a layout's blobs and manifests into repo, and names d.
-func (s *server) push(t testing.TB, repo, tag string, l *ociimage.Layout, d ociimage.Descriptor) {
+// push puts a layout's blobs and manifests into repo, and calls d v1.
+func (s *server) push(t testing.TB, repo string, l *ociimage.Layout, d ociimage.Descriptor) {
 	t.Helper()
-	l.PushWith(t, s.Client(), s.URL, repo, tag, d)
+	l.PushWith(t, s.Client(), s.URL, repo, "v1", d)
 	s.sabotage(nil)
 }
 
 func (s *server) pushImage(t testing.TB, repo string, img ociimage.Image) {
 	t.Helper()
 	var l ociimage.Layout
-	s.push(t, repo, "v1", &l, img.Blobs(&l))
+	s.push(t, repo, &l, img.Blobs(&l))
 }
 
 func store(t testing.TB, dir string) *local.Store {
@@ -138,7 +138,7 @@ func TestPullBySeveralKindsOfReference(t *testing.T) {
 	img := app("one")
 	var l ociimage.Layout
 	d := img.Blobs(&l)
-	srv.push(t, "team/app", "v1", &l, d)
+	srv.push(t, "team/app", &l, d)
 	dir := t.TempDir()
 	s := store(t, dir)
 	for _, ref := range []string{srv.host() + "/team/app:v1", srv.host() + "/team/app@" + d.Digest} {
@@ -225,11 +225,11 @@ func TestPlatformsOfAnIndex(t *testing.T) {
 	a, b := platform(arm.Blobs(&l), "linux", "arm64"), platform(amd.Blobs(&l), "linux", "amd64")
 	attestation := app("statement").Blobs(&l)
 	attestation.Annotations = map[string]string{"vnd.docker.reference.type": "attestation-manifest"}
-	srv.push(t, "flat", "v1", &l, l.Index(a, b, attestation))
+	srv.push(t, "flat", &l, l.Index(a, b, attestation))
 	inner := l.Index(a, b)
-	srv.push(t, "nested", "v1", &l, l.Index(inner))
-	srv.push(t, "arm", "v1", &l, l.Index(a))
-	srv.push(t, "plain-arm", "v1", &l, arm.Blobs(&l))
+	srv.push(t, "nested", &l, l.Index(inner))
+	srv.push(t, "arm", &l, l.Index(a))
+	srv.push(t, "plain-arm", &l, arm.Blobs(&l))
 	s := store(t, t.TempDir())
 	for _, repo := range []string{"flat", "nested"} {
 		ref := srv.host() + "/" + repo + ":v1"
