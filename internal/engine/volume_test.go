@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -83,7 +84,15 @@ func TestVolumesReachTheGuest(t *testing.T) {
 }
 
 func TestUpdateVolumeRefuses(t *testing.T) {
-	r, ctx := newRig(t), t.Context()
+	var full atomic.Bool // the guest has no memory left
+	r, ctx := newRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			if full.Load() && call == "agent.PutVolume" {
+				return errdefs.Exhaustedf("no memory left")
+			}
+			return nil
+		}
+	}), t.Context()
 	rec := r.must(r.Launch(ctx, withVolumes("web")))
 	r.await("web", "ready", ready)
 	for name, tt := range map[string]struct {
@@ -98,14 +107,9 @@ func TestUpdateVolumeRefuses(t *testing.T) {
 		err := r.UpdateVolume(ctx, tt.ref, tt.volume, []vm.VolumeFile{{Path: tt.path}})
 		wantClass(t, name, err, tt.want)
 	}
-	r.world.Fault = func(call string) error {
-		if call == "agent.PutVolume" {
-			return errdefs.Exhaustedf("no memory left")
-		}
-		return nil
-	}
+	full.Store(true)
 	wantClass(t, "a guest that cannot take it", r.UpdateVolume(ctx, "web", "conf", content("two")), errdefs.ResourceExhausted)
-	r.world.Fault = func(string) error { return nil }
+	full.Store(false)
 	if got := r.volume(rec.ID); got != "one" {
 		t.Errorf("the guest has %q", got)
 	}
