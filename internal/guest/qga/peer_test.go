@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,7 +21,7 @@ import (
 // peer is an agent that answers what a test wants. It answers syncs by itself.
 type peer struct {
 	answer func(command string, args json.RawMessage) string // "" is silence
-	deaf   int                                               // so many syncs are not answered
+	deaf   atomic.Int64                                      // so many syncs are not answered
 	heard  []string
 }
 
@@ -51,7 +52,7 @@ func (p *peer) serve(conn net.Conn) {
 		var reply string
 		switch {
 		case strings.HasPrefix(r.Execute, "guest-sync"):
-			if p.deaf--; p.deaf >= 0 {
+			if p.deaf.Add(-1) >= 0 {
 				continue
 			}
 			var a struct {
@@ -136,14 +137,15 @@ func TestHostileAnswers(t *testing.T) {
 
 func TestSilentGuestIsAskedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &peer{deaf: 1 << 30}
+		p := &peer{}
+		p.deaf.Store(1 << 30)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		_, err := Connector{}.Connect(ctx, p.dial)
 		if !errdefs.Is(err, errdefs.DeadlineExceeded) {
 			t.Errorf("Connect: %v", err)
 		}
-		if asked := 1<<30 - p.deaf; asked < 60 || asked > 130 {
+		if asked := 1<<30 - p.deaf.Load(); asked < 60 || asked > 130 {
 			t.Errorf("asked %d times in an hour", asked)
 		}
 	})
@@ -151,7 +153,8 @@ func TestSilentGuestIsAskedRarely(t *testing.T) {
 
 func TestLateGuestIsFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &peer{deaf: 5}
+		p := &peer{}
+		p.deaf.Store(5)
 		a, err := Connector{}.Connect(t.Context(), p.dial)
 		if err != nil {
 			t.Fatal(err)
@@ -184,7 +187,7 @@ func TestRebootIsNoticed(t *testing.T) {
 		}
 		go func() {
 			<-time.After(3 * heartbeat)
-			p.deaf = 1 << 30
+			p.deaf.Store(1 << 30)
 		}()
 		began := time.Now()
 		if _, err := a.Wait(t.Context()); !errdefs.IsUnavailable(err) {
