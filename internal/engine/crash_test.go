@@ -56,7 +56,7 @@ func cloud() vm.Spec {
 }
 
 func launched(ctx context.Context, r *rig) error {
-	if _, err := r.Launch(ctx, withVolumes("web")); err != nil {
+	if _, err := r.Launch(ctx, withVolumes()); err != nil {
 		return err
 	}
 	return until(ctx, r, ready)

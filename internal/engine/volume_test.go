@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-func withVolumes(name string) vm.Spec {
-	s := spec(name)
+func withVolumes() vm.Spec {
+	s := spec("web")
 	s.Volumes = []vm.Volume{
 		{Name: "conf", Kind: vm.VolumeFiles, Files: content("one")},
 		{Name: "tmp", Kind: vm.VolumeEmpty},
@@ -39,7 +39,7 @@ func (r *rig) volume(id vm.ID) string {
 
 func TestVolumesReachTheGuest(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
-	rec := r.must(r.Launch(ctx, withVolumes("web")))
+	rec := r.must(r.Launch(ctx, withVolumes()))
 	if len(rec.Spec.Volumes[0].Files) > 0 {
 		t.Error("the record holds the content of a volume")
 	}
@@ -93,7 +93,7 @@ func TestUpdateVolumeRefuses(t *testing.T) {
 			return nil
 		}
 	}), t.Context()
-	rec := r.must(r.Launch(ctx, withVolumes("web")))
+	rec := r.must(r.Launch(ctx, withVolumes()))
 	r.await("web", "ready", ready)
 	for name, tt := range map[string]struct {
 		ref, volume, path string
@@ -118,7 +118,7 @@ func TestUpdateVolumeRefuses(t *testing.T) {
 func TestContentIsSecretAndPrivate(t *testing.T) {
 	const secret = "s3cr3t-content"
 	r, ctx := newRig(t), t.Context()
-	s := withVolumes("web")
+	s := withVolumes()
 	s.Volumes[0].Files = content(secret)
 	rec := r.must(r.Launch(ctx, s))
 	r.await("web", "ready", ready)
@@ -173,7 +173,7 @@ func must(t *testing.T, path string) fs.FileMode {
 // TestUpdatesRace: whatever updates and reconnects meet, the guest ends up with what was written last.
 func TestUpdatesRace(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
-	rec := r.must(r.Launch(ctx, withVolumes("web")))
+	rec := r.must(r.Launch(ctx, withVolumes()))
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {

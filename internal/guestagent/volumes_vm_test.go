@@ -29,16 +29,21 @@ func volumeSetup() guest.Setup {
 		Hostname: "web-0",
 		Process:  &vm.Process{Entrypoint: []string{"sh", "-c"}, Args: []string{"cat /etc/conf/key; exec sleep 1000"}, User: "33"},
 		Volumes: []vm.Volume{
-			{Name: "conf", Kind: vm.VolumeFiles}, {Name: "secret", Kind: vm.VolumeFiles, Group: &group},
-			{Name: "disk", Kind: vm.VolumeEmpty, Group: &group}, {Name: "mem", Kind: vm.VolumeEmpty, Memory: true, SizeLimit: 1 << 20},
+			{Name: "conf", Kind: vm.VolumeFiles},
+			{Name: "secret", Kind: vm.VolumeFiles, Group: &group},
+			{Name: "disk", Kind: vm.VolumeEmpty, Group: &group},
+			{Name: "mem", Kind: vm.VolumeEmpty, Memory: true, SizeLimit: 1 << 20},
 		},
 		Mounts: []vm.Mount{
 			{Volume: "conf", Path: "/etc/conf"},
 			{Volume: "conf", Path: "/etc/one.conf", SubPath: "key"},
 			{Volume: "conf", Path: "/made/on/the/way", SubPath: "sub"},
 			{Volume: "secret", Path: "/secret", ReadOnly: true},
-			{Volume: "disk", Path: "/data"}, {Volume: "disk", Path: "/part", SubPath: "a/b"}, {Volume: "disk", Path: "/look", ReadOnly: true},
-			{Volume: "mem", Path: "/dev/shm"}, {Volume: "mem", Path: "/link/mem"},
+			{Volume: "disk", Path: "/data"},
+			{Volume: "disk", Path: "/part", SubPath: "a/b"},
+			{Volume: "disk", Path: "/look", ReadOnly: true},
+			{Volume: "mem", Path: "/dev/shm"},
+			{Volume: "mem", Path: "/link/mem"},
 		},
 	}
 }

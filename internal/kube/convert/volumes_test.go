@@ -71,8 +71,11 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		}
 	}
 	for _, src := range []corev1.VolumeSource{
-		{ConfigMap: &corev1.ConfigMapVolumeSource{}}, {Secret: &corev1.SecretVolumeSource{}}, {DownwardAPI: &corev1.DownwardAPIVolumeSource{}},
-		{EmptyDir: &corev1.EmptyDirVolumeSource{}}, {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
+		{ConfigMap: &corev1.ConfigMapVolumeSource{}},
+		{Secret: &corev1.SecretVolumeSource{}},
+		{DownwardAPI: &corev1.DownwardAPIVolumeSource{}},
+		{EmptyDir: &corev1.EmptyDirVolumeSource{}},
+		{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}},
 	} {
 		if errs := Check(plain(vol("data", src))); len(errs) > 0 {
@@ -103,18 +106,30 @@ func TestVolumeFiles(t *testing.T) {
 		want   string // "path mode uid content" by line, or a part of the error
 		class  errdefs.Class
 	}{
-		"config map": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("conf")}},
-			want: "a 644 1|b 644 2|bin 644 \xff\x00"},
-		"default mode": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("conf"), DefaultMode: ptr(int32(0o600)),
-			Items: []corev1.KeyToPath{item("b", "deep/er", nil), item("a", "x", ptr(int32(0o755)))}}},
-			want: "deep/er 600 2|x 755 1"},
-		"config map is missing": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("nope")}},
-			want: `MountVolume.SetUp failed for volume "data": configmap "nope" not found`, class: errdefs.FailedPrecondition},
+		"config map": {
+			src:  corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("conf")}},
+			want: "a 644 1|b 644 2|bin 644 \xff\x00",
+		},
+		"default mode": {
+			src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: ref("conf"), DefaultMode: ptr(int32(0o600)),
+				Items: []corev1.KeyToPath{item("b", "deep/er", nil), item("a", "x", ptr(int32(0o755)))},
+			}},
+			want: "deep/er 600 2|x 755 1",
+		},
+		"config map is missing": {
+			src:  corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("nope")}},
+			want: `MountVolume.SetUp failed for volume "data": configmap "nope" not found`, class: errdefs.FailedPrecondition,
+		},
 		"optional config map is missing": {src: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: ref("nope"), Optional: ptr(true)}}},
-		"key is missing": {src: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hush", Items: []corev1.KeyToPath{item("nope", "x", nil)}}},
-			want: `secret hush has no key "nope"`, class: errdefs.FailedPrecondition},
-		"optional key is missing": {src: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hush", Optional: ptr(true), Items: []corev1.KeyToPath{item("nope", "x", nil), item("key", "k", nil)}}},
-			want: "k 644 s3cr3t"},
+		"key is missing": {
+			src:  corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hush", Items: []corev1.KeyToPath{item("nope", "x", nil)}}},
+			want: `secret hush has no key "nope"`, class: errdefs.FailedPrecondition,
+		},
+		"optional key is missing": {
+			src:  corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hush", Optional: ptr(true), Items: []corev1.KeyToPath{item("nope", "x", nil), item("key", "k", nil)}}},
+			want: "k 644 s3cr3t",
+		},
 		"downward": {src: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{
 			field("labels", "metadata.labels"), field("name", "metadata.name"), field("one", "metadata.labels['app']"),
 			{Path: "memory", Mode: ptr(int32(0o400)), ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "c", Resource: "limits.memory", Divisor: resource.MustParse("1Mi")}},
@@ -125,12 +140,18 @@ func TestVolumeFiles(t *testing.T) {
 			corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{field("ns", "metadata.namespace")}}},
 		), want: "ns 440 default|x 440 s3cr3t"},
 		"token": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}), want: `token 440 token of default for "", 3600 s`},
-		"token of an audience": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "vault", ExpirationSeconds: ptr(int64(600))}}),
-			change: func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsUser = ptr(int64(7)) }, want: `t 600 u7 token of default for "vault", 600 s`},
-		"token for a group": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}),
-			change: func(p *corev1.Pod) { p.Spec.SecurityContext.FSGroup = ptr(int64(7)) }, want: `t 600 token of default for "", 3600 s`},
-		"no token": {src: one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "refused"}}),
-			want: "no tokens today", class: errdefs.Unavailable},
+		"token of an audience": {
+			src:    one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "vault", ExpirationSeconds: ptr(int64(600))}}),
+			change: func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsUser = ptr(int64(7)) }, want: `t 600 u7 token of default for "vault", 600 s`,
+		},
+		"token for a group": {
+			src:    one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}),
+			change: func(p *corev1.Pod) { p.Spec.SecurityContext.FSGroup = ptr(int64(7)) }, want: `t 600 token of default for "", 3600 s`,
+		},
+		"no token": {
+			src:  one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "refused"}}),
+			want: "no tokens today", class: errdefs.Unavailable,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := plain(vol("data", c.src))
