@@ -22,7 +22,6 @@ import (
 	"cocoonstack.io/cocoon/internal/image/oci"
 	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 const (
@@ -141,12 +140,10 @@ func registryPull(t *testing.T, results *table, dir string, img ociimage.Image) 
 		if n > 0 {
 			continue
 		}
-		prepare := func() []vm.Disk {
-			root, err := s.Prepare(t.Context(), stored, t.TempDir(), guestStorage)
-			if err != nil {
+		prepare := func() {
+			if _, err := s.Prepare(t.Context(), stored, t.TempDir(), guestStorage); err != nil {
 				t.Fatal(err)
 			}
-			return root.Disks
 		}
 		prepare()
 		before := occupied(t, filepath.Join(dir, "pulled0"))
