@@ -103,7 +103,7 @@ bench: build ## speed as ratios, measured side by side in one run
 	@hack/test.sh bench
 
 .PHONY: fuzz
-fuzz: ## every fuzz target for FUZZTIME (default 30s)
+fuzz: ## every fuzz target for FUZZTIME (default 2m)
 	@hack/fuzz.sh
 
 .PHONY: clean
