@@ -367,6 +367,35 @@ func TestStatement40_DigestsOfNames(t *testing.T) {
 	}
 }
 
+func TestStatement37_PullReturnsTheID(t *testing.T) {
+	w, r := serve(t), newRig(t, Config{})
+	data := diskOf(37, 8192)
+	w.put("/disk.img", data)
+	img := r.must(w.URL+"/disk.img", image.PullAlways)
+	listed, err := r.store.List(t.Context())
+	if err != nil || len(listed) != 1 || img.ID != sum(data) || listed[0].ID != img.ID {
+		t.Errorf("pulled %s, listed %+v, %v; want %s", img.ID, listed, err, sum(data))
+	}
+}
+
+func TestStatement49_CompressedChecksummedShared(t *testing.T) {
+	w, r := serve(t), newRig(t, Config{})
+	data := diskOf(49, 64<<10)
+	packed := zip(t, data)
+	w.put("/disk.img.gz", packed)
+	w.put("/SHA256SUMS", []byte(strings.TrimPrefix(sum(packed), "sha256:")+"  disk.img.gz\n"))
+	r.mapping("translations:\n- {name: good, url: " + w.URL + "/disk.img.gz, checksums: SHA256SUMS}\n" +
+		"- {name: bad, url: " + w.URL + "/disk.img.gz, sha256: \"" + strings.Repeat("0", 64) + "\"}\n")
+	if img := r.must("good", image.PullAlways); img.ID != sum(data) {
+		t.Errorf("unpacked to %s, want %s", img.ID, sum(data))
+	}
+	_, err := r.pull("bad", image.PullAlways)
+	wantClass(t, "another checksum", err, errdefs.DataLoss)
+	if _, err := r.store.Get(t.Context(), "bad"); !errdefs.IsNotFound(err) {
+		t.Errorf("content of another checksum was kept: %v", err)
+	}
+}
+
 func TestParallelPullsAreOneTransfer(t *testing.T) {
 	w := serve(t)
 	w.put("/d.img", diskOf(6, 1<<20))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,21 +20,18 @@ import (
 // origin is a puller with an empty store behind which one image can be had.
 type origin struct {
 	takes time.Duration // a transfer
-	err   error         // of every transfer
-	img   image.Image
 
-	here  bool
-	asked []image.PullRequest // that used the network
+	mu   sync.Mutex
+	err  error // of every transfer
+	img  image.Image
+	here bool
+	used []image.PullRequest // that used the network
 }
 
 func (o *origin) pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
-	if r.Policy != image.PullAlways && o.here {
-		return o.img, nil
+	if img, done, err := o.begin(r); done {
+		return img, err
 	}
-	if r.Policy == image.PullNever {
-		return image.Image{}, errdefs.NotFoundf("image %s is not here", r.Name)
-	}
-	o.asked = append(o.asked, r)
 	progress(image.Progress{Phase: "resolving", Total: -1})
 	progress(image.Progress{Phase: "downloading", Total: -1})
 	select {
@@ -41,11 +39,44 @@ func (o *origin) pull(ctx context.Context, r image.PullRequest, progress func(im
 	case <-ctx.Done():
 		return image.Image{}, ctx.Err()
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if o.err != nil {
 		return image.Image{}, o.err
 	}
 	o.here = true
 	return o.img, nil
+}
+
+// begin answers what needs no network.
+func (o *origin) begin(r image.PullRequest) (img image.Image, done bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case r.Policy != image.PullAlways && o.here:
+		return o.img, true, nil
+	case r.Policy == image.PullNever:
+		return image.Image{}, true, errdefs.NotFoundf("image %s is not here", r.Name)
+	}
+	o.used = append(o.used, r)
+	return image.Image{}, false, nil
+}
+
+// asked returns the requests that used the network.
+func (o *origin) asked() []image.PullRequest {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.used)
+}
+
+// mend changes what the next transfer meets.
+func (o *origin) mend(here bool, img image.Image) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.here, o.err = here, nil
+	if img.ID != "" {
+		o.img = img
+	}
 }
 
 func pullPolicy(p corev1.PullPolicy) func(*corev1.Pod) {
@@ -151,8 +182,8 @@ func TestPullSecrets(t *testing.T) {
 		}))
 		expect(t, w.after(time.Second), "Running running ready")
 		want := []image.RegistryAuth{{Registry: "r.example", Username: "u", Password: "hunter2"}}
-		if len(o.asked) != 1 || !slices.Equal(o.asked[0].Auth, want) {
-			t.Errorf("asked with %+v", o.asked)
+		if len(o.asked()) != 1 || !slices.Equal(o.asked()[0].Auth, want) {
+			t.Errorf("asked with %+v", o.asked())
 		}
 		events := w.told()
 		if !strings.Contains(events, "Warning FailedToRetrieveImagePullSecret Unable to retrieve some image pull secrets (missing)") || strings.Contains(events, "hunter2") {
@@ -179,14 +210,14 @@ func TestAFailedPullBacksOff(t *testing.T) {
 		}
 		w.p.find("default", "web").poke() // nothing makes it hurry
 		w.after(6 * time.Second)
-		if len(o.asked) != 1 {
-			t.Errorf("%d tries within 9 s", len(o.asked))
+		if len(o.asked()) != 1 {
+			t.Errorf("%d tries within 9 s", len(o.asked()))
 		}
 		w.after(2 * time.Second)  // 10 s
 		w.after(20 * time.Second) // 30 s
 		w.after(40 * time.Second) // 70 s
-		if len(o.asked) != 4 {
-			t.Errorf("%d tries within 71 s, want 4", len(o.asked))
+		if len(o.asked()) != 4 {
+			t.Errorf("%d tries within 71 s, want 4", len(o.asked()))
 		}
 		events := w.told()
 		for _, once := range []string{`Warning Failed Failed to pull image "cocoon/demo:latest": r.example answers 500`, `Normal BackOff Back-off pulling image`} {
@@ -197,7 +228,7 @@ func TestAFailedPullBacksOff(t *testing.T) {
 		if n := w.writes(); n != 2 {
 			t.Errorf("%d writes, want one for each of the two reasons", n)
 		}
-		o.err = nil
+		o.mend(false, image.Image{})
 		expect(t, w.after(80*time.Second), "Running running ready")
 	})
 }
@@ -216,7 +247,7 @@ func TestWhatCannotBePulled(t *testing.T) {
 			defer w.stop()
 			w.create(pod(pullPolicy(tc.policy)))
 			expect(t, w.after(time.Second), want)
-			o.here, o.err, o.img = true, nil, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}
+			o.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
 			expect(t, w.after(10*time.Second), "Running running ready")
 		})
 	}
@@ -229,13 +260,13 @@ func TestForcePullWinsOverThePolicy(t *testing.T) {
 		defer w.stop()
 		w.create(pod(pullPolicy(corev1.PullNever), func(p *corev1.Pod) { p.Annotations = map[string]string{contract.KeyForcePull: "true"} }))
 		expect(t, w.after(time.Second), "Running running ready")
-		if len(o.asked) != 1 || !o.asked[0].Force || o.asked[0].Policy != image.PullAlways {
-			t.Errorf("asked %+v", o.asked)
+		if len(o.asked()) != 1 || !o.asked()[0].Force || o.asked()[0].Policy != image.PullAlways {
+			t.Errorf("asked %+v", o.asked())
 		}
 		w.engine.vanish() // the pod is failed, not pulled for again
 		w.after(time.Minute)
-		if len(o.asked) != 1 {
-			t.Errorf("asked %d times", len(o.asked))
+		if len(o.asked()) != 1 {
+			t.Errorf("asked %d times", len(o.asked()))
 		}
 	})
 }
