@@ -86,7 +86,7 @@ func TestDisks(t *testing.T) {
 	}
 	first, second := start(t, d, plans[0]), start(t, d, plans[1])
 	for _, i := range []hypervisor.Instance{first, second} {
-		if log := logged(t, i, "GUEST-READY"); !strings.Contains(log, "disks: cow 0 layer0 1") {
+		if log := line(t, i, "GUEST-READY"); !strings.Contains(log, "disks: cow 0 layer0 1") {
 			t.Errorf("the guest sees %s", log)
 		}
 	}
@@ -132,7 +132,7 @@ func TestNIC(t *testing.T) {
 	p := a.plan(t)
 	p.NICs = []vm.NIC{{Tap: "tap0", NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:42"}}
 	i := start(t, d, p)
-	if log := logged(t, i, "GUEST-READY"); !strings.Contains(log, "macs: 02:00:00:00:00:42") {
+	if log := line(t, i, "GUEST-READY"); !strings.Contains(log, "macs: 02:00:00:00:00:42") {
 		t.Errorf("the guest sees %s", log)
 	}
 	say(t, i, "up 10.9.8.2/24")

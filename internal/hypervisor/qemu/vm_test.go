@@ -170,6 +170,18 @@ func logged(t testing.TB, i hypervisor.Instance, text string) string {
 	return string(log)
 }
 
+// line waits for text on the console and returns the whole line that it begins.
+func line(t testing.TB, i hypervisor.Instance, text string) (line string) {
+	t.Helper()
+	await(t, "the line of "+text+" ends", func() bool {
+		_, rest, _ := strings.Cut(logged(t, i, text), text)
+		var whole bool
+		line, _, whole = strings.Cut(rest, "\n")
+		return whole
+	})
+	return line
+}
+
 func TestContract(t *testing.T) {
 	a := needGuest(t)
 	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture {
