@@ -43,8 +43,9 @@ func TestMain(m *testing.M) {
 
 // script is an operation with what comes before it. Each part returns when its outcome is in the journal.
 type script struct {
-	before func(context.Context, *rig) error
-	act    func(context.Context, *rig) error
+	before  func(context.Context, *rig) error
+	trigger func(context.Context, *rig) error // what sets it off from outside; no point is passed before it is done
+	act     func(context.Context, *rig) error
 	// after lists the states the VM may be in once all is recovered; "" is gone.
 	after []vm.State
 }
@@ -122,14 +123,15 @@ func scripts() map[string]script {
 		},
 		"exit": {
 			before: launched,
-			act: func(ctx context.Context, r *rig) error {
+			trigger: func(ctx context.Context, r *rig) error {
 				rec, err := r.Inspect(ctx, "web")
 				if err != nil {
 					return err
 				}
 				r.world.Guest(rec.ID).Exit(5)
-				return until(ctx, r, stopped)
+				return nil
 			},
+			act:   func(ctx context.Context, r *rig) error { return until(ctx, r, stopped) },
 			after: []vm.State{vm.StateStopped},
 		},
 		"update": {
@@ -164,10 +166,17 @@ func crash(dir, op string, at int64) error {
 		}
 		return nil
 	}
-	w.Fault = point
+	var gate sync.RWMutex // held while the trigger is pulled
+	w.Fault = func(call string) error {
+		gate.RLock()
+		defer gate.RUnlock()
+		return point(call)
+	}
 	var before atomic.Int64 // changes under way that began while armed: the end of an earlier one is no point of the operation
 	e, _, err := build(ctx, dir, w, w.Driver(), func(j journal.Journal) journal.Journal {
 		return journaltest.Faulty{Journal: j, Hook: func(p journaltest.Point) error {
+			gate.RLock()
+			defer gate.RUnlock()
 			if armed.Load() {
 				if !p.After {
 					before.Add(1)
@@ -191,7 +200,15 @@ func crash(dir, op string, at int64) error {
 		if err := s.before(ctx, r); err != nil {
 			return err
 		}
+		gate.Lock()
+		if s.trigger != nil {
+			err = s.trigger(ctx, r)
+		}
 		armed.Store(true)
+		gate.Unlock()
+		if err != nil {
+			return err
+		}
 	}
 	return s.act(ctx, r)
 }
