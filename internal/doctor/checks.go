@@ -206,6 +206,15 @@ func (d doctor) mkfs(context.Context) finding {
 	return finding{Fail, "mkfs.ext4 is not installed", apt("e2fsprogs")}
 }
 
+func (d doctor) conversion(context.Context) finding {
+	for _, need := range []struct{ program, pkg string }{{"qemu-img", "qemu-utils"}, {"prlimit", "util-linux"}} {
+		if _, err := exec.LookPath(need.program); err != nil {
+			return finding{Warn, need.program + " is not installed", apt(need.pkg)}
+		}
+	}
+	return finding{status: OK, detail: "qemu-img and prlimit are there"}
+}
+
 func (d doctor) guest(context.Context) finding {
 	for _, path := range []string{d.cfg.Kernel, d.cfg.Initrd} {
 		if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {

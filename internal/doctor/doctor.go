@@ -115,7 +115,9 @@ func (d doctor) checks() []check {
 	if d.cfg.Kernel != "" || d.cfg.Initrd != "" {
 		all = append(all, check{name: "guest kernel", feature: "container images", look: d.guest})
 	}
-	all = append(all, check{name: "uefi firmware", feature: "disk images that need UEFI", look: d.firmware})
+	all = append(all,
+		check{name: "uefi firmware", feature: "disk images that need UEFI", look: d.firmware},
+		check{name: "qemu-img", feature: "VMDK, VHD and VHDX disks", look: d.conversion})
 	if d.cfg.StateDir != "" {
 		all = append(
 			all,
