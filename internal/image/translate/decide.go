@@ -219,7 +219,7 @@ func (t *Translator) find(d *Decision) (found, broken match) {
 				return found, broken
 			}
 		}
-		d.step("mapping %s has no usable rule for this name", m.title())
+		d.step("mapping %s has no rule for exactly this name", m.title())
 	}
 	for _, m := range table.mappings {
 		rest, sees := m.sees(name)
