@@ -13,19 +13,14 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // startAgent runs the real agent and returns how to reach it.
 func startAgent(t *testing.T, args ...string) guest.Dial {
 	t.Helper()
-	bin, err := exec.LookPath("qemu-ga")
-	if err != nil {
-		if os.Getenv("COCOON_TEST_REQUIRE") == "1" {
-			t.Fatal("this test needs qemu-ga (package qemu-guest-agent)")
-		}
-		t.Skip("this test needs qemu-ga (package qemu-guest-agent)")
-	}
+	bin := need.Tool(t, "qemu-ga")
 	dir, err := os.MkdirTemp("", "qga") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/compress"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
 )
@@ -120,7 +121,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		return record{}, err
 	}
 	defer func() { err = errors.Join(err, work.close()) }()
-	plain, err := oci.Decompress(bufio.NewReaderSize(src, 1<<18))
+	plain, _, err := compress.Reader(bufio.NewReaderSize(src, 1<<18))
 	if err != nil {
 		return record{}, badCompression(err)
 	}

@@ -90,7 +90,7 @@ type pending struct {
 // Errors: InvalidArgument for hostile content, DataLoss for damaged or other content, ResourceExhausted past a limit,
 // and those of r and of the files as they are.
 func BuildLayer(ctx context.Context, r io.Reader, want string, to Target) (Layer, error) {
-	plain, err := Decompress(bufio.NewReaderSize(r, 1<<18))
+	plain, _, err := compress.Reader(bufio.NewReaderSize(r, 1<<18))
 	if err != nil {
 		return Layer{}, damaged("layer", err)
 	}
@@ -297,10 +297,4 @@ func attributes(pax map[string]string) (map[string]string, int) {
 		size += len(name) + len(v)
 	}
 	return out, size
-}
-
-// Decompress undoes what compress.Reader knows and passes anything else through.
-func Decompress(r *bufio.Reader) (io.ReadCloser, error) {
-	plain, _, err := compress.Reader(r)
-	return plain, err
 }
