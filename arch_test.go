@@ -32,15 +32,17 @@ var layers = []layer{
 	{"L5 nodeapi", 5, []string{"internal/nodeapi/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L5 doctor", 5, []string{"internal/doctor/"}, []string{"golang.org/x/sys/", "github.com/google/nftables"}},
 	{"L5 guest agent", 5, []string{"internal/guestagent/"}, []string{"google.golang.org/", "golang.org/x/", "github.com/creack/pty", "github.com/vishvananda/"}},
+	{"L5 registry", 5, []string{"internal/registry/"}, []string{"github.com/klauspost/compress", "github.com/prometheus", "github.com/minio/", "github.com/opencontainers/", "golang.org/x/"}},
 	{"L5 kube", 5, []string{"internal/kube/"}, []string{"k8s.io/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/"}},
 
 	{"L4 engine", 4, []string{"internal/engine/"}, nil},
 
-	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal"}, nil},
+	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/snapshot/artifact/"}, nil},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"golang.org/x/"}},
 	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
 	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},
 	{"L3 image", 3, []string{"internal/image/"}, []string{"sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
+	{"L3 snapshot", 3, []string{"internal/snapshot/"}, []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/"}},
 	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "golang.org/x/", "github.com/mdlayher/"}},
 	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, nil},
@@ -49,10 +51,12 @@ var layers = []layer{
 	{"L2 wire", 2, []string{"internal/nodewire/", "internal/nodeclient/", "internal/guest/link/"}, []string{"google.golang.org/", "golang.org/x/sys/"}},
 
 	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
+	{"L1 disk overlays", 1, []string{"internal/qcow2/"}, []string{"golang.org/x/sys/"}},
+	{"L1 clone hints", 1, []string{"internal/postclone/"}, nil},
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},
 	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery"}},
-	{"L0 ground", 0, []string{"internal/errdefs/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/version/"}, []string{"golang.org/x/sys/"}},
+	{"L0 ground", 0, []string{"internal/errdefs/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/sparse/", "internal/version/"}, []string{"golang.org/x/sys/"}},
 	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
 
 	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},
@@ -62,7 +66,7 @@ var layers = []layer{
 var exceptions = map[string]bool{}
 
 // nouns are the L2/L3 rooms that must not know each other: values meet in vm.
-var nouns = []string{"hypervisor", "image", "network", "guest", "journal"}
+var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot"}
 
 type pkg struct {
 	ImportPath string

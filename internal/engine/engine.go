@@ -21,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -54,6 +55,8 @@ type Deps struct {
 
 	DiskAgents guest.Connector // nil: disk guests are run without looking for an agent
 	Seeds      image.Seeder    // nil: disk guests are told nothing of who they are
+
+	Snapshots snapshot.Store // nil: nothing is saved or cloned
 }
 
 // Engine is the owner of all VMs. Its methods are safe for concurrent use. Records it returns belong to the caller.

@@ -3,6 +3,9 @@ package guest
 import (
 	"context"
 	"net/netip"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Freezer is the ability of an Agent to hold the guest's file systems still, for a copy of its disks that is consistent.
@@ -24,4 +27,34 @@ type Interface struct {
 	Name      string
 	MAC       string // lower case, "" when it has none
 	Addresses []netip.Prefix
+}
+
+// Resumer is the ability of an Agent to bring a guest to itself that was resumed from saved state.
+type Resumer interface {
+	// Resumed tells the guest that time has passed and, for a clone, who it is now. It first thaws file systems that were
+	// frozen when the state was saved, reseeds the kernel's random numbers, and sets the clock. Idempotent.
+	Resumed(ctx context.Context, r Resumed) (ResumedReply, error)
+}
+
+// Resumed is what such a guest is told.
+type Resumed struct {
+	Now     time.Time
+	Entropy []byte // of the host's generator; secret
+
+	Clone    *CloneIdentity // nil: the guest is who it was
+	Hostname string
+	NICs     []vm.NIC // with the MACs and addresses that they shall have
+	Hosts    []string // lines added to /etc/hosts
+}
+
+// CloneIdentity is what two guests resumed from one state must not share.
+type CloneIdentity struct {
+	MACs        []string // that the guest's interfaces have, in the order of Resumed.NICs
+	MachineID   string   // 32 hex digits
+	SSHHostKeys bool     // make new ones, where the guest has any
+}
+
+// ResumedReply is what the guest answers.
+type ResumedReply struct {
+	LogSeq uint64 // of the last entry of its log; what came before it in a clone is the source's
 }

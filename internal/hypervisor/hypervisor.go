@@ -9,6 +9,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -104,6 +105,19 @@ type Plan struct {
 	NICs   []vm.NIC
 	Agent  string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
 	Dir    string // runtime folder of this VM: sockets, pid file, console log
+
+	Incoming *Incoming // nil: the guest boots
+}
+
+// Incoming is saved state from which a VM goes on instead of booting. Its files are only read.
+type Incoming struct {
+	State  string // path: devices and CPUs, as Save wrote them
+	Memory string // path: the guest's memory, as Save wrote it
+	// Alone says that no other VM goes on from this memory now, which saves copying what the guest writes. Otherwise the
+	// memory is mapped copy-on-write and shared by all VMs that go on from it.
+	Alone bool
+	// LinksDown keeps every interface without carrier from before the guest's first instruction until SetLink.
+	LinksDown bool
 }
 
 // Info is what Probe found.
@@ -133,6 +147,65 @@ type GuestDialer interface {
 type Pauser interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
+}
+
+// Snapshotter is the ability of an Instance to save the whole state of its guest: memory, devices and disks of one instant.
+type Snapshotter interface {
+	// Save writes the state and, when it returns nil, every byte of it is in the files (not yet synced). On error the guest
+	// runs on as before, with whichever of its old and new disks; neither has lost anything. Not concurrent for one VM.
+	Save(ctx context.Context, p SavePlan) (Saved, error)
+}
+
+// SavePlan says where a state goes.
+type SavePlan struct {
+	State  string // path of a file that Save makes: devices and CPUs, the driver's own format
+	Memory string // path of a file that Save makes: the guest's memory, sparse, as large as it is
+	// Overlays become the guest's writable disks at the instant of the save; what they stand on is written to no more.
+	// An overlay that is in use already is no error: an attempt before this one came so far.
+	Overlays []DiskOverlay
+	// Hold leaves the guest paused from that instant on, for a caller that will end it. Pauser.Resume goes on.
+	Hold bool
+	// Taken, if not nil, is called once when that instant is over and, without Hold, the guest runs again.
+	Taken func()
+}
+
+// DiskOverlay is a new top for one writable disk.
+type DiskOverlay struct {
+	Serial string  // of the disk
+	Disk   vm.Disk // an empty qcow2 that stands on what the disk is now
+}
+
+// Saved is what a save was like.
+type Saved struct {
+	Pause   time.Duration // that the guest was stopped; with Hold until the return
+	Method  string        // how memory was taken: background, precopy or stopped
+	Memory  int64         // bytes of memory that are not zero
+	Machine vm.Machine    // that can resume it
+}
+
+// MachineTeller is the ability of a Driver to say on which kind of machine it would run a VM now. A driver that resumes
+// saved state has it.
+type MachineTeller interface {
+	Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error)
+}
+
+// Linker is the ability of an Instance to take an interface's carrier away and give it back.
+type Linker interface {
+	// SetLink sets the carrier of Plan.NICs[nic]. While it is down no packet passes in either direction.
+	SetLink(ctx context.Context, nic int, up bool) error
+}
+
+// NICSwapper is the ability of an Instance to replace an interface by one with another MAC while the guest runs, for
+// guests that nobody can tell to change theirs. The new one has the tap of the old one, and no carrier until SetLink.
+type NICSwapper interface {
+	SwapNIC(ctx context.Context, nic int, mac string) error
+}
+
+// Warmer is the ability of a Driver to have processes ready for VMs that go on from one saved state.
+type Warmer interface {
+	// Warm keeps up to n processes ready for plans like p, which has an Incoming, and starts missing ones in the
+	// background; n 0 ends them. Launch uses one when its plan fits, and starts a fresh one otherwise.
+	Warm(ctx context.Context, p Plan, n int) error
 }
 
 // Wrapper is implemented by decorators of Instance or Driver so that As can look through them.

@@ -120,6 +120,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		StoppedAtNs: EncodeTime(r.StoppedAt),
 		Restarts:    int64(r.Restarts),
 		Revision:    r.Revision,
+		Snapshot:    r.Snapshot, SnapshotIds: slices.Clone(r.SnapshotIDs), Resume: encodeResume(r.Resume), Cloned: r.Cloned,
 	}
 }
 
@@ -152,6 +153,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		StoppedAt:   DecodeTime(m.GetStoppedAtNs()),
 		Restarts:    int(m.GetRestarts()),
 		Revision:    m.GetRevision(),
+		Snapshot:    m.GetSnapshot(), SnapshotIDs: cloneSlice(m.GetSnapshotIds()), Resume: decodeResume(m.GetResume()), Cloned: m.GetCloned(),
 	}
 }
 
@@ -263,4 +265,18 @@ func cloneMap[V any](in map[string]V) map[string]V {
 		return nil
 	}
 	return maps.Clone(in)
+}
+
+func encodeResume(r *vm.Resume) *nodev1.Resume {
+	if r == nil {
+		return nil
+	}
+	return &nodev1.Resume{Clone: r.Clone, Macs: slices.Clone(r.MACs), MachineId: r.MachineID, SshHostKeys: r.SSHHostKeys}
+}
+
+func decodeResume(m *nodev1.Resume) *vm.Resume {
+	if m == nil {
+		return nil
+	}
+	return &vm.Resume{Clone: m.GetClone(), MACs: cloneSlice(m.GetMacs()), MachineID: m.GetMachineId(), SSHHostKeys: m.GetSshHostKeys()}
 }

@@ -60,6 +60,12 @@ func (r Record) Clone() Record {
 		r.NICs[i].DNS = cloneSlice(r.NICs[i].DNS)
 	}
 	r.Handle = cloneSlice(r.Handle)
+	r.SnapshotIDs = cloneSlice(r.SnapshotIDs)
+	if r.Resume != nil {
+		resume := *r.Resume
+		resume.MACs = cloneSlice(resume.MACs)
+		r.Resume = &resume
+	}
 	if r.ExitCode != nil {
 		code := *r.ExitCode
 		r.ExitCode = &code

@@ -19,7 +19,10 @@ const (
 	StateCreated  State = "created"  // ready to start, never ran
 	StateRunning  State = "running"  // its hypervisor process runs
 	StateStopped  State = "stopped"  // it ended: guest shut down, process exited, or it was stopped
-	StateError    State = "error"    // it could not be brought up or was lost; Record.Message says why
+	// StateHibernated is a VM that costs disk only: its memory and devices are in the snapshot Record.Snapshot, its name,
+	// MAC and IP are kept.
+	StateHibernated State = "hibernated"
+	StateError      State = "error" // it could not be brought up or was lost; Record.Message says why
 )
 
 // Accel chooses how guest instructions run.
@@ -206,6 +209,11 @@ type Record struct {
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`
 
+	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, that it is in
+	SnapshotIDs []string `json:"snapshot_ids,omitempty"` // of the snapshots taken of it, the oldest first
+	Resume      *Resume  `json:"resume,omitempty"`       // what a guest that was resumed from saved state must still be told; nil: nothing
+	Cloned      bool     `json:"cloned,omitempty"`       // its process was resumed from another VM's state, not booted
+
 	AgentReady bool   `json:"agent_ready"`         // the guest agent answered and the guest is set up
 	ExitCode   *int   `json:"exit_code,omitempty"` // of the main process, once stopped; nil when unknown
 	Reason     string `json:"reason,omitempty"`    // one CamelCase word for the last transition
@@ -221,6 +229,15 @@ type Record struct {
 	Revision int64 `json:"revision"` // of the journal, grows with every change of any record
 }
 
+// Resume is what stands between a guest that was resumed from saved state and its being itself. Until the agent has done
+// it, the VM is not ready and, when it was another VM's state, its links are down.
+type Resume struct {
+	Clone       bool     `json:"clone"`                   // the state is another VM's: name, addresses, machine-id and all
+	MACs        []string `json:"macs,omitempty"`          // that the guest's interfaces have, in the order of Record.NICs
+	MachineID   string   `json:"machine_id,omitempty"`    // 32 hex digits that the clone gets
+	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone makes its own
+}
+
 // Reasons of the last transition, for Record.Reason.
 const (
 	ReasonExited       = "Exited"       // the main process ended by itself; ExitCode is set
@@ -230,6 +247,8 @@ const (
 	ReasonCrashed      = "Crashed"      // the hypervisor process died
 	ReasonCreateFailed = "CreateFailed" // bringing it up failed
 	ReasonStartFailed  = "StartFailed"
+	ReasonHibernated   = "Hibernated"
+	ReasonWakeFailed   = "WakeFailed"
 	ReasonLost         = "Lost" // it ended while the daemon was away: how is not known
 )
 

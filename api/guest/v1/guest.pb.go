@@ -1661,6 +1661,354 @@ func (x *StatsReply) GetNetworkTxBytes() int64 {
 	return 0
 }
 
+type ResumedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NowUnixNano   int64                  `protobuf:"varint,1,opt,name=now_unix_nano,json=nowUnixNano,proto3" json:"now_unix_nano,omitempty"`
+	Entropy       []byte                 `protobuf:"bytes,2,opt,name=entropy,proto3" json:"entropy,omitempty"` // secret
+	Hostname      string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Nics          []*NIC                 `protobuf:"bytes,4,rep,name=nics,proto3" json:"nics,omitempty"`
+	Hosts         []string               `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Clone         *CloneIdentity         `protobuf:"bytes,6,opt,name=clone,proto3" json:"clone,omitempty"` // absent: the guest is who it was
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumedRequest) Reset() {
+	*x = ResumedRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumedRequest) ProtoMessage() {}
+
+func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
+func (*ResumedRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ResumedRequest) GetNowUnixNano() int64 {
+	if x != nil {
+		return x.NowUnixNano
+	}
+	return 0
+}
+
+func (x *ResumedRequest) GetEntropy() []byte {
+	if x != nil {
+		return x.Entropy
+	}
+	return nil
+}
+
+func (x *ResumedRequest) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *ResumedRequest) GetNics() []*NIC {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+func (x *ResumedRequest) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *ResumedRequest) GetClone() *CloneIdentity {
+	if x != nil {
+		return x.Clone
+	}
+	return nil
+}
+
+type CloneIdentity struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Macs          []string               `protobuf:"bytes,1,rep,name=macs,proto3" json:"macs,omitempty"` // that the interfaces have, in the order of nics
+	MachineId     string                 `protobuf:"bytes,2,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	SshHostKeys   bool                   `protobuf:"varint,3,opt,name=ssh_host_keys,json=sshHostKeys,proto3" json:"ssh_host_keys,omitempty"` // make new ones
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloneIdentity) Reset() {
+	*x = CloneIdentity{}
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloneIdentity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloneIdentity) ProtoMessage() {}
+
+func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
+func (*CloneIdentity) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *CloneIdentity) GetMacs() []string {
+	if x != nil {
+		return x.Macs
+	}
+	return nil
+}
+
+func (x *CloneIdentity) GetMachineId() string {
+	if x != nil {
+		return x.MachineId
+	}
+	return ""
+}
+
+func (x *CloneIdentity) GetSshHostKeys() bool {
+	if x != nil {
+		return x.SshHostKeys
+	}
+	return false
+}
+
+type ResumedReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LogSeq        uint64                 `protobuf:"varint,1,opt,name=log_seq,json=logSeq,proto3" json:"log_seq,omitempty"` // of the last log entry
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumedReply) Reset() {
+	*x = ResumedReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumedReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumedReply) ProtoMessage() {}
+
+func (x *ResumedReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
+func (*ResumedReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ResumedReply) GetLogSeq() uint64 {
+	if x != nil {
+		return x.LogSeq
+	}
+	return 0
+}
+
+type FreezeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeRequest) Reset() {
+	*x = FreezeRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeRequest) ProtoMessage() {}
+
+func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
+func (*FreezeRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+}
+
+type FreezeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         int32                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"` // file systems frozen
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeReply) Reset() {
+	*x = FreezeReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeReply) ProtoMessage() {}
+
+func (x *FreezeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
+func (*FreezeReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *FreezeReply) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type ThawRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawRequest) Reset() {
+	*x = ThawRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawRequest) ProtoMessage() {}
+
+func (x *ThawRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
+func (*ThawRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+}
+
+type ThawReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         int32                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawReply) Reset() {
+	*x = ThawReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawReply) ProtoMessage() {}
+
+func (x *ThawReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
+func (*ThawReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ThawReply) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 var File_guest_v1_guest_proto protoreflect.FileDescriptor
 
 const file_guest_v1_guest_proto_rawDesc = "" +
@@ -1779,7 +2127,27 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\tprocesses\x18\x06 \x01(\x05R\tprocesses\x12$\n" +
 	"\x0eload_average_1\x18\a \x01(\x01R\floadAverage1\x12(\n" +
 	"\x10network_rx_bytes\x18\b \x01(\x03R\x0enetworkRxBytes\x12(\n" +
-	"\x10network_tx_bytes\x18\t \x01(\x03R\x0enetworkTxBytes2\x87\x05\n" +
+	"\x10network_tx_bytes\x18\t \x01(\x03R\x0enetworkTxBytes\"\xe0\x01\n" +
+	"\x0eResumedRequest\x12\"\n" +
+	"\rnow_unix_nano\x18\x01 \x01(\x03R\vnowUnixNano\x12\x18\n" +
+	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
+	"\bhostname\x18\x03 \x01(\tR\bhostname\x12(\n" +
+	"\x04nics\x18\x04 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
+	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x124\n" +
+	"\x05clone\x18\x06 \x01(\v2\x1e.cocoon.guest.v1.CloneIdentityR\x05clone\"f\n" +
+	"\rCloneIdentity\x12\x12\n" +
+	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x1d\n" +
+	"\n" +
+	"machine_id\x18\x02 \x01(\tR\tmachineId\x12\"\n" +
+	"\rssh_host_keys\x18\x03 \x01(\bR\vsshHostKeys\"'\n" +
+	"\fResumedReply\x12\x17\n" +
+	"\alog_seq\x18\x01 \x01(\x04R\x06logSeq\"\x0f\n" +
+	"\rFreezeRequest\"#\n" +
+	"\vFreezeReply\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
+	"\vThawRequest\"!\n" +
+	"\tThawReply\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\xdc\x06\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -1789,7 +2157,10 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04Wait\x12\x1c.cocoon.guest.v1.WaitRequest\x1a\x1a.cocoon.guest.v1.WaitReply\x12I\n" +
 	"\aAckExit\x12\x1f.cocoon.guest.v1.AckExitRequest\x1a\x1d.cocoon.guest.v1.AckExitReply\x12L\n" +
 	"\bPoweroff\x12 .cocoon.guest.v1.PoweroffRequest\x1a\x1e.cocoon.guest.v1.PoweroffReply\x12C\n" +
-	"\x05Stats\x12\x1d.cocoon.guest.v1.StatsRequest\x1a\x1b.cocoon.guest.v1.StatsReplyB,Z*cocoonstack.io/cocoon/api/guest/v1;guestv1b\x06proto3"
+	"\x05Stats\x12\x1d.cocoon.guest.v1.StatsRequest\x1a\x1b.cocoon.guest.v1.StatsReply\x12I\n" +
+	"\aResumed\x12\x1f.cocoon.guest.v1.ResumedRequest\x1a\x1d.cocoon.guest.v1.ResumedReply\x12F\n" +
+	"\x06Freeze\x12\x1e.cocoon.guest.v1.FreezeRequest\x1a\x1c.cocoon.guest.v1.FreezeReply\x12@\n" +
+	"\x04Thaw\x12\x1c.cocoon.guest.v1.ThawRequest\x1a\x1a.cocoon.guest.v1.ThawReplyB,Z*cocoonstack.io/cocoon/api/guest/v1;guestv1b\x06proto3"
 
 var (
 	file_guest_v1_guest_proto_rawDescOnce sync.Once
@@ -1803,7 +2174,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),      // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),        // 1: cocoon.guest.v1.InfoReply
@@ -1831,6 +2202,13 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*PoweroffReply)(nil),    // 23: cocoon.guest.v1.PoweroffReply
 	(*StatsRequest)(nil),     // 24: cocoon.guest.v1.StatsRequest
 	(*StatsReply)(nil),       // 25: cocoon.guest.v1.StatsReply
+	(*ResumedRequest)(nil),   // 26: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),    // 27: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),     // 28: cocoon.guest.v1.ResumedReply
+	(*FreezeRequest)(nil),    // 29: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),      // 30: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),      // 31: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),        // 32: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	9,  // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -1844,29 +2222,37 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	12, // 8: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
 	13, // 9: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
 	12, // 10: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	0,  // 11: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	7,  // 12: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 13: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	14, // 14: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	16, // 15: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	18, // 16: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	20, // 17: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	22, // 18: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	24, // 19: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	1,  // 20: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	8,  // 21: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	3,  // 22: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	15, // 23: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	17, // 24: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	19, // 25: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	21, // 26: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	23, // 27: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	25, // 28: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	20, // [20:29] is the sub-list for method output_type
-	11, // [11:20] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	9,  // 11: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	27, // 12: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	0,  // 13: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	7,  // 14: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 15: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	14, // 16: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	16, // 17: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	18, // 18: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	20, // 19: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	22, // 20: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	24, // 21: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	26, // 22: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	29, // 23: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	31, // 24: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	1,  // 25: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	8,  // 26: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	3,  // 27: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	15, // 28: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	17, // 29: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	19, // 30: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	21, // 31: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	23, // 32: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	25, // 33: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	28, // 34: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	30, // 35: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	32, // 36: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	25, // [25:37] is the sub-list for method output_type
+	13, // [13:25] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -1895,7 +2281,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

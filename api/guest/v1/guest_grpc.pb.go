@@ -30,6 +30,9 @@ const (
 	Guest_AckExit_FullMethodName   = "/cocoon.guest.v1.Guest/AckExit"
 	Guest_Poweroff_FullMethodName  = "/cocoon.guest.v1.Guest/Poweroff"
 	Guest_Stats_FullMethodName     = "/cocoon.guest.v1.Guest/Stats"
+	Guest_Resumed_FullMethodName   = "/cocoon.guest.v1.Guest/Resumed"
+	Guest_Freeze_FullMethodName    = "/cocoon.guest.v1.Guest/Freeze"
+	Guest_Thaw_FullMethodName      = "/cocoon.guest.v1.Guest/Thaw"
 )
 
 // GuestClient is the client API for Guest service.
@@ -56,6 +59,11 @@ type GuestClient interface {
 	Poweroff(ctx context.Context, in *PoweroffRequest, opts ...grpc.CallOption) (*PoweroffReply, error)
 	// Stats reports the guest's own view of its resources.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
+	// Resumed tells a guest that was resumed from saved state what time it is and, if it is a clone, who it is. Idempotent.
+	Resumed(ctx context.Context, in *ResumedRequest, opts ...grpc.CallOption) (*ResumedReply, error)
+	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
+	Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeReply, error)
+	Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawReply, error)
 }
 
 type guestClient struct {
@@ -168,6 +176,36 @@ func (c *guestClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *guestClient) Resumed(ctx context.Context, in *ResumedRequest, opts ...grpc.CallOption) (*ResumedReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumedReply)
+	err := c.cc.Invoke(ctx, Guest_Resumed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreezeReply)
+	err := c.cc.Invoke(ctx, Guest_Freeze_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ThawReply)
+	err := c.cc.Invoke(ctx, Guest_Thaw_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -192,6 +230,11 @@ type GuestServer interface {
 	Poweroff(context.Context, *PoweroffRequest) (*PoweroffReply, error)
 	// Stats reports the guest's own view of its resources.
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
+	// Resumed tells a guest that was resumed from saved state what time it is and, if it is a clone, who it is. Idempotent.
+	Resumed(context.Context, *ResumedRequest) (*ResumedReply, error)
+	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
+	Freeze(context.Context, *FreezeRequest) (*FreezeReply, error)
+	Thaw(context.Context, *ThawRequest) (*ThawReply, error)
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -228,6 +271,15 @@ func (UnimplementedGuestServer) Poweroff(context.Context, *PoweroffRequest) (*Po
 }
 func (UnimplementedGuestServer) Stats(context.Context, *StatsRequest) (*StatsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedGuestServer) Resumed(context.Context, *ResumedRequest) (*ResumedReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resumed not implemented")
+}
+func (UnimplementedGuestServer) Freeze(context.Context, *FreezeRequest) (*FreezeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Freeze not implemented")
+}
+func (UnimplementedGuestServer) Thaw(context.Context, *ThawRequest) (*ThawReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Thaw not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -394,6 +446,60 @@ func _Guest_Stats_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_Resumed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).Resumed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_Resumed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).Resumed(ctx, req.(*ResumedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_Freeze_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreezeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).Freeze(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_Freeze_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).Freeze(ctx, req.(*FreezeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_Thaw_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ThawRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).Thaw(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_Thaw_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).Thaw(ctx, req.(*ThawRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -428,6 +534,18 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Guest_Stats_Handler,
+		},
+		{
+			MethodName: "Resumed",
+			Handler:    _Guest_Resumed_Handler,
+		},
+		{
+			MethodName: "Freeze",
+			Handler:    _Guest_Freeze_Handler,
+		},
+		{
+			MethodName: "Thaw",
+			Handler:    _Guest_Thaw_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1286,7 +1286,7 @@ type Record struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Spec          *Spec                  `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // creating, created, running, stopped, error
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // creating, created, running, stopped, hibernated, error
 	Driver        string                 `protobuf:"bytes,4,opt,name=driver,proto3" json:"driver,omitempty"`
 	ImageType     string                 `protobuf:"bytes,5,opt,name=image_type,json=imageType,proto3" json:"image_type,omitempty"` // oci, cloudimg
 	ImageDigest   string                 `protobuf:"bytes,6,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
@@ -1307,6 +1307,10 @@ type Record struct {
 	StoppedAtNs   int64                  `protobuf:"varint,21,opt,name=stopped_at_ns,json=stoppedAtNs,proto3" json:"stopped_at_ns,omitempty"`
 	Restarts      int64                  `protobuf:"varint,22,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	Revision      int64                  `protobuf:"varint,23,opt,name=revision,proto3" json:"revision,omitempty"`
+	Snapshot      string                 `protobuf:"bytes,24,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // id of the snapshot it was cloned from or, hibernated, that it is in
+	SnapshotIds   []string               `protobuf:"bytes,25,rep,name=snapshot_ids,json=snapshotIds,proto3" json:"snapshot_ids,omitempty"`
+	Resume        *Resume                `protobuf:"bytes,26,opt,name=resume,proto3" json:"resume,omitempty"` // absent: the guest knows who it is
+	Cloned        bool                   `protobuf:"varint,27,opt,name=cloned,proto3" json:"cloned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1502,6 +1506,103 @@ func (x *Record) GetRevision() int64 {
 	return 0
 }
 
+func (x *Record) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *Record) GetSnapshotIds() []string {
+	if x != nil {
+		return x.SnapshotIds
+	}
+	return nil
+}
+
+func (x *Record) GetResume() *Resume {
+	if x != nil {
+		return x.Resume
+	}
+	return nil
+}
+
+func (x *Record) GetCloned() bool {
+	if x != nil {
+		return x.Cloned
+	}
+	return false
+}
+
+// Resume is what a guest that was resumed from saved state must still be told.
+type Resume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Clone         bool                   `protobuf:"varint,1,opt,name=clone,proto3" json:"clone,omitempty"`
+	Macs          []string               `protobuf:"bytes,2,rep,name=macs,proto3" json:"macs,omitempty"`
+	MachineId     string                 `protobuf:"bytes,3,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	SshHostKeys   bool                   `protobuf:"varint,4,opt,name=ssh_host_keys,json=sshHostKeys,proto3" json:"ssh_host_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resume) Reset() {
+	*x = Resume{}
+	mi := &file_node_v1_node_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resume) ProtoMessage() {}
+
+func (x *Resume) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resume.ProtoReflect.Descriptor instead.
+func (*Resume) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Resume) GetClone() bool {
+	if x != nil {
+		return x.Clone
+	}
+	return false
+}
+
+func (x *Resume) GetMacs() []string {
+	if x != nil {
+		return x.Macs
+	}
+	return nil
+}
+
+func (x *Resume) GetMachineId() string {
+	if x != nil {
+		return x.MachineId
+	}
+	return ""
+}
+
+func (x *Resume) GetSshHostKeys() bool {
+	if x != nil {
+		return x.SshHostKeys
+	}
+	return false
+}
+
 type Boot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kernel        string                 `protobuf:"bytes,1,opt,name=kernel,proto3" json:"kernel,omitempty"`
@@ -1514,7 +1615,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1627,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1640,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Boot) GetKernel() string {
@@ -1584,7 +1685,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1697,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1710,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Disk) GetPath() string {
@@ -1672,7 +1773,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1785,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1798,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -1781,7 +1882,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1894,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1907,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Event) GetType() string {
@@ -1846,7 +1947,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1959,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1972,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -1976,7 +2077,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2089,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2102,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -2070,7 +2171,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2183,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2196,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -2130,7 +2231,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2243,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2256,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -2253,7 +2354,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2366,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2379,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -2302,7 +2403,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2415,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2428,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -2384,7 +2485,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2497,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2510,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -2453,7 +2554,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2566,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2579,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -2535,7 +2636,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2648,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2661,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -2621,7 +2722,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2734,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2747,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -2725,7 +2826,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2838,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2851,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -2803,7 +2904,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2916,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2929,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ImportStart) GetName() string {
@@ -2851,7 +2952,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +2964,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +2977,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -2928,7 +3029,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3041,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3054,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 type GetImageRequest struct {
@@ -2965,7 +3066,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2977,7 +3078,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2990,7 +3091,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -3009,7 +3110,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3122,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3135,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -3052,7 +3153,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3165,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3178,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 type Image struct {
@@ -3098,7 +3199,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3211,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3224,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Image) GetId() string {
@@ -3208,7 +3309,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3321,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3334,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PullRequest) GetName() string {
@@ -3277,7 +3378,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3390,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3403,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -3346,7 +3447,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3459,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3472,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -3426,7 +3527,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3539,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3552,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Progress) GetPhase() string {
@@ -3484,7 +3585,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +3597,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +3610,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -3536,7 +3637,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3649,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3662,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -3642,7 +3743,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3755,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3768,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -3722,7 +3823,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +3835,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +3848,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -3773,7 +3874,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3886,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3899,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -3817,7 +3918,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +3930,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3842,7 +3943,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -3862,7 +3963,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +3975,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +3988,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -3914,7 +4015,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4027,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4040,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Mapping) GetName() string {
@@ -3964,7 +4065,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4077,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4090,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 type MappingProblems struct {
@@ -4001,7 +4102,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4013,7 +4114,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4026,7 +4127,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -4048,7 +4149,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4161,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4174,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -4112,7 +4213,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4225,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4238,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 type NodeInfo struct {
@@ -4159,7 +4260,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4272,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4285,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -4281,7 +4382,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4293,7 +4394,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4306,7 +4407,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Driver) GetName() string {
@@ -4380,7 +4481,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4392,7 +4493,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4405,7 +4506,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 type DoctorResponse struct {
@@ -4417,7 +4518,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4429,7 +4530,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4442,7 +4543,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -4467,7 +4568,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4580,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4593,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Check) GetName() string {
@@ -4552,7 +4653,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4564,7 +4665,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4577,7 +4678,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 type ResetResponse struct {
@@ -4588,7 +4689,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4701,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +4714,1589 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+}
+
+type CloneRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`              // ref; empty with from_dir
+	FromDir       string                 `protobuf:"bytes,2,opt,name=from_dir,json=fromDir,proto3" json:"from_dir,omitempty"` // absolute folder of the node with an exported snapshot
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                      // empty: cocoon-clone-<id>
+	Labels        map[string]string      `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Cpus          int64                  `protobuf:"varint,5,opt,name=cpus,proto3" json:"cpus,omitempty"`                                     // 0: the snapshot's, and nothing else is possible with memory
+	Memory        int64                  `protobuf:"varint,6,opt,name=memory,proto3" json:"memory,omitempty"`                                 // bytes; likewise
+	Storage       int64                  `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"`                               // bytes; 0: the snapshot's, more grows the disk
+	Nics          []*NICSpec             `protobuf:"bytes,8,rep,name=nics,proto3" json:"nics,omitempty"`                                      // as many as the snapshot has; none: its own
+	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`                              // empty: the name
+	SshHostKeys   bool                   `protobuf:"varint,10,opt,name=ssh_host_keys,json=sshHostKeys,proto3" json:"ssh_host_keys,omitempty"` // the clone makes its own
+	Pull          bool                   `protobuf:"varint,11,opt,name=pull,proto3" json:"pull,omitempty"`                                    // fetch the snapshot's image, by digest, when it is not here
+	Auth          []*RegistryAuth        `protobuf:"bytes,12,rep,name=auth,proto3" json:"auth,omitempty"`                                     // for that
+	Cold          bool                   `protobuf:"varint,13,opt,name=cold,proto3" json:"cold,omitempty"`                                    // boot from the snapshot's disks instead of going on from its memory
+	StopGraceNs   int64                  `protobuf:"varint,14,opt,name=stop_grace_ns,json=stopGraceNs,proto3" json:"stop_grace_ns,omitempty"` // 0: the snapshot's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloneRequest) Reset() {
+	*x = CloneRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloneRequest) ProtoMessage() {}
+
+func (x *CloneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
+func (*CloneRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *CloneRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *CloneRequest) GetFromDir() string {
+	if x != nil {
+		return x.FromDir
+	}
+	return ""
+}
+
+func (x *CloneRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CloneRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *CloneRequest) GetCpus() int64 {
+	if x != nil {
+		return x.Cpus
+	}
+	return 0
+}
+
+func (x *CloneRequest) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *CloneRequest) GetStorage() int64 {
+	if x != nil {
+		return x.Storage
+	}
+	return 0
+}
+
+func (x *CloneRequest) GetNics() []*NICSpec {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+func (x *CloneRequest) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *CloneRequest) GetSshHostKeys() bool {
+	if x != nil {
+		return x.SshHostKeys
+	}
+	return false
+}
+
+func (x *CloneRequest) GetPull() bool {
+	if x != nil {
+		return x.Pull
+	}
+	return false
+}
+
+func (x *CloneRequest) GetAuth() []*RegistryAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
+}
+
+func (x *CloneRequest) GetCold() bool {
+	if x != nil {
+		return x.Cold
+	}
+	return false
+}
+
+func (x *CloneRequest) GetStopGraceNs() int64 {
+	if x != nil {
+		return x.StopGraceNs
+	}
+	return 0
+}
+
+type RestoreRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Snapshot      string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreRequest) Reset() {
+	*x = RestoreRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreRequest) ProtoMessage() {}
+
+func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
+func (*RestoreRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *RestoreRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+type HibernateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // of the snapshot; empty: hibernate-<id of the VM>
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HibernateRequest) Reset() {
+	*x = HibernateRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HibernateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HibernateRequest) ProtoMessage() {}
+
+func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
+func (*HibernateRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *HibernateRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *HibernateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type WakeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WakeRequest) Reset() {
+	*x = WakeRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WakeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WakeRequest) ProtoMessage() {}
+
+func (x *WakeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
+func (*WakeRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *WakeRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+type SaveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Description   string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	Quiesce       bool                   `protobuf:"varint,4,opt,name=quiesce,proto3" json:"quiesce,omitempty"` // freeze the guest's file systems for the instant
+	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveRequest) Reset() {
+	*x = SaveRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveRequest) ProtoMessage() {}
+
+func (x *SaveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
+func (*SaveRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *SaveRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *SaveRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SaveRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *SaveRequest) GetQuiesce() bool {
+	if x != nil {
+		return x.Quiesce
+	}
+	return false
+}
+
+func (x *SaveRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type Snapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Description   string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	Image         string                 `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`
+	ImageDigest   string                 `protobuf:"bytes,5,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	ImageType     string                 `protobuf:"bytes,6,opt,name=image_type,json=imageType,proto3" json:"image_type,omitempty"`
+	ImageBlobIds  []string               `protobuf:"bytes,7,rep,name=image_blob_ids,json=imageBlobIds,proto3" json:"image_blob_ids,omitempty"`
+	Hypervisor    string                 `protobuf:"bytes,8,opt,name=hypervisor,proto3" json:"hypervisor,omitempty"`
+	Machine       *Machine               `protobuf:"bytes,9,opt,name=machine,proto3" json:"machine,omitempty"`
+	Cpus          int64                  `protobuf:"varint,10,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	Memory        int64                  `protobuf:"varint,11,opt,name=memory,proto3" json:"memory,omitempty"`   // bytes
+	Storage       int64                  `protobuf:"varint,12,opt,name=storage,proto3" json:"storage,omitempty"` // bytes
+	Nics          int64                  `protobuf:"varint,13,opt,name=nics,proto3" json:"nics,omitempty"`
+	Network       string                 `protobuf:"bytes,14,opt,name=network,proto3" json:"network,omitempty"`
+	Windows       bool                   `protobuf:"varint,15,opt,name=windows,proto3" json:"windows,omitempty"`
+	SourceVmId    string                 `protobuf:"bytes,16,opt,name=source_vm_id,json=sourceVmId,proto3" json:"source_vm_id,omitempty"`
+	SourceVmName  string                 `protobuf:"bytes,17,opt,name=source_vm_name,json=sourceVmName,proto3" json:"source_vm_name,omitempty"`
+	SourceNode    string                 `protobuf:"bytes,18,opt,name=source_node,json=sourceNode,proto3" json:"source_node,omitempty"`
+	Live          bool                   `protobuf:"varint,19,opt,name=live,proto3" json:"live,omitempty"`
+	Size          int64                  `protobuf:"varint,20,opt,name=size,proto3" json:"size,omitempty"` // bytes that it occupies
+	PauseNs       int64                  `protobuf:"varint,21,opt,name=pause_ns,json=pauseNs,proto3" json:"pause_ns,omitempty"`
+	Method        string                 `protobuf:"bytes,22,opt,name=method,proto3" json:"method,omitempty"`
+	Quiesced      bool                   `protobuf:"varint,23,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
+	CreatedAtNs   int64                  `protobuf:"varint,24,opt,name=created_at_ns,json=createdAtNs,proto3" json:"created_at_ns,omitempty"`
+	UsedAtNs      int64                  `protobuf:"varint,25,opt,name=used_at_ns,json=usedAtNs,proto3" json:"used_at_ns,omitempty"`
+	Digest        string                 `protobuf:"bytes,26,opt,name=digest,proto3" json:"digest,omitempty"` // of the manifest it was pushed as or pulled from
+	Labels        map[string]string      `protobuf:"bytes,27,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Snapshot) Reset() {
+	*x = Snapshot{}
+	mi := &file_node_v1_node_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshot) ProtoMessage() {}
+
+func (x *Snapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
+func (*Snapshot) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *Snapshot) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Snapshot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Snapshot) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Snapshot) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Snapshot) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *Snapshot) GetImageType() string {
+	if x != nil {
+		return x.ImageType
+	}
+	return ""
+}
+
+func (x *Snapshot) GetImageBlobIds() []string {
+	if x != nil {
+		return x.ImageBlobIds
+	}
+	return nil
+}
+
+func (x *Snapshot) GetHypervisor() string {
+	if x != nil {
+		return x.Hypervisor
+	}
+	return ""
+}
+
+func (x *Snapshot) GetMachine() *Machine {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+func (x *Snapshot) GetCpus() int64 {
+	if x != nil {
+		return x.Cpus
+	}
+	return 0
+}
+
+func (x *Snapshot) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *Snapshot) GetStorage() int64 {
+	if x != nil {
+		return x.Storage
+	}
+	return 0
+}
+
+func (x *Snapshot) GetNics() int64 {
+	if x != nil {
+		return x.Nics
+	}
+	return 0
+}
+
+func (x *Snapshot) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *Snapshot) GetWindows() bool {
+	if x != nil {
+		return x.Windows
+	}
+	return false
+}
+
+func (x *Snapshot) GetSourceVmId() string {
+	if x != nil {
+		return x.SourceVmId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetSourceVmName() string {
+	if x != nil {
+		return x.SourceVmName
+	}
+	return ""
+}
+
+func (x *Snapshot) GetSourceNode() string {
+	if x != nil {
+		return x.SourceNode
+	}
+	return ""
+}
+
+func (x *Snapshot) GetLive() bool {
+	if x != nil {
+		return x.Live
+	}
+	return false
+}
+
+func (x *Snapshot) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Snapshot) GetPauseNs() int64 {
+	if x != nil {
+		return x.PauseNs
+	}
+	return 0
+}
+
+func (x *Snapshot) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *Snapshot) GetQuiesced() bool {
+	if x != nil {
+		return x.Quiesced
+	}
+	return false
+}
+
+func (x *Snapshot) GetCreatedAtNs() int64 {
+	if x != nil {
+		return x.CreatedAtNs
+	}
+	return 0
+}
+
+func (x *Snapshot) GetUsedAtNs() int64 {
+	if x != nil {
+		return x.UsedAtNs
+	}
+	return 0
+}
+
+func (x *Snapshot) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Snapshot) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type Machine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Type          string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	Arch          string                 `protobuf:"bytes,4,opt,name=arch,proto3" json:"arch,omitempty"`
+	Accel         string                 `protobuf:"bytes,5,opt,name=accel,proto3" json:"accel,omitempty"`
+	Cpu           string                 `protobuf:"bytes,6,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Flags         []string               `protobuf:"bytes,7,rep,name=flags,proto3" json:"flags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Machine) Reset() {
+	*x = Machine{}
+	mi := &file_node_v1_node_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Machine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Machine) ProtoMessage() {}
+
+func (x *Machine) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Machine.ProtoReflect.Descriptor instead.
+func (*Machine) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *Machine) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Machine) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Machine) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Machine) GetArch() string {
+	if x != nil {
+		return x.Arch
+	}
+	return ""
+}
+
+func (x *Machine) GetAccel() string {
+	if x != nil {
+		return x.Accel
+	}
+	return ""
+}
+
+func (x *Machine) GetCpu() string {
+	if x != nil {
+		return x.Cpu
+	}
+	return ""
+}
+
+func (x *Machine) GetFlags() []string {
+	if x != nil {
+		return x.Flags
+	}
+	return nil
+}
+
+type ListSnapshotsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsRequest) Reset() {
+	*x = ListSnapshotsRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsRequest) ProtoMessage() {}
+
+func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+}
+
+type InspectSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectSnapshotRequest) Reset() {
+	*x = InspectSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectSnapshotRequest) ProtoMessage() {}
+
+func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *InspectSnapshotRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+type RemoveSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveSnapshotRequest) Reset() {
+	*x = RemoveSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveSnapshotRequest) ProtoMessage() {}
+
+func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *RemoveSnapshotRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+type RemoveSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveSnapshotResponse) Reset() {
+	*x = RemoveSnapshotResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveSnapshotResponse) ProtoMessage() {}
+
+func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+}
+
+type ExportSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	ToDir         string                 `protobuf:"bytes,2,opt,name=to_dir,json=toDir,proto3" json:"to_dir,omitempty"` // absolute folder of the node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportSnapshotRequest) Reset() {
+	*x = ExportSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportSnapshotRequest) ProtoMessage() {}
+
+func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *ExportSnapshotRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *ExportSnapshotRequest) GetToDir() string {
+	if x != nil {
+		return x.ToDir
+	}
+	return ""
+}
+
+type ImportSnapshotRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Of:
+	//
+	//	*ImportSnapshotRequest_Start
+	//	*ImportSnapshotRequest_Chunk
+	Of            isImportSnapshotRequest_Of `protobuf_oneof:"of"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportSnapshotRequest) Reset() {
+	*x = ImportSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportSnapshotRequest) ProtoMessage() {}
+
+func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *ImportSnapshotRequest) GetStart() *ImportSnapshotStart {
+	if x != nil {
+		if x, ok := x.Of.(*ImportSnapshotRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ImportSnapshotRequest) GetChunk() []byte {
+	if x != nil {
+		if x, ok := x.Of.(*ImportSnapshotRequest_Chunk); ok {
+			return x.Chunk
+		}
+	}
+	return nil
+}
+
+type isImportSnapshotRequest_Of interface {
+	isImportSnapshotRequest_Of()
+}
+
+type ImportSnapshotRequest_Start struct {
+	Start *ImportSnapshotStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ImportSnapshotRequest_Chunk struct {
+	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"`
+}
+
+func (*ImportSnapshotRequest_Start) isImportSnapshotRequest_Of() {}
+
+func (*ImportSnapshotRequest_Chunk) isImportSnapshotRequest_Of() {}
+
+type ImportSnapshotStart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // empty: the one in the stream
+	Description   string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	FromDir       string                 `protobuf:"bytes,3,opt,name=from_dir,json=fromDir,proto3" json:"from_dir,omitempty"` // absolute folder of the node: no chunks follow
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportSnapshotStart) Reset() {
+	*x = ImportSnapshotStart{}
+	mi := &file_node_v1_node_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportSnapshotStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportSnapshotStart) ProtoMessage() {}
+
+func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
+func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ImportSnapshotStart) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ImportSnapshotStart) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *ImportSnapshotStart) GetFromDir() string {
+	if x != nil {
+		return x.FromDir
+	}
+	return ""
+}
+
+// TransferResponse reports a transfer.
+type TransferResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Of:
+	//
+	//	*TransferResponse_Progress
+	//	*TransferResponse_Snapshot
+	Of            isTransferResponse_Of `protobuf_oneof:"of"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferResponse) Reset() {
+	*x = TransferResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferResponse) ProtoMessage() {}
+
+func (x *TransferResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
+func (*TransferResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *TransferResponse) GetOf() isTransferResponse_Of {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *TransferResponse) GetProgress() *TransferProgress {
+	if x != nil {
+		if x, ok := x.Of.(*TransferResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *TransferResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		if x, ok := x.Of.(*TransferResponse_Snapshot); ok {
+			return x.Snapshot
+		}
+	}
+	return nil
+}
+
+type isTransferResponse_Of interface {
+	isTransferResponse_Of()
+}
+
+type TransferResponse_Progress struct {
+	Progress *TransferProgress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type TransferResponse_Snapshot struct {
+	Snapshot *Snapshot `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof"` // last
+}
+
+func (*TransferResponse_Progress) isTransferResponse_Of() {}
+
+func (*TransferResponse_Snapshot) isTransferResponse_Of() {}
+
+type TransferProgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // preparing, sending, fetching, verifying
+	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`   // bytes of the snapshot's files
+	Total         int64                  `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"` // bytes, -1: not known
+	Moved         int64                  `protobuf:"varint,4,opt,name=moved,proto3" json:"moved,omitempty"` // bytes over the network
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferProgress) Reset() {
+	*x = TransferProgress{}
+	mi := &file_node_v1_node_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferProgress) ProtoMessage() {}
+
+func (x *TransferProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
+func (*TransferProgress) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *TransferProgress) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *TransferProgress) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *TransferProgress) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *TransferProgress) GetMoved() int64 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+// RemoteAuth is secret: never log it.
+type RemoteAuth struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,3,opt,name=password,proto3" json:"password,omitempty"`
+	Ca            []byte                 `protobuf:"bytes,4,opt,name=ca,proto3" json:"ca,omitempty"` // PEM
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteAuth) Reset() {
+	*x = RemoteAuth{}
+	mi := &file_node_v1_node_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteAuth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteAuth) ProtoMessage() {}
+
+func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
+func (*RemoteAuth) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *RemoteAuth) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *RemoteAuth) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RemoteAuth) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+func (x *RemoteAuth) GetCa() []byte {
+	if x != nil {
+		return x.Ca
+	}
+	return nil
+}
+
+type PushSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"` // [http[s]://]HOST[:PORT]/REPOSITORY[:TAG]
+	Auth          *RemoteAuth            `protobuf:"bytes,3,opt,name=auth,proto3" json:"auth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushSnapshotRequest) Reset() {
+	*x = PushSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushSnapshotRequest) ProtoMessage() {}
+
+func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *PushSnapshotRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *PushSnapshotRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PushSnapshotRequest) GetAuth() *RemoteAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
+}
+
+type PullSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: as in the registry
+	Auth          *RemoteAuth            `protobuf:"bytes,3,opt,name=auth,proto3" json:"auth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullSnapshotRequest) Reset() {
+	*x = PullSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullSnapshotRequest) ProtoMessage() {}
+
+func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *PullSnapshotRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PullSnapshotRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PullSnapshotRequest) GetAuth() *RemoteAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
+}
+
+type TagRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Auth          *RemoteAuth            `protobuf:"bytes,2,opt,name=auth,proto3" json:"auth,omitempty"`
+	Delete        bool                   `protobuf:"varint,3,opt,name=delete,proto3" json:"delete,omitempty"`
+	Check         bool                   `protobuf:"varint,4,opt,name=check,proto3" json:"check,omitempty"` // only whether the registry answers and takes the credentials
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagRequest) Reset() {
+	*x = TagRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagRequest) ProtoMessage() {}
+
+func (x *TagRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
+func (*TagRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *TagRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *TagRequest) GetAuth() *RemoteAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
+}
+
+func (x *TagRequest) GetDelete() bool {
+	if x != nil {
+		return x.Delete
+	}
+	return false
+}
+
+func (x *TagRequest) GetCheck() bool {
+	if x != nil {
+		return x.Check
+	}
+	return false
+}
+
+type TagResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagResponse) Reset() {
+	*x = TagResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagResponse) ProtoMessage() {}
+
+func (x *TagResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
+func (*TagResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *TagResponse) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+type PushImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Auth          *RemoteAuth            `protobuf:"bytes,3,opt,name=auth,proto3" json:"auth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushImageRequest) Reset() {
+	*x = PushImageRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushImageRequest) ProtoMessage() {}
+
+func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
+func (*PushImageRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *PushImageRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetAuth() *RemoteAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
 }
 
 var File_node_v1_node_proto protoreflect.FileDescriptor
@@ -4718,7 +6401,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"5\n" +
 	"\aNICSpec\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
-	"\x03mac\x18\x02 \x01(\tR\x03mac\"\xfc\x05\n" +
+	"\x03mac\x18\x02 \x01(\tR\x03mac\"\x83\a\n" +
 	"\x06Record\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cocoon.node.v1.SpecR\x04spec\x12\x14\n" +
@@ -4745,9 +6428,19 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\rstarted_at_ns\x18\x14 \x01(\x03R\vstartedAtNs\x12\"\n" +
 	"\rstopped_at_ns\x18\x15 \x01(\x03R\vstoppedAtNs\x12\x1a\n" +
 	"\brestarts\x18\x16 \x01(\x03R\brestarts\x12\x1a\n" +
-	"\brevision\x18\x17 \x01(\x03R\brevisionB\f\n" +
+	"\brevision\x18\x17 \x01(\x03R\brevision\x12\x1a\n" +
+	"\bsnapshot\x18\x18 \x01(\tR\bsnapshot\x12!\n" +
+	"\fsnapshot_ids\x18\x19 \x03(\tR\vsnapshotIds\x12.\n" +
+	"\x06resume\x18\x1a \x01(\v2\x16.cocoon.node.v1.ResumeR\x06resume\x12\x16\n" +
+	"\x06cloned\x18\x1b \x01(\bR\x06clonedB\f\n" +
 	"\n" +
-	"_exit_code\"l\n" +
+	"_exit_code\"u\n" +
+	"\x06Resume\x12\x14\n" +
+	"\x05clone\x18\x01 \x01(\bR\x05clone\x12\x12\n" +
+	"\x04macs\x18\x02 \x03(\tR\x04macs\x12\x1d\n" +
+	"\n" +
+	"machine_id\x18\x03 \x01(\tR\tmachineId\x12\"\n" +
+	"\rssh_host_keys\x18\x04 \x01(\bR\vsshHostKeys\"l\n" +
 	"\x04Boot\x12\x16\n" +
 	"\x06kernel\x18\x01 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x02 \x01(\tR\x06initrd\x12\x18\n" +
@@ -4966,7 +6659,141 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\afixable\x18\x06 \x01(\bR\afixable\x12\x14\n" +
 	"\x05fixed\x18\a \x01(\bR\x05fixed\"\x0e\n" +
 	"\fResetRequest\"\x0f\n" +
-	"\rResetResponse2\xca\a\n" +
+	"\rResetResponse\"\x87\x04\n" +
+	"\fCloneRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
+	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12@\n" +
+	"\x06labels\x18\x04 \x03(\v2(.cocoon.node.v1.CloneRequest.LabelsEntryR\x06labels\x12\x12\n" +
+	"\x04cpus\x18\x05 \x01(\x03R\x04cpus\x12\x16\n" +
+	"\x06memory\x18\x06 \x01(\x03R\x06memory\x12\x18\n" +
+	"\astorage\x18\a \x01(\x03R\astorage\x12+\n" +
+	"\x04nics\x18\b \x03(\v2\x17.cocoon.node.v1.NICSpecR\x04nics\x12\x1a\n" +
+	"\bhostname\x18\t \x01(\tR\bhostname\x12\"\n" +
+	"\rssh_host_keys\x18\n" +
+	" \x01(\bR\vsshHostKeys\x12\x12\n" +
+	"\x04pull\x18\v \x01(\bR\x04pull\x120\n" +
+	"\x04auth\x18\f \x03(\v2\x1c.cocoon.node.v1.RegistryAuthR\x04auth\x12\x12\n" +
+	"\x04cold\x18\r \x01(\bR\x04cold\x12\"\n" +
+	"\rstop_grace_ns\x18\x0e \x01(\x03R\vstopGraceNs\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
+	"\x0eRestoreRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\"8\n" +
+	"\x10HibernateRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x1f\n" +
+	"\vWakeRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xeb\x01\n" +
+	"\vSaveRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x18\n" +
+	"\aquiesce\x18\x04 \x01(\bR\aquiesce\x12?\n" +
+	"\x06labels\x18\x05 \x03(\v2'.cocoon.node.v1.SaveRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe2\x06\n" +
+	"\bSnapshot\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x14\n" +
+	"\x05image\x18\x04 \x01(\tR\x05image\x12!\n" +
+	"\fimage_digest\x18\x05 \x01(\tR\vimageDigest\x12\x1d\n" +
+	"\n" +
+	"image_type\x18\x06 \x01(\tR\timageType\x12$\n" +
+	"\x0eimage_blob_ids\x18\a \x03(\tR\fimageBlobIds\x12\x1e\n" +
+	"\n" +
+	"hypervisor\x18\b \x01(\tR\n" +
+	"hypervisor\x121\n" +
+	"\amachine\x18\t \x01(\v2\x17.cocoon.node.v1.MachineR\amachine\x12\x12\n" +
+	"\x04cpus\x18\n" +
+	" \x01(\x03R\x04cpus\x12\x16\n" +
+	"\x06memory\x18\v \x01(\x03R\x06memory\x12\x18\n" +
+	"\astorage\x18\f \x01(\x03R\astorage\x12\x12\n" +
+	"\x04nics\x18\r \x01(\x03R\x04nics\x12\x18\n" +
+	"\anetwork\x18\x0e \x01(\tR\anetwork\x12\x18\n" +
+	"\awindows\x18\x0f \x01(\bR\awindows\x12 \n" +
+	"\fsource_vm_id\x18\x10 \x01(\tR\n" +
+	"sourceVmId\x12$\n" +
+	"\x0esource_vm_name\x18\x11 \x01(\tR\fsourceVmName\x12\x1f\n" +
+	"\vsource_node\x18\x12 \x01(\tR\n" +
+	"sourceNode\x12\x12\n" +
+	"\x04live\x18\x13 \x01(\bR\x04live\x12\x12\n" +
+	"\x04size\x18\x14 \x01(\x03R\x04size\x12\x19\n" +
+	"\bpause_ns\x18\x15 \x01(\x03R\apauseNs\x12\x16\n" +
+	"\x06method\x18\x16 \x01(\tR\x06method\x12\x1a\n" +
+	"\bquiesced\x18\x17 \x01(\bR\bquiesced\x12\"\n" +
+	"\rcreated_at_ns\x18\x18 \x01(\x03R\vcreatedAtNs\x12\x1c\n" +
+	"\n" +
+	"used_at_ns\x18\x19 \x01(\x03R\busedAtNs\x12\x16\n" +
+	"\x06digest\x18\x1a \x01(\tR\x06digest\x12<\n" +
+	"\x06labels\x18\x1b \x03(\v2$.cocoon.node.v1.Snapshot.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x01\n" +
+	"\aMachine\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x12\n" +
+	"\x04arch\x18\x04 \x01(\tR\x04arch\x12\x14\n" +
+	"\x05accel\x18\x05 \x01(\tR\x05accel\x12\x10\n" +
+	"\x03cpu\x18\x06 \x01(\tR\x03cpu\x12\x14\n" +
+	"\x05flags\x18\a \x03(\tR\x05flags\"\x16\n" +
+	"\x14ListSnapshotsRequest\"*\n" +
+	"\x16InspectSnapshotRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\")\n" +
+	"\x15RemoveSnapshotRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\x18\n" +
+	"\x16RemoveSnapshotResponse\"@\n" +
+	"\x15ExportSnapshotRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x15\n" +
+	"\x06to_dir\x18\x02 \x01(\tR\x05toDir\"r\n" +
+	"\x15ImportSnapshotRequest\x12;\n" +
+	"\x05start\x18\x01 \x01(\v2#.cocoon.node.v1.ImportSnapshotStartH\x00R\x05start\x12\x16\n" +
+	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x04\n" +
+	"\x02of\"f\n" +
+	"\x13ImportSnapshotStart\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x19\n" +
+	"\bfrom_dir\x18\x03 \x01(\tR\afromDir\"\x90\x01\n" +
+	"\x10TransferResponse\x12>\n" +
+	"\bprogress\x18\x01 \x01(\v2 .cocoon.node.v1.TransferProgressH\x00R\bprogress\x126\n" +
+	"\bsnapshot\x18\x02 \x01(\v2\x18.cocoon.node.v1.SnapshotH\x00R\bsnapshotB\x04\n" +
+	"\x02of\"h\n" +
+	"\x10TransferProgress\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x03R\x05total\x12\x14\n" +
+	"\x05moved\x18\x04 \x01(\x03R\x05moved\"j\n" +
+	"\n" +
+	"RemoteAuth\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x03 \x01(\tR\bpassword\x12\x0e\n" +
+	"\x02ca\x18\x04 \x01(\fR\x02ca\"g\n" +
+	"\x13PushSnapshotRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12.\n" +
+	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\"m\n" +
+	"\x13PullSnapshotRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
+	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\"|\n" +
+	"\n" +
+	"TagRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12.\n" +
+	"\x04auth\x18\x02 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\x12\x16\n" +
+	"\x06delete\x18\x03 \x01(\bR\x06delete\x12\x14\n" +
+	"\x05check\x18\x04 \x01(\bR\x05check\"%\n" +
+	"\vTagResponse\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\"d\n" +
+	"\x10PushImageRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12.\n" +
+	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth2\xd0\t\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -4981,8 +6808,23 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04Logs\x12\x1b.cocoon.node.v1.LogsRequest\x1a\x18.cocoon.node.v1.LogEntry0\x01\x12N\n" +
 	"\aConsole\x12\x1e.cocoon.node.v1.ConsoleRequest\x1a\x1f.cocoon.node.v1.ConsoleResponse(\x010\x01\x12D\n" +
 	"\x05Stats\x12\x1c.cocoon.node.v1.StatsRequest\x1a\x1d.cocoon.node.v1.StatsResponse\x12Y\n" +
-	"\fUpdateVolume\x12#.cocoon.node.v1.UpdateVolumeRequest\x1a$.cocoon.node.v1.UpdateVolumeResponse2\xf7\x05\n" +
-	"\x06Images\x12K\n" +
+	"\fUpdateVolume\x12#.cocoon.node.v1.UpdateVolumeRequest\x1a$.cocoon.node.v1.UpdateVolumeResponse\x12=\n" +
+	"\x05Clone\x12\x1c.cocoon.node.v1.CloneRequest\x1a\x16.cocoon.node.v1.Record\x12A\n" +
+	"\aRestore\x12\x1e.cocoon.node.v1.RestoreRequest\x1a\x16.cocoon.node.v1.Record\x12E\n" +
+	"\tHibernate\x12 .cocoon.node.v1.HibernateRequest\x1a\x16.cocoon.node.v1.Record\x12;\n" +
+	"\x04Wake\x12\x1b.cocoon.node.v1.WakeRequest\x1a\x16.cocoon.node.v1.Record2\xc6\x05\n" +
+	"\tSnapshots\x12=\n" +
+	"\x04Save\x12\x1b.cocoon.node.v1.SaveRequest\x1a\x18.cocoon.node.v1.Snapshot\x12H\n" +
+	"\x04List\x12$.cocoon.node.v1.ListSnapshotsRequest\x1a\x18.cocoon.node.v1.Snapshot0\x01\x12K\n" +
+	"\aInspect\x12&.cocoon.node.v1.InspectSnapshotRequest\x1a\x18.cocoon.node.v1.Snapshot\x12W\n" +
+	"\x06Remove\x12%.cocoon.node.v1.RemoveSnapshotRequest\x1a&.cocoon.node.v1.RemoveSnapshotResponse\x12Q\n" +
+	"\x06Export\x12%.cocoon.node.v1.ExportSnapshotRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12U\n" +
+	"\x06Import\x12%.cocoon.node.v1.ImportSnapshotRequest\x1a .cocoon.node.v1.TransferResponse(\x010\x01\x12O\n" +
+	"\x04Push\x12#.cocoon.node.v1.PushSnapshotRequest\x1a .cocoon.node.v1.TransferResponse0\x01\x12O\n" +
+	"\x04Pull\x12#.cocoon.node.v1.PullSnapshotRequest\x1a .cocoon.node.v1.TransferResponse0\x01\x12>\n" +
+	"\x03Tag\x12\x1a.cocoon.node.v1.TagRequest\x1a\x1b.cocoon.node.v1.TagResponse2\xc1\x06\n" +
+	"\x06Images\x12H\n" +
+	"\x04Push\x12 .cocoon.node.v1.PushImageRequest\x1a\x1c.cocoon.node.v1.PullResponse0\x01\x12K\n" +
 	"\x06Import\x12\x1d.cocoon.node.v1.ImportRequest\x1a\x1e.cocoon.node.v1.ImportResponse(\x010\x01\x12B\n" +
 	"\x04List\x12!.cocoon.node.v1.ListImagesRequest\x1a\x15.cocoon.node.v1.Image0\x01\x12=\n" +
 	"\x03Get\x12\x1f.cocoon.node.v1.GetImageRequest\x1a\x15.cocoon.node.v1.Image\x12Q\n" +
@@ -5010,82 +6852,108 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_node_v1_node_proto_goTypes = []any{
-	(*CreateRequest)(nil),        // 0: cocoon.node.v1.CreateRequest
-	(*LaunchRequest)(nil),        // 1: cocoon.node.v1.LaunchRequest
-	(*StartRequest)(nil),         // 2: cocoon.node.v1.StartRequest
-	(*StopRequest)(nil),          // 3: cocoon.node.v1.StopRequest
-	(*RestartRequest)(nil),       // 4: cocoon.node.v1.RestartRequest
-	(*RemoveRequest)(nil),        // 5: cocoon.node.v1.RemoveRequest
-	(*RemoveResponse)(nil),       // 6: cocoon.node.v1.RemoveResponse
-	(*InspectRequest)(nil),       // 7: cocoon.node.v1.InspectRequest
-	(*ListRequest)(nil),          // 8: cocoon.node.v1.ListRequest
-	(*WatchRequest)(nil),         // 9: cocoon.node.v1.WatchRequest
-	(*StatsRequest)(nil),         // 10: cocoon.node.v1.StatsRequest
-	(*Spec)(nil),                 // 11: cocoon.node.v1.Spec
-	(*CloudInit)(nil),            // 12: cocoon.node.v1.CloudInit
-	(*Volume)(nil),               // 13: cocoon.node.v1.Volume
-	(*VolumeFile)(nil),           // 14: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                // 15: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),  // 16: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil), // 17: cocoon.node.v1.UpdateVolumeResponse
-	(*Process)(nil),              // 18: cocoon.node.v1.Process
-	(*EnvVar)(nil),               // 19: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),              // 20: cocoon.node.v1.NICSpec
-	(*Record)(nil),               // 21: cocoon.node.v1.Record
-	(*Boot)(nil),                 // 22: cocoon.node.v1.Boot
-	(*Disk)(nil),                 // 23: cocoon.node.v1.Disk
-	(*NIC)(nil),                  // 24: cocoon.node.v1.NIC
-	(*Event)(nil),                // 25: cocoon.node.v1.Event
-	(*ExecRequest)(nil),          // 26: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),            // 27: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),              // 28: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),         // 29: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),          // 30: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),          // 31: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),             // 32: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),       // 33: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 34: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),        // 35: cocoon.node.v1.StatsResponse
-	(*ImportRequest)(nil),        // 36: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),          // 37: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),       // 38: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),    // 39: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),      // 40: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),   // 41: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),  // 42: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                // 43: cocoon.node.v1.Image
-	(*PullRequest)(nil),          // 44: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),         // 45: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),         // 46: cocoon.node.v1.PullResponse
-	(*Progress)(nil),             // 47: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),       // 48: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 49: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),       // 50: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),      // 51: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),        // 52: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),       // 53: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),  // 54: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),              // 55: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),      // 56: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),      // 57: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),       // 58: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),          // 59: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),             // 60: cocoon.node.v1.NodeInfo
-	(*Driver)(nil),               // 61: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),        // 62: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),       // 63: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                // 64: cocoon.node.v1.Check
-	(*ResetRequest)(nil),         // 65: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),        // 66: cocoon.node.v1.ResetResponse
-	nil,                          // 67: cocoon.node.v1.Spec.LabelsEntry
-	nil,                          // 68: cocoon.node.v1.NodeInfo.VmsEntry
+	(*CreateRequest)(nil),          // 0: cocoon.node.v1.CreateRequest
+	(*LaunchRequest)(nil),          // 1: cocoon.node.v1.LaunchRequest
+	(*StartRequest)(nil),           // 2: cocoon.node.v1.StartRequest
+	(*StopRequest)(nil),            // 3: cocoon.node.v1.StopRequest
+	(*RestartRequest)(nil),         // 4: cocoon.node.v1.RestartRequest
+	(*RemoveRequest)(nil),          // 5: cocoon.node.v1.RemoveRequest
+	(*RemoveResponse)(nil),         // 6: cocoon.node.v1.RemoveResponse
+	(*InspectRequest)(nil),         // 7: cocoon.node.v1.InspectRequest
+	(*ListRequest)(nil),            // 8: cocoon.node.v1.ListRequest
+	(*WatchRequest)(nil),           // 9: cocoon.node.v1.WatchRequest
+	(*StatsRequest)(nil),           // 10: cocoon.node.v1.StatsRequest
+	(*Spec)(nil),                   // 11: cocoon.node.v1.Spec
+	(*CloudInit)(nil),              // 12: cocoon.node.v1.CloudInit
+	(*Volume)(nil),                 // 13: cocoon.node.v1.Volume
+	(*VolumeFile)(nil),             // 14: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                  // 15: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),    // 16: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),   // 17: cocoon.node.v1.UpdateVolumeResponse
+	(*Process)(nil),                // 18: cocoon.node.v1.Process
+	(*EnvVar)(nil),                 // 19: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                // 20: cocoon.node.v1.NICSpec
+	(*Record)(nil),                 // 21: cocoon.node.v1.Record
+	(*Resume)(nil),                 // 22: cocoon.node.v1.Resume
+	(*Boot)(nil),                   // 23: cocoon.node.v1.Boot
+	(*Disk)(nil),                   // 24: cocoon.node.v1.Disk
+	(*NIC)(nil),                    // 25: cocoon.node.v1.NIC
+	(*Event)(nil),                  // 26: cocoon.node.v1.Event
+	(*ExecRequest)(nil),            // 27: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),              // 28: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                // 29: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),           // 30: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),            // 31: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),            // 32: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),               // 33: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),         // 34: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),        // 35: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),          // 36: cocoon.node.v1.StatsResponse
+	(*ImportRequest)(nil),          // 37: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),            // 38: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),         // 39: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),      // 40: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),        // 41: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),     // 42: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 43: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                  // 44: cocoon.node.v1.Image
+	(*PullRequest)(nil),            // 45: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),           // 46: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),           // 47: cocoon.node.v1.PullResponse
+	(*Progress)(nil),               // 48: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),         // 49: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),        // 50: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),         // 51: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),        // 52: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),          // 53: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),         // 54: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),    // 55: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                // 56: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),        // 57: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),        // 58: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),         // 59: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),            // 60: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),               // 61: cocoon.node.v1.NodeInfo
+	(*Driver)(nil),                 // 62: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),          // 63: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),         // 64: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                  // 65: cocoon.node.v1.Check
+	(*ResetRequest)(nil),           // 66: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),          // 67: cocoon.node.v1.ResetResponse
+	(*CloneRequest)(nil),           // 68: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),         // 69: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),       // 70: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),            // 71: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),            // 72: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),               // 73: cocoon.node.v1.Snapshot
+	(*Machine)(nil),                // 74: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),   // 75: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil), // 76: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),  // 77: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil), // 78: cocoon.node.v1.RemoveSnapshotResponse
+	(*ExportSnapshotRequest)(nil),  // 79: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),  // 80: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),    // 81: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),       // 82: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),       // 83: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),             // 84: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),    // 85: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),    // 86: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),             // 87: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),            // 88: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),       // 89: cocoon.node.v1.PushImageRequest
+	nil,                            // 90: cocoon.node.v1.Spec.LabelsEntry
+	nil,                            // 91: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                            // 92: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                            // 93: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                            // 94: cocoon.node.v1.Snapshot.LabelsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11, // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11, // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	67, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	90, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	18, // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	20, // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	12, // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -5095,88 +6963,130 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	14, // 9: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	19, // 10: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
 	11, // 11: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	22, // 12: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	23, // 12: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
 	18, // 13: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	23, // 14: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	24, // 15: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	23, // 16: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	21, // 17: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	27, // 18: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	28, // 19: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	19, // 20: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	28, // 21: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	30, // 22: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	37, // 23: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	43, // 24: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	18, // 25: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	45, // 26: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	47, // 27: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	43, // 28: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	43, // 29: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	55, // 30: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	58, // 31: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	61, // 32: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	68, // 33: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	64, // 34: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	0,  // 35: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,  // 36: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,  // 37: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,  // 38: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,  // 39: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,  // 40: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,  // 41: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,  // 42: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,  // 43: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	26, // 44: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	31, // 45: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	33, // 46: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10, // 47: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	16, // 48: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	36, // 49: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	39, // 50: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	40, // 51: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	41, // 52: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	44, // 53: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	48, // 54: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	50, // 55: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	52, // 56: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	54, // 57: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	56, // 58: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	59, // 59: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	62, // 60: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	65, // 61: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	21, // 62: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	21, // 63: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	21, // 64: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	21, // 65: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	21, // 66: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,  // 67: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	21, // 68: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	21, // 69: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	25, // 70: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	29, // 71: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	32, // 72: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	34, // 73: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	35, // 74: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	17, // 75: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	38, // 76: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	43, // 77: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	43, // 78: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	42, // 79: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	46, // 80: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	49, // 81: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	51, // 82: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	53, // 83: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	57, // 84: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	57, // 85: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	60, // 86: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	63, // 87: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	66, // 88: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	62, // [62:89] is the sub-list for method output_type
-	35, // [35:62] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	24, // 14: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	25, // 15: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	22, // 16: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	24, // 17: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	21, // 18: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	28, // 19: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	29, // 20: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	19, // 21: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	29, // 22: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	31, // 23: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	38, // 24: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	44, // 25: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	18, // 26: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	46, // 27: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	48, // 28: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	44, // 29: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	44, // 30: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	56, // 31: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	59, // 32: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	62, // 33: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	91, // 34: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	65, // 35: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	92, // 36: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	20, // 37: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	46, // 38: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	93, // 39: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	74, // 40: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	94, // 41: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	81, // 42: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	83, // 43: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	73, // 44: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	84, // 45: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	84, // 46: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	84, // 47: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	84, // 48: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	0,  // 49: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,  // 50: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,  // 51: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,  // 52: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,  // 53: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,  // 54: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,  // 55: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,  // 56: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,  // 57: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	27, // 58: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	32, // 59: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	34, // 60: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10, // 61: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	16, // 62: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	68, // 63: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	69, // 64: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	70, // 65: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	71, // 66: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	72, // 67: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	75, // 68: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	76, // 69: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	77, // 70: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	79, // 71: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	80, // 72: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	85, // 73: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	86, // 74: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	87, // 75: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	89, // 76: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	37, // 77: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	40, // 78: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	41, // 79: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	42, // 80: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	45, // 81: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	49, // 82: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	51, // 83: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	53, // 84: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	55, // 85: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	57, // 86: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	60, // 87: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	63, // 88: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	66, // 89: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	21, // 90: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	21, // 91: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	21, // 92: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	21, // 93: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	21, // 94: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,  // 95: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	21, // 96: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	21, // 97: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	26, // 98: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	30, // 99: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	33, // 100: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	35, // 101: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	36, // 102: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	17, // 103: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	21, // 104: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	21, // 105: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	21, // 106: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	21, // 107: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	73, // 108: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	73, // 109: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	73, // 110: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	78, // 111: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	54, // 112: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	82, // 113: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	82, // 114: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	82, // 115: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	88, // 116: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	47, // 117: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	39, // 118: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	44, // 119: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	44, // 120: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	43, // 121: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	47, // 122: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	50, // 123: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	52, // 124: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	54, // 125: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	58, // 126: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	58, // 127: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	61, // 128: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	64, // 129: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	67, // 130: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	90, // [90:131] is the sub-list for method output_type
+	49, // [49:90] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -5189,39 +7099,47 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[13].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[14].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[21].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[26].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[29].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[30].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[33].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[34].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[34].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[35].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[37].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[38].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[39].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[46].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[47].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
+	}
+	file_node_v1_node_proto_msgTypes[80].OneofWrappers = []any{
+		(*ImportSnapshotRequest_Start)(nil),
+		(*ImportSnapshotRequest_Chunk)(nil),
+	}
+	file_node_v1_node_proto_msgTypes[82].OneofWrappers = []any{
+		(*TransferResponse_Progress)(nil),
+		(*TransferResponse_Snapshot)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5229,9 +7147,9 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   69,
+			NumMessages:   95,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_node_v1_node_proto_goTypes,
 		DependencyIndexes: file_node_v1_node_proto_depIdxs,

@@ -43,6 +43,10 @@ const (
 	VMs_Console_FullMethodName      = "/cocoon.node.v1.VMs/Console"
 	VMs_Stats_FullMethodName        = "/cocoon.node.v1.VMs/Stats"
 	VMs_UpdateVolume_FullMethodName = "/cocoon.node.v1.VMs/UpdateVolume"
+	VMs_Clone_FullMethodName        = "/cocoon.node.v1.VMs/Clone"
+	VMs_Restore_FullMethodName      = "/cocoon.node.v1.VMs/Restore"
+	VMs_Hibernate_FullMethodName    = "/cocoon.node.v1.VMs/Hibernate"
+	VMs_Wake_FullMethodName         = "/cocoon.node.v1.VMs/Wake"
 )
 
 // VMsClient is the client API for VMs service.
@@ -76,6 +80,14 @@ type VMsClient interface {
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error)
+	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
+	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
+	// Restore makes a VM go back to a snapshot that was taken of it.
+	Restore(ctx context.Context, in *RestoreRequest, opts ...grpc.CallOption) (*Record, error)
+	// Hibernate saves a running VM and ends its process; nothing is ended before what is saved is durable.
+	Hibernate(ctx context.Context, in *HibernateRequest, opts ...grpc.CallOption) (*Record, error)
+	// Wake goes on where Hibernate stopped.
+	Wake(ctx context.Context, in *WakeRequest, opts ...grpc.CallOption) (*Record, error)
 }
 
 type vMsClient struct {
@@ -259,6 +271,46 @@ func (c *vMsClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, o
 	return out, nil
 }
 
+func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Clone_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Restore(ctx context.Context, in *RestoreRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Restore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Hibernate(ctx context.Context, in *HibernateRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Hibernate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Wake(ctx context.Context, in *WakeRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Wake_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // VMsServer is the server API for VMs service.
 // All implementations must embed UnimplementedVMsServer
 // for forward compatibility.
@@ -290,6 +342,14 @@ type VMsServer interface {
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error)
+	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
+	Clone(context.Context, *CloneRequest) (*Record, error)
+	// Restore makes a VM go back to a snapshot that was taken of it.
+	Restore(context.Context, *RestoreRequest) (*Record, error)
+	// Hibernate saves a running VM and ends its process; nothing is ended before what is saved is durable.
+	Hibernate(context.Context, *HibernateRequest) (*Record, error)
+	// Wake goes on where Hibernate stopped.
+	Wake(context.Context, *WakeRequest) (*Record, error)
 	mustEmbedUnimplementedVMsServer()
 }
 
@@ -341,6 +401,18 @@ func (UnimplementedVMsServer) Stats(context.Context, *StatsRequest) (*StatsRespo
 }
 func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
+}
+func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
+}
+func (UnimplementedVMsServer) Restore(context.Context, *RestoreRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Restore not implemented")
+}
+func (UnimplementedVMsServer) Hibernate(context.Context, *HibernateRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Hibernate not implemented")
+}
+func (UnimplementedVMsServer) Wake(context.Context, *WakeRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Wake not implemented")
 }
 func (UnimplementedVMsServer) mustEmbedUnimplementedVMsServer() {}
 func (UnimplementedVMsServer) testEmbeddedByValue()             {}
@@ -572,6 +644,78 @@ func _VMs_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Clone(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Clone_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Clone(ctx, req.(*CloneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Restore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Restore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Restore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Restore(ctx, req.(*RestoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Hibernate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HibernateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Hibernate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Hibernate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Hibernate(ctx, req.(*HibernateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Wake_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WakeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Wake(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Wake_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Wake(ctx, req.(*WakeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // VMs_ServiceDesc is the grpc.ServiceDesc for VMs service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -615,6 +759,22 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "UpdateVolume",
 			Handler:    _VMs_UpdateVolume_Handler,
 		},
+		{
+			MethodName: "Clone",
+			Handler:    _VMs_Clone_Handler,
+		},
+		{
+			MethodName: "Restore",
+			Handler:    _VMs_Restore_Handler,
+		},
+		{
+			MethodName: "Hibernate",
+			Handler:    _VMs_Hibernate_Handler,
+		},
+		{
+			MethodName: "Wake",
+			Handler:    _VMs_Wake_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -649,6 +809,440 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Snapshots_Save_FullMethodName    = "/cocoon.node.v1.Snapshots/Save"
+	Snapshots_List_FullMethodName    = "/cocoon.node.v1.Snapshots/List"
+	Snapshots_Inspect_FullMethodName = "/cocoon.node.v1.Snapshots/Inspect"
+	Snapshots_Remove_FullMethodName  = "/cocoon.node.v1.Snapshots/Remove"
+	Snapshots_Export_FullMethodName  = "/cocoon.node.v1.Snapshots/Export"
+	Snapshots_Import_FullMethodName  = "/cocoon.node.v1.Snapshots/Import"
+	Snapshots_Push_FullMethodName    = "/cocoon.node.v1.Snapshots/Push"
+	Snapshots_Pull_FullMethodName    = "/cocoon.node.v1.Snapshots/Pull"
+	Snapshots_Tag_FullMethodName     = "/cocoon.node.v1.Snapshots/Tag"
+)
+
+// SnapshotsClient is the client API for Snapshots service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Snapshots is the snapshot store of the node. A ref is a full id, a name, or an id prefix of at least three characters.
+type SnapshotsClient interface {
+	// Save takes a snapshot of a running VM, which goes on, or of the disks of a stopped one.
+	Save(ctx context.Context, in *SaveRequest, opts ...grpc.CallOption) (*Snapshot, error)
+	List(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Snapshot], error)
+	Inspect(ctx context.Context, in *InspectSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
+	// Remove deletes a snapshot. VMs cloned from it are not touched.
+	Remove(ctx context.Context, in *RemoveSnapshotRequest, opts ...grpc.CallOption) (*RemoveSnapshotResponse, error)
+	// Export streams a snapshot as a tar, or copies it into a folder of the node (then the stream is empty).
+	Export(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
+	// Import reads what Export wrote: first start, then chunks, then the client closes its side. Responses are progress, then
+	// the snapshot.
+	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ImportSnapshotRequest, TransferResponse], error)
+	// Push sends a snapshot to an OCI registry. Responses are progress, then the snapshot with its digest there.
+	Push(ctx context.Context, in *PushSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TransferResponse], error)
+	// Pull fetches one. Responses are progress, then the snapshot.
+	Pull(ctx context.Context, in *PullSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TransferResponse], error)
+	// Tag asks a registry which manifest a name has, deletes a name, or only asks whether the registry answers.
+	Tag(ctx context.Context, in *TagRequest, opts ...grpc.CallOption) (*TagResponse, error)
+}
+
+type snapshotsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSnapshotsClient(cc grpc.ClientConnInterface) SnapshotsClient {
+	return &snapshotsClient{cc}
+}
+
+func (c *snapshotsClient) Save(ctx context.Context, in *SaveRequest, opts ...grpc.CallOption) (*Snapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Snapshot)
+	err := c.cc.Invoke(ctx, Snapshots_Save_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) List(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Snapshot], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Snapshots_ServiceDesc.Streams[0], Snapshots_List_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListSnapshotsRequest, Snapshot]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_ListClient = grpc.ServerStreamingClient[Snapshot]
+
+func (c *snapshotsClient) Inspect(ctx context.Context, in *InspectSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Snapshot)
+	err := c.cc.Invoke(ctx, Snapshots_Inspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) Remove(ctx context.Context, in *RemoveSnapshotRequest, opts ...grpc.CallOption) (*RemoveSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveSnapshotResponse)
+	err := c.cc.Invoke(ctx, Snapshots_Remove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) Export(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Snapshots_ServiceDesc.Streams[1], Snapshots_Export_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportSnapshotRequest, ExportResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_ExportClient = grpc.ServerStreamingClient[ExportResponse]
+
+func (c *snapshotsClient) Import(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ImportSnapshotRequest, TransferResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Snapshots_ServiceDesc.Streams[2], Snapshots_Import_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportSnapshotRequest, TransferResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_ImportClient = grpc.BidiStreamingClient[ImportSnapshotRequest, TransferResponse]
+
+func (c *snapshotsClient) Push(ctx context.Context, in *PushSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TransferResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Snapshots_ServiceDesc.Streams[3], Snapshots_Push_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PushSnapshotRequest, TransferResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_PushClient = grpc.ServerStreamingClient[TransferResponse]
+
+func (c *snapshotsClient) Pull(ctx context.Context, in *PullSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TransferResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Snapshots_ServiceDesc.Streams[4], Snapshots_Pull_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PullSnapshotRequest, TransferResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_PullClient = grpc.ServerStreamingClient[TransferResponse]
+
+func (c *snapshotsClient) Tag(ctx context.Context, in *TagRequest, opts ...grpc.CallOption) (*TagResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TagResponse)
+	err := c.cc.Invoke(ctx, Snapshots_Tag_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// SnapshotsServer is the server API for Snapshots service.
+// All implementations must embed UnimplementedSnapshotsServer
+// for forward compatibility.
+//
+// Snapshots is the snapshot store of the node. A ref is a full id, a name, or an id prefix of at least three characters.
+type SnapshotsServer interface {
+	// Save takes a snapshot of a running VM, which goes on, or of the disks of a stopped one.
+	Save(context.Context, *SaveRequest) (*Snapshot, error)
+	List(*ListSnapshotsRequest, grpc.ServerStreamingServer[Snapshot]) error
+	Inspect(context.Context, *InspectSnapshotRequest) (*Snapshot, error)
+	// Remove deletes a snapshot. VMs cloned from it are not touched.
+	Remove(context.Context, *RemoveSnapshotRequest) (*RemoveSnapshotResponse, error)
+	// Export streams a snapshot as a tar, or copies it into a folder of the node (then the stream is empty).
+	Export(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportResponse]) error
+	// Import reads what Export wrote: first start, then chunks, then the client closes its side. Responses are progress, then
+	// the snapshot.
+	Import(grpc.BidiStreamingServer[ImportSnapshotRequest, TransferResponse]) error
+	// Push sends a snapshot to an OCI registry. Responses are progress, then the snapshot with its digest there.
+	Push(*PushSnapshotRequest, grpc.ServerStreamingServer[TransferResponse]) error
+	// Pull fetches one. Responses are progress, then the snapshot.
+	Pull(*PullSnapshotRequest, grpc.ServerStreamingServer[TransferResponse]) error
+	// Tag asks a registry which manifest a name has, deletes a name, or only asks whether the registry answers.
+	Tag(context.Context, *TagRequest) (*TagResponse, error)
+	mustEmbedUnimplementedSnapshotsServer()
+}
+
+// UnimplementedSnapshotsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSnapshotsServer struct{}
+
+func (UnimplementedSnapshotsServer) Save(context.Context, *SaveRequest) (*Snapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method Save not implemented")
+}
+func (UnimplementedSnapshotsServer) List(*ListSnapshotsRequest, grpc.ServerStreamingServer[Snapshot]) error {
+	return status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedSnapshotsServer) Inspect(context.Context, *InspectSnapshotRequest) (*Snapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
+}
+func (UnimplementedSnapshotsServer) Remove(context.Context, *RemoveSnapshotRequest) (*RemoveSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
+}
+func (UnimplementedSnapshotsServer) Export(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportResponse]) error {
+	return status.Error(codes.Unimplemented, "method Export not implemented")
+}
+func (UnimplementedSnapshotsServer) Import(grpc.BidiStreamingServer[ImportSnapshotRequest, TransferResponse]) error {
+	return status.Error(codes.Unimplemented, "method Import not implemented")
+}
+func (UnimplementedSnapshotsServer) Push(*PushSnapshotRequest, grpc.ServerStreamingServer[TransferResponse]) error {
+	return status.Error(codes.Unimplemented, "method Push not implemented")
+}
+func (UnimplementedSnapshotsServer) Pull(*PullSnapshotRequest, grpc.ServerStreamingServer[TransferResponse]) error {
+	return status.Error(codes.Unimplemented, "method Pull not implemented")
+}
+func (UnimplementedSnapshotsServer) Tag(context.Context, *TagRequest) (*TagResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Tag not implemented")
+}
+func (UnimplementedSnapshotsServer) mustEmbedUnimplementedSnapshotsServer() {}
+func (UnimplementedSnapshotsServer) testEmbeddedByValue()                   {}
+
+// UnsafeSnapshotsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SnapshotsServer will
+// result in compilation errors.
+type UnsafeSnapshotsServer interface {
+	mustEmbedUnimplementedSnapshotsServer()
+}
+
+func RegisterSnapshotsServer(s grpc.ServiceRegistrar, srv SnapshotsServer) {
+	// If the following call panics, it indicates UnimplementedSnapshotsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Snapshots_ServiceDesc, srv)
+}
+
+func _Snapshots_Save_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SaveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).Save(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_Save_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).Save(ctx, req.(*SaveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Snapshots_List_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListSnapshotsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SnapshotsServer).List(m, &grpc.GenericServerStream[ListSnapshotsRequest, Snapshot]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_ListServer = grpc.ServerStreamingServer[Snapshot]
+
+func _Snapshots_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).Inspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_Inspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).Inspect(ctx, req.(*InspectSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Snapshots_Remove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).Remove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_Remove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).Remove(ctx, req.(*RemoveSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Snapshots_Export_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportSnapshotRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SnapshotsServer).Export(m, &grpc.GenericServerStream[ExportSnapshotRequest, ExportResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_ExportServer = grpc.ServerStreamingServer[ExportResponse]
+
+func _Snapshots_Import_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(SnapshotsServer).Import(&grpc.GenericServerStream[ImportSnapshotRequest, TransferResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_ImportServer = grpc.BidiStreamingServer[ImportSnapshotRequest, TransferResponse]
+
+func _Snapshots_Push_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PushSnapshotRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SnapshotsServer).Push(m, &grpc.GenericServerStream[PushSnapshotRequest, TransferResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_PushServer = grpc.ServerStreamingServer[TransferResponse]
+
+func _Snapshots_Pull_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PullSnapshotRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SnapshotsServer).Pull(m, &grpc.GenericServerStream[PullSnapshotRequest, TransferResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_PullServer = grpc.ServerStreamingServer[TransferResponse]
+
+func _Snapshots_Tag_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TagRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).Tag(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_Tag_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).Tag(ctx, req.(*TagRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Snapshots_ServiceDesc is the grpc.ServiceDesc for Snapshots service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Snapshots_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cocoon.node.v1.Snapshots",
+	HandlerType: (*SnapshotsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Save",
+			Handler:    _Snapshots_Save_Handler,
+		},
+		{
+			MethodName: "Inspect",
+			Handler:    _Snapshots_Inspect_Handler,
+		},
+		{
+			MethodName: "Remove",
+			Handler:    _Snapshots_Remove_Handler,
+		},
+		{
+			MethodName: "Tag",
+			Handler:    _Snapshots_Tag_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "List",
+			Handler:       _Snapshots_List_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Export",
+			Handler:       _Snapshots_Export_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Import",
+			Handler:       _Snapshots_Import_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Push",
+			Handler:       _Snapshots_Push_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Pull",
+			Handler:       _Snapshots_Pull_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "node/v1/node.proto",
+}
+
+const (
+	Images_Push_FullMethodName         = "/cocoon.node.v1.Images/Push"
 	Images_Import_FullMethodName       = "/cocoon.node.v1.Images/Import"
 	Images_List_FullMethodName         = "/cocoon.node.v1.Images/List"
 	Images_Get_FullMethodName          = "/cocoon.node.v1.Images/Get"
@@ -667,6 +1261,8 @@ const (
 //
 // Images is the image store of the node.
 type ImagesClient interface {
+	// Push sends an image to an OCI registry. Responses are progress, then the image with its digest there.
+	Push(ctx context.Context, in *PushImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error)
 	// Import reads an image: first start, then chunks, then the client closes its side. A client that goes away before
 	// closing leaves nothing behind. Responses are progress, then the image.
 	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ImportRequest, ImportResponse], error)
@@ -696,9 +1292,28 @@ func NewImagesClient(cc grpc.ClientConnInterface) ImagesClient {
 	return &imagesClient{cc}
 }
 
+func (c *imagesClient) Push(ctx context.Context, in *PushImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[0], Images_Push_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PushImageRequest, PullResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_PushClient = grpc.ServerStreamingClient[PullResponse]
+
 func (c *imagesClient) Import(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ImportRequest, ImportResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[0], Images_Import_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[1], Images_Import_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -711,7 +1326,7 @@ type Images_ImportClient = grpc.BidiStreamingClient[ImportRequest, ImportRespons
 
 func (c *imagesClient) List(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Image], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[1], Images_List_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[2], Images_List_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -750,7 +1365,7 @@ func (c *imagesClient) Remove(ctx context.Context, in *RemoveImageRequest, opts 
 
 func (c *imagesClient) Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[2], Images_Pull_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[3], Images_Pull_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -789,7 +1404,7 @@ func (c *imagesClient) Collect(ctx context.Context, in *CollectRequest, opts ...
 
 func (c *imagesClient) Export(ctx context.Context, in *ExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[3], Images_Export_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[4], Images_Export_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -832,6 +1447,8 @@ func (c *imagesClient) Problems(ctx context.Context, in *ProblemsRequest, opts .
 //
 // Images is the image store of the node.
 type ImagesServer interface {
+	// Push sends an image to an OCI registry. Responses are progress, then the image with its digest there.
+	Push(*PushImageRequest, grpc.ServerStreamingServer[PullResponse]) error
 	// Import reads an image: first start, then chunks, then the client closes its side. A client that goes away before
 	// closing leaves nothing behind. Responses are progress, then the image.
 	Import(grpc.BidiStreamingServer[ImportRequest, ImportResponse]) error
@@ -861,6 +1478,9 @@ type ImagesServer interface {
 // pointer dereference when methods are called.
 type UnimplementedImagesServer struct{}
 
+func (UnimplementedImagesServer) Push(*PushImageRequest, grpc.ServerStreamingServer[PullResponse]) error {
+	return status.Error(codes.Unimplemented, "method Push not implemented")
+}
 func (UnimplementedImagesServer) Import(grpc.BidiStreamingServer[ImportRequest, ImportResponse]) error {
 	return status.Error(codes.Unimplemented, "method Import not implemented")
 }
@@ -911,6 +1531,17 @@ func RegisterImagesServer(s grpc.ServiceRegistrar, srv ImagesServer) {
 	}
 	s.RegisterService(&Images_ServiceDesc, srv)
 }
+
+func _Images_Push_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PushImageRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ImagesServer).Push(m, &grpc.GenericServerStream[PushImageRequest, PullResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_PushServer = grpc.ServerStreamingServer[PullResponse]
 
 func _Images_Import_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(ImagesServer).Import(&grpc.GenericServerStream[ImportRequest, ImportResponse]{ServerStream: stream})
@@ -1093,6 +1724,11 @@ var Images_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Push",
+			Handler:       _Images_Push_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Import",
 			Handler:       _Images_Import_Handler,
