@@ -72,6 +72,8 @@ const (
 	VMLabelPodNamespace = PrefixNode + "pod-namespace"
 	VMLabelPodName      = PrefixNode + "pod-name"
 	VMLabelPodUID       = PrefixNode + "pod-uid"
+	// VMLabelSave says "true" of a VM that must not be deleted unsaved: what the pod's policy was, for when the pod is gone.
+	VMLabelSave = PrefixNode + "save-before-delete"
 )
 
 // ContainerIDScheme is the scheme of the container ids in pod statuses; the VM's id follows it.
