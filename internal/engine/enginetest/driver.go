@@ -62,6 +62,9 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 	if p.Disks[0].Serial == silent {
 		pr.Port = ""
 	}
+	if err := pr.wake(p); err != nil {
+		return nil, err
+	}
 	if _, exists, err := d.w.loadProc(p.ID); err != nil || exists {
 		return nil, errdefs.Conflictf("vm %s runs already (%v)", p.ID, err)
 	}
@@ -152,8 +155,11 @@ func (g *Guest) State(context.Context) (hypervisor.RunState, error) {
 	case <-g.ended:
 		return "", errdefs.NotFoundf("vm %s has ended", g.p.ID)
 	default:
-		return hypervisor.Running, nil
 	}
+	if p, _ := g.look(); p.Paused {
+		return hypervisor.Paused, nil
+	}
+	return hypervisor.Running, nil
 }
 
 // Shutdown implements hypervisor.Instance.

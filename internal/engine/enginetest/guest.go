@@ -143,6 +143,10 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 	g.mu.Lock()
 	drop := g.drop
 	g.mu.Unlock()
+	agent := guest.Agent(s)
+	if !a.w.Old && a.port == guest.PortCocoon {
+		agent = resumer{s}
+	}
 	go func() { // ends with the session
 		select {
 		case <-g.ended:
@@ -151,7 +155,7 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 		}
 		close(s.done)
 	}()
-	return s, nil
+	return agent, nil
 }
 
 // session is one guest.Agent.
@@ -166,6 +170,7 @@ var (
 	_ guest.Agent           = (*session)(nil)
 	_ guest.VolumeKeeper    = (*session)(nil)
 	_ guest.NetworkReporter = (*session)(nil)
+	_ guest.Freezer         = (*session)(nil)
 )
 
 func (s *session) alive(call string) error {
@@ -224,7 +229,7 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	if len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
 		return errdefs.NotFoundf("start the main process: missing: no such file")
 	}
-	s.g.change(func() { s.g.setup, s.g.p.SetUp = setup, true })
+	s.g.change(func() { s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname })
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
@@ -102,7 +103,7 @@ func (s Images) Get(_ context.Context, ref string) (image.Image, error) {
 	if err := s.w.Fault("images.Get"); err != nil {
 		return image.Image{}, err
 	}
-	switch ref {
+	switch ref = strings.TrimPrefix(ref, "sha256:"); ref {
 	case "demo":
 		return image.Image{ID: "sha256:demo", Name: ref, Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"/init"}}}, nil
 	case "bare":

@@ -22,23 +22,29 @@ type World struct {
 	Fault   func(call string) error // called before and after each act, as "driver.Launch" and "driver.Launch done"
 	NoAgent bool                    // guests have no channel for an agent
 	NoIP    bool                    // the network knows no addresses
+	Old     bool                    // guests' agents cannot bring a resumed guest to itself
+	Machine vm.Machine              // of this host; the zero value is filled
 
 	Reported []guest.Interface // by disk guests, with the MAC of their first interface
 
 	mu     sync.Mutex
 	guests map[vm.ID]*Guest
 	pids   int
+	taken  map[string]bool // names of drafts
+	held   map[string]int  // snapshots, by id
 }
 
 // New returns the world in dir, with what an earlier process left there.
 func New(dir string) (*World, error) {
-	w := &World{Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{}}
-	for _, sub := range []string{"procs", "taps", "leases", "tmp"} {
+	w := &World{Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
+		taken: map[string]bool{}, held: map[string]int{},
+	}
+	for _, sub := range []string{"procs", "taps", "leases", "tmp", "snapshots", "drafts"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, err
 		}
 	}
-	return w, nil
+	return w, sweepDrafts(dir)
 }
 
 // around runs act between two chances to fail. An act that failed afterwards has happened all the same.
@@ -52,10 +58,10 @@ func (w *World) around(call string, act func() error) error {
 	return w.Fault(call + " done")
 }
 
-// Leftovers lists the processes, taps and addresses that are there.
+// Leftovers lists the processes, taps, addresses, snapshots and drafts of such that are there.
 func (w *World) Leftovers() ([]string, error) {
 	var out []string
-	for _, sub := range []string{"procs", "taps", "leases"} {
+	for _, sub := range []string{"procs", "taps", "leases", "snapshots", "drafts"} {
 		entries, err := os.ReadDir(filepath.Join(w.Dir, sub))
 		if err != nil {
 			return nil, err
@@ -76,6 +82,16 @@ type proc struct {
 	MAC   string `json:"mac"`            // of the first interface
 	Port  string `json:"port"`           // at which its agent is, "" for none
 	Lines int    `json:"lines"`          // written by the main process
+
+	Disk    vm.Disk `json:"disk"`    // that it writes to
+	Written int     `json:"written"` // bytes that the guest knows to be on its disk
+	Paused  bool    `json:"paused"`
+	Down    bool    `json:"down"` // the first interface has no carrier
+
+	Hostname  string `json:"hostname"`
+	MachineID string `json:"machine_id"`
+	Resumed   int    `json:"resumed"` // how often the guest was brought to itself
+	Frozen    bool   `json:"frozen"`
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

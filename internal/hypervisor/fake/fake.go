@@ -37,6 +37,9 @@ const (
 	OpShutdown Op = "shutdown"
 	OpKill     Op = "kill"
 	OpDial     Op = "dial"
+	OpSave     Op = "save"  // before anything of a save is done
+	OpSaved    Op = "saved" // when all of it is done; failing it makes Save undo everything but the change of disks
+	OpLink     Op = "link"
 )
 
 // Behaviour is what one VM does.
@@ -89,6 +92,8 @@ type Driver struct {
 var (
 	_ hypervisor.Driver     = (*Driver)(nil)
 	_ hypervisor.ExitTeller = (*Driver)(nil)
+
+	_ hypervisor.MachineTeller = (*Driver)(nil)
 )
 
 // New returns a driver of the VMs of host. Any number of drivers may share a host, at the same time or one after another.
@@ -146,10 +151,17 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (_ hypervisor.In
 		return nil, err
 	}
 	log := fmt.Appendf(nil, "fake guest %s has booted\n", p.Name)
+	var memory string
+	if p.Incoming != nil {
+		if memory, err = recall(p); err != nil {
+			return nil, err
+		}
+		log = fmt.Appendf(nil, "fake guest %s goes on\n", p.Name)
+	}
 	if err := os.WriteFile(filepath.Join(p.Dir, consoleLog), log, 0o600); err != nil {
 		return nil, errdefs.Preconditionf("open runtime folder: %w", err)
 	}
-	v, err := d.host.start(p, b)
+	v, err := d.host.start(p, b, memory)
 	if err != nil {
 		return nil, err
 	}

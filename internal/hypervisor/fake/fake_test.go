@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -232,5 +233,74 @@ func BenchmarkLaunchKill(b *testing.B) {
 		if err := i.Kill(b.Context()); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+func TestGoesOnFromSavedState(t *testing.T) {
+	h := host(t, t.TempDir())
+	d := New(Config{}, h)
+	p := plan(t)
+	p.NICs = []vm.NIC{{MAC: "02:00:00:00:00:01"}}
+	dir := t.TempDir()
+	disk := func(name string) vm.Disk {
+		path := dir + "/" + name
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return vm.Disk{Path: path, Serial: "cow"}
+	}
+	p.Disks = []vm.Disk{disk("old")}
+	i, err := d.Launch(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Remember(p.ID, "seven"); err != nil {
+		t.Fatal(err)
+	}
+	taken := 0
+	plan := hypervisor.SavePlan{
+		State: dir + "/vmstate", Memory: dir + "/memory", Hold: true, Taken: func() { taken++ },
+		Overlays: []hypervisor.DiskOverlay{{Serial: "cow", Disk: disk("new")}},
+	}
+	saved, err := i.(hypervisor.Snapshotter).Save(t.Context(), plan)
+	if err != nil || taken != 1 || saved.Machine.Driver != Name || saved.Method != "stopped" {
+		t.Fatalf("saved %+v, %v, taken %d times", saved, err, taken)
+	}
+	if s, err := i.State(t.Context()); s != hypervisor.Paused || err != nil {
+		t.Errorf("held, it is %s, %v", s, err)
+	}
+	if got := h.vms[p.ID].Plan.Disks[0].Path; got != dir+"/new" {
+		t.Errorf("it writes to %s", got)
+	}
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.Incoming = &hypervisor.Incoming{State: plan.State, Memory: plan.Memory, LinksDown: true}
+	i, err = d.Launch(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, down := h.Memory(p.ID); text != "seven" || !down[0] {
+		t.Errorf("it remembers %q, down %v", text, down)
+	}
+	if err := i.(hypervisor.Linker).SetLink(t.Context(), 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, down := h.Memory(p.ID); down[0] {
+		t.Error("the link is down still")
+	}
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.CPUs = 2
+	if _, err := d.Launch(t.Context(), p); !errdefs.Is(err, errdefs.DataLoss) {
+		t.Errorf("another number of CPUs: %v", err)
+	}
+	p.CPUs = 1
+	if err := os.Truncate(plan.State, 3); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Launch(t.Context(), p); !errdefs.Is(err, errdefs.DataLoss) {
+		t.Errorf("a truncated state: %v", err)
 	}
 }

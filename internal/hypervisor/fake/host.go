@@ -48,6 +48,8 @@ type record struct {
 	Asked     time.Time       `json:"asked,omitzero"` // to power off
 	Paused    bool            `json:"paused"`
 	Ended     End             `json:"ended,omitempty"`
+	Memory    string          `json:"memory,omitempty"` // what the guest remembers
+	Down      []bool          `json:"down,omitempty"`   // by interface: it has no carrier
 }
 
 // NewHost returns a host. With a folder, VMs that an earlier process left there go on running; with "" all is in memory.
@@ -112,14 +114,19 @@ func (h *Host) schedule(v *machine) {
 	v.timer = time.AfterFunc(time.Until(at), func() { h.end(v, end) })
 }
 
-func (h *Host) start(p hypervisor.Plan, b Behaviour) (*machine, error) {
+func (h *Host) start(p hypervisor.Plan, b Behaviour, memory string) (*machine, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if old := h.vms[p.ID]; old != nil && old.Ended == "" {
 		return nil, errdefs.Conflictf("VM %s runs already as fake process %d", p.ID, old.PID)
 	}
 	v := &machine{gone: make(chan struct{})}
-	v.record = record{Plan: p, Behaviour: b, Run: string(vm.NewID()), PID: h.nextPID, Started: time.Now()}
+	v.record = record{Plan: p, Behaviour: b, Run: string(vm.NewID()), PID: h.nextPID, Started: time.Now(), Memory: memory}
+	if v.Down = make([]bool, len(p.NICs)); p.Incoming != nil && p.Incoming.LinksDown {
+		for i := range v.Down {
+			v.Down[i] = true
+		}
+	}
 	h.nextPID++
 	if err := h.save(v); err != nil {
 		return nil, err

@@ -1,0 +1,246 @@
+package enginetest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var (
+	_ hypervisor.Snapshotter   = (*Guest)(nil)
+	_ hypervisor.Pauser        = (*Guest)(nil)
+	_ hypervisor.Linker        = (*Guest)(nil)
+	_ hypervisor.NICSwapper    = (*Guest)(nil)
+	_ hypervisor.MachineTeller = Driver{}
+	_ guest.Resumer            = resumer{}
+)
+
+// Machine implements hypervisor.MachineTeller.
+func (d Driver) Machine(context.Context, vm.Accel) (vm.Machine, error) {
+	m := d.w.Machine
+	if m.Driver == "" {
+		m = vm.Machine{Driver: "fake", Version: "1", Type: "m1", Arch: "any", Accel: vm.AccelTCG, CPU: "max"}
+	}
+	return m, d.w.Fault("driver.Machine")
+}
+
+// wake makes pr the guest that p says: one that boots, or one that goes on.
+func (pr *proc) wake(p hypervisor.Plan) error {
+	for _, d := range p.Disks {
+		if d.Role == vm.RoleCOW {
+			pr.Disk = d
+		}
+	}
+	content, err := Content(pr.Disk)
+	if err != nil {
+		return err
+	}
+	if pr.Written = len(content); p.Incoming == nil {
+		return nil
+	}
+	text, err := os.ReadFile(p.Incoming.State)
+	if err != nil {
+		return errdefs.DataLossf("read the saved state: %w", err)
+	}
+	var was proc
+	if err := json.Unmarshal(text, &was); err != nil {
+		return errdefs.DataLossf("the saved state is damaged: %w", err)
+	}
+	if _, err := os.Stat(p.Incoming.Memory); err != nil {
+		return errdefs.DataLossf("the saved memory is missing: %w", err)
+	}
+	// What no real hypervisor would notice: it is the end of the guest's file systems.
+	if was.Written != len(content) {
+		return errdefs.DataLossf("the guest knows of %d bytes on its disk, which has %d", was.Written, len(content))
+	}
+	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, p.Incoming.LinksDown
+	*pr = was
+	return nil
+}
+
+// Content is what a disk holds: what was written to its files, the lowest first.
+func Content(d vm.Disk) (string, error) {
+	below := ""
+	if d.Backing != nil {
+		var err error
+		if below, err = Content(*d.Backing); err != nil {
+			return "", err
+		}
+	}
+	text, err := os.ReadFile(d.Path)
+	return below + string(text), err
+}
+
+// Write has the guest write to its disk. A paused guest does nothing.
+func (g *Guest) Write(text string) error {
+	var err error
+	g.change(func() {
+		if g.p.Paused {
+			err = errdefs.Preconditionf("the guest is paused")
+			return
+		}
+		var f *os.File
+		if f, err = os.OpenFile(g.p.Disk.Path, os.O_WRONLY|os.O_APPEND, 0); err != nil {
+			return
+		}
+		_, err = f.WriteString(text)
+		err = errors.Join(err, f.Close())
+		g.p.Written += len(text)
+	})
+	return err
+}
+
+// Disk is what the guest's disk holds.
+func (g *Guest) Disk() (string, error) {
+	p, _ := g.look()
+	return Content(p.Disk)
+}
+
+// Self is who the guest thinks it is.
+type Self struct {
+	Hostname  string
+	MachineID string
+	MAC       string // of its first interface
+	Lines     int    // that its main process wrote
+	Resumed   int    // how often it was brought to itself
+	Paused    bool
+	Down      bool // its first interface has no carrier
+	Frozen    bool
+}
+
+// Self asks the guest.
+func (g *Guest) Self() Self {
+	p, _ := g.look()
+	return Self{p.Hostname, p.MachineID, p.MAC, p.Lines, p.Resumed, p.Paused, p.Down, p.Frozen}
+}
+
+// Save implements hypervisor.Snapshotter.
+func (g *Guest) Save(_ context.Context, p hypervisor.SavePlan) (hypervisor.Saved, error) {
+	if err := g.w.Fault("driver.Save"); err != nil {
+		return hypervisor.Saved{}, err
+	}
+	select {
+	case <-g.ended:
+		return hypervisor.Saved{}, errdefs.NotFoundf("vm %s has ended", g.p.ID)
+	default:
+	}
+	var err error
+	g.change(func() { err = g.hold(p) })
+	if err != nil {
+		return hypervisor.Saved{}, err
+	}
+	if err := g.w.Fault("driver.Save done"); err != nil {
+		g.change(func() { g.p.Paused = false })
+		return hypervisor.Saved{}, errors.Join(err, remove(p.State), remove(p.Memory))
+	}
+	if p.Taken != nil {
+		p.Taken()
+	}
+	machine, err := Driver{g.w}.Machine(context.Background(), vm.AccelAuto)
+	return hypervisor.Saved{Pause: 7, Method: "stopped", Machine: machine}, err
+}
+
+func (g *Guest) hold(p hypervisor.SavePlan) error {
+	text, err := json.Marshal(g.p)
+	if err != nil {
+		return err
+	}
+	for _, o := range p.Overlays {
+		if o.Disk.Path == g.p.Disk.Path {
+			continue
+		}
+		if _, err := os.Stat(o.Disk.Path); err != nil {
+			return err
+		}
+		below := g.p.Disk // the hypervisor believes itself, not the caller
+		g.p.Disk = o.Disk
+		g.p.Disk.Backing = &below
+	}
+	g.p.Paused = p.Hold
+	return errors.Join(os.WriteFile(p.State, text, 0o600), os.WriteFile(p.Memory, []byte("memory"), 0o600))
+}
+
+// Pause implements hypervisor.Pauser.
+func (g *Guest) Pause(context.Context) error { return g.paused("driver.Pause", true) }
+
+// Resume implements hypervisor.Pauser.
+func (g *Guest) Resume(context.Context) error { return g.paused("driver.Resume", false) }
+
+func (g *Guest) paused(call string, paused bool) error {
+	return g.w.around(call, func() error {
+		select {
+		case <-g.ended:
+			return errdefs.NotFoundf("vm %s has ended", g.p.ID)
+		default:
+			g.change(func() { g.p.Paused = paused })
+			return nil
+		}
+	})
+}
+
+// SetLink implements hypervisor.Linker. A guest with the MAC of another one must not be heard.
+func (g *Guest) SetLink(_ context.Context, nic int, up bool) error {
+	return g.w.around("driver.SetLink", func() error {
+		if nic == 0 {
+			g.change(func() { g.p.Down = !up })
+		}
+		return nil
+	})
+}
+
+// SwapNIC implements hypervisor.NICSwapper.
+func (g *Guest) SwapNIC(_ context.Context, nic int, mac string) error {
+	return g.w.around("driver.SwapNIC", func() error {
+		if nic == 0 {
+			g.change(func() { g.p.MAC, g.p.Down = mac, true })
+		}
+		return nil
+	})
+}
+
+// resumer is a session with an agent that can bring its guest to itself.
+type resumer struct{ *session }
+
+// Resumed implements guest.Resumer. The host name "refused" is not taken.
+func (s resumer) Resumed(_ context.Context, r guest.Resumed) (guest.ResumedReply, error) {
+	if err := s.alive("agent.Resumed"); err != nil {
+		return guest.ResumedReply{}, err
+	}
+	p, _ := s.g.look()
+	switch {
+	case len(r.Entropy) < 32 || r.Now.IsZero():
+		return guest.ResumedReply{}, errdefs.Invalidf("there is no entropy or no time")
+	case r.Hostname == "refused":
+		return guest.ResumedReply{}, errdefs.New(errdefs.Internal, "the host name is not taken")
+	case r.Clone != nil && len(r.NICs) > 0 && p.MAC != r.Clone.MACs[0] && p.MAC != r.NICs[0].MAC:
+		return guest.ResumedReply{}, errdefs.NotFoundf("no interface has the MAC %s", r.Clone.MACs[0])
+	}
+	s.g.change(func() {
+		s.g.p.Resumed++
+		s.g.p.Hostname, s.g.p.Frozen = r.Hostname, false
+		if r.Clone != nil {
+			s.g.p.MachineID = r.Clone.MachineID
+		}
+		if len(r.NICs) > 0 {
+			s.g.p.MAC = r.NICs[0].MAC
+		}
+	})
+	p, _ = s.g.look()
+	return guest.ResumedReply{LogSeq: uint64(p.Lines)}, s.g.w.Fault("agent.Resumed done")
+}
+
+// Freeze implements guest.Freezer.
+func (s *session) Freeze(context.Context) (int, error) {
+	return 1, s.g.w.around("agent.Freeze", func() error { s.g.change(func() { s.g.p.Frozen = true }); return nil })
+}
+
+// Thaw implements guest.Freezer.
+func (s *session) Thaw(context.Context) (int, error) {
+	return 1, s.g.w.around("agent.Thaw", func() error { s.g.change(func() { s.g.p.Frozen = false }); return nil })
+}

@@ -1,0 +1,194 @@
+package fake
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var (
+	_ hypervisor.Snapshotter = (*Instance)(nil)
+	_ hypervisor.Linker      = (*Instance)(nil)
+)
+
+// state is what a fake VM's devices are saved as.
+type state struct {
+	Driver string `json:"driver"`
+	CPUs   int    `json:"cpus"`
+	Memory int64  `json:"memory"` // bytes
+	NICs   int    `json:"nics"`
+	Length int    `json:"length"` // bytes of what the guest remembers, at the start of its memory
+}
+
+// maxState bounds what is read of a saved state, bytes.
+const maxState = 1 << 20
+
+// Machine implements hypervisor.MachineTeller.
+func (d *Driver) Machine(ctx context.Context, _ vm.Accel) (vm.Machine, error) {
+	info, err := d.Probe(ctx)
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	return vm.Machine{Driver: Name, Version: info.Version, Type: Name, Arch: runtime.GOARCH, Accel: info.Accel, CPU: Name}, nil
+}
+
+// Save implements hypervisor.Snapshotter: the memory holds what the guest remembers (see Host.Remember), else it is a hole.
+func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hypervisor.Saved, err error) {
+	if err := i.usable(ctx, OpSave); err != nil {
+		return hypervisor.Saved{}, err
+	}
+	machine, err := i.d.Machine(ctx, i.v.Plan.Accel)
+	if err != nil {
+		return hypervisor.Saved{}, err
+	}
+	began := time.Now()
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("save VM %s: %w", i.v.Plan.ID, err), remove(p.State), remove(p.Memory))
+		}
+	}()
+	used, err := i.hold(p)
+	if err != nil {
+		return hypervisor.Saved{}, err
+	}
+	if err := i.usable(ctx, OpSaved); err != nil {
+		return hypervisor.Saved{}, errors.Join(err, i.setPaused(context.WithoutCancel(ctx), false))
+	}
+	saved := hypervisor.Saved{Pause: time.Since(began), Method: "stopped", Memory: used, Machine: machine}
+	if !p.Hold {
+		saved.Method = "background"
+	}
+	if p.Taken != nil {
+		p.Taken()
+	}
+	return saved, nil
+}
+
+// hold writes the state and changes the disks at one instant, after which the guest is paused if p says so.
+func (i *Instance) hold(p hypervisor.SavePlan) (used int64, err error) {
+	h := i.d.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	disks := slices.Clone(i.v.Plan.Disks)
+	for _, o := range p.Overlays {
+		at := slices.IndexFunc(disks, func(d vm.Disk) bool { return d.Serial == o.Serial })
+		if at < 0 {
+			return 0, errdefs.Invalidf("the VM has no disk %s", o.Serial)
+		}
+		if _, err := os.Stat(o.Disk.Path); err != nil {
+			return 0, errdefs.Preconditionf("open the new disk %s: %w", o.Serial, err)
+		}
+		disks[at] = o.Disk
+	}
+	text, err := json.Marshal(state{Name, i.v.Plan.CPUs, i.v.Plan.Memory, len(i.v.Plan.NICs), len(i.v.Memory)})
+	if err != nil {
+		return 0, err
+	}
+	if err := os.WriteFile(p.State, text, 0o600); err != nil {
+		return 0, err
+	}
+	if err := os.WriteFile(p.Memory, []byte(i.v.Memory), 0o600); err != nil {
+		return 0, err
+	}
+	if err := os.Truncate(p.Memory, i.v.Plan.Memory); err != nil {
+		return 0, err
+	}
+	i.v.Plan.Disks, i.v.Paused = disks, i.v.Paused || p.Hold
+	return int64(len(i.v.Memory)), h.save(i.v)
+}
+
+// recall returns what the guest of a saved state remembers.
+func recall(p hypervisor.Plan) (string, error) {
+	text, err := readStart(p.Incoming.State, maxState)
+	if err != nil {
+		return "", errdefs.DataLossf("read the saved state: %w", err)
+	}
+	var s state
+	if err := json.Unmarshal(text, &s); err != nil || s.Driver != Name {
+		return "", errdefs.DataLossf("the saved state is damaged, or not one of the fake driver")
+	}
+	if s.CPUs != p.CPUs || s.Memory != p.Memory || s.NICs != len(p.NICs) {
+		return "", errdefs.DataLossf("the saved state is of a VM with %d CPUs, %d bytes and %d interfaces", s.CPUs, s.Memory, s.NICs)
+	}
+	info, err := os.Stat(p.Incoming.Memory)
+	if err != nil || info.Size() != s.Memory || s.Length < 0 || s.Length > maxState {
+		return "", errdefs.DataLossf("the saved memory is missing or has another size than %d bytes", s.Memory)
+	}
+	memory, err := readStart(p.Incoming.Memory, s.Length)
+	if err == nil && len(memory) != s.Length {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return "", errdefs.DataLossf("read the saved memory: %w", err)
+	}
+	return string(memory), nil
+}
+
+func readStart(path string, limit int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b := make([]byte, limit)
+	n, err := f.ReadAt(b, 0)
+	if n == 0 && limit > 0 && err != nil {
+		return nil, err
+	}
+	return b[:n], nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// SetLink implements hypervisor.Linker.
+func (i *Instance) SetLink(ctx context.Context, nic int, up bool) error {
+	if err := i.usable(ctx, OpLink); err != nil {
+		return err
+	}
+	h := i.d.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if nic < 0 || nic >= len(i.v.Down) {
+		return errdefs.Invalidf("VM %s has no interface %d", i.v.Plan.ID, nic)
+	}
+	i.v.Down = slices.Clone(i.v.Down)
+	i.v.Down[nic] = !up
+	return h.save(i.v)
+}
+
+// Remember makes the guest of the running VM id remember text, as whoever goes on from its state does.
+func (h *Host) Remember(id vm.ID, text string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.vms[id]
+	if v == nil || v.Ended != "" {
+		return errdefs.NotFoundf("no fake VM %s runs", id)
+	}
+	v.Memory = text
+	return h.save(v)
+}
+
+// Memory is what the guest of the running VM id remembers, Down which of its interfaces have no carrier.
+func (h *Host) Memory(id vm.ID) (text string, down []bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if v := h.vms[id]; v != nil && v.Ended == "" {
+		return v.Memory, slices.Clone(v.Down)
+	}
+	return "", nil
+}
