@@ -152,12 +152,7 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 
 // Setup implements guest.Agent.
 func (s *session) Setup(ctx context.Context, g guest.Setup) error {
-	r := &guestv1.SetupRequest{Hostname: g.Hostname, Hosts: g.Hosts}
-	for _, n := range g.NICs {
-		r.Nics = append(r.Nics, &guestv1.NIC{
-			Mac: n.MAC, Ip: n.IP, Prefix: int32(n.Prefix), Gateway: n.Gateway, Dns: n.DNS, Mtu: int32(n.MTU),
-		})
-	}
+	r := &guestv1.SetupRequest{Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts}
 	if p := g.Process; p != nil {
 		r.Process = &guestv1.Process{
 			Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
