@@ -38,6 +38,9 @@ func (s *Server) Exec(ss execStream) error {
 	if start == nil {
 		return errdefs.Invalidf("the first message of an exec must say what to run")
 	}
+	if err := s.mayWrite(); err != nil {
+		return err
+	}
 	c := s.execCommand(start)
 	p, err := c.resolve()
 	if err != nil {
@@ -69,7 +72,10 @@ func (s *Server) execCommand(start *guestv1.ExecStart) command {
 	c := command{args: start.GetCommand(), dir: start.GetWorkdir(), user: start.GetUser(), tty: start.GetTty()}
 	var base []string
 	if m := s.mainProcess(); m != nil {
-		base, c.hostname, c.groups = slices.Clone(m.command.env), m.command.hostname, m.command.groups
+		base, c.groups = slices.Clone(m.command.env), m.command.groups
+		s.mu.Lock()
+		c.hostname = s.hostname
+		s.mu.Unlock()
 		if c.dir == "" {
 			c.dir = m.command.dir
 		}

@@ -53,6 +53,13 @@ func (r *ring) add(stderr bool, data []byte) {
 	r.wake()
 }
 
+// newest is the sequence number of the last entry, 0 for none.
+func (r *ring) newest() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
 // end tells followers that nothing more will come.
 func (r *ring) end() {
 	r.mu.Lock()

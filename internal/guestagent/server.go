@@ -43,6 +43,13 @@ type Identity struct {
 type Machine interface {
 	// Identify gives the machine its name and addresses. It may be called again with others.
 	Identify(ctx context.Context, id Identity) error
+	// Resume brings a machine to itself that goes on from saved state, with its links down. Idempotent.
+	Resume(ctx context.Context, r Resumption) error
+	// Freeze flushes the machine's file systems and holds who writes to them still; it returns how many there are. One
+	// that fails leaves none frozen.
+	Freeze() (int, error)
+	// Thaw ends that and returns how many were frozen.
+	Thaw() (int, error)
 	// Off ends every process, writes everything to disk and cuts the power. In a VM it does not return.
 	Off()
 }
@@ -74,14 +81,19 @@ type Server struct {
 	followers chan struct{}
 	off       chan time.Duration // grace of a power-off that was asked for
 
-	setup sync.Mutex // one Setup at a time
+	freezer freezer
 
-	mu      sync.Mutex
-	setUp   bool
-	main    *mainProcess
-	started chan struct{} // closed when main is set
-	waiting int           // Wait calls under way or answered: hosts that may acknowledge the exit
-	acked   chan struct{} // closed by AckExit
+	setup   sync.Mutex // one change of the guest's identity at a time
+	resumed resumedAs  // under setup
+	keys    hostKeys   // under setup
+
+	mu       sync.Mutex
+	setUp    bool
+	hostname string
+	main     *mainProcess
+	started  chan struct{} // closed when main is set
+	waiting  int           // Wait calls under way or answered: hosts that may acknowledge the exit
+	acked    chan struct{} // closed by AckExit
 }
 
 // New returns a server for machine.
@@ -93,6 +105,7 @@ func New(cfg Config, machine Machine) *Server {
 		execs:     make(chan struct{}, maxExecs),
 		followers: make(chan struct{}, maxFollowers),
 		off:       make(chan time.Duration, 1),
+		keys:      hostKeys{root: "/"},
 		started:   make(chan struct{}),
 		acked:     make(chan struct{}),
 	}
@@ -118,7 +131,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	)
 	guestv1.RegisterGuestServer(srv, s)
 	served := make(chan error, 1)
-	wg.Go(func() { served <- srv.Serve(l) })
+	wg.Go(func() { served <- srv.Serve(thawing{Listener: l, thaw: s.thaw}) })
 	defer srv.Stop()
 
 	select {
@@ -127,6 +140,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	case err := <-served:
 		return fmt.Errorf("serve the guest channel: %w", err)
 	case grace := <-s.off:
+		_, _ = s.thaw() // what is frozen does not end
 		s.stopMain(ctx, grace)
 		farewell(srv)
 		s.machine.Off()
@@ -176,9 +190,13 @@ func take(tokens chan struct{}, what string) (release func(), err error) {
 func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.SetupReply, error) {
 	s.setup.Lock()
 	defer s.setup.Unlock()
+	if err := s.mayWrite(); err != nil {
+		return nil, err
+	}
 	if err := s.machine.Identify(ctx, identity(r)); err != nil {
 		return nil, fmt.Errorf("set up the guest: %w", err)
 	}
+	s.setHostname(r.GetHostname())
 	groups, err := s.mount(ctx, r)
 	if err != nil {
 		return nil, err
@@ -203,14 +221,28 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 }
 
 func identity(r *guestv1.SetupRequest) Identity {
-	id := Identity{Hostname: r.GetHostname(), Hosts: r.GetHosts()}
-	for _, n := range r.GetNics() {
-		id.NICs = append(id.NICs, vm.NIC{
+	return Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts()}
+}
+
+func nics(list []*guestv1.NIC) []vm.NIC {
+	var out []vm.NIC
+	for _, n := range list {
+		out = append(out, vm.NIC{
 			MAC: n.GetMac(), IP: n.GetIp(), Prefix: int(n.GetPrefix()),
 			Gateway: n.GetGateway(), DNS: n.GetDns(), MTU: int(n.GetMtu()),
 		})
 	}
-	return id
+	return out
+}
+
+// setHostname is for the environment of the commands to come.
+func (s *Server) setHostname(name string) {
+	if name == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hostname = name
 }
 
 func (s *Server) mainProcess() *mainProcess {

@@ -25,9 +25,13 @@ import (
 
 // machine stands for the VM: this test must not rename or power off the computer it runs on.
 type machine struct {
-	mu  sync.Mutex
-	ids []guestagent.Identity
-	off chan struct{}
+	mu      sync.Mutex
+	ids     []guestagent.Identity
+	resumed []guestagent.Resumption
+	frozen  bool
+	thaws   int
+	broken  error // of Freeze
+	off     chan struct{}
 }
 
 func (m *machine) Identify(_ context.Context, id guestagent.Identity) error {
@@ -35,6 +39,40 @@ func (m *machine) Identify(_ context.Context, id guestagent.Identity) error {
 	defer m.mu.Unlock()
 	m.ids = append(m.ids, id)
 	return nil
+}
+
+func (m *machine) Resume(_ context.Context, r guestagent.Resumption) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.frozen {
+		return errors.New("resumed while frozen")
+	}
+	m.resumed = append(m.resumed, r)
+	return nil
+}
+
+func (m *machine) Freeze() (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken != nil {
+		return 0, m.broken
+	}
+	m.frozen = true
+	return 2, nil
+}
+
+func (m *machine) Thaw() (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.frozen = false
+	m.thaws++
+	return 2, nil
+}
+
+func (m *machine) isFrozen() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.frozen
 }
 
 func (m *machine) Off() { close(m.off) }

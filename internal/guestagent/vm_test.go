@@ -175,16 +175,6 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-func output(t *testing.T, a guest.Agent, e guest.Exec) string {
-	t.Helper()
-	var out, errs bytes.Buffer
-	code, err := a.Exec(t.Context(), e, guest.Streams{Stdout: &out, Stderr: &errs})
-	if err != nil || code != 0 {
-		t.Fatalf("%v: code %d, %v, %s", e.Command, code, err, errs.String())
-	}
-	return out.String()
-}
-
 func TestVMLifeOfAGuest(t *testing.T) {
 	disks := busyboxDisks(t)
 	q := bootGuest(t, disks)

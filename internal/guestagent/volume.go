@@ -21,6 +21,9 @@ func (s *Server) PutVolume(ctx context.Context, r *guestv1.PutVolumeRequest) (*g
 	if err := (vm.Spec{Volumes: []vm.Volume{v}}).ValidateVolumes(); err != nil {
 		return nil, err
 	}
+	if err := s.mayWrite(); err != nil {
+		return nil, err
+	}
 	return &guestv1.PutVolumeReply{}, s.cfg.Volumes.Put(ctx, v)
 }
 

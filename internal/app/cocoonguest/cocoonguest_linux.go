@@ -26,7 +26,7 @@ const buttonGrace = 30 * time.Second
 // Run is the agent. As PID 1 it does not return: whatever ends it powers the machine off.
 func Run(ctx context.Context, console io.Writer) error {
 	if os.Getpid() != 1 {
-		return serve(ctx, false, nil)
+		return serve(ctx, boot.Result{}, false)
 	}
 	fmt.Fprintf(console, "cocoon-guest %s\n", version) // for whoever reads the serial log: the kernel is done, we begin
 	err := asInit(ctx)
@@ -46,10 +46,10 @@ func asInit(ctx context.Context) error {
 	if err := machine.Loopback(); err != nil {
 		return fmt.Errorf("bring up the loopback interface: %w", err)
 	}
-	return serve(ctx, true, result.Late)
+	return serve(ctx, result, true)
 }
 
-func serve(ctx context.Context, init bool, late func() error) error {
+func serve(ctx context.Context, booted boot.Result, init bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	dev, err := link.OpenVirtio(link.PortName)
@@ -60,14 +60,14 @@ func serve(ctx context.Context, init bool, late func() error) error {
 	if init { // elsewhere the folders are somebody else's
 		cfg.Volumes = volumes.New()
 	}
-	srv := guestagent.New(cfg, machine.Machine{Init: init})
+	srv := guestagent.New(cfg, machine.New(init, booted.Disk))
 	done := make(chan struct{})
 	defer func() { <-done }()
 	defer cancel()
 	go func() {
 		defer close(done)
-		if late != nil {
-			_ = late() // a guest without entropy device, balloon or power button works
+		if booted.Late != nil {
+			_ = booted.Late() // a guest without entropy device, balloon or power button works
 			boot.WatchPowerButton(ctx, func() { srv.PowerButton(buttonGrace) })
 		}
 	}()

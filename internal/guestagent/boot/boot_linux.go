@@ -41,6 +41,7 @@ var (
 type Result struct {
 	HasRoot bool // false: the machine has no disk of ours and the initramfs is still the root
 	Late    func() error
+	Disk    *os.File // a folder of the writable disk's file system, to which no path leads from the root; nil without one
 }
 
 // Root turns the initramfs into the guest's root file system.
@@ -71,42 +72,50 @@ func Root() (Result, error) {
 	if len(layers) == 0 {
 		return r, nil
 	}
-	if err := mountRoot(mods, layers, disks[serialCOW]); err != nil {
+	if r.Disk, err = mountRoot(mods, layers, disks[serialCOW]); err != nil {
 		return Result{}, err
 	}
 	r.HasRoot = true
 	return r, nil
 }
 
-// mountRoot lays the layers of the image, lowest first, and the writable one over each other and switches to them.
-func mountRoot(mods *modules, layers []string, upper string) error {
+// mountRoot lays the layers of the image, lowest first, and the writable one over each other and switches to them. It
+// returns the folder of the writable disk, if that is one.
+func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 	lower := ""
 	for n, dev := range layers {
 		dir := fmt.Sprintf("%s/%d", lowerDir, n)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("prepare the image's layers: %w", err)
+			return nil, fmt.Errorf("prepare the image's layers: %w", err)
 		}
 		if err := mountImage(mods, dev, dir); err != nil {
-			return fmt.Errorf("layer %d of the image: %w", n, err)
+			return nil, fmt.Errorf("layer %d of the image: %w", n, err)
 		}
 		lower = dir + ":" + lower // overlayfs names the highest first
 	}
 	if err := mountUpper(upper); err != nil {
-		return err
+		return nil, err
 	}
 	for _, dir := range []string{"upper", "work"} {
 		if err := os.MkdirAll(filepath.Join(upperDir, dir), 0o755); err != nil {
-			return fmt.Errorf("prepare the writable layer: %w", err)
+			return nil, fmt.Errorf("prepare the writable layer: %w", err)
 		}
 	}
 	if err := mods.load("overlay"); err != nil {
-		return err
+		return nil, err
 	}
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", strings.TrimSuffix(lower, ":"), upperDir, upperDir)
 	if err := unix.Mount("overlay", rootDir, "overlay", 0, options); err != nil {
-		return fmt.Errorf("mount the writable layer over the image: %w", err)
+		return nil, fmt.Errorf("mount the writable layer over the image: %w", err)
 	}
-	return switchRoot(rootDir)
+	if upper == "" {
+		return nil, switchRoot(rootDir)
+	}
+	disk, err := os.Open(upperDir)
+	if err != nil {
+		return nil, fmt.Errorf("open the writable disk: %w", err)
+	}
+	return disk, switchRoot(rootDir)
 }
 
 // mountImage mounts a layer's disk read-only, with the file system its superblock names.

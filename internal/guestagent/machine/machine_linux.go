@@ -18,29 +18,42 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent"
 )
 
-// Machine is the VM. Init says that we are its PID 1.
+// Machine is the VM.
 type Machine struct {
-	Init bool
+	init bool
+
+	disk   *os.File // see New
+	frozen []frozen
 }
 
-var _ guestagent.Machine = Machine{}
+var _ guestagent.Machine = (*Machine)(nil)
+
+// New returns the VM that we run in. init says that we are its PID 1; disk, if not nil, is the file system of the
+// writable layer, to which no path leads.
+func New(init bool, disk *os.File) *Machine { return &Machine{init: init, disk: disk} }
 
 // linkPatience is how long an interface that is being plugged in may take to appear.
 const linkPatience = 2 * time.Second
 
 // Identify implements guestagent.Machine.
-func (m Machine) Identify(ctx context.Context, id guestagent.Identity) error {
-	if id.Hostname != "" {
-		if err := unix.Sethostname([]byte(id.Hostname)); err != nil {
-			return fmt.Errorf("set the host name to %q: %w", id.Hostname, err)
-		}
+func (m *Machine) Identify(ctx context.Context, id guestagent.Identity) error {
+	if err := setHostname(id.Hostname); err != nil {
+		return err
 	}
-	for _, nic := range id.NICs {
-		if err := configure(ctx, nic); err != nil {
-			return fmt.Errorf("configure interface %s: %w", nic.MAC, err)
-		}
+	if err := configure(ctx, id.NICs, nil); err != nil {
+		return err
 	}
 	return writeFiles("/etc", id)
+}
+
+func setHostname(name string) error {
+	if name == "" {
+		return nil
+	}
+	if err := unix.Sethostname([]byte(name)); err != nil {
+		return fmt.Errorf("set the host name to %q: %w", name, err)
+	}
+	return nil
 }
 
 // writeFiles writes hostname, hosts and resolv.conf below etc. Without a name server resolv.conf is left alone.
@@ -125,8 +138,8 @@ func resolvConf(id guestagent.Identity) string {
 func oneLine(s string) string { return strings.NewReplacer("\n", " ", "\r", " ").Replace(s) }
 
 // Off implements guestagent.Machine.
-func (m Machine) Off() {
-	if !m.Init {
+func (m *Machine) Off() {
+	if !m.init {
 		_ = unix.Kill(1, unix.Signal(34+4)) // SIGRTMIN+4: systemd's orderly power-off
 		return
 	}

@@ -95,7 +95,7 @@ func TestConfigure(t *testing.T) {
 		{MAC: mac, IP: "fd00::2", Prefix: 64, Gateway: "fd00::1"},
 		{MAC: mac, IP: "10.2.0.2", Prefix: 32, Gateway: "10.3.0.1"},
 	} {
-		if err := configure(t.Context(), nic); err != nil {
+		if err := configure(t.Context(), []vm.NIC{nic}, nil); err != nil {
 			t.Fatalf("%+v: %v", nic, err)
 		}
 	}
@@ -118,11 +118,11 @@ func TestConfigure(t *testing.T) {
 	for _, bad := range []vm.NIC{
 		{MAC: "no"}, {MAC: mac, IP: "no"}, {MAC: mac, IP: "10.0.0.1", Prefix: 33}, {MAC: mac, IP: "10.0.0.1", Prefix: 8, Gateway: "fd00::1"},
 	} {
-		if err := configure(t.Context(), bad); !errdefs.IsInvalid(err) {
+		if err := configure(t.Context(), []vm.NIC{bad}, nil); !errdefs.IsInvalid(err) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	if err := configure(t.Context(), vm.NIC{MAC: "02:00:00:00:00:08"}); !errdefs.IsNotFound(err) {
+	if err := configure(t.Context(), []vm.NIC{{MAC: "02:00:00:00:00:08"}}, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("a missing interface: %v", err)
 	}
 }

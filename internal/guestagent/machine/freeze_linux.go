@@ -1,0 +1,121 @@
+package machine
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of linux/fs.h.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// frozen is a file system that we have frozen.
+type frozen struct {
+	file  *os.File
+	close bool // it was opened for this
+}
+
+// Freeze implements guestagent.Machine. It freezes what is on disks and can be written to; what is mounted later comes
+// first, since it may lie in what was mounted before.
+func (m *Machine) Freeze() (int, error) {
+	mounts, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return 0, fmt.Errorf("list the file systems: %w", err)
+	}
+	points, err := onDisks(mounts)
+	mounts.Close()
+	if err != nil {
+		return 0, fmt.Errorf("list the file systems: %w", err)
+	}
+	var open []frozen
+	for _, path := range points {
+		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err != nil {
+			continue // covered by another mount, or gone by now
+		}
+		open = append(open, frozen{file: f, close: true})
+	}
+	if m.disk != nil {
+		open = append(open, frozen{file: m.disk})
+	}
+	for _, f := range open { // so that nothing is left to be written while all stand still
+		_ = unix.Syncfs(int(f.file.Fd()))
+	}
+	for i, f := range open {
+		err := unix.IoctlSetInt(int(f.file.Fd()), fiFreeze, 0)
+		switch {
+		case err == nil:
+			m.frozen = append(m.frozen, f)
+			continue
+		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EOPNOTSUPP): // stands still already, or has nothing to freeze
+			f.done()
+			continue
+		}
+		for _, rest := range open[i:] {
+			rest.done()
+		}
+		_, thawed := m.Thaw()
+		return 0, errors.Join(fmt.Errorf("freeze the file system on %s: %w", f.file.Name(), err), thawed)
+	}
+	return len(m.frozen), nil
+}
+
+// Thaw implements guestagent.Machine.
+func (m *Machine) Thaw() (int, error) {
+	n := len(m.frozen)
+	for len(m.frozen) > 0 { // the last one first: those before it may lie in it
+		f := m.frozen[len(m.frozen)-1]
+		err := unix.IoctlSetInt(int(f.file.Fd()), fiThaw, 0)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: somebody else has thawed it
+			return 0, fmt.Errorf("thaw the file system on %s: %w", f.file.Name(), err)
+		}
+		f.done()
+		m.frozen = m.frozen[:len(m.frozen)-1]
+	}
+	return n, nil
+}
+
+func (f frozen) done() {
+	if f.close {
+		f.file.Close()
+	}
+}
+
+// onDisks returns where the writable file systems on disks are mounted, each once, the latest first. r is in the format
+// of /proc/self/mountinfo.
+func onDisks(r io.Reader) ([]string, error) {
+	var points []string
+	seen := map[string]bool{}
+	scan := bufio.NewScanner(r)
+	for scan.Scan() {
+		// id parent major:minor root mount-point options [optional...] - type source super-options
+		before, after, ok := strings.Cut(scan.Text(), " - ")
+		head, tail := strings.Fields(before), strings.Fields(after)
+		if !ok || len(head) < 6 || len(tail) < 3 {
+			continue
+		}
+		device, point, source := head[2], unescape(head[4]), tail[1]
+		readOnly := slices.Contains(strings.Split(tail[2], ","), "ro")
+		if readOnly || seen[device] || !strings.HasPrefix(source, "/dev/") || tail[0] == "devtmpfs" {
+			continue
+		}
+		seen[device] = true
+		points = append(points, point)
+	}
+	slices.Reverse(points)
+	return points, scan.Err()
+}
+
+// unescape undoes what the kernel does to blanks in the names of mount points.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}

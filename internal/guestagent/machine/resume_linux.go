@@ -1,0 +1,145 @@
+package machine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/guestagent"
+)
+
+// Of linux/random.h.
+const (
+	rndAddEntropy = 0x40085203
+	rndReseedCRNG = 0x5207
+)
+
+// clockSlack is how far the clock may be off before it is set: setting it is a jump, and programs may see it go back.
+const clockSlack = 5 * time.Millisecond
+
+// Resume implements guestagent.Machine. What programs could take from the source comes first: random numbers, then the
+// time.
+func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
+	if err := reseed(r.Entropy); err != nil {
+		return err
+	}
+	if err := setClock(r.Now); err != nil {
+		return err
+	}
+	if err := setHostname(r.Hostname); err != nil {
+		return err
+	}
+	var olds []string
+	if r.Clone != nil {
+		olds = r.Clone.MACs
+		if err := forget("/"); err != nil {
+			return err
+		}
+		if err := writeMachineID("/", r.Clone.MachineID); err != nil {
+			return err
+		}
+	}
+	if err := configure(ctx, r.NICs, olds); err != nil {
+		return err
+	}
+	return writeFiles("/etc", r.Identity)
+}
+
+// reseed puts entropy into the kernel's random numbers and has every generator begin anew from them.
+func reseed(entropy []byte) error {
+	if len(entropy) == 0 {
+		return nil
+	}
+	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("reseed the random numbers: %w", err)
+	}
+	defer unix.Close(fd)
+	// struct rand_pool_info: entropy in bits, bytes that follow
+	pool := make([]byte, 8, 8+len(entropy))
+	binary.NativeEndian.PutUint32(pool, uint32(len(entropy)*8))
+	binary.NativeEndian.PutUint32(pool[4:], uint32(len(entropy)))
+	pool = append(pool, entropy...)
+	defer clear(pool)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), rndAddEntropy, uintptr(unsafe.Pointer(&pool[0]))); errno != 0 {
+		return fmt.Errorf("add to the random numbers: %w", errno)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), rndReseedCRNG, 0); errno != 0 {
+		return fmt.Errorf("reseed the random numbers: %w", errno)
+	}
+	return nil
+}
+
+func setClock(now time.Time) error {
+	if now.IsZero() {
+		return nil
+	}
+	if off := time.Until(now); off > -clockSlack && off < clockSlack {
+		return nil
+	}
+	ts := unix.NsecToTimespec(now.UnixNano())
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
+		return fmt.Errorf("set the clock: %w", err)
+	}
+	return nil
+}
+
+// writeMachineID makes id the machine's, also where D-Bus keeps a copy of its own.
+func writeMachineID(root, id string) error {
+	if id == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+		return fmt.Errorf("write the machine id: %w", err)
+	}
+	files := []string{filepath.Join(root, "etc/machine-id")}
+	dbus := filepath.Join(root, "var/lib/dbus/machine-id")
+	if st, err := os.Lstat(dbus); err == nil && st.Mode().IsRegular() {
+		files = append(files, dbus)
+	}
+	for _, file := range files {
+		if err := replace(file, id+"\n"); err != nil {
+			return fmt.Errorf("write the machine id: %w", err)
+		}
+	}
+	return nil
+}
+
+// sources are the files that would bring back who the machine was, or the random numbers it had: leases of DHCP clients
+// and the seed that systemd keeps from boot to boot.
+var sources = []struct{ dir, pattern string }{
+	{"var/lib/dhcp", "*.lease*"},
+	{"var/lib/dhclient", "*.lease*"},
+	{"var/lib/dhcpcd", "*.lease*"},
+	{"var/lib/NetworkManager", "*.lease"},
+	{"run/systemd/netif/leases", "*"},
+	{"var/lib/systemd", "random-seed"},
+}
+
+// forget removes sources.
+func forget(root string) error {
+	for _, s := range sources {
+		dir := filepath.Join(root, s.dir)
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // this guest has none of the kind
+		}
+		for _, e := range entries {
+			if ok, _ := filepath.Match(s.pattern, e.Name()); !ok || e.IsDir() {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("forget what the machine was: %w", err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package guestagent
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Bounds of what a Resumed may say, in bytes.
+const (
+	maxEntropy  = 4096
+	maxHostname = 64 // the kernel's
+)
+
+// Resumption is what a machine has to learn that was resumed from saved state.
+type Resumption struct {
+	Identity
+	Now     time.Time // zero: not known
+	Entropy []byte    // secret
+	Clone   *Clone    // nil: the machine is who it was
+}
+
+// Clone is what two machines resumed from one state must not share, beyond their Identity.
+type Clone struct {
+	MACs      []string // that the interfaces have, in the order of Identity.NICs, unless they have their new ones already
+	MachineID string   // 32 hex digits, or "" to leave it
+}
+
+// Resumed implements guestv1.GuestServer. The host waits for it with the guest's links down, so it does nothing that
+// can wait.
+func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guestv1.ResumedReply, error) {
+	seq := s.log.newest() // what is written from here on is the resumed guest's own
+	res, err := resumption(r)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.thaw(); err != nil {
+		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
+	}
+	s.setup.Lock()
+	defer s.setup.Unlock()
+	if err := s.machine.Resume(ctx, res); err != nil {
+		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
+	}
+	s.setHostname(res.Hostname)
+	if res.Clone == nil {
+		return &guestv1.ResumedReply{LogSeq: seq}, nil
+	}
+	if id := res.Clone.MachineID; s.resumed.id == "" || s.resumed.id != id {
+		s.resumed = resumedAs{id: id, seq: seq}
+	}
+	if r.GetClone().GetSshHostKeys() && !s.resumed.keys {
+		if err := s.keys.renew(ctx, s.procs); err != nil {
+			return nil, fmt.Errorf("make new SSH host keys: %w", err)
+		}
+		s.resumed.keys = true
+	}
+	return &guestv1.ResumedReply{LogSeq: s.resumed.seq}, nil
+}
+
+// resumedAs is what a guest remembers of having become a clone, so that a repeated call repeats its answer.
+type resumedAs struct {
+	id   string // the machine id it was given
+	seq  uint64
+	keys bool // it has made its SSH host keys
+}
+
+// resumption is r, checked.
+func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
+	res := Resumption{
+		Identity: Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts()},
+		Entropy:  r.GetEntropy(),
+	}
+	if ns := r.GetNowUnixNano(); ns > 0 {
+		res.Now = time.Unix(0, ns)
+	}
+	switch {
+	case len(res.Entropy) > maxEntropy:
+		return Resumption{}, errdefs.Invalidf("%d bytes of entropy are more than the %d that a guest takes", len(res.Entropy), maxEntropy)
+	case len(res.Hostname) > maxHostname || strings.ContainsAny(res.Hostname, "\x00\r\n"):
+		return Resumption{}, errdefs.Invalidf("%q is not a host name", res.Hostname)
+	}
+	c := r.GetClone()
+	if c == nil {
+		return res, nil
+	}
+	if len(c.GetMacs()) != len(res.NICs) {
+		return Resumption{}, errdefs.Invalidf("the clone has %d interfaces and %d addresses to find them by", len(res.NICs), len(c.GetMacs()))
+	}
+	if id := c.GetMachineId(); id != "" {
+		if b, err := hex.DecodeString(id); err != nil || len(b) != 16 {
+			return Resumption{}, errdefs.Invalidf("%q is not a machine id of 32 hex digits", id)
+		}
+	}
+	res.Clone = &Clone{MACs: c.GetMacs(), MachineID: strings.ToLower(c.GetMachineId())}
+	return res, nil
+}
