@@ -37,7 +37,7 @@ var layers = []layer{
 
 	{"L4 engine", 4, []string{"internal/engine/"}, nil},
 
-	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/snapshot/artifact/"}, nil},
+	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"golang.org/x/"}},
 	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
 	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},

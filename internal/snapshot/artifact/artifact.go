@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -48,13 +49,15 @@ const (
 const (
 	PAXSparseMap  = "COCOON.sparse.map"  // JSON list of Extent; the entry's data are the extents, one after the other
 	PAXSparseSize = "COCOON.sparse.size" // decimal: size of the whole file
+	PAXSum        = "COCOON.sha256"      // hex: of the entry's data as they are in the stream
 )
 
+// FileSums is the last entry of a tar stream whose writer reads each file once: lines as sha256sum writes them, of the
+// entries' data as they are in the stream.
+const FileSums = "SHA256SUMS"
+
 // Extent is a piece of a file that is not a hole.
-type Extent struct {
-	Offset int64 `json:"o"`
-	Length int64 `json:"l"`
-}
+type Extent = sparse.Extent
 
 // Config is the config blob of a snapshot's manifest.
 type Config struct {

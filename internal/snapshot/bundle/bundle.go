@@ -1,0 +1,204 @@
+// Package bundle is the tar stream in which a whole snapshot travels: its record first, then its files, sparse ones with
+// the map of their data.
+//
+// It is a pure codec: it opens no file, and what the record says is its callers' to check against the files.
+package bundle
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot/artifact"
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+// FileHeader is the name of the first entry: an artifact.TarHeader as JSON.
+const FileHeader = "snapshot.json"
+
+// Version of the stream, artifact.TarHeader.Version.
+const Version = 1
+
+// maxMap is how large the map of one file gets in a stream, bytes. Readers of tar take at most 1 MiB of extended header;
+// a file with more extents is sent with some of its smallest holes.
+const maxMap = 1<<20 - 8<<10
+
+const copyBuffer = 1 << 20
+
+// File is one file of a stream.
+type File struct {
+	Name string
+	Size int64 // of the whole file, holes included
+	// Extents are the data of a sparse file; nil: the file has no holes.
+	Extents []sparse.Extent
+	Sum     string // sha256 of the data as they are in the stream, hex; "": not known
+}
+
+// Data returns how many bytes of the file are in the stream.
+func (f File) Data() int64 {
+	if f.Extents == nil {
+		return f.Size
+	}
+	return sparse.Data(f.Extents)
+}
+
+// Map returns the extents of the file, also of one without holes.
+func (f File) Map() []sparse.Extent {
+	if f.Extents == nil && f.Size > 0 {
+		return []sparse.Extent{{Offset: 0, Length: f.Size}}
+	}
+	return f.Extents
+}
+
+// Writer writes a stream: Header, File for each file, Close.
+type Writer struct {
+	out  *bufio.Writer
+	tar  *tar.Writer
+	sum  hash.Hash // nil: no sums
+	sums []byte
+}
+
+// NewWriter begins a stream. With sums, a last entry has the sha256 of each file, which a reader checks; without, the
+// stream has the entries of the files alone.
+func NewWriter(w io.Writer, sums bool) *Writer {
+	out := bufio.NewWriterSize(w, copyBuffer) // headers and small files go with their neighbours
+	b := &Writer{out: out, tar: tar.NewWriter(out)}
+	if sums {
+		b.sum = sha256.New()
+	}
+	return b
+}
+
+// Header writes the first entry. h.Version is filled in.
+func (w *Writer) Header(h artifact.TarHeader) error {
+	h.Version = Version
+	data, err := json.Marshal(h)
+	if err != nil {
+		return fmt.Errorf("write the record of the snapshot: %w", err)
+	}
+	return w.File(File{Name: FileHeader, Size: int64(len(data))}, bytes.NewReader(data))
+}
+
+// File writes one file. data are its data, that is, for a sparse file, those of the extents one after the other; it ends
+// where they do.
+// Errors: DataLoss when data ends early or does not end.
+func (w *Writer) File(f File, data io.Reader) error {
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, Size: f.Size, Mode: 0o600, ModTime: time.Unix(0, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{}}
+	if f.Extents != nil {
+		if err := sparse.Check(f.Extents, f.Size); err != nil {
+			return fmt.Errorf("write %s: %w", f.Name, err)
+		}
+		wide := sparse.Fit(f.Extents, maxMap)
+		if len(wide) != len(f.Extents) {
+			data = sparse.Widen(data, f.Extents, wide)
+			f.Extents, f.Sum = wide, ""
+		}
+		h.PAXRecords[artifact.PAXSparseMap] = string(sparse.Encode(f.Extents))
+		h.PAXRecords[artifact.PAXSparseSize] = strconv.FormatInt(f.Size, 10)
+		h.Size = f.Data()
+	}
+	if f.Sum != "" {
+		h.PAXRecords[artifact.PAXSum] = f.Sum
+	}
+	if err := w.tar.WriteHeader(h); err != nil {
+		return fmt.Errorf("write %s: %w", f.Name, err)
+	}
+	n, err := copyHashed(w.tar, data, w.sum, h.Size)
+	if errors.Is(err, tar.ErrWriteTooLong) {
+		return errdefs.DataLossf("write %s: it has more than the %d bytes of data that its size says: it changed meanwhile", f.Name, h.Size)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", f.Name, err)
+	}
+	if n != h.Size {
+		return errdefs.DataLossf("write %s: it has %d bytes of data where its size says %d: it changed meanwhile", f.Name, n, h.Size)
+	}
+	if w.sum != nil {
+		w.sums = fmt.Appendf(w.sums, "%x  %s\n", w.sum.Sum(nil), f.Name)
+		w.sum.Reset()
+	}
+	return nil
+}
+
+// Close ends the stream, without which a reader takes it for truncated. It does not close what the stream is written to.
+func (w *Writer) Close() error {
+	if w.sum != nil {
+		sums := w.sums
+		w.sum = nil
+		if err := w.File(File{Name: artifact.FileSums, Size: int64(len(sums))}, bytes.NewReader(sums)); err != nil {
+			return err
+		}
+	}
+	if err := w.tar.Close(); err != nil {
+		return fmt.Errorf("end the stream: %w", err)
+	}
+	if err := w.out.Flush(); err != nil {
+		return fmt.Errorf("end the stream: %w", err)
+	}
+	return nil
+}
+
+// copyHashed copies r to w while another goroutine hashes what is copied: on most machines the hash takes longer than
+// the copy. sum may be nil; size is how much is expected.
+func copyHashed(w io.Writer, r io.Reader, sum hash.Hash, size int64) (int64, error) {
+	var total int64
+	length := min(copyBuffer, size+1)
+	bufs := [2][]byte{make([]byte, length), make([]byte, length)}
+	hashed := make(chan struct{}, 1)
+	hashed <- struct{}{}
+	defer func() { <-hashed }()
+	for i := 0; ; i = 1 - i {
+		n, rerr := io.ReadFull(r, bufs[i])
+		p := bufs[i][:n]
+		<-hashed
+		if sum != nil && n > 0 {
+			go func() { _, _ = sum.Write(p); hashed <- struct{}{} }() // its end is awaited above and by the defer
+		} else {
+			hashed <- struct{}{}
+		}
+		if n > 0 {
+			if _, err := w.Write(p); err != nil {
+				return total, err
+			}
+			total += int64(n)
+		}
+		switch {
+		case rerr == nil:
+		case errors.Is(rerr, io.EOF), errors.Is(rerr, io.ErrUnexpectedEOF): // too early or not: callers know how much there must be
+			return total, nil
+		default:
+			return total, rerr
+		}
+	}
+}
+
+func sumOf(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
+
+// parseSums reads what Close writes: lines of a sum and a name.
+func parseSums(data []byte) (map[string]string, error) {
+	sums := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		sum, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
+		if !ok || !isSum(sum) || sums[name] != "" {
+			return nil, errdefs.Invalidf("the sums of the stream have a line that is none: %.100q", line)
+		}
+		sums[name] = sum
+	}
+	return sums, nil
+}
+
+func isSum(s string) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == sha256.Size
+}
