@@ -39,7 +39,7 @@ func stream(t testing.TB, sums bool) []byte {
 		data string
 	}{
 		{bundle.File{Name: "vmstate", Size: 7}, "devices"},
-		{bundle.File{Name: "memory-ranges", Size: 1 << 30, Extents: extents{{4096, 4}, {1 << 20, 6}}}, "pagestable2"},
+		{bundle.File{Name: "memory-ranges", Size: 1 << 30, Extents: extents{{Offset: 4096, Length: 4}, {Offset: 1 << 20, Length: 6}}}, "pagestable2"},
 		{bundle.File{Name: "disk-0.0.raw", Size: 1 << 20, Extents: extents{}}, ""},
 		{bundle.File{Name: "empty"}, ""},
 	} {
