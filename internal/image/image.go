@@ -65,6 +65,26 @@ type Puller interface {
 	Problems(ctx context.Context) ([]MappingProblem, error)
 }
 
+// Pusher sends images of a Store to OCI registries.
+type Pusher interface {
+	// Push makes the image r.Ref there as r.To and returns the digest of its manifest once the registry has confirmed it.
+	// What the registry has already is not sent again. progress may be nil.
+	// Errors: InvalidArgument (To), NotFound (Ref), FailedPrecondition (credentials refused), Unavailable (network, server),
+	// ResourceExhausted (quota).
+	Push(ctx context.Context, r PushRequest, progress func(Progress)) (digest string, err error)
+}
+
+// PushRequest names an image and where it goes. Credentials are secret: never logged, never stored. None is anonymous.
+type PushRequest struct {
+	Ref string // of the image here
+	To  string // [http[s]://]HOST[:PORT]/REPOSITORY[:TAG]
+
+	Token    string // bearer token, instead of the two below
+	Username string
+	Password string
+	CA       []byte // PEM: trusted beside the system's certificates; not secret
+}
+
 // PullPolicy says when the network is used. The values are those of Kubernetes.
 type PullPolicy string
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"sync"
 
 	"google.golang.org/grpc"
 
@@ -21,6 +20,7 @@ type images struct {
 	nodev1.UnimplementedImagesServer
 	store  Images
 	puller image.Puller
+	pusher image.Pusher
 	engine Engine
 }
 
@@ -41,29 +41,34 @@ func (i *images) Import(stream nodev1.Images_ImportServer) error {
 		// A client that is gone shows in the next Recv.
 		_ = stream.Send(&nodev1.ImportResponse{Of: &nodev1.ImportResponse_Received{Received: n}})
 	}
-	img, err := i.store.Import(stream.Context(), m.GetStart().GetName(), &chunks{stream: stream}, progress)
+	next := func() ([]byte, error) {
+		m, err := stream.Recv()
+		return m.GetChunk(), err
+	}
+	img, err := i.store.Import(stream.Context(), m.GetStart().GetName(), &chunks{what: "image", next: next}, progress)
 	if err != nil {
 		return err
 	}
 	return stream.Send(&nodev1.ImportResponse{Of: &nodev1.ImportResponse_Image{Image: nodewire.EncodeImage(img)}})
 }
 
-// chunks reads the image from the client's messages. It ends with io.EOF only when the client closed its side in order.
+// chunks reads what a client sends from its messages. It ends with io.EOF only when the client closed its side in order.
 type chunks struct {
-	stream nodev1.Images_ImportServer
-	left   []byte
+	what string
+	next func() ([]byte, error)
+	left []byte
 }
 
 func (c *chunks) Read(p []byte) (int, error) {
 	for len(c.left) == 0 {
-		m, err := c.stream.Recv()
+		b, err := c.next()
 		if errors.Is(err, io.EOF) {
 			return 0, io.EOF
 		}
 		if err != nil {
-			return 0, errdefs.New(errdefs.Canceled, "the client stopped sending the image: %w", err)
+			return 0, errdefs.New(errdefs.Canceled, "the client stopped sending the %s: %w", c.what, err)
 		}
-		c.left = m.GetChunk()
+		c.left = b
 	}
 	n := copy(p, c.left)
 	c.left = c.left[n:]
@@ -96,21 +101,36 @@ func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nod
 }
 
 func (i *images) Pull(r *nodev1.PullRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
-	// The puller may report from several goroutines; a stream has one sender.
-	var mu sync.Mutex
-	progress := func(p image.Progress) {
-		mu.Lock()
-		defer mu.Unlock()
-		// A client that is gone ends the stream's context, and so the pull.
-		_ = stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
-	}
-	img, err := i.puller.Pull(stream.Context(), nodewire.DecodePull(r), progress)
+	out := newReporter(func(p image.Progress) error {
+		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
+	}, func(p image.Progress) string { return p.Phase })
+	img, err := i.puller.Pull(stream.Context(), nodewire.DecodePull(r), out.report)
 	if err != nil {
 		return err
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
+	return out.end(func() error {
+		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
+	})
+}
+
+func (i *images) Push(r *nodev1.PushImageRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
+	if i.pusher == nil {
+		return errdefs.Unsupportedf("this cocoond does not push images")
+	}
+	req := nodewire.DecodePushImage(r)
+	img, err := i.store.Get(stream.Context(), req.Ref)
+	if err != nil {
+		return err
+	}
+	out := newReporter(func(p image.Progress) error {
+		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
+	}, func(p image.Progress) string { return p.Phase })
+	if img.Digest, err = i.pusher.Push(stream.Context(), req, out.report); err != nil {
+		return err
+	}
+	return out.end(func() error {
+		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
+	})
 }
 
 func (i *images) Explain(ctx context.Context, r *nodev1.ExplainRequest) (*nodev1.ExplainResponse, error) {
@@ -130,19 +150,23 @@ func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1
 }
 
 func (i *images) Export(r *nodev1.ExportRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
-	w := bufio.NewWriterSize(chunkWriter(func(b []byte) error { return stream.Send(&nodev1.ExportResponse{Chunk: b}) }), outputChunk)
+	w := exportWriter(stream)
 	if err := i.store.Export(stream.Context(), r.GetRef(), w); err != nil {
 		return err
 	}
 	return w.Flush()
 }
 
-// chunkWriter sends what is written as messages of at most outputChunk bytes.
+// exportWriter sends what is written as messages of at most exportChunk bytes.
+func exportWriter(stream grpc.ServerStreamingServer[nodev1.ExportResponse]) *bufio.Writer {
+	return bufio.NewWriterSize(chunkWriter(func(b []byte) error { return stream.Send(&nodev1.ExportResponse{Chunk: b}) }), exportChunk)
+}
+
 type chunkWriter func([]byte) error
 
 func (send chunkWriter) Write(p []byte) (int, error) {
 	for done := 0; done < len(p); {
-		n := min(outputChunk, len(p)-done)
+		n := min(exportChunk, len(p)-done)
 		if err := send(p[done : done+n]); err != nil {
 			return done, err
 		}

@@ -100,17 +100,8 @@ func runOnce(t *testing.T, socket string) error {
 }
 
 func TestTCPNeedsACertificate(t *testing.T) {
-	dir := t.TempDir()
 	ca, caKey := certificate(t, nil, nil)
-	server := pair(t, ca, caKey)
-	files := nodeapi.TLS{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), ClientCA: filepath.Join(dir, "ca")}
-	key, err := x509.MarshalPKCS8PrivateKey(server.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writePEM(t, files.Cert, "CERTIFICATE", server.Certificate[0])
-	writePEM(t, files.Key, "PRIVATE KEY", key)
-	writePEM(t, files.ClientCA, "CERTIFICATE", ca.Raw)
+	files := tlsFiles(t, ca, caKey)
 
 	probe, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -180,6 +171,21 @@ func pair(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey) tls.Certi
 	t.Helper()
 	cert, key := certificate(t, ca, caKey)
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
+}
+
+// tlsFiles are a server's, for clients of the same CA.
+func tlsFiles(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey) nodeapi.TLS {
+	t.Helper()
+	dir, server := t.TempDir(), pair(t, ca, caKey)
+	files := nodeapi.TLS{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), ClientCA: filepath.Join(dir, "ca")}
+	key, err := x509.MarshalPKCS8PrivateKey(server.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writePEM(t, files.Cert, "CERTIFICATE", server.Certificate[0])
+	writePEM(t, files.Key, "PRIVATE KEY", key)
+	writePEM(t, files.ClientCA, "CERTIFICATE", ca.Raw)
+	return files
 }
 
 func writePEM(t *testing.T, path, kind string, der []byte) {

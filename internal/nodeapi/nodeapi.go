@@ -21,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -31,6 +32,7 @@ const (
 	maxStreams      = 4096     // concurrent streaming calls of all connections
 	maxMessage      = 16 << 20 // bytes of one message from a client; a spec with the files of its volumes must fit
 	outputChunk     = 64 << 10 // bytes of output in one message to a client
+	exportChunk     = 256 << 10
 	drainTime       = 5 * time.Second
 )
 
@@ -52,6 +54,29 @@ type Engine interface {
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	ImageInUse(digest string) bool
 	Reset(ctx context.Context) error
+
+	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+	Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error)
+	Restore(ctx context.Context, ref, snap string) (vm.Record, error)
+	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
+	Wake(ctx context.Context, ref string) (vm.Record, error)
+}
+
+// Snapshots carries snapshots in and out: a Shelf, or what stands around one.
+type Snapshots interface {
+	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
+	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
+	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
+	ExportSnapshotDir(ctx context.Context, ref, dir string) error
+	ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error)
+	ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error)
+	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
+	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
+	TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error)
+	DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error
+	CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error
+	CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error)
 }
 
 // Images is the part of the image store that clients may use.
@@ -80,11 +105,13 @@ type Config struct {
 
 // Deps is what the server stands on.
 type Deps struct {
-	Engine Engine
-	Images Images
-	Puller image.Puller
-	Host   Host
-	Log    *slog.Logger
+	Engine    Engine
+	Images    Images
+	Puller    image.Puller
+	Pusher    image.Pusher // nil: images are not pushed
+	Snapshots Snapshots    // nil: no snapshots
+	Host      Host
+	Log       *slog.Logger
 }
 
 // Server serves the node API.
@@ -179,8 +206,11 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 		grpc.StreamInterceptor(s.stream),
 		grpc.WaitForHandlers(true),
 	)
-	nodev1.RegisterVMsServer(g, &vms{engine: s.deps.Engine})
-	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller, engine: s.deps.Engine})
+	nodev1.RegisterVMsServer(g, &vms{engine: s.deps.Engine, snapshots: s.deps.Snapshots})
+	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller, pusher: s.deps.Pusher, engine: s.deps.Engine})
+	if s.deps.Snapshots != nil {
+		nodev1.RegisterSnapshotsServer(g, &snapshots{engine: s.deps.Engine, shelf: s.deps.Snapshots})
+	}
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: s.deps.Engine})
 	return g
 }

@@ -36,6 +36,9 @@ type scripted struct {
 	console        func(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	logs           func(ctx context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	imports        func(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error)
+	snapshots      *nodeapi.Shelf
+	pusher         image.Pusher
+	cloned         vm.CloneSpec
 }
 
 func (s *scripted) Stop(_ context.Context, ref string, g time.Duration) (vm.Record, error) {
@@ -124,7 +127,11 @@ func serve(t *testing.T, s *scripted, cfg nodeapi.Config) (c *nodeclient.Client,
 	if cfg.Socket == "" {
 		cfg.Socket = filepath.Join(t.TempDir(), "cocoond.sock")
 	}
-	srv, err := nodeapi.New(cfg, nodeapi.Deps{Engine: s, Images: store{s}, Host: host{}, Log: discard})
+	deps := nodeapi.Deps{Engine: s, Images: store{s}, Pusher: s.pusher, Host: host{}, Log: discard}
+	if s.snapshots != nil {
+		deps.Snapshots = s.snapshots
+	}
+	srv, err := nodeapi.New(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}

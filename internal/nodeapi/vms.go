@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -14,7 +15,8 @@ import (
 
 type vms struct {
 	nodev1.UnimplementedVMsServer
-	engine Engine
+	engine    Engine
+	snapshots Snapshots
 }
 
 func (v *vms) Create(ctx context.Context, r *nodev1.CreateRequest) (*nodev1.Record, error) {
@@ -75,6 +77,37 @@ func (v *vms) Stats(ctx context.Context, r *nodev1.StatsRequest) (*nodev1.StatsR
 
 func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (*nodev1.UpdateVolumeResponse, error) {
 	return &nodev1.UpdateVolumeResponse{}, v.engine.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
+}
+
+func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
+	spec, pull, auth := nodewire.DecodeClone(r)
+	switch {
+	case (spec.Snapshot == "") == (spec.FromDir == ""):
+		return nil, errdefs.Invalidf("a clone needs a snapshot or a folder with one, and not both")
+	case spec.FromDir != "":
+		if err := folder("clone", spec.FromDir); err != nil {
+			return nil, err
+		}
+	}
+	if pull && v.snapshots == nil {
+		return nil, errdefs.Unsupportedf("this cocoond has no snapshots")
+	}
+	if pull {
+		return encode(v.snapshots.CloneWithImage(ctx, spec, auth))
+	}
+	return encode(v.engine.Clone(ctx, spec))
+}
+
+func (v *vms) Restore(ctx context.Context, r *nodev1.RestoreRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Restore(ctx, r.GetRef(), r.GetSnapshot()))
+}
+
+func (v *vms) Hibernate(ctx context.Context, r *nodev1.HibernateRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Hibernate(ctx, r.GetRef(), r.GetName()))
+}
+
+func (v *vms) Wake(ctx context.Context, r *nodev1.WakeRequest) (*nodev1.Record, error) {
+	return encode(v.engine.Wake(ctx, r.GetRef()))
 }
 
 func encode(r vm.Record, err error) (*nodev1.Record, error) {

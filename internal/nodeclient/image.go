@@ -5,6 +5,8 @@ import (
 	"io"
 	"sync"
 
+	"google.golang.org/grpc"
+
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
@@ -25,7 +27,13 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 	}
 	var source sourceError
 	go func() {
-		if err := sendImage(stream, name, r); err != nil {
+		if stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Start{Start: &nodev1.ImportStart{Name: name}}}) != nil {
+			return // shows in Recv
+		}
+		err := upload("the image for "+name, r, func(b []byte) error {
+			return stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: b}})
+		}, stream.CloseSend)
+		if err != nil {
 			source.set(err)
 			cancel() // an orderly end would look like the end of the image
 		}
@@ -48,26 +56,24 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 	}
 }
 
-// sendImage returns errors of r only; those of the stream show in Recv.
-func sendImage(stream nodev1.Images_ImportClient, name string, r io.Reader) error {
-	send := func(m *nodev1.ImportRequest) (ok bool) { return stream.Send(m) == nil }
-	if !send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Start{Start: &nodev1.ImportStart{Name: name}}}) {
-		return nil
-	}
+// upload sends r, which is nil for nothing, in chunks and closes the stream. It returns errors of r only; those of the stream
+// show in Recv.
+func upload(what string, r io.Reader, send func([]byte) error, closeSend func() error) error {
 	buf := make([]byte, importChunk)
-	for {
+	for r != nil {
 		n, err := r.Read(buf)
-		if n > 0 && !send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: buf[:n]}}) {
+		if n > 0 && send(buf[:n]) != nil {
 			return nil
 		}
-		switch {
-		case isEOF(err):
-			_ = stream.CloseSend() // a failure shows in Recv too
-			return nil
-		case err != nil:
-			return errdefs.New(errdefs.ClassOf(err), "read the image for %s: %w", name, err)
+		if isEOF(err) {
+			break
+		}
+		if err != nil {
+			return errdefs.New(errdefs.ClassOf(err), "read %s: %w", what, err)
 		}
 	}
+	_ = closeSend() // a failure shows in Recv too
+	return nil
 }
 
 // GetImage resolves a name, name:tag, id or unique id prefix.
@@ -106,6 +112,19 @@ func (c *Client) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.images.Pull(ctx, nodewire.EncodePull(r))
+	return c.pulled("pull", r.Name, stream, err, progress)
+}
+
+// PushImage sends an image to an OCI registry and returns it with its digest there; see image.Pusher.
+func (c *Client) PushImage(ctx context.Context, r image.PushRequest, progress func(image.Progress)) (image.Image, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.images.Push(ctx, nodewire.EncodePushImage(r))
+	return c.pulled("push", r.Ref, stream, err, progress)
+}
+
+// pulled follows a transfer of an image to its end.
+func (c *Client) pulled(op, what string, stream grpc.ServerStreamingClient[nodev1.PullResponse], err error, progress func(image.Progress)) (image.Image, error) {
 	var img *nodev1.Image
 	err = receive(c, stream, err, func(m *nodev1.PullResponse) error {
 		switch {
@@ -120,7 +139,7 @@ func (c *Client) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	case err != nil:
 		return image.Image{}, err
 	case img == nil:
-		return image.Image{}, errdefs.New(errdefs.Internal, "cocoond ended the pull of %s without an answer", r.Name)
+		return image.Image{}, errdefs.New(errdefs.Internal, "cocoond ended the %s of %s without an answer", op, what)
 	}
 	return nodewire.DecodeImage(img), nil
 }

@@ -47,6 +47,8 @@ type Client struct {
 	images nodev1.ImagesClient
 	node   nodev1.NodeClient
 
+	snapshots nodev1.SnapshotsClient
+
 	mu      sync.Mutex
 	dialErr error // of the last attempt to connect, nil once it succeeded
 }
@@ -100,6 +102,7 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 	}
 	c.conn = conn
 	c.vms, c.images, c.node = nodev1.NewVMsClient(conn), nodev1.NewImagesClient(conn), nodev1.NewNodeClient(conn)
+	c.snapshots = nodev1.NewSnapshotsClient(conn)
 	return c, nil
 }
 

@@ -29,9 +29,7 @@ func DecodeImage(m *nodev1.Image) image.Image {
 func EncodePull(r image.PullRequest) *nodev1.PullRequest {
 	return &nodev1.PullRequest{
 		Name: r.Name, Policy: string(r.Policy), Force: r.Force,
-		Auth: each(r.Auth, func(a image.RegistryAuth) *nodev1.RegistryAuth {
-			return &nodev1.RegistryAuth{Registry: a.Registry, Username: a.Username, Password: a.Password, Token: a.Token}
-		}),
+		Auth: each(r.Auth, encodeRegistryAuth),
 	}
 }
 
@@ -39,10 +37,16 @@ func EncodePull(r image.PullRequest) *nodev1.PullRequest {
 func DecodePull(m *nodev1.PullRequest) image.PullRequest {
 	return image.PullRequest{
 		Name: m.GetName(), Policy: image.PullPolicy(m.GetPolicy()), Force: m.GetForce(),
-		Auth: each(m.GetAuth(), func(a *nodev1.RegistryAuth) image.RegistryAuth {
-			return image.RegistryAuth{Registry: a.GetRegistry(), Username: a.GetUsername(), Password: a.GetPassword(), Token: a.GetToken()}
-		}),
+		Auth: each(m.GetAuth(), decodeRegistryAuth),
 	}
+}
+
+func encodeRegistryAuth(a image.RegistryAuth) *nodev1.RegistryAuth {
+	return &nodev1.RegistryAuth{Registry: a.Registry, Username: a.Username, Password: a.Password, Token: a.Token}
+}
+
+func decodeRegistryAuth(a *nodev1.RegistryAuth) image.RegistryAuth {
+	return image.RegistryAuth{Registry: a.GetRegistry(), Username: a.GetUsername(), Password: a.GetPassword(), Token: a.GetToken()}
 }
 
 // EncodeProgress returns p as a message.

@@ -11,6 +11,7 @@ import (
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -119,10 +120,52 @@ func TestNoFieldIsForgotten(t *testing.T) {
 	roundTrip(t,
 		func(l logs) *nodev1.LogsRequest { return EncodeLogOptions(l.Ref, l.Options) },
 		func(m *nodev1.LogsRequest) (l logs) { l.Ref, l.Options = DecodeLogOptions(m); return l })
+	type save struct {
+		Ref  string
+		Spec vm.SaveSpec
+	}
+	roundTrip(t,
+		func(s save) *nodev1.SaveRequest { return EncodeSave(s.Ref, s.Spec) },
+		func(m *nodev1.SaveRequest) (s save) { s.Ref, s.Spec = DecodeSave(m); return s })
+	type clone struct {
+		Spec vm.CloneSpec
+		Pull bool
+		Auth []image.RegistryAuth
+	}
+	roundTrip(t,
+		func(c clone) *nodev1.CloneRequest { return EncodeClone(c.Spec, c.Pull, c.Auth) },
+		func(m *nodev1.CloneRequest) (c clone) { c.Spec, c.Pull, c.Auth = DecodeClone(m); return c })
+	roundTrip(t, EncodeTransfer, DecodeTransfer)
+	roundTrip(t, EncodeAuth, DecodeAuth)
+	roundTrip(t, EncodePushImage, DecodePushImage)
+	roundTrip(t, encodeMachine, decodeMachine)
+
 	type checks struct{ Checks []Check }
 	roundTrip(t,
 		func(c checks) *nodev1.DoctorResponse { return EncodeChecks(c.Checks) },
 		func(m *nodev1.DoctorResponse) checks { return checks{DecodeChecks(m)} })
+}
+
+// What the node keeps to itself of a snapshot is named here; everything else must come through.
+func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
+	var want snapshot.Snapshot
+	n := 0
+	fill(t, reflect.ValueOf(&want).Elem(), &n, 0)
+	want.ImageManifest, want.Disks, want.Boot, want.NIC, want.Record = "", nil, vm.Boot{}, nil, vm.Record{}
+	b, err := proto.Marshal(EncodeSnapshot(want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m nodev1.Snapshot
+	if err := proto.Unmarshal(b, &m); err != nil {
+		t.Fatal(err)
+	}
+	if got := DecodeSnapshot(&m); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if got := DecodeSnapshot(nil); !reflect.DeepEqual(got, snapshot.Snapshot{}) {
+		t.Errorf("a missing message decodes to %+v", got)
+	}
 }
 
 // The reverse: a field that only the message has would never be carried.
@@ -140,6 +183,10 @@ func TestMessagesHaveNoOtherFields(t *testing.T) {
 		{reflect.TypeFor[NodeInfo](), reflect.TypeFor[nodev1.NodeInfo]()},
 		{reflect.TypeFor[Driver](), reflect.TypeFor[nodev1.Driver]()},
 		{reflect.TypeFor[Check](), reflect.TypeFor[nodev1.Check]()},
+		{reflect.TypeFor[vm.Resume](), reflect.TypeFor[nodev1.Resume]()},
+		{reflect.TypeFor[vm.Machine](), reflect.TypeFor[nodev1.Machine]()},
+		{reflect.TypeFor[snapshot.Progress](), reflect.TypeFor[nodev1.TransferProgress]()},
+		{reflect.TypeFor[snapshot.Auth](), reflect.TypeFor[nodev1.RemoteAuth]()},
 	} {
 		fields := 0
 		for i := range c.message.NumField() {

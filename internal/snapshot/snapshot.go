@@ -30,6 +30,8 @@ type Snapshot struct {
 	ImageDigest  string       `json:"image_digest"`
 	ImageType    vm.ImageType `json:"image_type"`
 	ImageBlobIDs []string     `json:"image_blob_ids,omitempty"`
+	// ImageManifest is the digest under which the image's registry has it, sha256:<hex>; "" when it came from elsewhere.
+	ImageManifest string `json:"image_manifest,omitempty"`
 
 	Hypervisor string     `json:"hypervisor"` // name of the driver
 	Machine    vm.Machine `json:"machine"`    // that can resume the memory

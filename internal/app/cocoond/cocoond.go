@@ -47,6 +47,7 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
 
   stateDir, runDir, socket, group      folders, socket and who may use it (/var/lib/cocoon, /run/cocoon, cocoon)
   listen, tls: {cert, key, clientCA}   the node API on TCP, for clients with a certificate of clientCA (off)
+  peer: {ca, cert, key}                snapshots from other nodes' listen, with a certificate that their clientCA signed (off)
   metricsAddr                          Prometheus metrics on loopback (off)
   driver                               qemu, or fake for scale tests (qemu)
   guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)

@@ -28,6 +28,7 @@ type Config struct {
 	Group       string        `json:"group,omitempty"`       // that may use the socket, if it exists
 	Listen      string        `json:"listen,omitempty"`      // host:port of the node API with mutual TLS
 	TLS         nodeapi.TLS   `json:"tls,omitzero"`          // for Listen
+	Peer        Peer          `json:"peer,omitzero"`         // how snapshots are fetched from other nodes
 	MetricsAddr string        `json:"metricsAddr,omitempty"` // loopback host:port for Prometheus
 	Driver      string        `json:"driver,omitempty"`      // hypervisor of VMs that name none: qemu; fake for scale tests
 	Guest       Guest         `json:"guest,omitzero"`
@@ -169,6 +170,9 @@ func (c *Config) complete() error {
 		return errdefs.Invalidf("driver %q is neither %s nor %s", c.Driver, qemu.Name, fake.Name)
 	}
 	if err := c.Images.complete(); err != nil {
+		return err
+	}
+	if err := c.Peer.complete(); err != nil {
 		return err
 	}
 	return loopback(c.MetricsAddr)

@@ -27,6 +27,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -64,6 +65,8 @@ type host struct {
 	engine  *engine.Engine
 	drivers map[string]hypervisor.Driver
 	close   func()
+
+	snapshots snapshot.Store
 }
 
 // open takes the folders, opens the journal, brings the network up and makes the engine. close gives all of it back,
@@ -170,11 +173,13 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer h.close()
-	served := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network}
-	api, err := nodeapi.New(
-		nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS},
-		nodeapi.Deps{Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Host: d.newNode(h), Log: d.log},
-	)
+	served := d.serve(h)
+	deps := nodeapi.Deps{Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Host: d.newNode(h), Log: d.log}
+	if h.snapshots != nil {
+		deps.Snapshots = served
+		d.metrics.registry.MustRegister(snapshotCollector{h.snapshots})
+	}
+	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type metrics struct {
 	registry   *prometheus.Registry
 	operations *prometheus.HistogramVec
 	imageMetrics
+	snapshotMetrics
 }
 
 func newMetrics() *metrics {
@@ -36,6 +37,7 @@ func newMetrics() *metrics {
 		}, []string{"op", "outcome"}),
 	}
 	m.imageMetrics = newImageMetrics(m.registry)
+	m.snapshotMetrics = newSnapshotMetrics(m.registry)
 	m.registry.MustRegister(m.operations, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -80,7 +82,7 @@ func (c vmCount) Collect(out chan<- prometheus.Metric) {
 // countByState counts VMs; states without any are counted too, as zero.
 func countByState(all []vm.Record) map[string]int64 {
 	n := map[string]int64{}
-	for _, s := range []vm.State{vm.StateCreating, vm.StateCreated, vm.StateRunning, vm.StateStopped, vm.StateError} {
+	for _, s := range []vm.State{vm.StateCreating, vm.StateCreated, vm.StateRunning, vm.StateStopped, vm.StateHibernated, vm.StateError} {
 		n[string(s)] = 0
 	}
 	for _, r := range all {

@@ -6,6 +6,8 @@ import (
 
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -13,8 +15,16 @@ import (
 type served struct {
 	*engine.Engine
 	image.Puller
+	*nodeapi.Shelf
 	metrics *metrics
 	network *keptNetwork
+}
+
+// serve joins what the doors get.
+func (d *daemon) serve(h *host) *served {
+	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network}
+	s.Shelf = &nodeapi.Shelf{Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Dial: d.cfg.Peer.dial()}
+	return s
 }
 
 func (s *served) Create(ctx context.Context, spec vm.Spec) (r vm.Record, err error) {
@@ -45,6 +55,54 @@ func (s *served) Restart(ctx context.Context, ref string, grace time.Duration) (
 func (s *served) Remove(ctx context.Context, ref string, force bool) (err error) {
 	defer s.metrics.operation("remove", time.Now(), &err)
 	return s.Engine.Remove(ctx, ref, force)
+}
+
+// SaveSnapshot is the engine's.
+func (s *served) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snap snapshot.Snapshot, err error) {
+	defer s.metrics.operation("save", time.Now(), &err)
+	snap, err = s.Engine.SaveSnapshot(ctx, ref, spec)
+	if err == nil && snap.Live {
+		s.metrics.pause.Observe(snap.Pause.Seconds())
+	}
+	return snap, err
+}
+
+// Clone is the engine's.
+func (s *served) Clone(ctx context.Context, spec vm.CloneSpec) (r vm.Record, err error) {
+	defer s.metrics.operation("clone", time.Now(), &err)
+	return s.Engine.Clone(ctx, spec)
+}
+
+// Restore is the engine's.
+func (s *served) Restore(ctx context.Context, ref, snap string) (r vm.Record, err error) {
+	defer s.metrics.operation("restore", time.Now(), &err)
+	return s.Engine.Restore(ctx, ref, snap)
+}
+
+// Hibernate is the engine's.
+func (s *served) Hibernate(ctx context.Context, ref, name string) (r vm.Record, err error) {
+	defer s.metrics.operation("hibernate", time.Now(), &err)
+	return s.Engine.Hibernate(ctx, ref, name)
+}
+
+// Wake is the engine's.
+func (s *served) Wake(ctx context.Context, ref string) (r vm.Record, err error) {
+	defer s.metrics.operation("wake", time.Now(), &err)
+	return s.Engine.Wake(ctx, ref)
+}
+
+// PushSnapshot is the shelf's.
+func (s *served) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
+	watched, done := s.metrics.transfer("push", progress)
+	defer done(&err)
+	return s.Shelf.PushSnapshot(ctx, ref, to, auth, watched)
+}
+
+// PullSnapshot is the shelf's.
+func (s *served) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
+	watched, done := s.metrics.transfer("pull", progress)
+	defer done(&err)
+	return s.Shelf.PullSnapshot(ctx, from, name, auth, watched)
 }
 
 // Reset removes every VM and then what the network made. The network comes up again with the next VM.

@@ -1,0 +1,229 @@
+package nodeapi
+
+import (
+	"context"
+	"io"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// PeerScheme begins the name of a snapshot on another node: cocoon://HOST:PORT/NAME.
+const PeerScheme = "cocoon://"
+
+// Peer is the node API of another node, as far as snapshots are fetched from it.
+type Peer interface {
+	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
+	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
+	Close() error
+}
+
+// Cloner makes VMs of snapshots.
+type Cloner interface {
+	Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error)
+}
+
+// ImageGetter looks for an image in the store.
+type ImageGetter interface {
+	Get(ctx context.Context, ref string) (image.Image, error)
+}
+
+// Shelf is what the API does with snapshots beyond one call of engine, store or remote: it joins them. Its methods are
+// those of nodeclient.Client, so that a door in the same process can use it as another one uses the client.
+// What it lacks (nil) it refuses as Unsupported.
+type Shelf struct {
+	Cloner Cloner
+	Images ImageGetter
+	Puller image.Puller
+	Store  snapshot.Store
+	Remote snapshot.Remote
+	Dial   func(addr string) (Peer, error) // nil: this node has no peers
+}
+
+// GetSnapshot resolves a name, an id or a unique prefix of one.
+func (s *Shelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+	return s.Store.Get(ctx, ref)
+}
+
+// ListSnapshots returns every snapshot, sorted by name.
+func (s *Shelf) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
+	return s.Store.List(ctx)
+}
+
+// ExportSnapshot writes a snapshot as a tar stream.
+func (s *Shelf) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
+	h, err := s.Store.Hold(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	return s.Store.Export(ctx, h, w)
+}
+
+// ExportSnapshotDir copies a snapshot into a folder.
+func (s *Shelf) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
+	if err := folder("export", dir); err != nil {
+		return err
+	}
+	h, err := s.Store.Hold(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	return s.Store.ExportDir(ctx, h, dir)
+}
+
+// ImportSnapshot stores what ExportSnapshot wrote.
+func (s *Shelf) ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
+	return s.Store.Import(ctx, name, description, r, progress)
+}
+
+// ImportSnapshotDir registers a folder that ExportSnapshotDir made.
+func (s *Shelf) ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
+	if err := folder("import", dir); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return s.Store.ImportDir(ctx, name, description, dir)
+}
+
+// folder refuses a path that would depend on where cocoond was started.
+func folder(op, dir string) error {
+	if !strings.HasPrefix(dir, "/") {
+		return errdefs.Invalidf("%s of a snapshot: %q is no absolute path", op, dir)
+	}
+	return nil
+}
+
+// PushSnapshot sends a snapshot to a registry and notes under which digest it is there.
+func (s *Shelf) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	remote, err := s.remote()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	h, err := s.Store.Hold(ctx, ref)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer h.Release()
+	digest, err := remote.Push(ctx, h, to, auth, heard(progress))
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return s.Store.Update(ctx, h.Snapshot().ID, func(s *snapshot.Snapshot) { s.Digest = digest })
+}
+
+// PullSnapshot fetches a snapshot from a registry, or from a peer.
+func (s *Shelf) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	if strings.HasPrefix(from, PeerScheme) {
+		return s.pullFromPeer(ctx, from, name, heard(progress))
+	}
+	remote, err := s.remote()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return remote.Pull(ctx, from, name, auth, heard(progress))
+}
+
+// TagDigest asks a registry which manifest ref is.
+func (s *Shelf) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
+	remote, err := s.remote()
+	if err != nil {
+		return "", err
+	}
+	return remote.Digest(ctx, ref, auth)
+}
+
+// DeleteTag removes a tag, or a manifest when ref has a digest, from a registry.
+func (s *Shelf) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
+	remote, err := s.remote()
+	if err != nil {
+		return err
+	}
+	return remote.Delete(ctx, ref, auth)
+}
+
+// CheckRegistry asks whether the registry of ref answers and takes the credentials.
+func (s *Shelf) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
+	remote, err := s.remote()
+	if err != nil {
+		return err
+	}
+	return remote.Check(ctx, ref, auth)
+}
+
+func (s *Shelf) remote() (snapshot.Remote, error) {
+	if s.Remote == nil {
+		return nil, errdefs.Unsupportedf("this cocoond talks to no registries of snapshots")
+	}
+	return s.Remote, nil
+}
+
+// CloneWithImage makes sure that the image of the snapshot is here, by its digest, and clones.
+func (s *Shelf) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+	snap, err := s.snapshotOf(ctx, spec)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	if err := s.fetchImage(ctx, snap, auth); err != nil {
+		return vm.Record{}, err
+	}
+	return s.Cloner.Clone(ctx, spec)
+}
+
+func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Snapshot, error) {
+	if spec.FromDir == "" {
+		return s.Store.Get(ctx, spec.Snapshot)
+	}
+	if err := folder("clone", spec.FromDir); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	h, err := s.Store.HoldDir(ctx, spec.FromDir)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer h.Release()
+	return h.Snapshot(), nil
+}
+
+// fetchImage pulls the image of snap unless its very content is here. A registry knows an image by its manifest; other
+// sources have a name only, and then what comes must turn out to be the image.
+func (s *Shelf) fetchImage(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
+	if _, err := s.Images.Get(ctx, snap.ImageDigest); !errdefs.IsNotFound(err) {
+		return err
+	}
+	if snap.Image == "" || strings.HasPrefix(snap.Image, "sha256:") {
+		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull it by; import it", snap.Name, snap.ImageDigest)
+	}
+	name := snap.Image
+	if snap.ImageManifest != "" {
+		name = untagged(name) + "@" + snap.ImageManifest
+	}
+	img, err := s.Puller.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: auth}, func(image.Progress) {})
+	switch {
+	case err != nil:
+		return errdefs.New(errdefs.ClassOf(err), "fetch the image of snapshot %s: %w", snap.Name, err)
+	case img.ID != snap.ImageDigest:
+		return errdefs.NotFoundf("snapshot %s needs the image %s, but %s is now %s; import the image it was made with", snap.Name, snap.ImageDigest, name, img.ID)
+	}
+	return nil
+}
+
+// untagged is a name without tag and digest; the port of a registry stays.
+func untagged(name string) string {
+	name, _, _ = strings.Cut(name, "@")
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		name = name[:i]
+	}
+	return name
+}
+
+// heard makes a progress that may be nil callable.
+func heard(progress func(snapshot.Progress)) func(snapshot.Progress) {
+	if progress == nil {
+		return func(snapshot.Progress) {}
+	}
+	return progress
+}

@@ -1,0 +1,198 @@
+package nodeclient
+
+import (
+	"context"
+	"io"
+
+	"google.golang.org/grpc"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// SaveSnapshot saves the VM of ref: a running one with its memory, while it goes on; a stopped one with its disks.
+func (c *Client) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
+	return decoded(unary(ctx, c, c.snapshots.Save, nodewire.EncodeSave(ref, s)))
+}
+
+// Clone makes a VM that goes on from a snapshot. It returns when its CPUs run; it is ready when it is itself.
+func (c *Client) Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, false, nil)))
+}
+
+// CloneWithImage is Clone, and first fetches the image of the snapshot, by its digest, when the node does not have it.
+func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, true, auth)))
+}
+
+// Restore makes the VM of ref go back to a snapshot that was taken of it.
+func (c *Client) Restore(ctx context.Context, ref, snap string) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Restore, &nodev1.RestoreRequest{Ref: ref, Snapshot: snap}))
+}
+
+// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once all is durable.
+func (c *Client) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Hibernate, &nodev1.HibernateRequest{Ref: ref, Name: name}))
+}
+
+// Wake makes a hibernated VM go on. Waking one that runs is no error.
+func (c *Client) Wake(ctx context.Context, ref string) (vm.Record, error) {
+	return record(unary(ctx, c, c.vms.Wake, &nodev1.WakeRequest{Ref: ref}))
+}
+
+// RemoveSnapshot deletes a snapshot unless a hibernated VM is in it.
+func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
+	_, err := unary(ctx, c, c.snapshots.Remove, &nodev1.RemoveSnapshotRequest{Ref: ref})
+	return err
+}
+
+// GetSnapshot resolves a name, an id or a unique prefix of one. Disks, boot and the source's record are not told.
+func (c *Client) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+	return decoded(unary(ctx, c, c.snapshots.Inspect, &nodev1.InspectSnapshotRequest{Ref: ref}))
+}
+
+// ListSnapshots returns every snapshot, sorted by name.
+func (c *Client) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.snapshots.List(ctx, &nodev1.ListSnapshotsRequest{})
+	var all []snapshot.Snapshot
+	err = receive(c, stream, err, func(m *nodev1.Snapshot) error {
+		all = append(all, nodewire.DecodeSnapshot(m))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// ExportSnapshot writes a snapshot as ImportSnapshot takes it.
+func (c *Client) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.snapshots.Export(ctx, &nodev1.ExportSnapshotRequest{Ref: ref})
+	return receive(c, stream, err, func(m *nodev1.ExportResponse) error {
+		_, err := w.Write(m.GetChunk())
+		return err
+	})
+}
+
+// ExportSnapshotDir copies a snapshot into a folder of the node.
+func (c *Client) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.snapshots.Export(ctx, &nodev1.ExportSnapshotRequest{Ref: ref, ToDir: dir})
+	return receive(c, stream, err, func(*nodev1.ExportResponse) error { return nil })
+}
+
+// ImportSnapshot sends what ExportSnapshot wrote, plain or gzip, to the node, which stores it as name; "" is the name in it.
+// progress may be nil; it is called with bytes the node has read. When reading r fails, or ctx ends, nothing is stored.
+func (c *Client) ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
+	return c.importSnapshot(ctx, &nodev1.ImportSnapshotStart{Name: name, Description: description}, r, progress)
+}
+
+// ImportSnapshotDir registers a folder of the node that ExportSnapshotDir made.
+func (c *Client) ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
+	return c.importSnapshot(ctx, &nodev1.ImportSnapshotStart{Name: name, Description: description, FromDir: dir}, nil, nil)
+}
+
+// importSnapshot sends start and then r, if there is one.
+func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapshotStart, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.snapshots.Import(ctx)
+	if err != nil {
+		return snapshot.Snapshot{}, c.fail(err, nil)
+	}
+	var source sourceError
+	go func() {
+		if stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Start{Start: start}}) != nil {
+			return // shows in Recv
+		}
+		err := upload("the snapshot", r, func(b []byte) error {
+			return stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Chunk{Chunk: b}})
+		}, stream.CloseSend)
+		if err != nil {
+			source.set(err)
+			cancel() // an orderly end would look like the end of the snapshot
+		}
+	}()
+	s, err := c.transfer("import", start.GetName(), stream, nil, func(p snapshot.Progress) {
+		if progress != nil {
+			progress(p.Done)
+		}
+	})
+	if readErr := source.get(); err != nil && readErr != nil {
+		return s, readErr
+	}
+	return s, err
+}
+
+// PushSnapshot sends a snapshot to the OCI registry repository to, [http[s]://]HOST[:PORT]/REPOSITORY[:TAG], and returns
+// it with its digest there. progress may be nil.
+func (c *Client) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.snapshots.Push(ctx, &nodev1.PushSnapshotRequest{Ref: ref, To: to, Auth: nodewire.EncodeAuth(auth)})
+	return c.transfer("push", ref, stream, err, progress)
+}
+
+// PullSnapshot fetches a snapshot from an OCI registry, or with cocoon://HOST:PORT/NAME from another node, and stores it as
+// name; "" is the name it has there.
+func (c *Client) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.snapshots.Pull(ctx, &nodev1.PullSnapshotRequest{From: from, Name: name, Auth: nodewire.EncodeAuth(auth)})
+	return c.transfer("pull", from, stream, err, progress)
+}
+
+// transfer follows a transfer to its end.
+func (c *Client) transfer(op, what string, stream grpc.ServerStreamingClient[nodev1.TransferResponse], err error, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	var got *nodev1.Snapshot
+	err = receive(c, stream, err, func(m *nodev1.TransferResponse) error {
+		switch {
+		case m.GetSnapshot() != nil:
+			got = m.GetSnapshot()
+		case progress != nil && m.GetProgress() != nil:
+			progress(nodewire.DecodeTransfer(m.GetProgress()))
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return snapshot.Snapshot{}, err
+	case got == nil:
+		return snapshot.Snapshot{}, errdefs.New(errdefs.Internal, "cocoond ended the %s of %s without an answer", op, what)
+	}
+	return nodewire.DecodeSnapshot(got), nil
+}
+
+// TagDigest asks a registry which manifest ref is.
+func (c *Client) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
+	m, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth)})
+	return m.GetDigest(), err
+}
+
+// DeleteTag removes a tag, or a manifest when ref has a digest, from a registry. Deleting what is gone is no error.
+func (c *Client) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
+	_, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Delete: true})
+	return err
+}
+
+// CheckRegistry asks whether the registry of ref answers and takes the credentials, without changing anything.
+func (c *Client) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
+	_, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Check: true})
+	return err
+}
+
+func decoded(m *nodev1.Snapshot, err error) (snapshot.Snapshot, error) {
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return nodewire.DecodeSnapshot(m), nil
+}
