@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image/disk"
+	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -74,7 +75,7 @@ func TestStatement48_ForeignDisksOfQEMU(t *testing.T) {
 			if err := check(out); err != nil {
 				t.Errorf("what came out is not sound: %v", err)
 			}
-			if q, err := disk.ParseQCOW2(out[:disk.HeadSize]); err != nil || q.VirtualSize != foreignSize {
+			if q, err := qcow2.Parse(out[:disk.HeadSize]); err != nil || q.VirtualSize != foreignSize {
 				t.Errorf("what came out is %+v, %v", q, err)
 			}
 		})
@@ -323,8 +324,16 @@ func fuzz(f *testing.F, format vm.DiskFormat) {
 		if err != nil && !errdefs.IsInvalid(err) && !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("%v (%v)", err, errdefs.ClassOf(err))
 		}
-		if err == nil && (size <= 0 || size > disk.MaxVirtualSize) {
+		if err == nil && (size <= 0 || size > qcow2.MaxVirtualSize) {
 			t.Errorf("accepted with %d bytes", size)
 		}
 	})
+}
+
+func check(b []byte) error {
+	q, err := qcow2.Parse(b[:min(len(b), qcow2.HeadSize)])
+	if err != nil {
+		return err
+	}
+	return q.Check(bytes.NewReader(b), int64(len(b)))
 }

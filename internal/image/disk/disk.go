@@ -1,6 +1,5 @@
 // Package disk recognises disk images by content, checks that an image is whole and refers to nothing outside of itself,
-// has the formats that no hypervisor of ours opens converted to qcow2, and writes the empty qcow2 overlays on which VMs
-// run.
+// and has the formats that no hypervisor of ours opens converted to qcow2.
 //
 // It parses headers written by strangers, so it allocates and reads only within bounds it checked, and does so before
 // any other program sees an image. It does not convert by itself: qemu-img does, locked in.
@@ -11,17 +10,12 @@ import (
 	"encoding/binary"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // HeadSize is how much of the start of an image Recognise wants to see.
 const HeadSize = 128 << 10
-
-// SectorSize is what the size of every virtual disk is a multiple of.
-const SectorSize = 512
-
-// MaxVirtualSize is the largest disk we believe in, in bytes.
-const MaxVirtualSize = 64 << 40
 
 // Formats that Recognise tells and that are converted before anything boots from them. The names are QEMU's.
 const (
@@ -33,7 +27,7 @@ const (
 // Recognise tells the format of a disk image from its first bytes.
 // Errors: InvalidArgument when it is nothing a VM could boot from; the sentence says what it looks like and what helps.
 func Recognise(head []byte) (vm.DiskFormat, error) {
-	if bytes.HasPrefix(head, []byte(qcowMagic)) {
+	if bytes.HasPrefix(head, []byte(qcow2.Magic)) {
 		return vm.DiskQCOW2, nil
 	}
 	for magic, format := range map[string]vm.DiskFormat{vmdkMagic: FormatVMDK, vhdxMagic: FormatVHDX, vhdMagic: FormatVHD} {
@@ -106,7 +100,7 @@ func CheckRaw(head []byte, size int64) error {
 	switch {
 	case at(head, 512, "EFI PART") && len(head) >= 1024:
 		backup := binary.LittleEndian.Uint64(head[512+32:])
-		if end := (backup + 1) * SectorSize; backup < 1<<50 && end > uint64(size) {
+		if end := (backup + 1) * qcow2.SectorSize; backup < 1<<50 && end > uint64(size) {
 			return truncated("partition table", end)
 		}
 	case at(head, extMagicAt, "\x53\xef"):
@@ -138,7 +132,7 @@ func mbrStart(head []byte) (last uint64) {
 			return 0
 		}
 		if e[4] != 0 {
-			last = max(last, uint64(binary.LittleEndian.Uint32(e[8:]))*SectorSize)
+			last = max(last, uint64(binary.LittleEndian.Uint32(e[8:]))*qcow2.SectorSize)
 		}
 	}
 	return last

@@ -3,9 +3,12 @@ package disk
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/qcow2"
 )
 
 const (
@@ -21,12 +24,12 @@ const (
 // CheckVHD reads what a dynamic Hyper-V disk (VHD) of size bytes says of itself and refuses one that stands on a parent.
 // Errors: InvalidArgument, or DataLoss when it is truncated.
 func CheckVHD(r io.ReaderAt, size int64) (virtual int64, err error) {
-	buf := make([]byte, SectorSize)
-	if size < 2*SectorSize {
+	buf := make([]byte, qcow2.SectorSize)
+	if size < 2*qcow2.SectorSize {
 		return 0, errdefs.DataLossf("the Hyper-V disk is truncated: it has only %d bytes; fetch it again", size)
 	}
 	var sizes [2]int64
-	for i, off := range []int64{0, size - SectorSize} { // the footer, and its copy at the start
+	for i, off := range []int64{0, size - qcow2.SectorSize} { // the footer, and its copy at the start
 		if err := readAt(r, buf, off); err != nil {
 			return 0, err
 		}
@@ -52,8 +55,8 @@ func CheckVHD(r io.ReaderAt, size int64) (virtual int64, err error) {
 }
 
 func plausible(what string, size uint64) (int64, error) {
-	if size == 0 || size > MaxVirtualSize {
-		return 0, errdefs.Invalidf("the %s claims a size of %d bytes; between 1 and %d (64 TiB) are possible", what, size, int64(MaxVirtualSize))
+	if size == 0 || size > qcow2.MaxVirtualSize {
+		return 0, errdefs.Invalidf("the %s claims a size of %d bytes; between 1 and %d (64 TiB) are possible", what, size, int64(qcow2.MaxVirtualSize))
 	}
 	return int64(size), nil
 }
@@ -203,4 +206,14 @@ func vhdxRegion(r io.ReaderAt, size int64) (at int64, err error) {
 		return 0, errdefs.Invalidf("the Hyper-V disk has no table of metadata: refused")
 	}
 	return at, nil
+}
+
+func readAt(r io.ReaderAt, p []byte, off int64) error {
+	if n, err := r.ReadAt(p, off); n < len(p) {
+		if errors.Is(err, io.EOF) {
+			return errdefs.DataLossf("the disk is truncated: byte %d lies beyond its end; fetch it again", off+int64(n))
+		}
+		return fmt.Errorf("read the disk image: %w", err)
+	}
+	return nil
 }

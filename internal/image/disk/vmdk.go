@@ -8,14 +8,15 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/qcow2"
 )
 
 const (
 	vmdkMagic     = "KDMV"
-	vmdkHeader    = 79              // bytes of the header that mean something
-	vmdkAtEnd     = ^uint64(0)      // place of the grain directory when it is in the footer
-	vmdkFooter    = 3 * SectorSize  // marker, footer, end of stream
-	vmdkMaxDesc   = 20 * SectorSize // QEMU reads that much, and we refuse longer ones
+	vmdkHeader    = 79                    // bytes of the header that mean something
+	vmdkAtEnd     = ^uint64(0)            // place of the grain directory when it is in the footer
+	vmdkFooter    = 3 * qcow2.SectorSize  // marker, footer, end of stream
+	vmdkMaxDesc   = 20 * qcow2.SectorSize // QEMU reads that much, and we refuse longer ones
 	vmdkNoParent  = "ffffffff"
 	vmdkMaxGrain  = 2048 // sectors: 1 MiB, as QEMU
 	vmdkFooterTag = 3    // type of the marker before the footer
@@ -50,8 +51,8 @@ func parseSparse(b []byte) (sparse, error) {
 		return sparse{}, errdefs.Invalidf("the VMware disk has version %d; 1 to 3 are known", h.version)
 	case h.capacity == 0: // then QEMU looks for the data in the files that the descriptor names
 		return sparse{}, errdefs.Invalidf("the VMware disk holds no data of its own: refused")
-	case h.capacity > MaxVirtualSize/SectorSize:
-		return sparse{}, errdefs.Invalidf("the VMware disk claims a size of %d sectors; at most %d (64 TiB) are possible", h.capacity, int64(MaxVirtualSize/SectorSize))
+	case h.capacity > qcow2.MaxVirtualSize/qcow2.SectorSize:
+		return sparse{}, errdefs.Invalidf("the VMware disk claims a size of %d sectors; at most %d (64 TiB) are possible", h.capacity, int64(qcow2.MaxVirtualSize/qcow2.SectorSize))
 	case h.grainSize == 0 || h.grainSize > vmdkMaxGrain || h.grainSize&(h.grainSize-1) != 0:
 		return sparse{}, errdefs.Invalidf("the VMware disk claims grains of %d sectors: refused", h.grainSize)
 	case h.gtesPerGT == 0 || h.gtesPerGT > 512:
@@ -66,7 +67,7 @@ func parseSparse(b []byte) (sparse, error) {
 // what would make a reader open another file: parents and extents.
 // Errors: InvalidArgument, or DataLoss when it is truncated.
 func CheckVMDK(r io.ReaderAt, size int64) (virtual int64, err error) {
-	head := make([]byte, min(size, SectorSize))
+	head := make([]byte, min(size, qcow2.SectorSize))
 	if err := readAt(r, head, 0); err != nil {
 		return 0, err
 	}
@@ -86,14 +87,14 @@ func CheckVMDK(r io.ReaderAt, size int64) (virtual int64, err error) {
 			return 0, errdefs.Invalidf("the VMware disk has a footer that disagrees with its header: refused")
 		}
 	}
-	if end := uint64(size) / SectorSize; f.gdAt >= end {
+	if end := uint64(size) / qcow2.SectorSize; f.gdAt >= end {
 		return 0, errdefs.DataLossf("the VMware disk is truncated: its grain directory lies at sector %d, beyond its end at %d; fetch it again", f.gdAt, end)
 	}
-	return int64(h.capacity) * SectorSize, nil
+	return int64(h.capacity) * qcow2.SectorSize, nil
 }
 
 func footer(r io.ReaderAt, size int64) (sparse, error) {
-	if size < vmdkFooter+SectorSize {
+	if size < vmdkFooter+qcow2.SectorSize {
 		return sparse{}, errdefs.DataLossf("the VMware disk is truncated: it has no footer; fetch it again")
 	}
 	buf := make([]byte, vmdkFooter)
@@ -101,10 +102,10 @@ func footer(r io.ReaderAt, size int64) (sparse, error) {
 		return sparse{}, err
 	}
 	le := binary.LittleEndian
-	if le.Uint64(buf) != 1 || le.Uint32(buf[12:]) != vmdkFooterTag || string(buf[SectorSize:SectorSize+4]) != vmdkMagic {
+	if le.Uint64(buf) != 1 || le.Uint32(buf[12:]) != vmdkFooterTag || string(buf[qcow2.SectorSize:qcow2.SectorSize+4]) != vmdkMagic {
 		return sparse{}, errdefs.DataLossf("the VMware disk is truncated: it does not end with its footer; fetch it again")
 	}
-	return parseSparse(buf[SectorSize:])
+	return parseSparse(buf[qcow2.SectorSize:])
 }
 
 // descriptor checks the text inside the disk, which can name a parent and files with the data.
@@ -112,10 +113,10 @@ func (h sparse) descriptor(r io.ReaderAt, size int64) error {
 	if h.descAt == 0 { // none: there is nothing that could refer to anything
 		return nil
 	}
-	if h.descAt > 1<<40 || h.descSize*SectorSize > vmdkMaxDesc || h.descSize > vmdkMaxDesc {
+	if h.descAt > 1<<40 || h.descSize*qcow2.SectorSize > vmdkMaxDesc || h.descSize > vmdkMaxDesc {
 		return errdefs.Invalidf("the VMware disk claims a descriptor of %d sectors at sector %d: refused", h.descSize, h.descAt)
 	}
-	off := int64(h.descAt) * SectorSize
+	off := int64(h.descAt) * qcow2.SectorSize
 	if off >= size {
 		return errdefs.DataLossf("the VMware disk is truncated: its descriptor lies at byte %d, beyond its end at %d; fetch it again", off, size)
 	}
@@ -126,7 +127,7 @@ func (h sparse) descriptor(r io.ReaderAt, size int64) error {
 	if bytes.Contains(buf, []byte("parentFileNameHint")) {
 		return errdefs.Invalidf("the VMware disk stands on a parent and is not complete by itself; %s", vmdkRemedy)
 	}
-	text, _, _ := bytes.Cut(buf[:min(int64(len(buf)), int64(h.descSize)*SectorSize)], []byte{0})
+	text, _, _ := bytes.Cut(buf[:min(int64(len(buf)), int64(h.descSize)*qcow2.SectorSize)], []byte{0})
 	return checkDescriptor(string(text))
 }
 

@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -73,12 +74,12 @@ func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (
 		return builder{}, err
 	}
 	rec := record{Type: vm.ImageDisk, File: rawFile, Format: format, Arch: s.cfg.Arch}
-	var q disk.QCOW2
+	var q qcow2.Header
 	switch format {
 	case vm.DiskRaw:
 	case vm.DiskQCOW2:
 		rec.File = qcow2File
-		if q, err = disk.ParseQCOW2(head); err != nil { // refused before it costs anything
+		if q, err = qcow2.Parse(head); err != nil { // refused before it costs anything
 			return builder{}, err
 		}
 		if rec.VirtualSize = q.VirtualSize; rec.VirtualSize > s.cfg.Disk {
@@ -117,7 +118,7 @@ func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (
 	if format == vm.DiskRaw {
 		rec.VirtualSize = size
 	}
-	rec.VirtualSize = roundUp(rec.VirtualSize, disk.SectorSize)
+	rec.VirtualSize = roundUp(rec.VirtualSize, qcow2.SectorSize)
 	return builder{hex: hex, build: func(_ context.Context, dir string) (record, error) {
 		return rec, os.Rename(path, filepath.Join(dir, rec.File))
 	}}, nil
@@ -158,7 +159,7 @@ func (s *Store) convert(ctx context.Context, work *workdir, rec record, from, to
 		if _, err := f.ReadAt(head, 0); err != nil {
 			return fmt.Errorf("convert the disk: %w", err)
 		}
-		q, err := disk.ParseQCOW2(head)
+		q, err := qcow2.Parse(head)
 		if err != nil {
 			return err
 		}
@@ -167,7 +168,7 @@ func (s *Store) convert(ctx context.Context, work *workdir, rec record, from, to
 		}
 		return q.Check(f, info.Size())
 	})
-	rec.File, rec.Format, rec.VirtualSize = qcow2File, vm.DiskQCOW2, roundUp(rec.VirtualSize, disk.SectorSize)
+	rec.File, rec.Format, rec.VirtualSize = qcow2File, vm.DiskQCOW2, roundUp(rec.VirtualSize, qcow2.SectorSize)
 	return rec, errors.Join(err, os.Remove(from))
 }
 

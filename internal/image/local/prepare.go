@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/disk"
+	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -55,7 +55,7 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 			orID(img), rec.VirtualSize, human(rec.VirtualSize), storage, human(storage))
 	}
 	over := vm.Disk{Path: filepath.Join(dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
-	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, disk.SectorSize)
+	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, qcow2.SectorSize)
 }
 
 // DiskSize returns how many bytes the disk of a disk image has for its guest, 0 for a container image.
@@ -94,7 +94,7 @@ func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage 
 }
 
 func overlay(d vm.Disk, size, unit int64) error {
-	o := disk.Overlay{VirtualSize: roundUp(size, unit), Backing: d.Backing.Path, BackingFormat: d.Backing.Format}
+	o := qcow2.Overlay{VirtualSize: roundUp(size, unit), Backing: d.Backing.Path, BackingFormat: d.Backing.Format}
 	return full(o.Create(d.Path))
 }
 

@@ -1,4 +1,8 @@
-package disk
+// Package qcow2 reads the headers and tables of qcow2 images, which may be strangers' work, and writes the empty overlays
+// on which VMs run.
+//
+// It reads and writes no data of a guest: hypervisors do. It trusts no name in a header, and opens none.
+package qcow2
 
 import (
 	"encoding/binary"
@@ -9,9 +13,19 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-const (
-	qcowMagic = "QFI\xfb"
+// Magic is what every qcow2 image begins with.
+const Magic = "QFI\xfb"
 
+// HeadSize is how much of the start of an image Parse needs at most, bytes.
+const HeadSize = 64 << 10
+
+// SectorSize is what the size of every virtual disk is a multiple of.
+const SectorSize = 512
+
+// MaxVirtualSize is the largest disk we believe in, in bytes.
+const MaxVirtualSize = 64 << 40
+
+const (
 	headerV2 = 72
 	headerV3 = 104
 
@@ -46,8 +60,8 @@ const (
 	flagZero       = 1 << 0
 )
 
-// QCOW2 is what the header of a self-contained qcow2 image says.
-type QCOW2 struct {
+// Header is what the header of a qcow2 image says.
+type Header struct {
 	Version     uint32
 	ClusterBits uint32
 	VirtualSize int64 // bytes
@@ -68,43 +82,53 @@ type QCOW2 struct {
 	compressionTyp uint8
 }
 
-func (q *QCOW2) clusterSize() int64 { return 1 << q.ClusterBits }
+func (q *Header) clusterSize() int64 { return 1 << q.ClusterBits }
 
-func (q *QCOW2) l2EntrySize() int64 {
+func (q *Header) l2EntrySize() int64 {
 	if q.extendedL2 {
 		return 16
 	}
 	return 8
 }
 
-// ParseQCOW2 reads the header of a qcow2 image, version 2 or 3, and refuses what we would not give a hypervisor:
-// references to other files, encryption, absurd sizes and features that are not known to be safe.
-// head holds the start of the image: at least its header with all extensions (64 KiB suffice).
+// Parse reads the header of a qcow2 image, version 2 or 3, and refuses what we would not give a hypervisor: references to
+// other files, encryption, absurd sizes and features that are not known to be safe.
+// head holds the start of the image: at least its header with all extensions (HeadSize suffices).
 // Errors: InvalidArgument, or DataLoss when the header is cut short or says that the image is corrupt.
-func ParseQCOW2(head []byte) (QCOW2, error) {
+func Parse(head []byte) (Header, error) {
+	q, err := ParseLayer(head)
+	if err == nil && (q.backingOffset != 0 || q.backingSize != 0) {
+		return Header{}, errdefs.Invalidf("the qcow2 disk stands on a backing file and is not complete by itself; make it whole with `qemu-img convert -O qcow2`")
+	}
+	return q, err
+}
+
+// ParseLayer is Parse for an image that may stand on another. Which one its header names is not looked at: the
+// hypervisor is told what it stands on.
+func ParseLayer(head []byte) (Header, error) {
 	q, err := parseFixed(head)
 	if err != nil {
-		return QCOW2{}, err
+		return Header{}, err
 	}
 	if err := q.refuse(); err != nil {
-		return QCOW2{}, err
+		return Header{}, err
 	}
 	if err := q.extensions(head); err != nil {
-		return QCOW2{}, err
+		return Header{}, err
 	}
 	return q, q.tables()
 }
 
-func parseFixed(head []byte) (QCOW2, error) {
+func parseFixed(head []byte) (Header, error) {
 	cut := errdefs.DataLossf("the qcow2 disk is truncated: its header ends after %d bytes; fetch it again", len(head))
 	if len(head) < headerV2 {
-		return QCOW2{}, cut
+		return Header{}, cut
 	}
 	be := binary.BigEndian
-	if string(head[:4]) != qcowMagic {
-		return QCOW2{}, errdefs.Invalidf("not a qcow2 disk: it does not begin with QFI")
+	if string(head[:4]) != Magic {
+		return Header{}, errdefs.Invalidf("not a qcow2 disk: it does not begin with QFI")
 	}
-	q := QCOW2{
+	q := Header{
 		Version:       be.Uint32(head[4:]),
 		backingOffset: be.Uint64(head[8:]),
 		backingSize:   be.Uint32(head[16:]),
@@ -121,7 +145,7 @@ func parseFixed(head []byte) (QCOW2, error) {
 	}
 	size := be.Uint64(head[24:])
 	if size == 0 || size > MaxVirtualSize {
-		return QCOW2{}, errdefs.Invalidf("the qcow2 disk claims a size of %d bytes; between 1 and %d (64 TiB) are possible", size, int64(MaxVirtualSize))
+		return Header{}, errdefs.Invalidf("the qcow2 disk claims a size of %d bytes; between 1 and %d (64 TiB) are possible", size, int64(MaxVirtualSize))
 	}
 	q.VirtualSize = int64(size)
 	switch q.Version {
@@ -129,20 +153,20 @@ func parseFixed(head []byte) (QCOW2, error) {
 		return q, nil
 	case 3:
 	default:
-		return QCOW2{}, errdefs.Invalidf("the qcow2 disk has version %d; 2 and 3 are known", q.Version)
+		return Header{}, errdefs.Invalidf("the qcow2 disk has version %d; 2 and 3 are known", q.Version)
 	}
 	if len(head) < headerV3 {
-		return QCOW2{}, cut
+		return Header{}, cut
 	}
 	q.incompatible = be.Uint64(head[72:])
 	q.refcountOrder = be.Uint32(head[96:])
 	q.headerLength = be.Uint32(head[100:])
 	if q.headerLength < headerV3 || q.headerLength > maxHeader || q.headerLength%8 != 0 {
-		return QCOW2{}, errdefs.Invalidf("the qcow2 disk claims a header of %d bytes: refused", q.headerLength)
+		return Header{}, errdefs.Invalidf("the qcow2 disk claims a header of %d bytes: refused", q.headerLength)
 	}
 	if q.headerLength > headerV3 {
 		if len(head) <= headerV3 {
-			return QCOW2{}, cut
+			return Header{}, cut
 		}
 		q.compressionTyp = head[headerV3]
 	}
@@ -150,15 +174,13 @@ func parseFixed(head []byte) (QCOW2, error) {
 	return q, nil
 }
 
-func (q *QCOW2) refuse() error {
+func (q *Header) refuse() error {
 	known := uint64(incompatDirty | incompatCorrupt | incompatDataFile | incompatCompression | incompatExtendedL2)
 	minBits := uint32(minClusterBits)
 	if q.extendedL2 {
 		minBits = 14
 	}
 	switch {
-	case q.backingOffset != 0 || q.backingSize != 0:
-		return errdefs.Invalidf("the qcow2 disk stands on a backing file and is not complete by itself; make it whole with `qemu-img convert -O qcow2`")
 	case q.incompatible&incompatDataFile != 0:
 		return errdefs.Invalidf("the qcow2 disk keeps its data in another file; make it whole with `qemu-img convert -O qcow2`")
 	case q.encryption != 0:
@@ -178,7 +200,7 @@ func (q *QCOW2) refuse() error {
 }
 
 // extensions walks the header extensions, which end before the first cluster does.
-func (q *QCOW2) extensions(head []byte) error {
+func (q *Header) extensions(head []byte) error {
 	end := min(int64(len(head)), q.clusterSize())
 	for off := int64(q.headerLength); off+8 <= end; {
 		typ, length := binary.BigEndian.Uint32(head[off:]), int64(binary.BigEndian.Uint32(head[off+4:]))
@@ -199,7 +221,7 @@ func (q *QCOW2) extensions(head []byte) error {
 }
 
 // tables checks what the header says of its tables against itself.
-func (q *QCOW2) tables() error {
+func (q *Header) tables() error {
 	cluster := uint64(q.clusterSize())
 	perL1 := q.clusterSize() * (q.clusterSize() / q.l2EntrySize())
 	need := (q.VirtualSize + perL1 - 1) / perL1
@@ -216,9 +238,18 @@ func (q *QCOW2) tables() error {
 	return nil
 }
 
+// ReadLayer is ParseLayer for an open image of size bytes.
+func ReadLayer(r io.ReaderAt, size int64) (Header, error) {
+	head := make([]byte, min(max(size, 0), HeadSize))
+	if err := readAt(r, head, 0); err != nil {
+		return Header{}, err
+	}
+	return ParseLayer(head)
+}
+
 // Check reads every table of the image and reports whether all they point at lies within its size bytes.
 // Errors: DataLoss when it does not: the file is truncated or damaged.
-func (q *QCOW2) Check(r io.ReaderAt, size int64) error {
+func (q *Header) Check(r io.ReaderAt, size int64) error {
 	if int64(q.refOffset) < 0 || int64(q.refOffset)+int64(q.refClusters)*q.clusterSize() > size {
 		return q.truncated("reference count table", q.refOffset, size)
 	}
@@ -256,7 +287,7 @@ func (q *QCOW2) Check(r io.ReaderAt, size int64) error {
 	return nil
 }
 
-func (q *QCOW2) checkL2(table []byte, size int64) error {
+func (q *Header) checkL2(table []byte, size int64) error {
 	for step := q.l2EntrySize(); len(table) > 0; table = table[step:] {
 		e := binary.BigEndian.Uint64(table)
 		if e&flagCompressed != 0 {
@@ -285,7 +316,7 @@ func (q *QCOW2) checkL2(table []byte, size int64) error {
 	return nil
 }
 
-func (q *QCOW2) truncated(what string, off uint64, size int64) error {
+func (q *Header) truncated(what string, off uint64, size int64) error {
 	return errdefs.DataLossf("the qcow2 disk is truncated: %s at byte %d lies beyond its end at %d; fetch it again", what, off, size)
 }
 

@@ -1,4 +1,4 @@
-package disk
+package qcow2
 
 import (
 	"bytes"
@@ -94,7 +94,7 @@ func (o Overlay) encode() ([]byte, int64, error) {
 	format := string(o.BackingFormat)
 	be := binary.BigEndian
 	h := make([]byte, overlayHeader)
-	copy(h, qcowMagic)
+	copy(h, Magic)
 	be.PutUint32(h[4:], 3)
 	be.PutUint32(h[20:], overlayBits)
 	be.PutUint64(h[24:], uint64(o.VirtualSize))
@@ -129,7 +129,7 @@ func keep(path string) (bool, error) {
 	var magic [4]byte
 	n, _ := f.ReadAt(magic[:], 0)
 	switch {
-	case string(magic[:]) == qcowMagic:
+	case string(magic[:]) == Magic:
 		return true, nil
 	case n == 0 || magic == [4]byte{}:
 		if err := os.Remove(path); err != nil {
