@@ -232,7 +232,7 @@ func (s *netlink) send(kind, flags uint16, body []byte) error {
 func (s *netlink) receive(fn func(kind uint16, m []byte)) error {
 	for {
 		n, _, flags, _, err := unix.Recvmsg(s.fd, s.buf, nil, 0)
-		if err == unix.EINTR { //nolint:errorlint // a system call's own error is never wrapped
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {

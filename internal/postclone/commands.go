@@ -1,0 +1,166 @@
+package postclone
+
+import (
+	"net"
+	"strconv"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/cloudinit"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Clone is who the guest shall be.
+type Clone struct {
+	ID        vm.ID
+	Hostname  string
+	NICs      []vm.NIC
+	MACs      []string // that the interfaces have, in the order of NICs
+	MachineID string   // 32 hex digits; "" leaves it
+}
+
+// Commands returns the shell commands for a clone of class c, to be run by root in the guest; "" for Automatic.
+// They may be run again.
+func Commands(c Class, v Clone) (string, error) {
+	var s script
+	switch c {
+	case CloudImage:
+		s.begin(v)
+		if err := s.cloudInit(v); err != nil {
+			return "", err
+		}
+	case StaticOCI:
+		s.begin(v)
+		s.networkd(v)
+	case FrozenMAC:
+		s.begin(v)
+		s.changeMACs(v)
+		s.networkd(v)
+	}
+	return s.String(), nil
+}
+
+// script is a shell script that is being written. Every value in it is quoted.
+type script struct{ strings.Builder }
+
+func (s *script) line(words ...string) { s.WriteString(strings.Join(words, " ") + "\n") }
+
+// file writes lines to path.
+func (s *script) file(path string, lines ...string) {
+	words := []string{"printf", `'%s\n'`}
+	for _, l := range lines {
+		words = append(words, quote(l))
+	}
+	s.line(append(words, ">", quote(path))...)
+}
+
+// quote makes one word of the shell out of v.
+func quote(v string) string { return "'" + strings.ReplaceAll(v, "'", `'\''`) + "'" }
+
+// plain is v for a file whose format is made of lines.
+func plain(v string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, v)
+}
+
+// begin gives back memory that only holds what the source once read, and changes what does not belong to the network.
+func (s *script) begin(v Clone) {
+	s.line("sync; echo 3 > /proc/sys/vm/drop_caches")
+	s.line("hwclock -s 2>/dev/null || true # the time went on while the guest was saved")
+	if name := plain(v.Hostname); name != "" {
+		s.line("hostnamectl set-hostname", quote(name), "2>/dev/null || hostname", quote(name))
+		s.file("/etc/hostname", name)
+	}
+	if v.MachineID != "" {
+		s.file("/etc/machine-id", plain(v.MachineID))
+	}
+}
+
+// seedDir is where cloud-init looks for its data before it looks at disks, of which the clone has the source's.
+const seedDir = "/var/lib/cloud/seed/nocloud"
+
+func (s *script) cloudInit(v Clone) error {
+	seed, err := cloudinit.Build(cloudinit.Guest{ID: v.ID, Hostname: plain(v.Hostname), NICs: v.NICs}, vm.CloudInit{})
+	if err != nil {
+		return err
+	}
+	s.line("cloud-init clean --logs")
+	s.line("mkdir -p", seedDir)
+	for _, name := range []string{"meta-data", "user-data", "network-config"} {
+		if doc, ok := seed.Files[name]; ok {
+			s.file(seedDir+"/"+name, strings.TrimSuffix(string(doc), "\n"))
+		}
+	}
+	s.file("/etc/cloud/cloud.cfg.d/99-cocoon-clone.cfg", "datasource: {NoCloud: {fs_label: null}}")
+	s.line("cloud-init init --local && cloud-init init && cloud-init modules --mode=config")
+	s.line("if command -v netplan >/dev/null; then netplan apply")
+	s.line("elif systemctl is-enabled -q systemd-networkd 2>/dev/null; then systemctl restart systemd-networkd")
+	s.line("else systemctl restart networking; fi")
+	return nil
+}
+
+// networkd writes a file for each interface, found by its MAC, instead of those that name a MAC of the source.
+func (s *script) networkd(v Clone) {
+	s.line("mkdir -p /etc/systemd/network")
+	for i, n := range v.NICs {
+		mac, err := net.ParseMAC(n.MAC)
+		if err != nil {
+			continue
+		}
+		if old := v.old(i); old != "" && old != mac.String() {
+			s.line("for f in /etc/systemd/network/*.network; do grep -qi", quote(old), `"$f" && rm -f "$f"; done`)
+		}
+		name := strings.ReplaceAll(mac.String(), ":", "")
+		s.file("/etc/systemd/network/10-cocoon-"+name+".network", networkFile(n, mac.String())...)
+	}
+	s.line("systemctl restart systemd-networkd")
+}
+
+func networkFile(n vm.NIC, mac string) []string {
+	lines := []string{"[Match]", "MACAddress=" + mac, "", "[Network]"}
+	if n.IP == "" || n.Prefix == 0 {
+		lines = append(lines, "DHCP=yes")
+	} else {
+		lines = append(lines, "Address="+plain(n.IP)+"/"+strconv.Itoa(n.Prefix))
+		if n.Gateway != "" {
+			lines = append(lines, "Gateway="+plain(n.Gateway))
+		}
+	}
+	for _, d := range n.DNS {
+		lines = append(lines, "DNS="+plain(d))
+	}
+	if n.MTU > 0 {
+		lines = append(lines, "", "[Link]", "MTUBytes="+strconv.Itoa(n.MTU))
+	}
+	return lines
+}
+
+// changeMACs gives every interface its new address, found by the old one.
+func (s *script) changeMACs(v Clone) {
+	for i, n := range v.NICs {
+		mac, err := net.ParseMAC(n.MAC)
+		old := v.old(i)
+		if err != nil || old == "" || old == mac.String() {
+			continue
+		}
+		s.line(`for d in /sys/class/net/*; do [ "$(cat "$d/address")" =`, quote(old), "] || continue; d=${d##*/}")
+		s.line(`  ip link set dev "$d" down; ip addr flush dev "$d"`)
+		s.line(`  ip link set dev "$d" address`, quote(mac.String())+`; ip link set dev "$d" up`)
+		s.line("done")
+	}
+}
+
+// old is the MAC of the source's interface i as the kernel shows it, "" when it is not known.
+func (v Clone) old(i int) string {
+	if i >= len(v.MACs) {
+		return ""
+	}
+	mac, err := net.ParseMAC(v.MACs[i])
+	if err != nil {
+		return ""
+	}
+	return mac.String()
+}
