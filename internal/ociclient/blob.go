@@ -1,0 +1,276 @@
+package ociclient
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Digest is "sha256:<hex>" of data.
+func Digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// HasBlob asks whether the repository has a blob.
+func (s *Session) HasBlob(ctx context.Context, digest string) (bool, error) {
+	what := "blob " + digest
+	resp, err := s.do(ctx, request{method: http.MethodHead, url: s.base + "blobs/" + digest, what: what})
+	if err != nil {
+		return false, err
+	}
+	discard(resp)
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return true, nil
+	case http.StatusNotFound:
+		return false, nil
+	}
+	return false, s.explain(resp, what)
+}
+
+// PutBlob stores a blob of size bytes. body returns its bytes from the beginning, each time anew; it is called again
+// when a connection breaks. The registry refuses what does not have the digest.
+func (s *Session) PutBlob(ctx context.Context, digest string, size int64, body func() io.Reader) error {
+	what := "blob " + digest
+	for n := 1; ; n++ {
+		err := s.put(ctx, digest, size, body, what)
+		if err == nil || permanent(ctx, err) || n >= s.cfg.Attempts {
+			return err
+		}
+		after := retryError{}
+		errors.As(err, &after)
+		if err := s.pause(ctx, n, after.wait); err != nil {
+			return err
+		}
+		if have, err := s.HasBlob(ctx, digest); err == nil && have { // only the answer got lost
+			return nil
+		}
+	}
+}
+
+// put is one upload session: opened, filled, closed.
+func (s *Session) put(ctx context.Context, digest string, size int64, body func() io.Reader, what string) error {
+	resp, err := s.do(ctx, request{method: http.MethodPost, url: s.base + "blobs/uploads/", what: what, single: true})
+	if err != nil {
+		return err
+	}
+	discard(resp)
+	if resp.StatusCode != http.StatusAccepted {
+		return s.refused(resp, what)
+	}
+	to, err := resp.Location()
+	if err != nil {
+		return errdefs.Unavailablef("%s opens an upload but does not say where", s.ref.Host)
+	}
+	q := to.RawQuery
+	if q != "" {
+		q += "&"
+	}
+	to.RawQuery = q + "digest=" + url.QueryEscape(digest)
+	resp, err = s.do(ctx, request{
+		method: http.MethodPut, url: to.String(), what: what, single: true, body: body, size: size,
+		header: http.Header{"Content-Type": {"application/octet-stream"}},
+	})
+	if err != nil {
+		return err
+	}
+	defer discard(resp)
+	switch {
+	case resp.StatusCode == http.StatusCreated || resp.StatusCode == http.StatusNoContent:
+		return nil
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusRequestedRangeNotSatisfiable: // the session is gone; another may do
+		return errdefs.Unavailablef("%s lost the upload of the %s; try again", s.ref.Host, what)
+	case resp.StatusCode == http.StatusBadRequest && mentions(resp, "DIGEST_INVALID", "SIZE_INVALID"):
+		return errdefs.DataLossf("%s says that the %s arrived with other bytes", s.ref.Host, what)
+	}
+	return s.refused(resp, what)
+}
+
+// refused is explain, with the pause that the server asks for.
+func (s *Session) refused(resp *http.Response, what string) error {
+	err := s.explain(resp, what)
+	if wait := retryAfter(resp); wait > 0 && errdefs.IsUnavailable(err) {
+		return retryError{error: err, wait: wait}
+	}
+	return err
+}
+
+// maxErrorBody bounds what is read of an error's body.
+const maxErrorBody = 16 << 10
+
+// mentions reports whether an error of the registry has one of the codes. It leaves the body read.
+func mentions(resp *http.Response, codes ...string) bool {
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(raw)) // others may ask, too
+	var answer struct {
+		Errors []struct {
+			Code string `json:"code"`
+		} `json:"errors"`
+	}
+	if json.Unmarshal(raw, &answer) != nil {
+		return false
+	}
+	for _, e := range answer.Errors {
+		for _, c := range codes {
+			if strings.EqualFold(e.Code, c) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Blob reads one blob of a known size from the beginning. When the connection breaks it goes on where it was. At the
+// end the content is what the digest says, or the last Read fails with DataLoss.
+func (s *Session) Blob(ctx context.Context, digest string, size int64) io.ReadCloser {
+	return &blob{s: s, ctx: ctx, digest: digest, size: size, sum: sha256.New()}
+}
+
+type blob struct {
+	s      *Session
+	ctx    context.Context //nolint:containedctx // of the one transfer that this value is
+	digest string
+	size   int64
+
+	body  io.ReadCloser
+	sum   hash.Hash
+	at    int64
+	fails int // in a row, without a byte between
+	err   error
+}
+
+func (b *blob) what() string { return "blob " + b.digest }
+
+func (b *blob) Read(p []byte) (int, error) {
+	for b.err == nil {
+		if b.at == b.size {
+			b.err = b.verify()
+			break
+		}
+		if b.body == nil {
+			if b.err = b.open(); b.err != nil {
+				break
+			}
+		}
+		n, err := b.body.Read(p[:min(int64(len(p)), b.size-b.at)])
+		if n > 0 {
+			b.sum.Write(p[:n])
+			b.at, b.fails = b.at+int64(n), 0
+			b.s.recv.Add(int64(n))
+		}
+		if err != nil && b.at < b.size {
+			b.hangUp()
+			b.broken(err)
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+	b.hangUp()
+	return 0, b.err
+}
+
+// verify checks the end: nothing may follow, and the digest must be right.
+func (b *blob) verify() error {
+	if b.body != nil {
+		if n, _ := io.ReadFull(b.body, make([]byte, 1)); n > 0 {
+			return errdefs.DataLossf("the %s of %s is longer than the %d bytes that its descriptor says", b.what(), b.s.ref.Host, b.size)
+		}
+	}
+	algorithm, want, _ := strings.Cut(b.digest, ":")
+	if algorithm != "sha256" {
+		return errdefs.Unsupportedf("the %s has the digest algorithm %q; only sha256 is supported", b.what(), algorithm)
+	}
+	if got := hex.EncodeToString(b.sum.Sum(nil)); got != want {
+		return errdefs.DataLossf("the %s is damaged: %s serves bytes with the digest sha256:%s", b.what(), b.s.ref.Host, got)
+	}
+	return io.EOF
+}
+
+// broken notes that a transfer ended early, and waits before the next.
+func (b *blob) broken(err error) {
+	if b.fails++; b.fails >= b.s.cfg.Attempts || permanent(b.ctx, err) {
+		if errors.Is(err, io.EOF) {
+			b.err = errdefs.DataLossf("the %s is truncated: %s sends %d of %d bytes", b.what(), b.s.ref.Host, b.at, b.size)
+			return
+		}
+		b.err = fmt.Errorf("fetch the %s: %w", b.what(), b.s.unreachable(b.ctx, err))
+		return
+	}
+	b.err = b.s.pause(b.ctx, b.fails, 0)
+}
+
+// open begins or continues the transfer.
+func (b *blob) open() error {
+	header := http.Header{}
+	if b.at > 0 {
+		header.Set("Range", fmt.Sprintf("bytes=%d-", b.at))
+	}
+	resp, err := b.s.do(b.ctx, request{method: http.MethodGet, url: b.s.base + "blobs/" + b.digest, header: header, what: b.what()})
+	if err != nil {
+		return err
+	}
+	switch {
+	case resp.StatusCode == http.StatusPartialContent && b.at > 0 && startsAt(resp, b.at):
+	case resp.StatusCode == http.StatusOK && resp.ContentLength >= 0 && resp.ContentLength < b.size:
+		err = errdefs.DataLossf("the %s is truncated: %s has %d of %d bytes", b.what(), b.s.ref.Host, resp.ContentLength, b.size)
+	case resp.StatusCode == http.StatusOK && resp.ContentLength > b.size:
+		err = errdefs.DataLossf("the %s of %s is longer than the %d bytes that its descriptor says", b.what(), b.s.ref.Host, b.size)
+	case resp.StatusCode == http.StatusOK: // all of it, where ranges are not served: skip what we have
+		if _, err = io.CopyN(io.Discard, resp.Body, b.at); err != nil {
+			resp.Body.Close()
+			b.broken(err)
+			return b.err
+		}
+	case resp.StatusCode == http.StatusPartialContent:
+		err = errdefs.DataLossf("%s answers a request for bytes from %d of the %s with others", resp.Request.URL.Host, b.at, b.what())
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone: // a manifest names it
+		err = errdefs.DataLossf("%s has lost the %s, which the manifest names", b.s.ref.Host, b.what())
+	default:
+		err = b.s.explain(resp, b.what())
+	}
+	if err != nil {
+		discard(resp)
+		return err
+	}
+	b.body = resp.Body
+	return nil
+}
+
+func startsAt(resp *http.Response, at int64) bool {
+	var from int64
+	_, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-", &from)
+	return err == nil && from == at
+}
+
+func (b *blob) hangUp() {
+	if b.body != nil {
+		b.body.Close()
+		b.body = nil
+	}
+}
+
+// Close ends the transfer.
+func (b *blob) Close() error {
+	b.hangUp()
+	if b.err == nil {
+		b.err = io.ErrClosedPipe
+	}
+	return nil
+}

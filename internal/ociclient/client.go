@@ -1,0 +1,408 @@
+// Package ociclient speaks the OCI distribution protocol to one repository: blobs in and out, manifests, with retries, resumption
+// and verified digests.
+//
+// It knows no snapshots and no images, keeps nothing between sessions, and never writes a file.
+package ociclient
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Auth are the credentials for a registry: a bearer token, or a user and password. Secret. The zero value is anonymous.
+type Auth struct {
+	Token    string
+	Username string
+	Password string
+	CA       []byte // PEM: trusted beside the system's certificates
+}
+
+// Config tunes a session. Zero values are replaced by the defaults named here.
+type Config struct {
+	Stall    time.Duration // a connection on which nothing moves for this long is given up; 60 s
+	Backoff  time.Duration // before the second attempt, doubled for each further one; 500 ms
+	Attempts int           // of one request, or in a row that bring nothing; 6
+}
+
+// What a session may do.
+const (
+	Pull   = "pull"
+	Push   = "push,pull"
+	Delete = "delete,pull"
+)
+
+// maxConnections is how many a session keeps open: what is transferred at once, and a little.
+const maxConnections = 16
+
+// Session is a repository that lets us in. It is safe for concurrent use.
+type Session struct {
+	ref   Ref
+	cfg   Config
+	base  string // scheme://host/v2/repository/
+	plain *http.Transport
+	http  *http.Client
+	sent  atomic.Int64
+	recv  atomic.Int64
+}
+
+// Moved is how many bytes of content went over the network, in both directions.
+func (s *Session) Moved() int64 { return s.sent.Load() + s.recv.Load() }
+
+// Close drops the connections.
+func (s *Session) Close() { s.plain.CloseIdleConnections() }
+
+// Open makes a session for r's repository with the rights that scope names.
+// Errors: InvalidArgument (CA), FailedPrecondition (credentials), Unavailable.
+func Open(ctx context.Context, r Ref, auth Auth, scope string, cfg Config) (*Session, error) {
+	if cfg.Stall <= 0 {
+		cfg.Stall = time.Minute
+	}
+	if cfg.Backoff <= 0 {
+		cfg.Backoff = 500 * time.Millisecond
+	}
+	if cfg.Attempts <= 0 {
+		cfg.Attempts = 6
+	}
+	plain, err := newTransport(auth.CA, cfg.Stall)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{ref: r, cfg: cfg, plain: plain, base: r.Scheme + "://" + r.Host + "/v2/" + r.Repository + "/"}
+	guarded := &guard{scheme: r.Scheme, next: plain}
+	var rt http.RoundTripper = &bearer{host: r.Host, token: auth.Token, next: guarded}
+	if auth.Token == "" {
+		if rt, err = s.login(ctx, auth, scope, guarded); err != nil {
+			plain.CloseIdleConnections()
+			return nil, err
+		}
+	}
+	s.http = &http.Client{Transport: rt, CheckRedirect: noDowngrade}
+	return s, nil
+}
+
+// login finds out how the registry wants a user and password, or nothing, to be presented.
+func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.RoundTripper) (http.RoundTripper, error) {
+	opts := []name.Option{}
+	if s.ref.Scheme == "http" {
+		opts = append(opts, name.Insecure)
+	}
+	registry, err := name.NewRegistry(s.ref.Host, opts...)
+	if err != nil {
+		return nil, errdefs.Invalidf("the host %q is no registry: %w", s.ref.Host, err)
+	}
+	who := authn.Anonymous
+	if auth.Username != "" || auth.Password != "" {
+		who = authn.FromConfig(authn.AuthConfig{Username: auth.Username, Password: auth.Password})
+	}
+	scopes := []string{"repository:" + s.ref.Repository + ":" + scope}
+	for n := 1; ; n++ {
+		out, err := transport.NewWithContext(ctx, registry, who, rt, scopes)
+		if err == nil {
+			return out, nil
+		}
+		retry := true
+		if e, ok := errors.AsType[*transport.Error](err); ok {
+			switch retry = transient(e.StatusCode); {
+			case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
+				return nil, errdefs.Preconditionf("%s refuses the credentials for %s (%d %s); give ones that may do %q there", s.ref.Host, s.ref.Repository, e.StatusCode, http.StatusText(e.StatusCode), scope)
+			case !retry:
+				return nil, errdefs.Unavailablef("%s does not speak as a registry: it answers %d %s", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
+			}
+			err = errdefs.Unavailablef("%s answers %d %s; try again later", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
+		} else {
+			retry = !permanent(ctx, err)
+			err = s.unreachable(ctx, err)
+		}
+		if !retry || n >= s.cfg.Attempts {
+			return nil, err
+		}
+		if err := s.pause(ctx, n, 0); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// newTransport speaks HTTP/1.1 only: bulk transfer wants many connections, not many streams of one.
+func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
+	t := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: 2 * stall, // a registry may hash and sync what it got before it answers
+		IdleConnTimeout:       time.Minute,
+		MaxIdleConns:          maxConnections,
+		MaxIdleConnsPerHost:   maxConnections,
+		DisableCompression:    true, // digests are those of what is stored
+		WriteBufferSize:       256 << 10,
+		ReadBufferSize:        256 << 10,
+		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}},
+		TLSNextProto:          map[string]func(string, *tls.Conn) http.RoundTripper{},
+	}
+	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dialer.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &restless{Conn: c, stall: 2 * stall}, nil
+	}
+	if len(ca) == 0 {
+		return t, nil
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool()
+	}
+	if !pool.AppendCertsFromPEM(ca) {
+		return nil, errdefs.Invalidf("the CA given for the registry holds no certificate in PEM")
+	}
+	t.TLSClientConfig.RootCAs = pool
+	return t, nil
+}
+
+// restless is a connection that breaks when nothing moves in either direction.
+type restless struct {
+	net.Conn
+
+	stall time.Duration
+}
+
+func (c *restless) Read(p []byte) (int, error) {
+	if err := c.SetReadDeadline(time.Now().Add(c.stall)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Read(p)
+}
+
+// Write moves the deadline of the read that waits for the answer, too.
+func (c *restless) Write(p []byte) (int, error) {
+	if err := c.SetDeadline(time.Now().Add(c.stall)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+// guard keeps requests from going over plain HTTP where the reference says https, and the other way round.
+type guard struct {
+	scheme string
+	next   http.RoundTripper
+}
+
+func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.URL.Scheme != g.scheme && g.scheme == "https" {
+		return nil, errdefs.Preconditionf("%s leads from https to plain HTTP, which is refused", req.URL.Host)
+	}
+	if req.URL.Scheme == "https" && g.scheme == "http" && req.URL.Path == "/v2/" { // the handshake tries this first
+		return nil, errdefs.Preconditionf("%s is to be reached over plain HTTP", req.URL.Host)
+	}
+	return g.next.RoundTrip(req)
+}
+
+func noDowngrade(req *http.Request, via []*http.Request) error {
+	switch {
+	case len(via) >= 10:
+		return errdefs.Unavailablef("%s redirects more than 10 times", via[0].URL.Host)
+	case via[0].URL.Scheme == "https" && req.URL.Scheme != "https":
+		return errdefs.Preconditionf("%s redirects from https to %s, which is refused", via[0].URL.Host, req.URL.Scheme)
+	}
+	return nil
+}
+
+// bearer adds a token to what goes to the registry, and to nobody else.
+type bearer struct {
+	host  string
+	token string
+	next  http.RoundTripper
+}
+
+func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Header.Del("Authorization")
+	if req.URL.Host == b.host {
+		req.Header.Set("Authorization", "Bearer "+b.token)
+	}
+	return b.next.RoundTrip(req)
+}
+
+func transient(code int) bool {
+	switch code {
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusInternalServerError,
+		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
+// permanent reports whether trying again cannot help.
+func permanent(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return true
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok { // plain HTTP where TLS was expected
+		return true
+	}
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
+		return true
+	}
+	return errdefs.ClassOf(err) != errdefs.Internal && !errdefs.IsUnavailable(err)
+}
+
+// unreachable classifies what a request failed with. URLs are left out: after a redirect they may hold a signature.
+func (s *Session) unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if cert, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return errdefs.Preconditionf("the certificate of %s is not trusted (%w); give its CA", s.ref.Host, cert.Err)
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	if errdefs.ClassOf(err) != errdefs.Internal {
+		return err
+	}
+	if multi := err.Error(); strings.Contains(multi, "://") {
+		return errdefs.Unavailablef("%s cannot be reached", s.ref.Host)
+	}
+	return errdefs.Unavailablef("%s cannot be reached: %w", s.ref.Host, err)
+}
+
+const maxPause = 30 * time.Second
+
+// pause waits before attempt n+1, at least as long as the server asks for.
+func (s *Session) pause(ctx context.Context, n int, asked time.Duration) error {
+	wait := min(s.cfg.Backoff<<min(n-1, 10), maxPause)
+	t := time.NewTimer(max(wait, min(asked, maxPause)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func retryAfter(resp *http.Response) time.Duration {
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || seconds < 0 {
+		return 0
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// request is one that can be made again.
+type request struct {
+	method string
+	url    string // absolute
+	header http.Header
+	body   func() io.Reader // nil: none
+	size   int64            // of the body
+	what   string           // for errors: "blob sha256:..."
+	single bool             // the caller repeats, not do
+}
+
+// do makes the request until there is an answer that does not ask for patience. The caller closes its body.
+func (s *Session) do(ctx context.Context, r request) (*http.Response, error) {
+	for n := 1; ; n++ {
+		resp, err := s.once(ctx, r)
+		last := r.single || n >= s.cfg.Attempts
+		var asked time.Duration
+		switch {
+		case err == nil && (last || !transient(resp.StatusCode)):
+			return resp, nil
+		case err == nil:
+			asked = retryAfter(resp)
+			discard(resp)
+		case last || permanent(ctx, err):
+			return nil, s.unreachable(ctx, err)
+		}
+		if err := s.pause(ctx, n, asked); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
+	var body io.Reader = http.NoBody
+	if r.body != nil && r.size > 0 {
+		body = &counted{r: r.body(), n: &s.sent}
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, r.url, body)
+	if err != nil {
+		return nil, errdefs.Unavailablef("%s names a place that is no URL", s.ref.Host)
+	}
+	req.ContentLength = r.size
+	for k, v := range r.header {
+		req.Header[k] = v
+	}
+	req.Header.Set("User-Agent", "cocoon")
+	return s.http.Do(req)
+}
+
+// counted counts what is read of a body.
+type counted struct {
+	r io.Reader
+	n *atomic.Int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// WriteTo lets bytes that are in memory go out in large pieces.
+func (c *counted) WriteTo(w io.Writer) (int64, error) {
+	wt, ok := c.r.(io.WriterTo)
+	if !ok {
+		return io.Copy(w, struct{ io.Reader }{c})
+	}
+	n, err := wt.WriteTo(w)
+	c.n.Add(n)
+	return n, err
+}
+
+// discard gives an answer back, read so far that the connection can be used again.
+func discard(resp *http.Response) {
+	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
+	resp.Body.Close()
+}
+
+// explain makes a status that is no success an error.
+func (s *Session) explain(resp *http.Response, what string) error {
+	status := fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	host := resp.Request.URL.Host
+	switch code := resp.StatusCode; {
+	case code == http.StatusInsufficientStorage || code == http.StatusRequestEntityTooLarge || quota(resp):
+		return errdefs.Exhaustedf("%s has no room for the %s (%s); delete something there or raise its quota", host, what, status)
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return errdefs.Preconditionf("%s refuses access to the %s (%s); give a token that is valid and may do this", host, what, status)
+	case code == http.StatusNotFound || code == http.StatusGone:
+		return errdefs.NotFoundf("%s has no %s", host, what)
+	case transient(code):
+		return errdefs.Unavailablef("%s answers %s for the %s; try again later", host, status, what)
+	case code == http.StatusMethodNotAllowed || code == http.StatusNotImplemented:
+		return errdefs.Unsupportedf("%s does not support this for the %s (%s)", host, what, status)
+	default:
+		return errdefs.Unavailablef("%s answers %s for the %s", host, status, what)
+	}
+}

@@ -1,0 +1,158 @@
+package ociclient
+
+import (
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Ref names something in a registry: [http[s]://]HOST[:PORT]/REPOSITORY[:TAG|@DIGEST].
+type Ref struct {
+	Scheme     string // http or https
+	Host       string // HOST[:PORT]
+	Repository string
+	Tag        string // "latest" when neither is given, "" when Digest is
+	Digest     string // sha256:<hex> or sha512:<hex>
+}
+
+// Identifier is what comes after the repository in a request: the digest or the tag.
+func (r Ref) Identifier() string {
+	if r.Digest != "" {
+		return r.Digest
+	}
+	return r.Tag
+}
+
+// String is the reference as it is shown. It can be parsed again.
+func (r Ref) String() string {
+	s := r.Scheme + "://" + r.Host + "/" + r.Repository
+	if r.Digest != "" {
+		return s + "@" + r.Digest
+	}
+	return s + ":" + r.Tag
+}
+
+const (
+	maxRef        = 1024 // bytes
+	maxRepository = 255
+	defaultTag    = "latest"
+)
+
+// The grammar of the distribution specification.
+var (
+	repositoryPart = regexp.MustCompile(`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*$`)
+	tagForm        = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+	digestForm     = regexp.MustCompile(`^(?:sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
+	hostLabel      = regexp.MustCompile(`^[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+)
+
+// ParseRef reads a reference. Without a scheme it is https, and http for loopback hosts. Errors are InvalidArgument and
+// name the part that is wrong; one with a user or password in it is refused without being quoted.
+func ParseRef(s string) (Ref, error) {
+	const form = "a reference is [http[s]://]HOST[:PORT]/REPOSITORY[:TAG|@DIGEST]"
+	r := Ref{}
+	rest := s
+	if before, after, ok := strings.Cut(s, "://"); ok {
+		r.Scheme, rest = strings.ToLower(before), after
+		if r.Scheme != "http" && r.Scheme != "https" {
+			return Ref{}, errdefs.Invalidf("the scheme of a registry reference is http or https, not %q", clip(before))
+		}
+	}
+	host, path, ok := strings.Cut(rest, "/")
+	switch {
+	case strings.Contains(host, "@"):
+		return Ref{}, errdefs.Invalidf("the reference holds a user or password; give credentials by a token instead")
+	case len(s) > maxRef:
+		return Ref{}, errdefs.Invalidf("the reference is %d bytes long; at most %d are allowed", len(s), maxRef)
+	case !ok || host == "" || path == "":
+		return Ref{}, errdefs.Invalidf("%q names no registry or no repository: %s", s, form)
+	}
+	name, err := checkHost(host)
+	if err != nil {
+		return Ref{}, errdefs.Invalidf("the reference %q: %w", s, err)
+	}
+	r.Host = host
+	if r.Scheme == "" {
+		r.Scheme = "https"
+		if Loopback(name) {
+			r.Scheme = "http"
+		}
+	}
+	if repository, digest, ok := strings.Cut(path, "@"); ok {
+		if !digestForm.MatchString(digest) {
+			return Ref{}, errdefs.Invalidf("the digest of %q is not sha256:<64 hexadecimal digits>", s)
+		}
+		r.Digest, path = digest, repository
+	}
+	if i := strings.LastIndexByte(path, ':'); i >= 0 {
+		if r.Tag, path = path[i+1:], path[:i]; !tagForm.MatchString(r.Tag) {
+			return Ref{}, errdefs.Invalidf("the tag of %q is not 1 to 128 letters, digits, %q, %q or %q", s, "_", ".", "-")
+		}
+	}
+	switch { // a tag beside a digest says nothing
+	case r.Digest != "":
+		r.Tag = ""
+	case r.Tag == "":
+		r.Tag = defaultTag
+	}
+	if len(path) > maxRepository {
+		return Ref{}, errdefs.Invalidf("the repository of %q is %d bytes long; at most %d are allowed", s, len(path), maxRepository)
+	}
+	for part := range strings.SplitSeq(path, "/") {
+		if !repositoryPart.MatchString(part) {
+			return Ref{}, errdefs.Invalidf("the part %q of the repository in %q is not lower-case letters and digits, with single %q, %q or %q between", part, s, ".", "_", "-")
+		}
+	}
+	r.Repository = path
+	return r, nil
+}
+
+func clip(s string) string {
+	if len(s) > 16 {
+		return s[:16] + "..."
+	}
+	return s
+}
+
+// checkHost returns the host without its port.
+func checkHost(host string) (string, error) {
+	name, port := host, ""
+	if strings.HasPrefix(host, "[") || strings.Contains(host, ":") {
+		n, p, err := net.SplitHostPort(host)
+		switch {
+		case err == nil:
+			name, port = n, p
+			if v, perr := strconv.ParseUint(port, 10, 16); perr != nil || v == 0 {
+				return "", errdefs.Invalidf("the port %q is no number from 1 to 65535", port)
+			}
+		case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
+			name = host[1 : len(host)-1]
+		default:
+			return "", errdefs.Invalidf("the host %q is not HOST or HOST:PORT", host)
+		}
+	}
+	if strings.HasPrefix(host, "[") {
+		if ip := net.ParseIP(name); ip == nil || ip.To4() != nil && !strings.Contains(name, ":") {
+			return "", errdefs.Invalidf("the host %q is no IPv6 address", host)
+		}
+		return name, nil
+	}
+	if len(name) > 253 {
+		return "", errdefs.Invalidf("the host is %d bytes long; at most 253 are allowed", len(name))
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if !hostLabel.MatchString(label) {
+			return "", errdefs.Invalidf("the host %q is no host name", host)
+		}
+	}
+	return name, nil
+}
+
+// Loopback reports whether a host name or address is this machine itself.
+func Loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
