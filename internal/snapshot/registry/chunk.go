@@ -1,0 +1,157 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"hash/crc32"
+	"io"
+	"os"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+const (
+	page = 4 << 10 // chunks begin and end at multiples of it
+
+	minAverage = 256 << 10
+	maxAverage = 16 << 20
+	maxChunk   = 2 * maxAverage
+
+	wholeFile = 4 << 20 // a file up to this size is one layer
+	readSize  = 256 << 10
+)
+
+// sizing says where chunks may end. What has equal sizing and equal bytes has equal chunks.
+type sizing struct {
+	average int // bytes, a power of two
+}
+
+// sizingOf chooses the average chunk for a file: steps of four, so that the memories of unlike VMs have mostly the same,
+// and at most about 2000 chunks each.
+func sizingOf(size int64) sizing {
+	average := minAverage
+	for int64(average)*2048 < size && average < maxAverage {
+		average *= 4
+	}
+	return sizing{min(average, maxAverage)}
+}
+
+func (s sizing) min() int { return s.average / 4 }
+func (s sizing) max() int { return s.average * 2 }
+
+// gap is the run of zeros that ends a chunk. Shorter ones stay inside, where compression makes them nothing: the number
+// of chunks is bounded however scattered a file is.
+func (s sizing) gap() int { return s.average / 4 }
+
+// cut reports whether a page ends a chunk: its content alone decides.
+func (s sizing) cut(p []byte) bool {
+	return crc32.Checksum(p, castagnoli)&uint32(s.average/page-1) == 0 //nolint:gosec // a power of two, at most 4096
+}
+
+var (
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	zeroes     = make([]byte, page)
+)
+
+// chunker cuts a file into chunks in one pass. Zeros and holes are the same to it.
+type chunker struct {
+	s    sizing
+	get  func() ([]byte, error)             // an empty buffer with room for a chunk
+	emit func(offset int64, b []byte) error // takes the buffer over
+
+	buf   []byte
+	start int64
+	zeros int // at the end of buf
+}
+
+// add takes the next page, at offset.
+func (c *chunker) add(offset int64, p []byte) error {
+	if sparse.IsZero(p) {
+		return c.zero(len(p))
+	}
+	if c.buf == nil {
+		b, err := c.get()
+		if err != nil {
+			return err
+		}
+		c.buf, c.start = b, offset
+	}
+	c.buf, c.zeros = append(c.buf, p...), 0
+	if len(c.buf) >= c.s.max() || len(c.buf) >= c.s.min() && c.s.cut(p) {
+		return c.flush()
+	}
+	return nil
+}
+
+// zero takes n bytes of zeros or hole, at most one page, or at least a gap.
+func (c *chunker) zero(n int) error {
+	if c.buf == nil {
+		return nil
+	}
+	if c.zeros+n >= c.s.gap() || len(c.buf)+n >= c.s.max() {
+		return c.flush()
+	}
+	c.buf, c.zeros = append(c.buf, zeroes[:n]...), c.zeros+n
+	return nil
+}
+
+// hole takes a hole of any length.
+func (c *chunker) hole(n int64) error {
+	if c.buf == nil {
+		return nil
+	}
+	if int64(c.zeros)+n >= int64(c.s.gap()) {
+		return c.flush()
+	}
+	for ; n > 0; n -= page {
+		if err := c.zero(int(min(n, page))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *chunker) flush() error {
+	if c.buf == nil {
+		return nil
+	}
+	b := c.buf[:len(c.buf)-c.zeros]
+	c.buf, c.zeros = nil, 0
+	return c.emit(c.start, b)
+}
+
+// run reads f, of the given size, from its beginning to its end. progress is told the bytes of data that were read.
+func (c *chunker) run(ctx context.Context, f *os.File, size int64, progress func(int64)) error {
+	data, err := sparse.Extents(f, size)
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, readSize)
+	at := int64(0)
+	for _, e := range data {
+		from, to := max(e.Offset/page*page, at), min((e.End()+page-1)/page*page, size)
+		if err := c.hole(from - at); err != nil {
+			return err
+		}
+		for at = from; at < to; {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			n := int(min(readSize, to-at))
+			if _, err := f.ReadAt(buf[:n], at); errors.Is(err, io.EOF) {
+				return errdefs.DataLossf("%s became shorter while it was read", f.Name())
+			} else if err != nil {
+				return err
+			}
+			for p := 0; p < n; p += page {
+				if err := c.add(at+int64(p), buf[p:min(p+page, n)]); err != nil {
+					return err
+				}
+			}
+			at += int64(n)
+			progress(int64(n))
+		}
+	}
+	return c.flush()
+}

@@ -1,0 +1,73 @@
+package registry
+
+import (
+	"fmt"
+
+	"github.com/klauspost/compress/zstd"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// codecVersion is part of what the index is valid for: it changes when equal bytes become other blobs.
+const codecVersion = "zstd-fastest-1"
+
+// encoder makes the blob of a chunk: one zstd frame, or the chunk itself where that is hardly longer. Equal chunks give
+// equal blobs: one thread, one level, no state. It is for one goroutine.
+type encoder struct {
+	z   *zstd.Encoder // nil: nothing is compressed
+	out []byte
+}
+
+func newEncoder(uncompressed bool) (*encoder, error) {
+	if uncompressed {
+		return &encoder{}, nil
+	}
+	z, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false))
+	if err != nil {
+		return nil, fmt.Errorf("make an encoder: %w", err)
+	}
+	return &encoder{z: z}, nil
+}
+
+// encode returns the blob of raw, valid until the next call and while raw is, and whether it is compressed.
+func (e *encoder) encode(raw []byte) ([]byte, bool) {
+	if e.z == nil {
+		return raw, false
+	}
+	e.out = e.z.EncodeAll(raw, e.out[:0])
+	if len(e.out) > len(raw)-len(raw)/32 {
+		return raw, false
+	}
+	return e.out, true
+}
+
+// decoder undoes it. It is for one goroutine.
+type decoder struct {
+	z   *zstd.Decoder
+	out []byte
+}
+
+func newDecoder() (*decoder, error) {
+	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxForeignChunk+1), zstd.WithDecodeAllCapLimit(true))
+	if err != nil {
+		return nil, fmt.Errorf("make a decoder: %w", err)
+	}
+	return &decoder{z: z}, nil
+}
+
+func (d *decoder) close() { d.z.Close() }
+
+// decode returns the length bytes of a chunk, valid until the next call. Whatever a frame claims, not more are unpacked.
+func (d *decoder) decode(blob []byte, length int) ([]byte, error) {
+	if cap(d.out) < length {
+		d.out = make([]byte, 0, length)
+	}
+	out, err := d.z.DecodeAll(blob, d.out[:0:length])
+	if err != nil {
+		return nil, errdefs.DataLossf("its blob is no zstd frame of %d bytes: %w", length, err)
+	}
+	if len(out) != length {
+		return nil, errdefs.DataLossf("its blob holds %d bytes instead of %d", len(out), length)
+	}
+	return out, nil
+}

@@ -1,0 +1,138 @@
+// Package registry carries snapshots to and from any OCI registry: content-defined chunks, compressed, of which a
+// registry keeps each once and neither side sends or fetches what the other has.
+//
+// It starts no VM, keeps no credentials, and decides nothing about what a snapshot may be used for.
+//
+// Bounds. A push and a pull move eight blobs at once and hold at most 192 MiB of chunks, and as much again of compressed
+// ones; a guest of at most 512 MiB needs a tenth of that. Nothing is spooled to disk.
+package registry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociclient"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+const (
+	parallel = 8         // blobs that move at once
+	budget   = 192 << 20 // bytes of uncompressed chunks in memory
+)
+
+// Config tunes a Client.
+type Config struct {
+	// Index is a folder of our own for what is known of the chunks of local snapshots; it is made when it is needed. With
+	// it a second push reads nothing that did not change, and a pull takes from local snapshots what they have. It can be
+	// deleted at any time. "": none.
+	Index string
+	// Hypervisor is the driver of this node. Snapshots of another are not fetched. "": any.
+	Hypervisor string
+	// Whole makes every file one layer, uncompressed, as readers of before chunks expect it. Such a push finds nothing
+	// that it has in common with another.
+	Whole bool
+	// Uncompressed leaves the chunks as they are: for networks faster than compression.
+	Uncompressed bool
+
+	HTTP ociclient.Config
+	Log  *slog.Logger // nil discards
+}
+
+// Client is a snapshot.Remote over one store.
+type Client struct {
+	cfg   Config
+	store snapshot.Store
+	index index
+}
+
+var _ snapshot.Remote = (*Client)(nil)
+
+// New returns a client that pulls into store. It opens nothing.
+func New(cfg Config, store snapshot.Store) *Client {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Client{cfg: cfg, store: store, index: index{dir: cfg.Index}}
+}
+
+// Digest implements snapshot.Remote.
+func (c *Client) Digest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
+	var digest string
+	err := c.session(ctx, ref, auth, ociclient.Pull, func(r ociclient.Ref, s *ociclient.Session) (err error) {
+		digest, err = s.Head(ctx, r.Identifier())
+		return err
+	})
+	return digest, err
+}
+
+// Delete implements snapshot.Remote.
+func (c *Client) Delete(ctx context.Context, ref string, auth snapshot.Auth) error {
+	return c.session(ctx, ref, auth, ociclient.Delete, func(r ociclient.Ref, s *ociclient.Session) error {
+		return s.DeleteManifest(ctx, r.Identifier())
+	})
+}
+
+// Check implements snapshot.Remote.
+func (c *Client) Check(ctx context.Context, ref string, auth snapshot.Auth) error {
+	return c.session(ctx, ref, auth, ociclient.Push, func(r ociclient.Ref, s *ociclient.Session) error {
+		if _, err := s.Head(ctx, r.Identifier()); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+		return nil
+	})
+}
+
+// session runs do with the repository of ref.
+func (c *Client) session(ctx context.Context, ref string, auth snapshot.Auth, scope string, do func(ociclient.Ref, *ociclient.Session) error) error {
+	r, err := ociclient.ParseRef(ref)
+	if err != nil {
+		return err
+	}
+	s, err := ociclient.Open(ctx, r, ociclient.Auth{Token: auth.Token, Username: auth.Username, Password: auth.Password, CA: auth.CA}, scope, c.cfg.HTTP)
+	if err != nil {
+		return fmt.Errorf("reach %s: %w", r.Host, err)
+	}
+	defer s.Close()
+	return do(r, s)
+}
+
+// meter adds up what was done and tells it, one call at a time.
+type meter struct {
+	s    *ociclient.Session
+	tell func(snapshot.Progress)
+
+	mu sync.Mutex
+	p  snapshot.Progress
+}
+
+func (m *meter) phase(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.p.Phase = name
+	m.report()
+}
+
+func (m *meter) total(n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.p.Total = n
+	m.report()
+}
+
+func (m *meter) done(n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.p.Done += n
+	m.report()
+}
+
+func (m *meter) report() {
+	if m.tell == nil {
+		return
+	}
+	m.p.Moved = m.s.Moved()
+	m.tell(m.p)
+}
