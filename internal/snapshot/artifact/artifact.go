@@ -36,6 +36,10 @@ const (
 	SuffixPart = ".part" // of a disk's media type: one of several blobs
 )
 
+// TitleVMConfig is the title of the layer of MediaVMConfig: the JSON of snapshot.Snapshot, plain, in every manifest of ours.
+// In a tar stream it is TarHeader.Snapshot.
+const TitleVMConfig = "config.json"
+
 // Annotations of layers and manifests.
 const (
 	AnnotationTitle      = "org.opencontainers.image.title" // of a layer: name of the file

@@ -155,3 +155,9 @@ func (c *chunker) run(ctx context.Context, f *os.File, size int64, progress func
 	}
 	return c.flush()
 }
+
+// dataBytes counts what is not hole.
+func dataBytes(f *os.File, size int64) (int64, error) {
+	m, err := sparse.Extents(f, size)
+	return sparse.Data(m), err
+}

@@ -162,3 +162,13 @@ func (x index) places(ctx context.Context, store snapshot.Store, wanted map[stri
 	}
 	return found
 }
+
+// native reports whether the chunks may be ours: others' have other sizes, and would find nothing in common.
+func (d document) native() bool {
+	for _, c := range d.Chunks {
+		if c.Offset%page != 0 || c.Length > int64(sizing{d.Average}.max()) {
+			return false
+		}
+	}
+	return true
+}

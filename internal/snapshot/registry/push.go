@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/ociclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -127,7 +130,7 @@ func (p *push) open() error {
 	if err != nil {
 		return err
 	}
-	p.files = append(p.files, &file{name: fileRecord, media: artifact.MediaVMConfig, data: record, total: int64(len(record)), desc: artifact.File{Mode: 0o600, Size: int64(len(record))}})
+	p.files = append(p.files, &file{name: artifact.TitleVMConfig, media: artifact.MediaVMConfig, data: record, total: int64(len(record)), desc: artifact.File{Mode: 0o600, Size: int64(len(record))}})
 	for _, n := range filesOf(p.snap) {
 		f := &file{name: n.name, media: n.media}
 		p.files = append(p.files, f)
@@ -293,7 +296,10 @@ func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	if have, err := p.s.HasBlob(ctx, j.chunk.Digest); err != nil || have {
 		return err
 	}
-	raw, err := p.get(ctx, max(f2(j.chunk.Length), j.f.sizing.max()))
+	if j.chunk.Length > int64(j.f.sizing.max()) {
+		return errStale
+	}
+	raw, err := p.get(ctx, j.f.sizing.max())
 	if err != nil {
 		return err
 	}
@@ -309,8 +315,6 @@ func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	}
 	return p.s.PutBlob(ctx, j.chunk.Digest, int64(len(blob)), func() io.Reader { return bytes.NewReader(blob) })
 }
-
-func f2(n int64) int { return int(n) }
 
 // claim reports whether the caller is the first to see to a blob. If it fails, the push fails.
 func (p *push) claim(digest string) bool {
@@ -334,7 +338,7 @@ func (p *push) blob(ctx context.Context, digest string, data []byte) error {
 // small sends a file that is one layer and in memory.
 func (p *push) small(ctx context.Context, f *file) error {
 	media, data := f.media, f.data
-	if f.name != fileRecord && len(data) > 0 { // the record is to be read by anybody
+	if f.name != artifact.TitleVMConfig && len(data) > 0 { // the record is to be read by anybody
 		e, err := newEncoder(p.c.cfg.Uncompressed)
 		if err != nil {
 			return err
@@ -350,6 +354,55 @@ func (p *push) small(ctx context.Context, f *file) error {
 	}
 	p.m.done(f.total)
 	return nil
+}
+
+// maxExtents bounds the map of a file that is one layer: of more, the smallest holes are sent.
+const maxExtents = 100_000
+
+// whole sends the data of a file as one layer. It is read twice, to know first whether the registry has it.
+func (p *push) whole(ctx context.Context, f *file) error {
+	m, err := sparse.Extents(f.f, f.id.size)
+	if err != nil {
+		return err
+	}
+	m = sparse.Coarsen(m, maxExtents)
+	size := sparse.Data(m)
+	if size < f.id.size {
+		f.desc.Size, f.desc.SparseSize, f.desc.SparseMap = 0, f.id.size, m
+	}
+	if size == 0 {
+		return nil
+	}
+	sum := sha256.New()
+	if _, err := io.CopyBuffer(sum, &cancelled{ctx, sparse.Reader(f.f, m)}, make([]byte, 1<<20)); err != nil {
+		return err
+	}
+	d := ociclient.Descriptor{MediaType: f.media, Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Size: size, Annotations: map[string]string{artifact.AnnotationTitle: f.name}}
+	f.layers = []ociclient.Descriptor{d}
+	if p.claim(d.Digest) {
+		have, err := p.s.HasBlob(ctx, d.Digest)
+		if err == nil && !have {
+			err = p.s.PutBlob(ctx, d.Digest, size, func() io.Reader { return sparse.Reader(f.f, m) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	p.m.done(f.total)
+	return nil
+}
+
+// cancelled ends with its context.
+type cancelled struct {
+	ctx context.Context //nolint:containedctx // of the one copy that this value is for
+	r   io.Reader
+}
+
+func (c *cancelled) Read(b []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(b)
 }
 
 // settle checks that a file is still what was read, describes it, and remembers its chunks.
