@@ -1,0 +1,149 @@
+package epoch
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry"
+	"cocoonstack.io/cocoon/internal/registry/access"
+	"cocoonstack.io/cocoon/internal/registry/content"
+	"cocoonstack.io/cocoon/internal/registry/objects/folder"
+)
+
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 64 << 10
+)
+
+// server is a registry with its doors.
+type server struct {
+	cfg      *Config
+	log      *slog.Logger
+	registry *registry.Registry
+	metrics  *prometheus.Registry
+	lock     *os.File
+}
+
+// newServer opens the data. Nothing is served yet.
+func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, error) {
+	tokens, err := access.Open(cfg.TokenFile, cfg.StaticToken, log)
+	if err != nil {
+		return nil, err
+	}
+	store, err := folder.New(cfg.Data)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{cfg: cfg, log: log, metrics: prometheus.NewRegistry()}
+	if s.lock, err = lockDir(cfg.Data); err != nil {
+		return nil, err
+	}
+	c, err := content.New(ctx, store, content.Config{Quota: cfg.quota, Grace: cfg.GCGrace, UploadTTL: cfg.UploadTTL, Untagged: cfg.GCUntagged, Log: log})
+	if err != nil {
+		s.lock.Close()
+		return nil, err
+	}
+	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.registry = registry.New(registry.Config{
+		PublicURL: cfg.PublicURL, AnonymousPull: cfg.AnonymousPull, VerifyReads: cfg.VerifyReads,
+		GCInterval: cfg.GCInterval, ScrubInterval: cfg.ScrubInterval,
+	}, c, tokens, s.metrics, log)
+	return s, nil
+}
+
+// run serves until ctx ends, then lets requests finish for a while.
+func (s *server) run(ctx context.Context) error {
+	defer s.lock.Close()
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.Addr)
+	if err != nil {
+		return errdefs.Preconditionf("serve on %s: %w", s.cfg.Addr, err)
+	}
+	srv := &http.Server{Handler: s.registry, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
+	serve := func() error { return srv.Serve(l) }
+	if s.cfg.TLSCert != "" {
+		pair, err := tls.LoadX509KeyPair(s.cfg.TLSCert, s.cfg.TLSKey)
+		if err != nil {
+			l.Close()
+			return errdefs.Preconditionf("serving certificate: %w", err)
+		}
+		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+		serve = func() error { return srv.ServeTLS(l, "", "") }
+	} else if host, _, err := net.SplitHostPort(l.Addr().String()); err != nil || !net.ParseIP(host).IsLoopback() {
+		s.log.Warn("plain HTTP on an address that others can reach: tokens and guest memory cross the network unencrypted; give --tls-cert", "addr", l.Addr().String())
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { s.registry.Run(work) })
+	failed := make(chan error, 2)
+	if s.cfg.MetricsAddr != "" {
+		wg.Go(func() { failed <- s.serveMetrics(work) })
+	}
+	go func() { failed <- serve() }() // ends with srv
+	s.log.Info("serving", "addr", l.Addr().String(), "data", s.cfg.Data)
+	if s.cfg.ready != nil {
+		s.cfg.ready(l.Addr().String())
+	}
+	select {
+	case err := <-failed:
+		_ = srv.Close()
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.shutdownPatience)
+	defer cancel()
+	if err := srv.Shutdown(patient); err != nil {
+		s.log.Info("requests were cut off; clients can resume their uploads")
+		_ = srv.Close()
+	}
+	return nil
+}
+
+// serveMetrics is for networks where the registry itself is not to be asked.
+func (s *server) serveMetrics(ctx context.Context) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.MetricsAddr)
+	if err != nil {
+		return errdefs.Preconditionf("serve metrics on %s: %w", s.cfg.MetricsAddr, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	return srv.Serve(l)
+}
+
+// lockDir makes this process the only one that uses a data folder, until the file is closed or the process ends.
+func lockDir(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "epoch.lock")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, errdefs.Preconditionf("lock the data folder: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errdefs.Existsf("another epoch uses %s; stop it, give another --data, or talk to it with --server", dir)
+	}
+	return nil, errdefs.Preconditionf("lock %s: %w", path, err)
+}

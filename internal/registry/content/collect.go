@@ -1,0 +1,249 @@
+package content
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/objects"
+	"cocoonstack.io/cocoon/internal/registry/reference"
+	"cocoonstack.io/cocoon/internal/snapshot/artifact"
+)
+
+// Collected is what a collection of garbage did.
+type Collected struct {
+	Manifests int   `json:"manifests"` // snapshots without a tag
+	Links     int   `json:"links"`     // blobs that a repository does not have any more
+	Blobs     int   `json:"blobs"`
+	Bytes     int64 `json:"bytes"`
+	Uploads   int   `json:"uploads"`
+}
+
+// Collect removes what nobody names: old untagged snapshots, then blobs of repositories that no manifest there names,
+// then the bytes of blobs that no repository has. It runs beside pushes: what was pushed, or was asked for, within the
+// grace period stays, whether a manifest names it yet or not.
+//
+// Who was told that a blob exists is remembered in memory only: after a restart the first grace period collects nothing,
+// unless offline says that there is nobody.
+func (c *Content) Collect(ctx context.Context, offline bool) (Collected, error) {
+	c.working.Lock()
+	defer c.working.Unlock()
+	var done Collected
+	now := c.cfg.Now()
+	cutoff := now.Add(-c.cfg.Grace)
+	done.Uploads = c.SweepUploads()
+	if !offline && c.started.After(cutoff) && c.cfg.Grace > 0 {
+		return done, nil
+	}
+	kept := map[digest.Digest]struct{}{}
+	err := c.eachRepository(ctx, func(repo string) error {
+		if c.cfg.Untagged > 0 {
+			n, err := c.collectUntagged(ctx, repo, now.Add(-c.cfg.Untagged))
+			done.Manifests += n
+			if err != nil {
+				return err
+			}
+		}
+		n, err := c.collectLinks(ctx, repo, cutoff, kept)
+		done.Links += n
+		return err
+	})
+	if err != nil {
+		return done, fmt.Errorf("collect garbage: %w", err)
+	}
+	err = c.eachBlob(ctx, func(d digest.Digest, info objects.Info) error {
+		if _, ok := kept[d]; ok || info.Modified.After(cutoff) {
+			return nil
+		}
+		removed, err := c.leases.remove(d, cutoff, func() error { return c.store.Remove(ctx, blobKey(d)) })
+		if err == nil && removed {
+			done.Blobs++
+			done.Bytes += info.Size
+			c.used.Add(-info.Size)
+			c.count.Add(-1)
+		}
+		return err
+	})
+	c.leases.forget(cutoff)
+	if err != nil {
+		return done, fmt.Errorf("collect garbage: %w", err)
+	}
+	return done, c.store.Sync(ctx)
+}
+
+// collectLinks takes from a repository the blobs that its manifests do not name, and adds those that stay to kept.
+func (c *Content) collectLinks(ctx context.Context, repo string, cutoff time.Time, kept map[digest.Digest]struct{}) (int, error) {
+	named := map[digest.Digest]struct{}{}
+	whole := true
+	err := c.eachManifest(ctx, repo, func(d digest.Digest, _ objects.Info) error {
+		_, _, doc, err := c.Manifest(ctx, repo, reference.Reference{Digest: d})
+		switch {
+		case errdefs.IsNotFound(err): // removed meanwhile
+			return nil
+		case errdefs.Is(err, errdefs.DataLoss): // who knows what it names
+			c.cfg.Log.Warn("a damaged manifest: all blobs of its repository stay", "op", "gc", "repository", repo, "err", err)
+			whole = false
+			return nil
+		case err != nil:
+			return err
+		}
+		for _, b := range doc.blobs() {
+			named[b.Digest] = struct{}{}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	removed := 0
+	err = c.eachLink(ctx, repo, func(d digest.Digest, info objects.Info) error {
+		if _, ok := named[d]; !ok && whole && !info.Modified.After(cutoff) {
+			gone, err := c.leases.remove(d, cutoff, func() error { return c.store.Remove(ctx, linkKey(repo, d)) })
+			if err != nil {
+				return err
+			}
+			if gone {
+				removed++
+				return nil
+			}
+		}
+		kept[d] = struct{}{}
+		return nil
+	})
+	return removed, err
+}
+
+// collectUntagged removes a repository's manifests of snapshots that have no tag any more, which a VM that hibernates
+// every night leaves behind. Other manifests may be known to somebody by digest and stay.
+func (c *Content) collectUntagged(ctx context.Context, repo string, cutoff time.Time) (int, error) {
+	var old []digest.Digest
+	err := c.eachManifest(ctx, repo, func(d digest.Digest, info objects.Info) error {
+		if !info.Modified.After(cutoff) {
+			old = append(old, d)
+		}
+		return nil
+	})
+	if err != nil || len(old) == 0 {
+		return 0, err
+	}
+	removed := 0
+	for _, d := range old {
+		gone, err := c.removeUntagged(ctx, repo, d, cutoff)
+		if err != nil {
+			return removed, err
+		}
+		if gone {
+			removed++
+		}
+	}
+	return removed, nil
+}
+
+func (c *Content) removeUntagged(ctx context.Context, repo string, d digest.Digest, cutoff time.Time) (bool, error) {
+	mu := c.repo(repo)
+	mu.Lock()
+	defer mu.Unlock()
+	_, _, doc, err := c.Manifest(ctx, repo, reference.Reference{Digest: d})
+	if errdefs.IsNotFound(err) || errdefs.Is(err, errdefs.DataLoss) {
+		return false, nil
+	}
+	if err != nil || doc.ArtifactType != artifact.TypeSnapshot && doc.ArtifactType != artifact.TypeSnapshotChunked {
+		return false, err
+	}
+	tags, err := c.tagged(ctx, repo)
+	if err != nil {
+		return false, err
+	}
+	for _, to := range tags {
+		if to == d {
+			return false, nil
+		}
+	}
+	info, err := c.store.Stat(ctx, manifestKey(repo, d)) // pushed again meanwhile?
+	if errdefs.IsNotFound(err) || err == nil && info.Modified.After(cutoff) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, c.removeManifest(ctx, repo, d)
+}
+
+// Scrubbed is what a scrub found.
+type Scrubbed struct {
+	Objects int   `json:"objects"`
+	Bytes   int64 `json:"bytes"`
+	Damaged int   `json:"damaged"`
+}
+
+// Scrub reads everything and moves what does not have the bytes of its digest to quarantine, where nobody is served
+// from: a push of the same bytes mends it.
+func (c *Content) Scrub(ctx context.Context) (Scrubbed, error) {
+	c.working.Lock()
+	defer c.working.Unlock()
+	var done Scrubbed
+	err := c.eachBlob(ctx, func(d digest.Digest, _ objects.Info) error {
+		n, good, err := c.scrubBlob(ctx, d)
+		if err == nil {
+			done.Objects++
+			done.Bytes += n
+			if !good {
+				done.Damaged++
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return done, fmt.Errorf("scrub: %w", err)
+	}
+	err = c.eachRepository(ctx, func(repo string) error {
+		return c.eachManifest(ctx, repo, func(d digest.Digest, info objects.Info) error {
+			_, _, _, err := c.Manifest(ctx, repo, reference.Reference{Digest: d})
+			if errdefs.IsNotFound(err) {
+				return nil
+			}
+			done.Objects++
+			done.Bytes += info.Size
+			if errdefs.Is(err, errdefs.DataLoss) {
+				done.Damaged++
+				return nil
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return done, fmt.Errorf("scrub: %w", err)
+	}
+	return done, nil
+}
+
+func (c *Content) scrubBlob(ctx context.Context, d digest.Digest) (n int64, good bool, err error) {
+	f, info, err := c.store.Open(ctx, blobKey(d))
+	if errdefs.IsNotFound(err) {
+		return 0, true, nil
+	}
+	if err != nil {
+		return 0, true, err
+	}
+	defer f.Close()
+	h := d.Algorithm().Hash()
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	if n, err = io.CopyBuffer(struct{ io.Writer }{h}, reader{ctx, struct{ io.Reader }{f}}, *buf); err != nil && ctx.Err() != nil {
+		return n, true, err
+	}
+	if err == nil && digest.NewDigest(d.Algorithm(), h) == d {
+		return n, true, nil
+	}
+	// A disk that cannot be read is damage too. But somebody may have pushed good bytes meanwhile.
+	now, statErr := c.store.Stat(ctx, blobKey(d))
+	if statErr != nil || now != info {
+		return n, true, nil
+	}
+	_ = c.corruptedBlob(ctx, d, info.Size)
+	return n, false, nil
+}

@@ -1,0 +1,262 @@
+// Package content is what a registry holds: repositories with blobs, manifests, tags and referrers, uploads in progress,
+// and the work that keeps them right (collection of garbage, scrubbing, quota).
+//
+// It speaks neither HTTP nor of rights. One process at a time may use a store.
+//
+// Keys of the store:
+//
+//	blobs/ALGORITHM/XX/HEX                                a blob, once for all repositories
+//	repositories/NAME/_blobs/ALGORITHM/HEX                empty: the repository has that blob
+//	repositories/NAME/_manifests/ALGORITHM/HEX            a manifest
+//	repositories/NAME/_tags/TAG                           the digest of a manifest
+//	repositories/NAME/_referrers/ALGORITHM/HEX/ALG-HEX    descriptor of a manifest whose subject this is
+//	quarantine/...                                        what did not have the bytes of its digest
+//
+// Everything that a manifest needs is written before it, so that a crash leaves garbage at worst, which is collected.
+package content
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/objects"
+)
+
+// Config is how a registry's content behaves. The zero value has no quota and no grace.
+type Config struct {
+	Quota     int64         // bytes of blobs and uploads; 0: no limit
+	Grace     time.Duration // how long what no manifest names is kept after its last use
+	UploadTTL time.Duration // how long an upload is kept after its last byte
+	Untagged  time.Duration // how long a snapshot's manifest is kept without a tag; 0: forever
+	Log       *slog.Logger
+	Now       func() time.Time // default time.Now
+}
+
+// Content is the content of one store.
+type Content struct {
+	cfg     Config
+	store   objects.Store
+	leases  leases
+	started time.Time
+	seed    maphash.Seed
+	repos   [64]sync.Mutex // of a repository's manifests and tags, by hash of the name
+	working sync.Mutex     // one collection or scrub at a time
+
+	used    atomic.Int64 // bytes of blobs
+	count   atomic.Int64 // blobs
+	staged  atomic.Int64 // bytes of uploads
+	corrupt atomic.Int64 // found since the start
+
+	mu       sync.Mutex
+	sessions map[string]*Upload
+}
+
+// New counts what the store has. Uploads of before can be resumed.
+func New(ctx context.Context, store objects.Store, cfg Config) (*Content, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	c := &Content{
+		cfg: cfg, store: store, started: cfg.Now(), seed: maphash.MakeSeed(), sessions: map[string]*Upload{},
+		leases: leases{now: cfg.Now, held: map[digest.Digest]*lease{}},
+	}
+	err := c.eachBlob(ctx, func(_ digest.Digest, info objects.Info) error {
+		c.used.Add(info.Size)
+		c.count.Add(1)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.countUploads()
+}
+
+// Usage is how much there is.
+type Usage struct {
+	Blobs, Bytes, Staged, Quota int64
+	Uploads                     int
+	Corrupt                     int64 // objects found corrupt since the start
+}
+
+// Usage counts.
+func (c *Content) Usage() Usage {
+	c.mu.Lock()
+	n := len(c.sessions)
+	c.mu.Unlock()
+	return Usage{Blobs: c.count.Load(), Bytes: c.used.Load(), Staged: c.staged.Load(), Quota: c.cfg.Quota, Uploads: n, Corrupt: c.corrupt.Load()}
+}
+
+func (c *Content) repo(name string) *sync.Mutex {
+	return &c.repos[maphash.String(c.seed, name)%uint64(len(c.repos))]
+}
+
+func repoKey(repo string) string { return "repositories/" + repo }
+
+func blobKey(d digest.Digest) string {
+	hex := d.Encoded()
+	return "blobs/" + d.Algorithm().String() + "/" + hex[:2] + "/" + hex
+}
+
+func linkKey(repo string, d digest.Digest) string {
+	return repoKey(repo) + "/_blobs/" + d.Algorithm().String() + "/" + d.Encoded()
+}
+
+func manifestKey(repo string, d digest.Digest) string {
+	return repoKey(repo) + "/_manifests/" + d.Algorithm().String() + "/" + d.Encoded()
+}
+
+func tagKey(repo, tag string) string { return repoKey(repo) + "/_tags/" + tag }
+
+func referrersKey(repo string, subject digest.Digest) string {
+	return repoKey(repo) + "/_referrers/" + subject.Algorithm().String() + "/" + subject.Encoded()
+}
+
+func flat(d digest.Digest) string { return d.Algorithm().String() + "-" + d.Encoded() }
+
+// Code is the distribution specification's code of an error.
+type Code string
+
+// The codes.
+const (
+	BlobUnknown         Code = "BLOB_UNKNOWN"
+	BlobUploadInvalid   Code = "BLOB_UPLOAD_INVALID"
+	BlobUploadUnknown   Code = "BLOB_UPLOAD_UNKNOWN"
+	DigestInvalid       Code = "DIGEST_INVALID"
+	ManifestBlobUnknown Code = "MANIFEST_BLOB_UNKNOWN"
+	ManifestInvalid     Code = "MANIFEST_INVALID"
+	ManifestUnknown     Code = "MANIFEST_UNKNOWN"
+	NameInvalid         Code = "NAME_INVALID"
+	NameUnknown         Code = "NAME_UNKNOWN"
+	SizeInvalid         Code = "SIZE_INVALID"
+	Unauthorized        Code = "UNAUTHORIZED"
+	Denied              Code = "DENIED"
+	Unsupported         Code = "UNSUPPORTED"
+)
+
+type coded struct {
+	Code
+	error
+}
+
+func (e *coded) Unwrap() error { return e.error }
+
+func code(c Code, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &coded{c, err}
+}
+
+// CodeOf returns the code that an error was given, or "".
+func CodeOf(err error) Code {
+	if e, ok := errors.AsType[*coded](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
+// digestsUnder calls f with the digests below a prefix that has folders of algorithms, and shards below those.
+func (c *Content) digestsUnder(ctx context.Context, prefix string, sharded bool, f func(digest.Digest, objects.Info) error) error {
+	for _, alg := range []digest.Algorithm{digest.SHA256, digest.SHA512} {
+		folders := []string{prefix + "/" + alg.String()}
+		if sharded {
+			all, err := c.store.List(ctx, folders[0])
+			if err != nil {
+				return err
+			}
+			folders = folders[:0]
+			for _, s := range all {
+				folders = append(folders, prefix+"/"+alg.String()+"/"+s.Name)
+			}
+		}
+		for _, folder := range folders {
+			all, err := c.store.List(ctx, folder)
+			if err != nil {
+				return err
+			}
+			for _, e := range all {
+				d := digest.NewDigestFromEncoded(alg, e.Name)
+				if e.Dir || d.Validate() != nil {
+					continue // not ours
+				}
+				if err := f(d, e.Info); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+func (c *Content) eachBlob(ctx context.Context, f func(digest.Digest, objects.Info) error) error {
+	return c.digestsUnder(ctx, "blobs", true, f)
+}
+
+func (c *Content) eachManifest(ctx context.Context, repo string, f func(digest.Digest, objects.Info) error) error {
+	return c.digestsUnder(ctx, repoKey(repo)+"/_manifests", false, f)
+}
+
+func (c *Content) eachLink(ctx context.Context, repo string, f func(digest.Digest, objects.Info) error) error {
+	return c.digestsUnder(ctx, repoKey(repo)+"/_blobs", false, f)
+}
+
+// eachRepository calls f with the names of all repositories, also of those without a manifest, in ascending order of
+// their parts.
+func (c *Content) eachRepository(ctx context.Context, f func(string) error) error {
+	var walk func(name string) error
+	walk = func(name string) error {
+		all, err := c.store.List(ctx, strings.TrimSuffix(repoKey(name), "/"))
+		if err != nil {
+			return err
+		}
+		own := false
+		for _, e := range all {
+			own = own || e.Dir && strings.HasPrefix(e.Name, "_")
+		}
+		if own {
+			if err := f(name); err != nil {
+				return err
+			}
+		}
+		for _, e := range all {
+			if !e.Dir || strings.HasPrefix(e.Name, "_") {
+				continue
+			}
+			below := e.Name
+			if name != "" {
+				below = name + "/" + e.Name
+			}
+			if err := walk(below); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	}
+	return walk("")
+}
+
+// corrupted notes that an object does not have the bytes of its digest, and moves it away, so that it is missed and
+// pushed again instead of being served.
+func (c *Content) corrupted(ctx context.Context, key string, d digest.Digest) error {
+	c.corrupt.Add(1)
+	c.cfg.Log.Error("stored bytes are not those of their digest; moved to quarantine", "op", "scrub", "object", key)
+	if err := c.store.Move(ctx, key, "quarantine/"+key); err != nil && !errdefs.IsNotFound(err) {
+		c.cfg.Log.Error("quarantine failed", "op", "scrub", "object", key, "err", err)
+	}
+	return errdefs.DataLossf("the stored bytes of %s are damaged and were moved to quarantine; push it again", d)
+}
+
+func (c *Content) corruptedBlob(ctx context.Context, d digest.Digest, size int64) error {
+	c.used.Add(-size)
+	c.count.Add(-1)
+	return c.corrupted(ctx, blobKey(d), d)
+}

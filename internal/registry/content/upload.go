@@ -1,0 +1,373 @@
+package content
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/reference"
+)
+
+const (
+	repoSuffix = ".repo" // beside an upload's file: which repository it is for
+	buffer     = 1 << 20
+	writeBack  = 16 << 20 // after so many bytes the kernel is asked to write, so that the last sync is short
+)
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, buffer); return &b }}
+
+// Upload is a blob that is being sent. It is a file, hashed while it is written; a restarted registry reads it once more.
+type Upload struct {
+	c    *Content
+	ID   string
+	Repo string
+	path string
+	size atomic.Int64
+	used atomic.Int64 // unix nanoseconds of the last byte
+
+	busy sync.Mutex // held by the request that writes, finishes or cancels
+	sum  hash.Hash  // of the bytes so far; nil: not known, read them
+	over bool       // finished or cancelled
+}
+
+func uploadUnknown(id string) error {
+	return code(BlobUploadUnknown, errdefs.NotFoundf("no upload %s; it was finished, cancelled or is too old: begin a new one", id))
+}
+
+// Begin starts an upload. A resumable one is found again after a restart.
+func (c *Content) Begin(repo string, resumable bool) (*Upload, error) {
+	u := &Upload{c: c, ID: strings.ToLower(rand.Text()), Repo: repo, sum: digest.Canonical.Hash()}
+	u.path = filepath.Join(c.store.Staging(), u.ID)
+	u.used.Store(c.cfg.Now().UnixNano())
+	f, err := os.OpenFile(u.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, diskFull(fmt.Errorf("begin an upload: %w", err))
+	}
+	f.Close()
+	if resumable {
+		if err := os.WriteFile(u.path+repoSuffix, []byte(repo), 0o600); err != nil {
+			_ = os.Remove(u.path)
+			return nil, diskFull(fmt.Errorf("begin an upload: %w", err))
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sessions[u.ID] = u
+	return u, nil
+}
+
+// Upload finds an upload of a repository.
+func (c *Content) Upload(repo, id string) (*Upload, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	u := c.sessions[id]
+	if u == nil || u.Repo != repo {
+		return nil, uploadUnknown(id)
+	}
+	return u, nil
+}
+
+// countUploads takes up the uploads of the process before this one.
+func (c *Content) countUploads() error {
+	all, err := os.ReadDir(c.store.Staging())
+	if err != nil {
+		return fmt.Errorf("uploads of before: %w", err)
+	}
+	for _, e := range all {
+		path := filepath.Join(c.store.Staging(), e.Name())
+		id, isRepo := strings.CutSuffix(e.Name(), repoSuffix)
+		repo, err := os.ReadFile(filepath.Join(c.store.Staging(), id+repoSuffix))
+		fi, statErr := os.Stat(filepath.Join(c.store.Staging(), id))
+		if err != nil || statErr != nil || reference.Name(string(repo)) != nil {
+			// Nobody can go on with it: it was not resumable, or half begun or half ended.
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("remove a dead upload: %w", err)
+			}
+			continue
+		}
+		if isRepo {
+			continue
+		}
+		u := &Upload{c: c, ID: id, Repo: string(repo), path: path}
+		u.size.Store(fi.Size())
+		u.used.Store(fi.ModTime().UnixNano())
+		c.staged.Add(fi.Size())
+		c.sessions[id] = u
+	}
+	return nil
+}
+
+// Size is how many bytes have arrived.
+func (u *Upload) Size() int64 { return u.size.Load() }
+
+func (u *Upload) lock() error {
+	if !u.busy.TryLock() {
+		return code(BlobUploadInvalid, errdefs.Conflictf("another request is writing to this upload; ask for its status and go on from there"))
+	}
+	if u.over {
+		u.busy.Unlock()
+		return uploadUnknown(u.ID)
+	}
+	return nil
+}
+
+// ErrRange says that a chunk does not begin where the bytes so far end.
+var ErrRange = errors.New("chunk out of order")
+
+// Append adds what r has. A start that is not negative must be where the bytes so far end; a length that is not negative
+// must be what r has. What arrived before a failure stays: the upload can go on from Size.
+func (u *Upload) Append(ctx context.Context, r io.Reader, start, length int64) error {
+	if err := u.lock(); err != nil {
+		return err
+	}
+	defer u.busy.Unlock()
+	if start >= 0 && start != u.Size() {
+		return code(BlobUploadInvalid, errdefs.Invalidf("%w: it begins at %d, but %d bytes are here", ErrRange, start, u.Size()))
+	}
+	if err := u.rehash(ctx); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(u.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return fmt.Errorf("upload %s: %w", u.ID, err)
+	}
+	defer f.Close()
+	before := u.Size()
+	if err := u.copy(f, r); err != nil {
+		return err
+	}
+	if n := u.Size() - before; length >= 0 && n != length {
+		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and %d came", length, n))
+	}
+	return nil
+}
+
+// copy writes and hashes. After a failed write the hash is dropped: the file is the truth.
+func (u *Upload) copy(f *os.File, r io.Reader) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	flushed := u.Size()
+	for {
+		n, readErr := fill(r, *buf)
+		if n > 0 {
+			if err := u.c.reserve(int64(n)); err != nil {
+				return err
+			}
+			if m, err := f.Write((*buf)[:n]); err != nil {
+				u.sum = nil
+				u.size.Add(int64(m))
+				u.c.staged.Add(int64(m - n))
+				return diskFull(fmt.Errorf("upload %s: %w", u.ID, err))
+			}
+			u.sum.Write((*buf)[:n])
+			u.used.Store(u.c.cfg.Now().UnixNano())
+			if size := u.size.Add(int64(n)); size-flushed >= writeBack {
+				_ = unix.SyncFileRange(int(f.Fd()), flushed, size-flushed, unix.SYNC_FILE_RANGE_WRITE) // only a hint
+				flushed = size
+			}
+		}
+		if errors.Is(readErr, io.EOF) {
+			return nil
+		}
+		if readErr != nil {
+			return code(BlobUploadInvalid, errdefs.Unavailablef("the body of the request broke off after %d bytes: %w", u.Size(), readErr))
+		}
+	}
+}
+
+// fill reads until there is enough for a write, or until r ends. It returns r's own error.
+func fill(r io.Reader, buf []byte) (n int, err error) {
+	const enough = 256 << 10
+	for n < enough && err == nil {
+		var m int
+		m, err = r.Read(buf[n:])
+		n += m
+	}
+	return n, err
+}
+
+// rehash reads the bytes of before a restart.
+func (u *Upload) rehash(ctx context.Context) error {
+	if u.sum != nil {
+		return nil
+	}
+	d, n, err := hashFile(ctx, u.path, digest.Canonical)
+	if err != nil {
+		return fmt.Errorf("upload %s: %w", u.ID, err)
+	}
+	u.c.staged.Add(n - u.size.Load())
+	u.size.Store(n)
+	u.sum = d
+	return nil
+}
+
+func hashFile(ctx context.Context, path string, alg digest.Algorithm) (hash.Hash, int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	h := alg.Hash()
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{h}, reader{ctx, f}, *buf)
+	return h, n, err
+}
+
+// reader stops when its context ends.
+type reader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+// Finish makes the upload the blob of a digest, if that is its digest. After a wrong digest the upload is over.
+func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
+	if err := u.lock(); err != nil {
+		return err
+	}
+	defer u.busy.Unlock()
+	if err := u.rehash(ctx); err != nil {
+		return err
+	}
+	sum := u.sum
+	if want.Algorithm() != digest.Canonical { // rare: read once more
+		var err error
+		if sum, _, err = hashFile(ctx, u.path, want.Algorithm()); err != nil {
+			return fmt.Errorf("upload %s: %w", u.ID, err)
+		}
+	}
+	if got := digest.NewDigest(want.Algorithm(), sum); got != want {
+		u.end()
+		return code(DigestInvalid, errdefs.Invalidf("the %d bytes that came have the digest %s, not %s", u.Size(), got, want))
+	}
+	if err := syncFile(u.path); err != nil {
+		return diskFull(fmt.Errorf("upload %s: %w", u.ID, err))
+	}
+	if err := u.c.take(ctx, u, want); err != nil {
+		return err
+	}
+	u.end()
+	return nil
+}
+
+// take moves a complete upload to its blob and gives it to the repository.
+func (c *Content) take(ctx context.Context, u *Upload, d digest.Digest) error {
+	defer c.leases.pin(d)()
+	old, err := c.store.Stat(ctx, blobKey(d))
+	fresh := errdefs.IsNotFound(err)
+	if err != nil && !fresh {
+		return err
+	}
+	if err := c.store.Take(ctx, blobKey(d), u.path); err != nil {
+		return err
+	}
+	c.used.Add(u.Size() - old.Size)
+	if fresh {
+		c.count.Add(1)
+	}
+	return c.store.Write(ctx, linkKey(u.Repo, d), nil)
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+// Cancel drops the upload.
+func (u *Upload) Cancel() error {
+	if err := u.lock(); err != nil {
+		return err
+	}
+	defer u.busy.Unlock()
+	u.end()
+	return nil
+}
+
+// end forgets the upload; its files are gone or removed. The caller holds busy.
+func (u *Upload) end() {
+	u.over = true
+	u.c.staged.Add(-u.size.Load())
+	for _, p := range []string{u.path, u.path + repoSuffix} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			u.c.cfg.Log.Warn("upload not removed; the next start does it", "op", "upload", "err", err)
+		}
+	}
+	u.c.mu.Lock()
+	defer u.c.mu.Unlock()
+	delete(u.c.sessions, u.ID)
+}
+
+// SweepUploads drops uploads that nobody has written to for their time to live.
+func (c *Content) SweepUploads() (dropped int) {
+	limit := c.cfg.Now().Add(-c.cfg.UploadTTL).UnixNano()
+	c.mu.Lock()
+	var old []*Upload
+	for _, u := range c.sessions {
+		if u.used.Load() < limit {
+			old = append(old, u)
+		}
+	}
+	c.mu.Unlock()
+	for _, u := range old {
+		if u.Cancel() == nil { // a busy one is not old
+			dropped++
+		}
+	}
+	return dropped
+}
+
+// PutBlob stores what r has as the blob of a digest, in one go.
+func (c *Content) PutBlob(ctx context.Context, repo string, d digest.Digest, r io.Reader, length int64) error {
+	u, err := c.Begin(repo, false)
+	if err != nil {
+		return err
+	}
+	if err := u.Append(ctx, r, 0, length); err != nil {
+		_ = u.Cancel()
+		return err
+	}
+	err = u.Finish(ctx, d)
+	_ = u.Cancel() // nothing, if it is finished
+	return err
+}
+
+// reserve counts n bytes of an upload, if the quota allows them.
+func (c *Content) reserve(n int64) error {
+	if total := c.staged.Add(n) + c.used.Load(); c.cfg.Quota > 0 && total > c.cfg.Quota {
+		c.staged.Add(-n)
+		return code(Denied, errdefs.Exhaustedf("the registry's quota of %d bytes is used up: delete images and wait for the collection of garbage, or raise --quota", c.cfg.Quota))
+	}
+	return nil
+}
+
+// diskFull gives an error of a full disk its class.
+func diskFull(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return errdefs.Exhaustedf("the registry's disk is full; free space or delete images and run epoch gc: %w", err)
+	}
+	return err
+}

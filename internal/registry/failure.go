@@ -1,0 +1,111 @@
+package registry
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/access"
+	"cocoonstack.io/cocoon/internal/registry/content"
+)
+
+// failure is an error with its place in HTTP. What is empty follows from the error.
+type failure struct {
+	status  int
+	code    content.Code
+	err     error
+	allow   string        // of 405: the methods
+	action  access.Action // of 401: what a token is needed for
+	invalid bool          // of 401: a token was there and is wrong
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// statusOf is the one place that translates classes of errors.
+func statusOf(err error) int {
+	if errors.Is(err, content.ErrRange) {
+		return http.StatusRequestedRangeNotSatisfiable
+	}
+	switch errdefs.ClassOf(err) {
+	case errdefs.InvalidArgument:
+		return http.StatusBadRequest
+	case errdefs.NotFound:
+		return http.StatusNotFound
+	case errdefs.AlreadyExists, errdefs.Conflict, errdefs.FailedPrecondition:
+		return http.StatusConflict
+	case errdefs.ResourceExhausted:
+		if content.CodeOf(err) == content.Denied { // quota: trying again does not help
+			return http.StatusForbidden
+		}
+		return http.StatusInsufficientStorage
+	case errdefs.Unsupported:
+		return http.StatusMethodNotAllowed
+	case errdefs.Unavailable, errdefs.Canceled, errdefs.DeadlineExceeded:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusInternalServerError
+	}
+}
+
+// fail answers with an error as the specification has it.
+func (g *Registry) fail(r *request, err error) {
+	f := failure{err: err}
+	if own, ok := errors.AsType[*failure](err); ok {
+		f = *own
+	}
+	if f.code == "" {
+		f.code = content.CodeOf(err)
+	}
+	if f.status == 0 {
+		f.status = statusOf(f.err)
+	}
+	if f.status == http.StatusNotFound && f.code == content.ManifestBlobUnknown {
+		f.status = http.StatusBadRequest // the address was right, the manifest was not
+	}
+	if f.code == "" {
+		f.code = "UNKNOWN"
+		if f.status == http.StatusInsufficientStorage {
+			f.code = content.Denied
+		}
+	}
+	message := f.err.Error()
+	if f.status >= 500 {
+		g.log.Error("request failed", "op", r.route.Kind.String(), "method", r.Method, "repository", r.route.Name, "err", f.err)
+		if errdefs.ClassOf(f.err) == errdefs.Internal {
+			message = "the registry failed; its log says why" // which may name files of the host
+		}
+	}
+	h := r.w.Header()
+	h.Del("Content-Length")
+	h.Del("ETag")
+	if f.allow != "" {
+		h.Set("Allow", f.allow)
+	}
+	if f.status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", g.challenge(r, f))
+	}
+	_ = r.json(f.status, "application/json", map[string]any{"errors": []any{map[string]any{"code": f.code, "message": message}}})
+}
+
+// json answers with a document.
+func (r *request) json(status int, mediaType string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return r.bytes(status, mediaType, data)
+}
+
+func (r *request) bytes(status int, mediaType string, data []byte) error {
+	r.w.Header().Set("Content-Type", mediaType)
+	r.w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+	r.w.WriteHeader(status)
+	if r.Method == http.MethodHead {
+		return nil
+	}
+	_, err := r.w.Write(data)
+	return err
+}
