@@ -42,16 +42,8 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(annotationPath(key), why))
 		}
 	}
-	const noSnapshots = "this node keeps no snapshots"
-	no(ask.Mode == contract.ModeClone, contract.KeyMode, noSnapshots+"; use mode run")
-	no(ask.Mode == contract.ModeStatic, contract.KeyMode, "this node runs only VMs of its own; use mode run")
-	no(ask.Mode == "" && ask.Managed, contract.KeyMode, "a managed VM without a mode would be cloned, and "+noSnapshots+"; use mode run")
-	no(ask.SnapshotPolicy == contract.SnapshotAlways || ask.SnapshotPolicy == contract.SnapshotMainOnly,
-		contract.KeySnapshotPolicy, noSnapshots+"; use never")
-	no(ask.ForkFrom != "", contract.KeyForkFrom, noSnapshots)
-	no(ask.CloneFromDir != "", contract.KeyCloneFromDir, noSnapshots)
-	no(pod.Annotations[contract.KeyRestoreFromHibernate] == "true", contract.KeyRestoreFromHibernate, noSnapshots)
-	no(contract.Hibernate(pod.Annotations), contract.KeyHibernate, noSnapshots)
+	no(ask.Mode == contract.ModeStatic, contract.KeyMode, "this node runs only VMs of its own; use mode run or clone")
+	errs = append(errs, checkOrigin(pod, ask)...)
 	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
 	return errs
 }

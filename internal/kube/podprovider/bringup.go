@@ -28,6 +28,24 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		}
 		w.prior = nil
 	}
+	digest, sleeps, err := w.elsewhere(ctx, pod)
+	switch {
+	case err != nil:
+		reason, _ := waiting(err)
+		return w.retry(ctx, reason, err, choreFirst, choreMost)
+	case sleeps && contract.Hibernate(pod.Annotations) && !w.here(ctx):
+		return w.sleeps("")
+	case sleeps:
+		return w.wakeRemote(ctx, pod, digest)
+	}
+	if origin := convert.OriginOf(pod); !origin.Boots() {
+		return w.cloneUp(ctx, pod, origin)
+	}
+	return w.boot(ctx, pod)
+}
+
+// boot has the pod's VM made of its image.
+func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 	spec, reason, err := w.resolve(ctx, pod)
 	if err != nil {
 		return w.retry(ctx, reason, err, time.Second, 30*time.Second)
@@ -41,13 +59,13 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 	}
 	rec, err := w.launch(ctx, spec)
 	if errdefs.IsAlreadyExists(err) {
-		rec, err = w.occupied(ctx, spec)
+		rec, err = w.occupied(ctx, func() (vm.Record, error) { return w.launch(ctx, spec) })
 	}
 	if ctx.Err() != nil {
 		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
 	}
 	if err == nil {
-		w.tries, w.pause = 0, pause{}
+		w.tries, w.pause, w.mode = 0, pause{}, modeRun
 		w.p.Metrics.done("create", nil)
 		w.take(rec)
 		w.log.Info("vm launched", "vm", rec.ID)
@@ -114,7 +132,7 @@ func delay(base, most time.Duration, n int) time.Duration {
 
 // occupied deals with a VM that already has our name: ours from before, the leftover of a pod that is gone, one that was
 // made by hand for this pod, or somebody else's.
-func (w *worker) occupied(ctx context.Context, spec vm.Spec) (vm.Record, error) {
+func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
 	rec, err := w.p.Runtime.Inspect(ctx, w.vmName)
 	if err != nil {
 		return vm.Record{}, errdefs.Unavailablef("VM %s is there and is not: %v", w.vmName, err)
@@ -131,10 +149,16 @@ func (w *worker) occupied(ctx context.Context, spec vm.Spec) (vm.Record, error) 
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", w.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
 	}
 	w.log.Info("removing leftover vm", "vm", rec.ID)
-	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+	if err := w.p.removeOrphan(ctx, rec); err != nil {
 		return vm.Record{}, err
 	}
-	return w.launch(ctx, spec)
+	return anew()
+}
+
+// here reports whether a VM of our name is on this node.
+func (w *worker) here(ctx context.Context) bool {
+	_, err := w.p.Runtime.Inspect(ctx, w.vmName)
+	return err == nil
 }
 
 // wanted is the VM that pod asks for, with what it refers to in the cluster.
@@ -195,7 +219,7 @@ func (w *worker) announce(rec *vm.Record) {
 		w.event(corev1.EventTypeWarning, eventUnserved, "Not mounted, because this VM's image boots itself: emptyDir %s; it has its disk", strings.Join(empty, ", "))
 	}
 	if !w.launched.IsZero() {
-		w.p.Metrics.booted(rec.Driver, time.Since(w.launched))
+		w.p.Metrics.booted(w.mode, rec.Driver, time.Since(w.launched))
 		w.launched = time.Time{}
 	}
 }

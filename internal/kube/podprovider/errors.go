@@ -34,6 +34,7 @@ const (
 	reasonPodCompleted  = "PodCompleted"
 	reasonPodFailed     = "PodFailed"
 	reasonGatesNotReady = "ReadinessGatesNotReady"
+	reasonHibernated    = "Hibernated"
 
 	eventStarted     = "Started"
 	eventPulling     = "Pulling"
@@ -46,6 +47,16 @@ const (
 	eventUnserved    = "NotServed"
 	eventUnhealthy   = "Unhealthy"
 	eventAdopted     = "Adopted"
+
+	eventHibernated          = "Hibernated"
+	eventHibernateFailed     = "HibernateFailed"
+	eventHibernatePushFailed = "HibernatePushFailed"
+	eventWoken               = "Woken"
+	eventWakeFailed          = "WakeFailed"
+	eventTagLeft             = "HibernateTagLeft"
+	eventSaveFailed          = "SnapshotSaveFailed"
+	eventPushFailed          = "SnapshotPushFailed"
+	eventHint                = "PostCloneHint"
 )
 
 // waiting says how a failed Launch shows in the pod: what can never work ends it, the rest is tried again.

@@ -106,10 +106,9 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 			p.Log.Warn("orphan vm left alone", "vm", rec.ID, "pod", pod)
 		case OrphanDestroy:
 			p.Log.Warn("orphan vm is removed", "vm", rec.ID, "pod", pod)
-			id := string(rec.ID)
 			p.wg.Go(func() {
-				if err := p.Runtime.Remove(ctx, id, true); err != nil && !errdefs.IsNotFound(err) {
-					p.Log.Warn("orphan vm not removed", "vm", id, "err", err)
+				if err := p.removeOrphan(ctx, *rec); err != nil {
+					p.Log.Warn("orphan vm not removed", "vm", rec.ID, "err", err)
 				}
 			})
 		}

@@ -44,6 +44,7 @@ func (p *Provider) remove(w *worker, pod *corev1.Pod) {
 	}
 	if r.confirmed {
 		p.leaving.add(w.uid)
+		w.renew(pod)
 	}
 	w.requestRemoval(r)
 }

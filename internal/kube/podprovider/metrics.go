@@ -13,6 +13,13 @@ type Metrics struct {
 	probe     prometheus.Histogram
 	tableSize prometheus.Gauge
 	orphans   prometheus.Gauge
+
+	save         prometheus.Histogram
+	push         prometheus.Histogram
+	pull         prometheus.Histogram
+	pushTotal    *prometheus.CounterVec
+	pullTotal    *prometheus.CounterVec
+	cloneFromDir *prometheus.CounterVec
 }
 
 // NewMetrics registers the provider's metrics with r.
@@ -30,18 +37,48 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		tableSize: prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_vm_table_size", Help: "Tracked VM count."}),
 		orphans:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_orphan_vm_total", Help: "Orphan VMs at startup."}),
 	}
-	r.MustRegister(m.lifecycle, m.boot, m.probe, m.tableSize, m.orphans)
+	seconds := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1200}})
+	}
+	count := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"result"})
+	}
+	m.save = seconds("vk_cocoon_snapshot_save_duration_seconds", "Snapshot save time.")
+	m.push = seconds("vk_cocoon_snapshot_push_duration_seconds", "Epoch push time.")
+	m.pull = seconds("vk_cocoon_snapshot_pull_duration_seconds", "Epoch pull time.")
+	m.pushTotal = count("vk_cocoon_snapshot_push_total", "Snapshot pushes.")
+	m.pullTotal = count("vk_cocoon_snapshot_pull_total", "Snapshot pulls.")
+	m.cloneFromDir = count("vk_cocoon_clone_from_dir_total", "Annotation-driven --from-dir clone attempts.")
+	r.MustRegister(m.lifecycle, m.boot, m.probe, m.tableSize, m.orphans, m.save, m.push, m.pull, m.pushTotal, m.pullTotal, m.cloneFromDir)
 	return m
 }
 
-func (m *Metrics) done(op string, err error) {
-	result := "success"
+func result(err error) string {
 	if err != nil {
-		result = "error"
+		return "error"
 	}
-	m.lifecycle.WithLabelValues(op, result).Inc()
+	return "success"
 }
 
-func (m *Metrics) booted(backend string, d time.Duration) {
-	m.boot.WithLabelValues("run", backend).Observe(d.Seconds())
+func (m *Metrics) done(op string, err error) {
+	m.lifecycle.WithLabelValues(op, result(err)).Inc()
+}
+
+func (m *Metrics) booted(mode, backend string, d time.Duration) {
+	m.boot.WithLabelValues(mode, backend).Observe(d.Seconds())
+}
+
+// pushed and pulled count transfers and time those that came to their end.
+func (m *Metrics) pushed(d time.Duration, err error) {
+	m.pushTotal.WithLabelValues(result(err)).Inc()
+	if err == nil {
+		m.push.Observe(d.Seconds())
+	}
+}
+
+func (m *Metrics) pulled(d time.Duration, err error) {
+	m.pullTotal.WithLabelValues(result(err)).Inc()
+	if err == nil {
+		m.pull.Observe(d.Seconds())
+	}
 }

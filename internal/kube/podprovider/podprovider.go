@@ -63,6 +63,7 @@ type Config struct {
 	Node       convert.Node
 	Orphans    OrphanPolicy
 	LeasesPath string // lease file by which a missing address is found; "" for none
+	Registry   Registry
 
 	BackoffBase time.Duration // of a crashing guest: 0, base, 2×base … (default 10 s)
 	BackoffMax  time.Duration // default 5 min
@@ -74,9 +75,10 @@ type Config struct {
 // PodGetter is the part of a pod lister the provider needs: the pod as the informer knows it, or an error.
 type PodGetter func(namespace, name string) (*corev1.Pod, error)
 
-// Deps is whom the provider talks to. All are needed.
+// Deps is whom the provider talks to. All are needed but Snapshots: without it pods that ask for snapshots are refused.
 type Deps struct {
-	Runtime  Runtime
+	Runtime   Runtime
+	Snapshots Snapshots
 	Client   kubernetes.Interface
 	Recorder record.EventRecorder
 	Prober   Prober
@@ -100,6 +102,7 @@ type Provider struct {
 	holders  map[string]*worker // by VM name: the last worker that was given the name
 	adopters map[vm.ID]*worker  // of VMs that bear no label of ours
 	leaving  ledger
+	turns    turns // of those who would make the same snapshot
 	objects  *objects
 	wg       sync.WaitGroup
 }

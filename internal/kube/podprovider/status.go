@@ -36,6 +36,7 @@ type view struct {
 	ready   bool
 	unready string // why not
 	verdict *verdict
+	asleep  bool // hibernated, here or elsewhere
 }
 
 // up reports whether a record's guest is set up and its main process runs; a disk image boots by itself.
@@ -79,6 +80,9 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 		s.ContainerStatuses = []corev1.ContainerStatus{v.container()}
 	}
 	s.Phase = v.phase()
+	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
+		s.Phase = corev1.PodRunning // a VM that wakes up was there before
+	}
 	s.Conditions = v.conditions(s, prev.Conditions, now)
 	return s
 }
@@ -100,6 +104,8 @@ func (v view) container() corev1.ContainerStatus {
 		c.RestartCount = int32(min(v.rec.Restarts, 1<<30))
 	}
 	switch {
+	case v.asleep:
+		c.State.Waiting = &corev1.ContainerStateWaiting{Reason: reasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
 	case up(v.rec):
 		c.Ready = v.ready
 		c.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(v.rec.StartedAt)}
@@ -154,7 +160,7 @@ func (v view) phase() corev1.PodPhase {
 			return corev1.PodSucceeded
 		}
 		return corev1.PodFailed
-	case up(v.rec), over(v.rec), v.last != nil:
+	case up(v.rec), over(v.rec), v.asleep, v.last != nil:
 		return corev1.PodRunning
 	}
 	return corev1.PodPending
@@ -175,7 +181,7 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		return out // refused: nothing was done of which a condition could speak
 	}
 	running := up(v.rec)
-	set(corev1.PodReadyToStartContainers, running && v.ip != "", "", "")
+	set(corev1.PodReadyToStartContainers, (running || v.asleep) && v.ip != "", "", "")
 	initReason := ""
 	if s.Phase == corev1.PodSucceeded {
 		initReason = reasonPodCompleted
@@ -192,6 +198,9 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		why := "containers with unready status: [" + v.name() + "]"
 		if running && v.unready != "" {
 			why += ": " + v.unready
+		}
+		if v.asleep {
+			why += ": the VM is hibernated"
 		}
 		set(corev1.ContainersReady, false, reasonNotReady, why)
 		set(corev1.PodReady, false, reasonNotReady, why)

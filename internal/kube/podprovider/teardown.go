@@ -41,6 +41,9 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 	if rec == nil {
 		return 0, true
 	}
+	if wait, ok := w.saveFirst(ctx, rec); !ok {
+		return wait, false
+	}
 	if rec.State == vm.StateRunning {
 		// No Event says so: the API object already does, and is gone a moment later. Events are for what nobody asked for.
 		grace := r.grace
@@ -68,6 +71,9 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		w.log.Warn("vm not removed", "vm", rec.ID, "err", err)
 		w.p.Metrics.done("delete", err)
 		return again, false
+	}
+	if w.p.Snapshots != nil && w.saved == rec.ID { // forks need the VM, or are made of another
+		w.p.discard(ctx, forkName(w.vmName))
 	}
 	w.p.Metrics.done("delete", nil)
 	w.log.Info("vm removed", "vm", rec.ID)

@@ -61,6 +61,19 @@ type worker struct {
 	pulls      backoff
 	due        time.Time // of the next start
 	dueFor     time.Time // the stop that due belongs to
+	mode       string    // how this process had the VM made
+
+	// Of snapshots; what annotations tell is read with mu held, everything else by the worker's goroutine alone.
+	life     contract.Lifecycle
+	tidy     bool   // nothing of a sleep is left in the registry
+	restored bool   // this process woke the VM from elsewhere
+	kept     string // snapshot that the VM hibernates in and that is known to be where it should be
+	saved    vm.ID  // was saved before its removal
+	hinted   string // the hint that was told
+	dozing   chore
+	waking   chore
+	tidying  chore
+	saving   chore
 }
 
 // removal is how the pod shall go. An unconfirmed one is checked with the API server first.
@@ -78,7 +91,9 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, log),
 		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
+		mode:   modeRun,
 	}
+	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
 	return w
 }
@@ -149,7 +164,7 @@ func (w *worker) step(ctx context.Context) time.Duration {
 		w.stopKeeper()
 		w.publish(0)
 		return 0
-	case lost && rec.StartedAt.IsZero():
+	case lost && (rec.StartedAt.IsZero() || rec.State == vm.StateHibernated && w.p.remote()):
 		w.forget()
 		return time.Millisecond
 	case lost:
@@ -159,11 +174,15 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	case w.late(pod) <= 0:
 		return w.expire(ctx, rec)
 	}
-	w.keepVolumes(pod, rec)
+	if rec.State != vm.StateHibernated {
+		w.keepVolumes(pod, rec)
+	}
 	var wait time.Duration
 	switch rec.State {
 	case vm.StateRunning:
-		w.running(ctx, rec)
+		wait = w.awake(ctx, pod, rec)
+	case vm.StateHibernated:
+		wait = w.asleep(ctx, pod, rec)
 	case vm.StateCreated:
 		wait = w.start(ctx, rec)
 	case vm.StateStopped, vm.StateError:
@@ -201,6 +220,14 @@ func (w *worker) update(pod *corev1.Pod) {
 	if w.keeper != nil { // its labels and annotations may be in files
 		w.keeper.poke()
 	}
+	w.poke()
+}
+
+// renew takes the pod as it is being deleted: what its annotations say of its VM's state still counts.
+func (w *worker) renew(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pod = pod.DeepCopy()
 	w.poke()
 }
 
@@ -297,11 +324,12 @@ func (w *worker) take(rec vm.Record) *vm.Record {
 }
 
 // forget lets go of a VM that vanished before it ever ran: the engine undoes what it makes when the one who asked, such
-// as an earlier process of ours, goes away. The pod lost nothing by it and gets another VM.
+// as an earlier process of ours, goes away. The pod lost nothing by it and gets another VM. The same goes for one that was
+// asleep when what it is in is in the registry too.
 func (w *worker) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.log.Info("vm went before it ran and is made anew", "vm", w.rec.ID)
+	w.log.Info("vm went and is made anew", "vm", w.rec.ID)
 	w.rec, w.lost = nil, false
 }
 
@@ -348,23 +376,17 @@ func (w *worker) publish(hold time.Duration) {
 	w.mu.Lock()
 	v := view{
 		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
-		ready: w.ready, unready: w.unready, verdict: w.verdict,
+		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
 	}
 	v.image, v.imageID = w.image.shown(w.rec)
 	if w.rec != nil && !over(w.rec) {
 		v.ip = w.address()
-	} else if w.rec != nil {
+	} else if w.rec != nil || v.asleep {
 		v.ip = w.status.PodIP // a stopped VM keeps the address it had
 	}
 	w.status = v.status(w.status, time.Now())
 	status := w.status
-	annotations := map[string]string{}
-	if up(w.rec) {
-		annotations[contract.KeyID] = string(w.rec.ID)
-		if v.ip != "" {
-			annotations[contract.KeyIP] = v.ip
-		}
-	}
+	annotations := w.annotations(v.ip)
 	w.mu.Unlock()
 	if w.begun {
 		hold = 0

@@ -45,20 +45,26 @@ func newWriter(pods typed.PodInterface, pod *corev1.Pod, log *slog.Logger) *writ
 	}
 }
 
-// set wishes for status and annotations (merged into what is there). The write may be held back for up to hold, in case
-// a newer wish comes.
+// set wishes for status and annotations (merged into what is there, an empty value removes the key). The write may be held
+// back for up to hold, in case a newer wish comes.
 func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hold time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	want := &corev1.Pod{Status: *status.DeepCopy()}
 	want.Annotations = maps.Clone(w.base.Annotations)
+	if w.want != nil {
+		want.Annotations = maps.Clone(w.want.Annotations)
+	}
 	if want.Annotations == nil {
 		want.Annotations = map[string]string{}
 	}
-	if w.want != nil {
-		maps.Copy(want.Annotations, w.want.Annotations)
+	for key, value := range annotations {
+		if value == "" {
+			delete(want.Annotations, key)
+			continue
+		}
+		want.Annotations[key] = value
 	}
-	maps.Copy(want.Annotations, annotations)
 	if w.gone || w.want == nil && same(want, w.base) {
 		return
 	}

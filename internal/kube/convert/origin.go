@@ -1,0 +1,103 @@
+package convert
+
+import (
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Origin is what a pod's VM goes on from. At most one field is set; the zero value boots from its image.
+type Origin struct {
+	Dir      string               // folder of the node with an exported snapshot
+	Fork     string               // name of a running VM
+	Snapshot contract.SnapshotRef // on the node, else in its registry
+}
+
+// Boots reports whether the VM boots from its image.
+func (o Origin) Boots() bool { return o == Origin{} }
+
+// OriginOf reads what pod's VM goes on from: a folder, else a fork, else a snapshot, else its image. Preconditions: Check
+// found nothing.
+func OriginOf(pod *corev1.Pod) Origin {
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	switch {
+	case ask.CloneFromDir != "":
+		return Origin{Dir: ask.CloneFromDir}
+	case ask.ForkFrom != "":
+		return Origin{Fork: ask.ForkFrom}
+	case clones(ask):
+		ref, _ := contract.ParseSnapshotRef(Image(pod))
+		return Origin{Snapshot: ref}
+	}
+	return Origin{}
+}
+
+// clones reports whether the mode is clone, as that of a managed VM is when it has none.
+func clones(ask contract.VMSpec) bool {
+	return ask.Mode == contract.ModeClone || ask.Mode == "" && ask.Managed
+}
+
+// checkOrigin refuses what cannot be gone on from.
+func checkOrigin(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
+	var errs field.ErrorList
+	no := func(when bool, key, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(annotationPath(key), why))
+		}
+	}
+	switch {
+	case ask.CloneFromDir != "":
+		no(!ask.Managed, contract.KeyCloneFromDir, "only a managed VM is cloned from a folder; set "+contract.KeyManaged)
+		no(ask.Mode == contract.ModeRun, contract.KeyCloneFromDir, "conflicts with mode run, which boots from the image; leave one of them out")
+		no(ask.ForkFrom != "", contract.KeyCloneFromDir, "conflicts with "+contract.KeyForkFrom+"; leave one of them out")
+	case ask.ForkFrom != "":
+		if err := vm.ValidateName(ask.ForkFrom); err != nil {
+			errs = append(errs, field.Invalid(annotationPath(contract.KeyForkFrom), ask.ForkFrom, err.Error()))
+		}
+		no(ask.ForkFrom == VMName(pod), contract.KeyForkFrom, "a VM cannot be forked from itself")
+	case clones(ask):
+		_, err := contract.ParseSnapshotRef(Image(pod))
+		if bad, ok := errors.AsType[contract.KeyError](err); ok {
+			errs = append(errs, badKeys(contract.Errors{bad})...)
+		}
+	}
+	return errs
+}
+
+// Member is the place of pod in its CocoonSet.
+func Member(pod *corev1.Pod) contract.Member {
+	return contract.Member{Namespace: pod.Namespace, Labels: pod.Labels, Owners: pod.OwnerReferences}
+}
+
+// Saves reports whether pod's VM must be saved before it is deleted.
+func Saves(pod *corev1.Pod) bool {
+	if !contract.AsksSnapshot(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) {
+		return false
+	}
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	return contract.ShouldSnapshotVM(ask, Member(pod).Main(VMName(pod)))
+}
+
+// Clone is the clone that pod asks for, but for what it is made of. Sizes, environment and command of the pod play no
+// part: the VM goes on with what it has.
+func Clone(pod *corev1.Pod, node Node) vm.CloneSpec {
+	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: hostname(pod), StopGrace: Grace(pod)}
+}
+
+// labels by which the VM of pod is known again.
+func labels(pod *corev1.Pod, node Node) map[string]string {
+	l := map[string]string{
+		contract.VMLabelNode:         node.Name,
+		contract.VMLabelPodNamespace: pod.Namespace,
+		contract.VMLabelPodName:      pod.Name,
+		contract.VMLabelPodUID:       string(pod.UID),
+	}
+	if Saves(pod) {
+		l[contract.VMLabelSave] = "true"
+	}
+	return l
+}

@@ -1,0 +1,225 @@
+package podprovider
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The modes of the boot histogram.
+const (
+	modeRun   = "run"
+	modeClone = "clone"
+)
+
+// cloneUp has the pod's VM made of what origin says, or shows why not.
+func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) time.Duration {
+	w.publish(w.p.cfg.Settle)
+	if w.launched.IsZero() {
+		w.launched = time.Now()
+	}
+	rec, err := w.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
+		spec := convert.Clone(pod, w.p.cfg.Node)
+		snap, err := w.origin(ctx, pod, origin)
+		switch {
+		case err != nil:
+			return spec, err
+		case origin.Dir != "":
+			spec.FromDir = origin.Dir
+		default:
+			spec.Snapshot = snap.ID
+			spec.NICs = interfaces(pod, snap.NICs)
+		}
+		return spec, assertBackend(pod, snap)
+	})
+	if origin.Dir != "" && ctx.Err() == nil {
+		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
+	}
+	return w.cloned(ctx, rec, err)
+}
+
+// cloned settles the outcome of a clone.
+func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) time.Duration {
+	if ctx.Err() != nil {
+		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
+	}
+	w.p.Metrics.done("create", err)
+	if err == nil {
+		w.tries, w.pause, w.mode = 0, pause{}, modeClone
+		w.take(rec)
+		w.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
+		return time.Millisecond
+	}
+	reason, never := waiting(err)
+	if never {
+		w.refuse(reason, err.Error())
+		return 0
+	}
+	return w.retry(ctx, reason, err, choreFirst, choreMost)
+}
+
+// cloneOnce makes a VM unless one of the name is there. spec is asked only when there is none.
+func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
+	if w.p.Snapshots == nil {
+		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
+	}
+	make1 := func() (vm.Record, error) {
+		s, err := spec()
+		if err != nil {
+			return vm.Record{}, err
+		}
+		var auth []image.RegistryAuth
+		if len(pod.Spec.ImagePullSecrets) > 0 {
+			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
+		}
+		return w.p.Snapshots.CloneWithImage(ctx, s, auth)
+	}
+	_, err := w.p.Runtime.Inspect(ctx, w.vmName)
+	switch {
+	case err == nil:
+		return w.occupied(ctx, make1)
+	case !errdefs.IsNotFound(err):
+		return vm.Record{}, err
+	}
+	rec, err := make1()
+	if errdefs.IsAlreadyExists(err) {
+		return w.occupied(ctx, make1)
+	}
+	return rec, err
+}
+
+// interfaces asks for as many interfaces as the snapshot has, on the network that pod names; nil is the snapshot's own.
+func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
+	network := pod.Annotations[contract.KeyNetwork]
+	if network == "" || n <= 0 {
+		return nil
+	}
+	return slices.Repeat([]vm.NICSpec{{Network: network}}, n)
+}
+
+// assertBackend refuses a snapshot of another hypervisor than the pod names: its memory means nothing to this one.
+func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
+	want := pod.Annotations[contract.KeyBackend]
+	if want == "" || snap.Hypervisor == "" || want == snap.Hypervisor {
+		return nil
+	}
+	return errdefs.Invalidf("snapshot %s was taken by %s and cannot go on in %s; change %s", snap.Name, snap.Hypervisor, want, contract.KeyBackend)
+}
+
+// origin finds or fetches the snapshot that the VM goes on from. That of a folder is in no store and is not looked at here.
+func (w *worker) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
+	switch {
+	case o.Dir != "":
+		return snapshot.Snapshot{}, nil
+	case o.Fork != "":
+		return w.forkOf(ctx, pod, o.Fork)
+	}
+	return w.stored(ctx, pod, o.Snapshot)
+}
+
+// stored is the snapshot of that name on this node, else from the registry. A force-pull annotation has the registry
+// asked for a newer one first.
+func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
+	give := w.p.turns.take(ctx, "snapshot "+ref.Local())
+	if give == nil {
+		return snapshot.Snapshot{}, ctx.Err()
+	}
+	defer give()
+	here, err := w.p.findSnapshot(ctx, ref.Locals()...)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return here, err
+	}
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	switch there := w.p.ref(ref.Repo, ref.Tag); {
+	case err == nil && (!ask.ForcePull || !w.p.remote()):
+		return here, nil
+	case !w.p.remote():
+		return here, errdefs.NotFoundf("there is no snapshot %s on this node, and no registry to pull it from: set EPOCH_URL, or import it with `cocoon snapshot import --name %s`", ref, ref.Local())
+	case err == nil:
+		digest, err := w.p.Snapshots.TagDigest(ctx, there, w.p.cfg.Registry.Auth)
+		if err != nil || digest == here.Digest {
+			return here, err
+		}
+		if err := w.p.Snapshots.RemoveSnapshot(ctx, here.ID); err != nil && !errdefs.IsNotFound(err) {
+			return here, err
+		}
+		return w.fetchSnapshot(ctx, there, ref.Local())
+	default:
+		return w.fetchSnapshot(ctx, there, ref.Local())
+	}
+}
+
+// fetchSnapshot pulls a snapshot and tells of it as of an image.
+func (w *worker) fetchSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+	w.event(corev1.EventTypeNormal, eventPulling, "Pulling snapshot %q", from)
+	began := time.Now()
+	got, err := w.p.pullSnapshot(ctx, from, name)
+	if err != nil {
+		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", from, err)
+	}
+	w.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled snapshot %q in %s. Snapshot size: %d bytes.",
+		from, time.Since(began).Round(time.Millisecond), got.Size)
+	return got, nil
+}
+
+// forkOf is the snapshot by which the running VM main is forked: taken once and shared by all forks, until main is another
+// VM. When main is not on this node, what the registry last knew of it must do.
+func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snapshot.Snapshot, error) {
+	give := w.p.turns.take(ctx, "fork "+main)
+	if give == nil {
+		return snapshot.Snapshot{}, ctx.Err()
+	}
+	defer give()
+	rec, err := w.p.Runtime.Inspect(ctx, main)
+	if errdefs.IsNotFound(err) && w.p.remote() {
+		return w.stored(ctx, pod, contract.SnapshotRef{Repo: main, Tag: contract.DefaultSnapshotTag})
+	}
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	if ns := rec.Spec.Labels[contract.VMLabelPodNamespace]; ns != "" && ns != pod.Namespace {
+		return snapshot.Snapshot{}, errdefs.Invalidf("VM %s is of another namespace; a fork would have all its memory", main)
+	}
+	name := forkName(main)
+	have, err := w.p.findSnapshot(ctx, name)
+	switch {
+	case err == nil && have.Source.VMID == rec.ID:
+		return have, nil
+	case err == nil: // of a VM that had the name before
+		if err := w.p.Snapshots.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
+			return have, err
+		}
+	case !errdefs.IsNotFound(err):
+		return have, err
+	}
+	if !up(&rec) || rec.Resume != nil {
+		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
+	}
+	return w.p.save(ctx, rec, name, "to fork "+main)
+}
+
+// save takes a snapshot of rec.
+func (p *Provider) save(ctx context.Context, rec vm.Record, name, description string) (snapshot.Snapshot, error) {
+	began := time.Now()
+	labels := map[string]string{}
+	for _, key := range []string{contract.VMLabelNode, contract.VMLabelPodNamespace, contract.VMLabelPodName, contract.VMLabelPodUID} {
+		if v := rec.Spec.Labels[key]; v != "" {
+			labels[key] = v
+		}
+	}
+	labels[contract.VMLabelNode] = p.cfg.Node.Name // by which we know that it is ours to remove
+	got, err := p.Snapshots.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
+	if err == nil {
+		p.Metrics.save.Observe(time.Since(began).Seconds())
+	}
+	return got, err
+}

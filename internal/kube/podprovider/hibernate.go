@@ -1,0 +1,353 @@
+package podprovider
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file is the one update that a pod's VM honours: going to sleep and waking up. Each step looks at the record, the
+// registry and the pod alone, so that a process that was killed anywhere is taken up by the next one.
+
+// awake looks after a running VM: it goes to sleep if that is wanted, else it is kept running.
+func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+	if !contract.Hibernate(pod.Annotations) || w.p.Snapshots == nil {
+		w.dozing = chore{}
+		var wait time.Duration
+		if up(rec) && (rec.Resume == nil || w.answers()) {
+			wait = w.tidyUp(ctx, rec)
+		}
+		w.running(ctx, rec)
+		return sooner(wait, w.hintAfter(rec))
+	}
+	if !up(rec) || rec.Resume != nil { // it is not itself yet, and must be before it can be saved
+		w.running(ctx, rec)
+		return 0
+	}
+	if left := w.dozing.left(); left > 0 {
+		w.running(ctx, rec)
+		return left
+	}
+	return w.fallAsleep(ctx, rec)
+}
+
+// fallAsleep hibernates rec, unless the registry could not take it.
+func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
+	w.setLife(contract.LifecycleHibernating, w.dozing.cause)
+	w.publish(0)
+	if err := w.writer.flush(ctx); err != nil { // by this the next process knows that a tag may be there
+		return time.Millisecond
+	}
+	if w.p.remote() {
+		ref := w.p.ref(w.vmName, contract.HibernateSnapshotTag)
+		if err := w.p.Snapshots.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
+			return w.notAsleep(ctx, eventHibernateFailed, err)
+		}
+	}
+	w.stopKeeper()
+	began := time.Now()
+	got, err := w.hibernate(ctx, rec)
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	w.p.Metrics.done("hibernate", err)
+	if err != nil {
+		return w.notAsleep(ctx, eventHibernateFailed, err)
+	}
+	w.p.Metrics.save.Observe(time.Since(began).Seconds())
+	w.stopProbe()
+	w.take(got)
+	return time.Millisecond
+}
+
+// hibernate asks the engine. A snapshot of the name that an earlier sleep left is in the way of none.
+func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
+	name := hibernateName(w.vmName)
+	got, err := w.p.Snapshots.Hibernate(ctx, string(rec.ID), name)
+	if !errdefs.IsAlreadyExists(err) {
+		return got, err
+	}
+	if err := w.p.Snapshots.RemoveSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+		return got, err
+	}
+	return w.p.Snapshots.Hibernate(ctx, string(rec.ID), name)
+}
+
+// notAsleep tells why the VM is not asleep as it should be, and returns when to try again.
+func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.Duration {
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	if w.dozing.failed(err) {
+		w.event(corev1.EventTypeWarning, reason, "VM %s is not hibernated: %s", w.vmName, err)
+		w.log.Warn("vm not hibernated", "op", reason, "err", err)
+	}
+	w.setLife(contract.LifecycleHibernating, err.Error())
+	w.publish(0)
+	return time.Millisecond // a step that keeps what there is, and knows how long to wait
+}
+
+// asleep looks after a hibernated VM: what it is in is brought to the registry and then it stays, or it is woken.
+func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+	w.stopProbe()
+	w.stopKeeper()
+	if !contract.Hibernate(pod.Annotations) {
+		return w.wakeLocal(ctx, rec)
+	}
+	if w.p.Snapshots == nil || w.kept == rec.Snapshot {
+		w.publish(0)
+		return 0
+	}
+	if left := w.dozing.left(); left > 0 {
+		w.publish(0)
+		return left
+	}
+	err := w.p.keepAsleep(ctx, w.vmName, rec)
+	switch {
+	case ctx.Err() != nil:
+		return time.Millisecond
+	case err == nil:
+		return w.sleeps(rec.Snapshot)
+	case w.life.State == contract.LifecycleHibernated: // it was there once; only now nobody can tell
+		w.dozing.failed(err)
+		w.log.Warn("registry not asked for hibernated vm", "vm", rec.ID, "err", err)
+		w.publish(0)
+		return w.dozing.left()
+	}
+	w.notAsleep(ctx, eventHibernatePushFailed, err)
+	got, err := w.p.Snapshots.Wake(ctx, string(rec.ID)) // better awake here than asleep nowhere
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	if err != nil {
+		w.log.Warn("vm stays asleep", "vm", rec.ID, "err", err)
+		return max(w.dozing.left(), time.Millisecond)
+	}
+	w.taken(got)
+	return time.Millisecond
+}
+
+// sleeps notes that the VM is asleep and its state where it should be. snap is "" when it is in the registry only.
+func (w *worker) sleeps(snap string) time.Duration {
+	if w.life.State != contract.LifecycleHibernated {
+		w.event(corev1.EventTypeNormal, eventHibernated, "VM %s is hibernated", w.vmName)
+		w.log.Info("vm hibernated", "snapshot", snap)
+	}
+	w.dozing, w.kept = chore{}, snap
+	w.setLife(contract.LifecycleHibernated, "")
+	w.publish(0)
+	return 0
+}
+
+// keepAsleep makes sure that what rec hibernates in is in the registry, if there is one.
+func (p *Provider) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) error {
+	if !p.remote() {
+		return nil
+	}
+	snap, err := p.Snapshots.GetSnapshot(ctx, rec.Snapshot)
+	if err != nil {
+		return err
+	}
+	ref := p.ref(vmName, contract.HibernateSnapshotTag)
+	if snap.Digest != "" { // pushed by this process or an earlier one
+		err := p.has(ctx, ref, snap.Digest)
+		if !errdefs.IsNotFound(err) && !errdefs.IsDataLoss(err) {
+			return err
+		}
+	}
+	return p.push(ctx, snap.ID, ref)
+}
+
+// wakeLocal has the VM go on from what it hibernates in here; should that be damaged, from the registry.
+func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
+	if w.p.Snapshots == nil {
+		w.publish(0)
+		return 0
+	}
+	if left := w.waking.left(); left > 0 {
+		w.publish(0)
+		return left
+	}
+	got, err := w.p.Snapshots.Wake(ctx, string(rec.ID))
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	w.p.Metrics.done("wake", err)
+	if err == nil {
+		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
+		w.waking, w.dozing, w.kept = chore{}, chore{}, ""
+		w.taken(got)
+		return time.Millisecond
+	}
+	if errdefs.IsDataLoss(err) && w.p.remote() {
+		if err = w.replace(ctx, rec, err); err == nil {
+			return time.Millisecond
+		}
+	}
+	return w.notAwake(ctx, err)
+}
+
+func (w *worker) notAwake(ctx context.Context, err error) time.Duration {
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	if w.waking.failed(err) {
+		w.event(corev1.EventTypeWarning, eventWakeFailed, "VM %s is not awake: %s", w.vmName, err)
+		w.log.Warn("vm not woken", "err", err)
+	}
+	w.setLife(w.life.State, err.Error())
+	w.publish(0)
+	return max(w.waking.left(), time.Millisecond)
+}
+
+// taken makes got our VM, of which it is not news that it runs.
+func (w *worker) taken(got vm.Record) {
+	w.told = got.StartedAt
+	w.take(got)
+}
+
+// replace gives up a VM whose state here is damaged for the one in the registry: once that is here, and whole.
+func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error {
+	digest, err := w.p.Snapshots.TagDigest(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+	if err != nil {
+		return errdefs.New(errdefs.DataLoss, "%w (and the registry: %v)", cause, err)
+	}
+	if _, err := w.imported(ctx, digest); err != nil {
+		return err
+	}
+	w.log.Warn("hibernated vm is replaced by what the registry has of it", "vm", rec.ID, "err", cause)
+	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	w.forget()
+	return nil
+}
+
+// elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs and those
+// that are told to sleep or to be restored do. digest is "" when only a peer could know.
+func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (digest string, sleeps bool, err error) {
+	must := contract.RestoreFromHibernate(pod.Annotations)
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	if w.p.Snapshots == nil || !must && !ask.Managed && !contract.Hibernate(pod.Annotations) {
+		return "", false, nil
+	}
+	if !w.p.remote() {
+		if must && len(w.p.cfg.Registry.Peers) == 0 {
+			err = errdefs.Preconditionf("VM %s is to be restored, but the node has neither a registry (EPOCH_URL) nor peers (VK_PEERS)", w.vmName)
+		}
+		return "", must, err
+	}
+	digest, err = w.p.Snapshots.TagDigest(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+	switch {
+	case errdefs.IsNotFound(err) && must:
+		return "", true, errdefs.NotFoundf("VM %s is to be restored, but the registry has no hibernated state of it", w.vmName)
+	case errdefs.IsNotFound(err):
+		return "", false, nil
+	case err != nil: // a VM that boots afresh would take the place of one that sleeps
+		return "", false, errdefs.New(errdefs.ClassOf(err), "ask the registry whether VM %s is hibernated: %w", w.vmName, err)
+	}
+	return digest, true, nil
+}
+
+// wakeRemote makes a VM go on that hibernates elsewhere: it gets the name, and so the addresses, that it had.
+func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, digest string) time.Duration {
+	w.publish(w.p.cfg.Settle)
+	if w.launched.IsZero() {
+		w.launched = time.Now()
+	}
+	rec, err := w.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
+		spec := convert.Clone(pod, w.p.cfg.Node)
+		snap, err := w.imported(ctx, digest)
+		spec.Snapshot = snap.ID
+		return spec, err
+	})
+	if err == nil {
+		w.restored = true
+		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
+	}
+	return w.cloned(ctx, rec, err)
+}
+
+// imported is the VM's hibernated state as a snapshot of this node: what an earlier try brought, else a peer's, else the
+// registry's. With a digest it must be that very one.
+func (w *worker) imported(ctx context.Context, digest string) (snapshot.Snapshot, error) {
+	name := importName(w.vmName)
+	fits := func(s snapshot.Snapshot) bool { return digest == "" || s.Digest == digest }
+	have, err := w.p.findSnapshot(ctx, name)
+	switch {
+	case err == nil && fits(have):
+		return have, nil
+	case err == nil:
+		if err := w.p.Snapshots.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
+			return have, err
+		}
+	case !errdefs.IsNotFound(err):
+		return have, err
+	}
+	for _, peer := range w.p.cfg.Registry.Peers {
+		got, err := w.p.pullSnapshot(ctx, peerScheme+peer+"/"+hibernateName(w.vmName), name)
+		switch {
+		case ctx.Err() != nil:
+			return got, ctx.Err()
+		case err == nil && fits(got):
+			return got, nil
+		case err == nil:
+			w.p.discard(ctx, got.ID) // of another sleep
+		case !errdefs.IsNotFound(err):
+			w.log.Warn("peer not asked for hibernated vm", "op", peer, "err", err)
+		}
+	}
+	if !w.p.remote() {
+		return have, errdefs.NotFoundf("no peer has the hibernated state of VM %s", w.vmName)
+	}
+	got, err := w.fetchSnapshot(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), name)
+	if err == nil && !fits(got) {
+		w.p.discard(ctx, got.ID)
+		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed while it was fetched", w.vmName)
+	}
+	return got, err
+}
+
+// tidyUp drops what a sleep left once the VM is awake: the tag in the registry, which would have a later VM of the name go
+// back to it, and what was brought here. It returns when to try again, 0 when nothing is left.
+func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
+	if w.tidy || w.p.Snapshots == nil {
+		return 0
+	}
+	if left := w.tidying.left(); left > 0 {
+		return left
+	}
+	slept := w.restored || w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
+	left, err := snapshot.Snapshot{}, error(nil)
+	if rec.Snapshot != "" && w.life.State != contract.LifecycleReady {
+		left, err = w.p.findSnapshot(ctx, importName(w.vmName))
+		slept = slept || err == nil
+	}
+	if err == nil || errdefs.IsNotFound(err) {
+		err = nil
+		if slept && w.p.remote() {
+			err = w.p.Snapshots.DeleteTag(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+		}
+	}
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	if err != nil {
+		if w.tidying.failed(err) {
+			w.event(corev1.EventTypeWarning, eventTagLeft, "VM %s is awake, but its hibernated state is still in the registry: %s", w.vmName, err)
+		}
+		return max(w.tidying.left(), time.Millisecond)
+	}
+	if left.ID != "" {
+		w.p.discard(ctx, left.ID)
+	}
+	w.tidy, w.restored, w.tidying = true, false, chore{}
+	return 0
+}

@@ -1,0 +1,71 @@
+package podprovider
+
+import (
+	"encoding/base64"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// hintDelay is how long a clone may take to become itself before a person is asked to help. An agent answers much sooner.
+const hintDelay = 30 * time.Second
+
+// estranged reports whether rec goes on from another VM's state and nobody has told it who it is.
+func estranged(rec *vm.Record) bool {
+	return rec != nil && rec.State == vm.StateRunning && rec.Resume != nil && rec.Resume.Clone
+}
+
+// answers reports whether the guest answers at the address it should have.
+func (w *worker) answers() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ready
+}
+
+// hintAfter is when to look whether rec needs a hint; 0: nothing is to be waited for.
+func (w *worker) hintAfter(rec *vm.Record) time.Duration {
+	if !estranged(rec) {
+		return 0
+	}
+	return max(time.Until(rec.StartedAt.Add(hintDelay)), 0)
+}
+
+// hint is what a person has to run in the guest, in base64, "" when nobody has to; known is false when there is nothing to
+// say about it. Preconditions: mu is held.
+func (w *worker) hint() (text string, known bool) {
+	if w.rec == nil || w.rec.Snapshot == "" && w.pod.Annotations[contract.KeyPostCloneHint] == "" {
+		return "", false
+	}
+	if !estranged(w.rec) || w.ready || time.Since(w.rec.StartedAt) < hintDelay {
+		return "", true
+	}
+	commands := hintCommands(w.rec)
+	if commands == "" {
+		return "", true
+	}
+	return base64.StdEncoding.EncodeToString([]byte(commands)), true
+}
+
+// sayHint tells of a hint once.
+func (w *worker) sayHint(hint string) {
+	if hint == w.hinted {
+		return
+	}
+	if w.hinted = hint; hint == "" {
+		return
+	}
+	w.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned and nobody in it answers: run the commands of the annotation %s (base64) on its console, `cocoon vm console %s`; then it becomes ready",
+		w.vmName, contract.KeyPostCloneHint, w.vmName)
+	w.log.Warn("cloned guest must be told who it is by hand", "vm", w.vmName)
+}
+
+// sooner is the shorter of two waits, of which 0 has no end.
+func sooner(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}

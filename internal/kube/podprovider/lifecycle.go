@@ -1,0 +1,66 @@
+package podprovider
+
+import (
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// setLife sets where the VM is in its life, as its annotations will say.
+func (w *worker) setLife(state contract.LifecycleState, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if state == contract.LifecycleHibernating || state == contract.LifecycleHibernated {
+		w.tidy = false
+	}
+	w.life.State, w.life.Message = state, message
+}
+
+// annotations is what annotations tell of the VM. An empty value removes the key. Preconditions: mu is held.
+func (w *worker) annotations(ip string) map[string]string {
+	a := map[string]string{}
+	switch {
+	case up(w.rec):
+		a[contract.KeyID] = string(w.rec.ID)
+		if ip != "" {
+			a[contract.KeyIP] = ip
+		}
+	case w.sleeping():
+		a[contract.KeyID], a[contract.KeyIP] = "", ""
+	}
+	if hint, known := w.hint(); known {
+		a[contract.KeyPostCloneHint] = hint
+	}
+	if w.lives() {
+		w.settleLife()
+		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(w.life.State), w.life.Observed, w.life.Message
+	}
+	return a
+}
+
+// lives reports whether somebody may wait for the VM's life cycle: a pod as Kubernetes knows it has its conditions.
+// Preconditions: mu is held.
+func (w *worker) lives() bool {
+	return w.life.State != "" || contract.AsksSnapshot(w.pod.Annotations) || contract.Hibernate(w.pod.Annotations)
+}
+
+// settleLife derives the state from the VM where no transition holds it. Preconditions: mu is held.
+func (w *worker) settleLife() {
+	sleep := contract.Hibernate(w.pod.Annotations)
+	switch {
+	case w.verdict != nil:
+		w.life.State, w.life.Message = contract.LifecycleFailed, w.verdict.message
+	case up(w.rec) && w.rec.Resume == nil && w.tidy && !sleep:
+		w.life.State, w.life.Message = contract.LifecycleReady, ""
+	case w.life.State == "":
+		w.life.State = contract.LifecycleCreating
+	}
+	// A state answers for a generation only when it is the one that was asked for.
+	if w.life.State == contract.LifecycleFailed || w.life.State == contract.LifecycleReady && !sleep || w.life.State == contract.LifecycleHibernated && sleep {
+		w.life.Observed = contract.Generation(w.pod.Annotations)
+	}
+}
+
+// sleeping reports whether the VM is hibernated, here or elsewhere. Preconditions: mu is held.
+func (w *worker) sleeping() bool {
+	return w.rec != nil && w.rec.State == vm.StateHibernated || w.rec == nil && w.life.State == contract.LifecycleHibernated
+}
