@@ -2,11 +2,16 @@ package cocoond
 
 import (
 	"context"
+	"os"
 
 	"k8s.io/klog/v2"
 
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/kube/podprovider"
 )
+
+// A virtual node in this process has the engine itself and the shelf of its snapshots.
+var _ podprovider.Snapshots = (*served)(nil)
 
 // door is a way in that runs in this process, on the engine, until ctx ends.
 type door interface {
@@ -26,6 +31,7 @@ func (d *daemon) doors(s *served) ([]door, error) {
 	if cfg.LeasesPath == "" {
 		cfg.LeasesPath = d.cfg.bridge().LeasePath
 	}
+	cfg.EpochToken = os.Getenv("EPOCH_TOKEN")
 	node, err := vkcocoon.New(cfg, s, d.log)
 	if err != nil {
 		return nil, err

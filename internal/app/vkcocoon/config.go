@@ -11,6 +11,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/node"
+	"cocoonstack.io/cocoon/internal/kube/podprovider"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -35,6 +36,12 @@ type Config struct {
 	RootDir    string `json:"rootDir,omitempty"`    // folder of the VMs' disks, whose file system is the node's storage
 	Orphans    string `json:"orphans,omitempty"`    // alert, destroy, keep
 
+	EpochURL       string `json:"epochURL,omitempty"`       // registry of snapshots, [http[s]://]HOST[:PORT][/PREFIX]; "": none
+	EpochToken     string `json:"-"`                        // bearer token for it; secret
+	EpochTokenFile string `json:"epochTokenFile,omitempty"` // file that holds the token, when EpochToken is empty
+	EpochCACert    string `json:"epochCACert,omitempty"`    // PEM file with who signs its certificate, beside the system's
+	Peers          string `json:"peers,omitempty"`          // HOST:PORT of other nodes' node APIs, by comma
+
 	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, kept for itself
 	CPU            string `json:"cpu,omitempty"`
 	Memory         string `json:"memory,omitempty"`
@@ -45,7 +52,8 @@ type Config struct {
 	BackoffBase time.Duration `json:"-"` // of crashing guests; default 10 s
 	BackoffMax  time.Duration `json:"-"` // default 5 min
 
-	sizes node.Sizes
+	sizes     node.Sizes
+	snapshots podprovider.Registry
 }
 
 // Defaults of the seed.
@@ -95,6 +103,10 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.Version == "" {
 		c.Version = version.Version
+	}
+	var err error
+	if c.snapshots, err = c.registry(); err != nil {
+		return c, err
 	}
 	c.sizes.Pods = int64(c.Pods)
 	for _, q := range []struct {

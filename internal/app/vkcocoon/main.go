@@ -48,6 +48,10 @@ func (o *options) settings() []setting {
 		{env: "VK_METRICS_ADDR", flag: "metrics-addr", text: &o.MetricsAddr, usage: "address of the Prometheus listener, empty for none"},
 		{env: "VK_LEASES_PATH", flag: "leases-path", text: &o.LeasesPath, usage: "JSON lease file of the network"},
 		{env: "VK_ORPHAN_POLICY", flag: "orphan-policy", text: &o.Orphans, usage: "what to do with VMs whose pod is gone: alert, destroy, keep"},
+		{env: "EPOCH_URL", flag: "epoch-url", text: &o.EpochURL, usage: "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (none otherwise: snapshots stay on the node)"},
+		{env: "EPOCH_TOKEN_FILE", flag: "epoch-token-file", text: &o.EpochTokenFile, usage: "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)"},
+		{env: "EPOCH_CA_CERT", flag: "epoch-ca-cert", text: &o.EpochCACert, usage: "PEM file with the registry's certificate authority"},
+		{env: "VK_PEERS", flag: "peers", text: &o.Peers, usage: "HOST:PORT,... of other nodes' node APIs, asked for a hibernated VM before the registry"},
 		{env: "COCOON_ROOT_DIR", flag: "root-dir", text: &o.RootDir, usage: "folder of the VMs' disks, whose file system is the node's storage"},
 		{env: "VK_RESERVE_PERCENT", flag: "reserve-percent", number: &o.ReservePercent, usage: "per cent of the host kept for itself"},
 		{env: "VK_NODE_CPU", flag: "node-cpu", text: &o.CPU, usage: "CPU capacity (measured otherwise)"},
@@ -66,6 +70,7 @@ func parse(args []string, env func(string) string, help io.Writer) (options, err
 		NodeName: defaultNodeName, KubeletPort: defaultPort, TLSCert: defaultCert, TLSKey: defaultKey, MetricsAddr: defaultMetrics,
 		LeasesPath: defaultLeases, RootDir: defaultRoot, Orphans: "alert", ReservePercent: defaultReserve, Pods: 256, Pool: "default",
 	}}
+	o.EpochToken = env("EPOCH_TOKEN") // never a flag: the command line is everybody's to read
 	flags := pflag.NewFlagSet("vk-cocoon", pflag.ContinueOnError)
 	flags.SetOutput(help)
 	flags.SortFlags = false

@@ -33,10 +33,16 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
-// Runtime runs the VMs: the engine itself, or the client of a node API.
+// Runtime runs the VMs: the engine itself, or the client of a node API. Both keep snapshots too.
 type Runtime = podprovider.Runtime
+
+var (
+	_ podprovider.Runtime   = (*nodeclient.Client)(nil)
+	_ podprovider.Snapshots = (*nodeclient.Client)(nil)
+)
 
 // podWorkers is how many of virtual-kubelet's calls run at a time. They only leave word with the provider.
 const podWorkers = 16
@@ -138,12 +144,13 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		}))
 	lister := p.pods.Core().V1().Pods().Lister()
 	p.events = record.NewBroadcaster(record.WithContext(ctx))
+	snapshots, _ := n.runtime.(podprovider.Snapshots)
 	var err error
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
-		LeasesPath: n.cfg.LeasesPath, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
+		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
 	}, podprovider.Deps{
-		Runtime: n.runtime, Client: c.main, Prober: prober, Metrics: podprovider.NewMetrics(p.registry), Log: n.log,
+		Runtime: n.runtime, Snapshots: snapshots, Client: c.main, Prober: prober, Metrics: podprovider.NewMetrics(p.registry), Log: n.log,
 		Recorder: p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
 		Cached:   func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
 	})

@@ -3,6 +3,7 @@ package vkcocoon
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -96,6 +97,11 @@ func TestBadSettings(t *testing.T) {
 		{"--node-pods=-1"},
 		{"--metrics-addr=nowhere"},
 		{"--orphan-policy=eat"},
+		{"--epoch-url=ftp://epoch"},
+		{"--epoch-url=http://me:secret@epoch"},
+		{"--epoch-url=http://epoch?x=1"},
+		{"--peers=nowhere"},
+		{"--peers=node-2:0"},
 		{"--log-level=loud"},
 		{"--what"},
 		{"stray"},
@@ -118,6 +124,39 @@ func TestBadSettings(t *testing.T) {
 	out.Reset()
 	if code := Main(t.Context(), []string{"--kubeconfig=/does/not/exist"}, func(string) string { return "" }, &out, &out); code != 1 || !strings.Contains(out.String(), "/does/not/exist") {
 		t.Errorf("no kubeconfig: %d %s", code, out.String())
+	}
+}
+
+func TestWhereSnapshotsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	token, empty, ca := filepath.Join(dir, "token"), filepath.Join(dir, "empty"), filepath.Join(dir, "ca")
+	for path, text := range map[string]string{token: "from-file\n", empty: "\n", ca: "no certificate"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for url, want := range map[string]string{"": "", "http://epoch:8080/": "http://epoch:8080", "epoch.example/team": "epoch.example/team"} {
+		r, err := Config{EpochURL: url, EpochTokenFile: token, Peers: "node-2:7777, node-3:7777,"}.registry()
+		if err != nil || r.URL != want || r.Auth.Token != "from-file" || strings.Join(r.Peers, " ") != "node-2:7777 node-3:7777" {
+			t.Errorf("%q: %+v, %v", url, r, err)
+		}
+	}
+	if r, err := (Config{EpochToken: "from-env", EpochTokenFile: token}).registry(); err != nil || r.Auth.Token != "from-env" {
+		t.Errorf("%v", err)
+	}
+	for _, c := range []Config{{EpochTokenFile: empty}, {EpochTokenFile: "/does/not/exist"}, {EpochToken: "two words"}, {EpochCACert: ca}, {EpochURL: "http://me:hunter2@epoch"}} {
+		_, err := c.registry()
+		if err == nil || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "two words") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	o, err := parse(nil, func(k string) string { return map[string]string{"EPOCH_TOKEN": "s3cret", "EPOCH_URL": "http://epoch"}[k] }, &bytes.Buffer{})
+	if err != nil || o.EpochToken != "s3cret" || o.EpochURL != "http://epoch" {
+		t.Errorf("of the environment: %v", err)
+	}
+	text, err := json.Marshal(o.Config)
+	if err != nil || bytes.Contains(text, []byte("s3cret")) {
+		t.Errorf("the configuration as text holds the token: %v", err)
 	}
 }
 

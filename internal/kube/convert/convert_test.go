@@ -97,8 +97,10 @@ func TestCheckRefuses(t *testing.T) {
 			c.Env = []corev1.EnvVar{{Name: "IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
 		}), "not known before it starts"},
 		"bad annotation":  {annotate(contract.KeyProbePort, "99999"), "probe-port"},
-		"clone":           {annotate(contract.KeyManaged, "true"), "keeps no snapshots"},
-		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "always"), "use never"},
+		"static":          {annotate(contract.KeyMode, "static"), "VMs of its own"},
+		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
+		"fork of itself":  {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
+		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
 		"windows guest":   {annotate(contract.KeyOS, "windows"), "linux guests only"},
 		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
 		"long name":       {func(p *corev1.Pod) { p.Name = strings.Repeat("a", 60) }, "has 71 characters; at most 63"},

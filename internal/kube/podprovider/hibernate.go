@@ -158,7 +158,7 @@ func (p *Provider) keepAsleep(ctx context.Context, vmName string, rec *vm.Record
 	ref := p.ref(vmName, contract.HibernateSnapshotTag)
 	if snap.Digest != "" { // pushed by this process or an earlier one
 		err := p.has(ctx, ref, snap.Digest)
-		if !errdefs.IsNotFound(err) && !errdefs.IsDataLoss(err) {
+		if !errdefs.IsNotFound(err) && !errdefs.Is(err, errdefs.DataLoss) {
 			return err
 		}
 	}
@@ -186,7 +186,7 @@ func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
 		w.taken(got)
 		return time.Millisecond
 	}
-	if errdefs.IsDataLoss(err) && w.p.remote() {
+	if errdefs.Is(err, errdefs.DataLoss) && w.p.remote() {
 		if err = w.replace(ctx, rec, err); err == nil {
 			return time.Millisecond
 		}

@@ -2,11 +2,13 @@ package podprovider
 
 import (
 	"encoding/base64"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/postclone"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -68,4 +70,20 @@ func sooner(a, b time.Duration) time.Duration {
 		return b
 	}
 	return a
+}
+
+// hintCommands are what makes rec itself.
+func hintCommands(rec *vm.Record) string {
+	facts := postclone.Facts{Hypervisor: rec.Driver, ImageType: rec.ImageType, Image: rec.Spec.Image}
+	for i, nic := range rec.NICs {
+		facts.StaticNIC = facts.StaticNIC || nic.IP != "" && !nic.DHCP
+		facts.FixedMAC = facts.FixedMAC || i < len(rec.Resume.MACs) && !strings.EqualFold(rec.Resume.MACs[i], nic.MAC)
+	}
+	text, err := postclone.Commands(postclone.Classify(facts), postclone.Clone{
+		ID: rec.ID, Hostname: rec.Spec.Hostname, NICs: rec.NICs, MACs: rec.Resume.MACs, MachineID: rec.Resume.MachineID,
+	})
+	if err != nil {
+		return ""
+	}
+	return text
 }

@@ -79,12 +79,12 @@ type PodGetter func(namespace, name string) (*corev1.Pod, error)
 type Deps struct {
 	Runtime   Runtime
 	Snapshots Snapshots
-	Client   kubernetes.Interface
-	Recorder record.EventRecorder
-	Prober   Prober
-	Cached   PodGetter
-	Metrics  *Metrics
-	Log      *slog.Logger
+	Client    kubernetes.Interface
+	Recorder  record.EventRecorder
+	Prober    Prober
+	Cached    PodGetter
+	Metrics   *Metrics
+	Log       *slog.Logger
 }
 
 // Provider implements virtual-kubelet's asynchronous provider.

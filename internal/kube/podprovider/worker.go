@@ -388,6 +388,7 @@ func (w *worker) publish(hold time.Duration) {
 	status := w.status
 	annotations := w.annotations(v.ip)
 	w.mu.Unlock()
+	w.sayHint(annotations[contract.KeyPostCloneHint])
 	if w.begun {
 		hold = 0
 	}
