@@ -143,7 +143,8 @@ type GuestDialer interface {
 	DialGuest(ctx context.Context) (net.Conn, error)
 }
 
-// Pauser is the ability to stop and resume the guest's CPUs.
+// Pauser is the ability to stop and resume the guest's CPUs. Resume also ends what is left of a Save whose caller was
+// killed. Resuming a guest that runs is no error.
 type Pauser interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
@@ -161,7 +162,8 @@ type SavePlan struct {
 	State  string // path of a file that Save makes: devices and CPUs, the driver's own format
 	Memory string // path of a file that Save makes: the guest's memory, sparse, as large as it is
 	// Overlays become the guest's writable disks at the instant of the save; what they stand on is written to no more.
-	// An overlay that is in use already is no error: an attempt before this one came so far.
+	// One that is in use already, because an attempt before this one came so far, is no error while the guest has stood
+	// since. FailedPrecondition when it runs: the instant is over, and another overlay on top of that one is needed.
 	Overlays []DiskOverlay
 	// Hold leaves the guest paused from that instant on, for a caller that will end it. Pauser.Resume goes on.
 	Hold bool

@@ -54,7 +54,7 @@ func bareTime(b *testing.B, p hypervisor.Plan) time.Duration {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c, err := build(p, facts{binary: bin, uuid: uuidOf(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
+	c, err := build(p, facts{binary: bin, machine: "q35", uuid: uuidOf(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -29,6 +29,7 @@ const (
 // facts are what the host, and not the plan, decides about a command line.
 type facts struct {
 	binary   string
+	machine  string // versioned type, so that a saved guest finds the same again
 	uuid     string
 	accel    vm.Accel // kvm or tcg
 	tbSize   int      // MiB of TCG code cache
@@ -47,6 +48,7 @@ const (
 	fileLog    fileKind = "log"    // append, made if missing
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
+	fileMemory fileKind = "memory" // saved memory of the guest, as the driver has it ready
 )
 
 // file is one inherited descriptor. The process itself opens no path below the state folder: it may not even be able to.
@@ -60,6 +62,7 @@ type file struct {
 type command struct {
 	args  []string
 	files []file
+	state int // descriptor of the saved state; 0 when the guest boots
 }
 
 // names of the files in Plan.Dir
@@ -92,6 +95,10 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	for i, n := range p.NICs {
 		c.nic(i, n)
 	}
+	if p.Incoming != nil {
+		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
+		c.add("-incoming", "defer", "-S")
+	}
 	return *c, nil
 }
 
@@ -107,6 +114,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has %d disks; at most %d are possible", p.Name, len(p.Disks), maxDisks)
 	case len(p.NICs) > maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces; at most %d are possible", p.Name, len(p.NICs), maxPorts)
+	case p.Incoming != nil && (p.Incoming.State == "" || p.Incoming.Memory == ""):
+		return errdefs.Invalidf("VM %s: saved state needs two files, of memory and of devices", p.Name)
 	case len(p.Agent) > maxPortName:
 		return errdefs.Invalidf("VM %s: the agent's port name %q is longer than %d bytes", p.Name, p.Agent, maxPortName)
 	case p.Boot.Kernel == "" && len(p.Disks) == 0:
@@ -184,7 +193,7 @@ func (c *command) identity(p hypervisor.Plan, f facts) {
 }
 
 func (c *command) machine(p hypervisor.Plan, f facts) {
-	machine := "q35,memory-backend=mem,dump-guest-core=off"
+	machine := f.machine + ",memory-backend=mem,dump-guest-core=off"
 	switch {
 	case p.Boot.Kernel != "":
 		machine += ",sata=off,smbus=off"
@@ -199,7 +208,17 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 		accel, cpu = "kvm", "host"
 	}
 	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", fmt.Sprintf("cpus=%d,sockets=1", p.CPUs))
-	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object", fmt.Sprintf("memory-backend-ram,id=mem,size=%dM", mib))
+	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
+	if p.Incoming == nil {
+		c.add(fmt.Sprintf("memory-backend-ram,id=mem,size=%dM", mib))
+		return
+	}
+	share := "off" // copy-on-write
+	if p.Incoming.Alone {
+		share = "on"
+	}
+	path := c.plain(file{kind: fileMemory, path: p.Incoming.Memory})
+	c.add(fmt.Sprintf("memory-backend-file,id=mem,size=%dM,share=%s,mem-path=%s", mib, share, path))
 }
 
 // boot chooses between our kernel and the disk's own boot loader, and what a reset means: an OCI guest ends with it.
@@ -213,6 +232,9 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 	c.add("-action", "shutdown=pause,reboot=shutdown")
 	if f.qboot != "" {
 		c.add("-bios", f.qboot)
+	}
+	if p.Incoming != nil {
+		return nil // the kernel is in memory, and a reset ends the guest
 	}
 	c.add("-kernel", c.plain(file{kind: fileRead, path: p.Boot.Kernel}))
 	if p.Boot.Initrd != "" {
@@ -320,13 +342,17 @@ func (c *command) ports(n int) {
 }
 
 func (c *command) nic(i int, n vm.NIC) {
-	c.add("-netdev", fmt.Sprintf("tap,id=net%d,fd=%d,vhost=off", i, c.fd(file{kind: fileTap, path: n.Tap, nic: i})))
+	c.add("-netdev", fmt.Sprintf("tap,id=%s,fd=%d,vhost=off", netName(i), c.fd(file{kind: fileTap, path: n.Tap, nic: i})))
+	c.device(nicDevice(i, n.MAC, n.MTU))
+}
+
+func nicDevice(i int, mac string, mtu int) props {
 	dev := props{
-		"driver": "virtio-net-pci", "netdev": fmt.Sprintf("net%d", i), "id": fmt.Sprintf("nic%d", i),
-		"mac": n.MAC, "bus": fmt.Sprintf("port%d", i), "romfile": "",
+		"driver": "virtio-net-pci", "netdev": netName(i), "id": nicName(i),
+		"mac": mac, "bus": fmt.Sprintf("port%d", i), "romfile": "",
 	}
-	if n.MTU > 0 {
-		dev["host_mtu"] = n.MTU
+	if mtu > 0 {
+		dev["host_mtu"] = mtu
 	}
-	c.device(dev)
+	return dev
 }

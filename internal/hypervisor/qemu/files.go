@@ -80,8 +80,9 @@ func (d runtimeDir) remove(names ...string) error {
 // sockets are removed when the VM has ended.
 var sockets = []string{qmpSocket, consoleSocket, agentSocket}
 
-// openFiles opens what the process inherits, in order. On error nothing stays open.
-func openFiles(files []file, dir runtimeDir, p hypervisor.Plan) (_ []*os.File, err error) {
+// openFiles opens what the process inherits, in order. On error nothing stays open. memory is a guest's saved memory, nil
+// for one that boots; it stays the caller's.
+func openFiles(files []file, dir runtimeDir, p hypervisor.Plan, memory *os.File) (_ []*os.File, err error) {
 	open := make([]*os.File, len(files))
 	defer func() {
 		if err != nil {
@@ -102,6 +103,8 @@ func openFiles(files []file, dir runtimeDir, p hypervisor.Plan) (_ []*os.File, e
 			open[i], err = dir.listen(f.path)
 		case fileTap:
 			open[i], taps[f.nic] = taps[f.nic], nil
+		case fileMemory:
+			open[i], err = duplicate(memory)
 		}
 		if err != nil {
 			closeAll(taps)
@@ -109,6 +112,14 @@ func openFiles(files []file, dir runtimeDir, p hypervisor.Plan) (_ []*os.File, e
 		}
 	}
 	return open, nil
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate descriptor of %s: %w", f.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 func closeAll(files []*os.File) {

@@ -25,6 +25,8 @@ type instance struct {
 	raw  hypervisor.Handle
 	proc *proc.Process
 
+	memory *memory // saved, from which the guest went on; nil when it booted or is not known
+
 	life     context.Context // ends with Close; set by run
 	close    context.CancelFunc
 	finished chan struct{} // closed when supervision has ended
@@ -39,6 +41,9 @@ type instance struct {
 	cleanup error // of removing the resources
 	console bool  // somebody has the console open
 	guest   net.Conn
+
+	earsMu sync.Mutex // apart from mu, which is held while somebody connects
+	ears   map[*ear]bool
 }
 
 var (
@@ -46,6 +51,9 @@ var (
 	_ hypervisor.ConsoleOpener = (*instance)(nil)
 	_ hypervisor.GuestDialer   = (*instance)(nil)
 	_ hypervisor.Pauser        = (*instance)(nil)
+	_ hypervisor.Snapshotter   = (*instance)(nil)
+	_ hypervisor.Linker        = (*instance)(nil)
+	_ hypervisor.NICSwapper    = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, p *proc.Process) *instance {
@@ -129,8 +137,20 @@ func (i *instance) Shutdown(ctx context.Context) error { return i.command(ctx, "
 // Pause implements hypervisor.Pauser.
 func (i *instance) Pause(ctx context.Context) error { return i.command(ctx, "stop") }
 
-// Resume implements hypervisor.Pauser.
-func (i *instance) Resume(ctx context.Context) error { return i.command(ctx, "cont") }
+// Resume implements hypervisor.Pauser. It also ends a save that a daemon before us left in the middle.
+func (i *instance) Resume(ctx context.Context) error {
+	c, err := i.connected(ctx)
+	if err == nil {
+		err = i.orEnded(i.settle(ctx, c))
+	}
+	if err == nil {
+		err = i.orEnded(c.Execute(ctx, "cont", nil, nil))
+	}
+	if err != nil {
+		return fmt.Errorf("VM %s: %w", i.h.ID, err)
+	}
+	return nil
+}
 
 func (i *instance) command(ctx context.Context, name string) error {
 	c, err := i.connected(ctx)
@@ -250,6 +270,7 @@ func (i *instance) dial(ctx context.Context, socket string) (net.Conn, error) {
 
 // event runs on the QMP reader's goroutine.
 func (i *instance) event(e qmp.Event) {
+	i.tell(e)
 	if e.Name != "SHUTDOWN" {
 		return
 	}
@@ -327,6 +348,7 @@ func (i *instance) over(ctx context.Context, delay time.Duration) bool {
 	case <-ctx.Done():
 		i.d.logs.drop(i.h.Dir)
 		i.d.dropUID(i.h.UID)
+		i.memory.release()
 		_ = i.proc.Close()
 		return true
 	case <-i.proc.Done():
@@ -349,6 +371,10 @@ func (i *instance) connect(ctx context.Context) *qmp.Client {
 	client, err := qmp.Open(ctx, conn, i.event)
 	if err != nil {
 		return nil
+	}
+	// A daemon before us may have been killed while it saved; then nobody reads what QEMU writes, or lets it go on.
+	if err := i.settle(ctx, client); err != nil {
+		i.d.log.Warn("migration does not end", "vm", i.h.ID, "err", err)
 	}
 	return client
 }
@@ -415,6 +441,7 @@ func (i *instance) bury(ctx context.Context) {
 	i.d.logs.drop(i.h.Dir)
 	i.cleanup = i.d.clear(i.h.ID, i.h.Dir)
 	i.d.dropUID(i.h.UID)
+	i.memory.release()
 	_ = i.proc.Close()
 	close(i.gone)
 }

@@ -32,6 +32,7 @@ type launch struct {
 	dir    runtimeDir
 	logAt  int64 // size of QEMU's log before this run
 	uid    uint32
+	memory *memory // saved; nil for a guest that boots
 	files  []*os.File
 	out    *os.File
 	cgroup *os.File
@@ -61,7 +62,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 func (l *launch) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
 	defer cancel()
-	steps := []func(context.Context) error{l.compose, l.takeUser, l.openAll, l.makeCgroup, l.dial, l.start, l.greet}
+	steps := []func(context.Context) error{l.compose, l.takeUser, l.remember, l.openAll, l.makeCgroup, l.dial, l.start, l.greet}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return err
@@ -71,7 +72,7 @@ func (l *launch) run(ctx context.Context) error {
 }
 
 // compose gathers the facts and builds the command line.
-func (l *launch) compose(context.Context) (err error) {
+func (l *launch) compose(ctx context.Context) (err error) {
 	if l.dir, err = openDir(l.plan.Dir); err != nil {
 		return err
 	}
@@ -79,14 +80,21 @@ func (l *launch) compose(context.Context) (err error) {
 	if f.binary, err = l.d.binary(); err != nil {
 		return err
 	}
+	known, err := l.d.binaryFacts(ctx, f.binary)
+	if err != nil {
+		return err
+	}
+	f.machine = known.machine
 	if f.accel, _, err = l.kvm.resolve(l.plan.Accel); err != nil {
 		return err
 	}
 	if f.accel == vm.AccelTCG {
 		l.kvm = kvmFacts{mode: 0o666} // no group is needed
 	}
-	if err := checkReadable(l.plan.Boot.Kernel, l.plan.Boot.Initrd); err != nil {
-		return err
+	if l.plan.Incoming == nil {
+		if err := checkReadable(l.plan.Boot.Kernel, l.plan.Boot.Initrd); err != nil {
+			return err
+		}
 	}
 	if l.plan.Boot.Kernel == "" && l.plan.Boot.Firmware == vm.FirmwareUEFI {
 		if f.ovmfCode, f.ovmfVars, err = l.variables(); err != nil {
@@ -128,13 +136,36 @@ func (l *launch) takeUser(context.Context) (err error) {
 	return err
 }
 
+// remember gets the guest's saved memory ready.
+func (l *launch) remember(ctx context.Context) (err error) {
+	in := l.plan.Incoming
+	if in == nil {
+		return nil
+	}
+	size := l.plan.Memory >> 20 << 20
+	if in.Alone {
+		l.memory, err = loadAlone(ctx, in.Memory, size)
+	} else {
+		l.memory, err = l.d.memory.use(ctx, in.Memory, size)
+	}
+	if err == nil {
+		m := l.memory
+		l.undo.Push(func(context.Context) error { m.release(); return nil })
+	}
+	return err
+}
+
 func (l *launch) openAll(context.Context) (err error) {
 	if err := l.dir.remove(exitFile); err != nil {
 		return err
 	}
 	dir := l.plan.Dir
 	l.undo.Push(func(context.Context) error { return removeSockets(dir) })
-	if l.files, err = openFiles(l.cmd.files, l.dir, l.plan); err != nil {
+	var memory *os.File
+	if l.memory != nil {
+		memory = l.memory.file
+	}
+	if l.files, err = openFiles(l.cmd.files, l.dir, l.plan, memory); err != nil {
 		return err
 	}
 	if l.out, err = l.dir.appendTo(qemuLog); err != nil {
@@ -206,12 +237,15 @@ func (l *launch) start(ctx context.Context) (err error) {
 		err := p.Kill(ctx)
 		return errors.Join(err, p.Close())
 	})
+	if l.plan.Incoming != nil && l.plan.Incoming.Alone {
+		l.memory.release() // the process has it; a descriptor here would keep its pages after its end
+	}
 	closeAll(l.files) // ours; as long as the listening sockets are open here too, we would not see QEMU hang up
 	l.files = nil
 	return nil
 }
 
-// greet waits until QEMU answers. By then its CPUs run.
+// greet waits until QEMU answers, and has it read saved state if there is some. By then its CPUs run.
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
@@ -221,22 +255,27 @@ func (l *launch) greet(ctx context.Context) error {
 		return err
 	}
 	client, err := qmp.Open(ctx, l.conn, i.event)
-	if err == nil {
+	class := errdefs.Internal
+	if err == nil && l.plan.Incoming != nil {
+		class = errdefs.DataLoss // it has started; what can end it now is the state that it reads
+		err = l.goOn(ctx, i, client)
+	} else if err == nil {
 		_, err = status(ctx, client)
 	}
 	if err != nil {
 		if client != nil {
 			_ = client.Close()
 		}
-		return l.explain(ctx, err)
+		return l.explain(ctx, class, err)
 	}
+	i.memory = l.memory
 	i.run(ctx, client)
 	l.inst = i
 	return nil
 }
 
 // explain replaces the loss of a connection by what QEMU said when it died.
-func (l *launch) explain(ctx context.Context, err error) error {
+func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
@@ -246,10 +285,17 @@ func (l *launch) explain(ctx context.Context, err error) error {
 	if werr != nil {
 		return err
 	}
-	if last := lastWords(filepath.Join(l.plan.Dir, qemuLog), l.logAt); last != "" {
-		return errdefs.New(errdefs.Internal, "QEMU ended at once: %s", l.cmd.named(last))
+	what := "QEMU ended at once"
+	if exit.Signal != 0 { // it was killed, which says nothing of what it read
+		class = errdefs.Internal
 	}
-	return errdefs.New(errdefs.Internal, "QEMU ended at once with code %d, signal %d and said nothing", exit.Code, exit.Signal)
+	if class == errdefs.DataLoss {
+		what = "QEMU does not take the saved state of " + l.plan.Incoming.State
+	}
+	if last := lastWords(filepath.Join(l.plan.Dir, qemuLog), l.logAt); last != "" {
+		return errdefs.New(class, "%s: %s", what, l.cmd.named(last))
+	}
+	return errdefs.New(class, "%s; it ended with code %d, signal %d and said nothing", what, exit.Code, exit.Signal)
 }
 
 // named puts the names of files where QEMU knows only numbers.

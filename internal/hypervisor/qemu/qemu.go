@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"sync"
 	"time"
 
@@ -48,6 +47,7 @@ type Config struct {
 	SparePorts   int           // free hot-plug ports per VM
 	LogLimit     int64         // bytes of console log, and of QEMU's own log, kept per VM
 	LaunchTime   time.Duration // a process that does not answer so long after its start is given up
+	MemoryCache  int64         // bytes of saved memory kept ready while no VM uses it; default an eighth of the host's
 	FirmwareDirs []string      // where OVMF, qboot and SeaBIOS are looked for
 }
 
@@ -60,6 +60,7 @@ func (c Config) withDefaults() Config {
 	set(&c.SparePorts, DefaultSparePorts)
 	set(&c.LogLimit, DefaultLogLimit)
 	set(&c.LaunchTime, DefaultLaunchTime)
+	set(&c.MemoryCache, hostMemory()/8)
 	if c.FirmwareDirs == nil {
 		c.FirmwareDirs = []string{"/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/edk2/x64", "/usr/share/qemu", "/usr/share/seabios"}
 	}
@@ -75,25 +76,27 @@ func set[T comparable](field *T, value T) {
 
 // Driver is the QEMU driver. Its methods are safe for concurrent use.
 type Driver struct {
-	cfg  Config
-	log  *slog.Logger
-	logs keeper
+	cfg    Config
+	log    *slog.Logger
+	logs   keeper
+	memory templates
 
-	mu      sync.Mutex
-	uids    map[uint32]bool // of the instances in use
-	version versionCache
+	mu    sync.Mutex
+	uids  map[uint32]bool // of the instances in use
+	facts factsCache
 }
 
 var (
-	_ hypervisor.Driver     = (*Driver)(nil)
-	_ hypervisor.ExitTeller = (*Driver)(nil)
+	_ hypervisor.Driver        = (*Driver)(nil)
+	_ hypervisor.ExitTeller    = (*Driver)(nil)
+	_ hypervisor.MachineTeller = (*Driver)(nil)
 )
 
 // New returns a driver. It touches nothing; Probe tells whether it can work here.
 func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	cfg = cfg.withDefaults()
 	switch {
-	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LogLimit < 4096 || cfg.LaunchTime < 0:
+	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LogLimit < 4096 || cfg.LaunchTime < 0 || cfg.MemoryCache < 0:
 		return nil, errdefs.Invalidf("configuration of the qemu driver: sizes must be positive and logs at least 4096 bytes")
 	case cfg.UIDBase+cfg.UIDCount < cfg.UIDBase || cfg.UIDBase < 1000:
 		return nil, errdefs.Invalidf("configuration of the qemu driver: user ids from %d, %d of them, are not a range of ordinary ids", cfg.UIDBase, cfg.UIDCount)
@@ -102,6 +105,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	}
 	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), uids: map[uint32]bool{}}
 	d.logs.limit = cfg.LogLimit
+	d.memory.budget = cfg.MemoryCache
 	return d, nil
 }
 
@@ -114,7 +118,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
-	version, err := d.binaryVersion(ctx, bin)
+	facts, err := d.binaryFacts(ctx, bin)
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
@@ -122,7 +126,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
-	info := hypervisor.Info{Version: version, Accel: accel, Why: why, Firmware: []vm.Firmware{vm.FirmwareBIOS}}
+	info := hypervisor.Info{Version: facts.version, Accel: accel, Why: why, Firmware: []vm.Firmware{vm.FirmwareBIOS}}
 	if code, _ := d.ovmf(); code != "" {
 		info.Firmware = append(info.Firmware, vm.FirmwareUEFI)
 	} else {
@@ -148,39 +152,31 @@ func (d *Driver) binary() (string, error) {
 	return filepath.Abs(bin)
 }
 
-// versionCache remembers the version of one binary as long as its file is the same.
-type versionCache struct {
+// factsCache remembers the facts of one binary as long as its file is the same.
+type factsCache struct {
 	path  string
 	size  int64
 	mtime time.Time
-	value string
+	value binaryFacts
 }
 
-var versionRE = regexp.MustCompile(`version (\d+\.\d+(?:\.\d+)*)`)
-
-func (d *Driver) binaryVersion(ctx context.Context, bin string) (string, error) {
+func (d *Driver) binaryFacts(ctx context.Context, bin string) (binaryFacts, error) {
 	st, err := os.Stat(bin)
 	if err != nil {
-		return "", errdefs.Unavailablef("look at QEMU: %w", err)
+		return binaryFacts{}, errdefs.Unavailablef("look at QEMU: %w", err)
 	}
-	key := versionCache{path: bin, size: st.Size(), mtime: st.ModTime()}
+	key := factsCache{path: bin, size: st.Size(), mtime: st.ModTime()}
 	d.mu.Lock()
-	known := d.version
+	known := d.facts
 	d.mu.Unlock()
 	if key.value = known.value; key == known {
 		return known.value, nil
 	}
-	out, err := exec.CommandContext(ctx, bin, "-version").Output()
-	if err != nil {
-		return "", errdefs.Unavailablef("ask %s for its version: %w", bin, err)
+	if key.value, err = ask(ctx, bin); err != nil {
+		return binaryFacts{}, err
 	}
-	m := versionRE.FindSubmatch(out)
-	if m == nil {
-		return "", errdefs.Unavailablef("%s does not tell its version", bin)
-	}
-	key.value = string(m[1])
 	d.mu.Lock()
-	d.version = key
+	d.facts = key
 	d.mu.Unlock()
 	return key.value, nil
 }

@@ -54,6 +54,11 @@ while read word arg; do
 	panic) echo c >/proc/sysrq-trigger ;;
 	flood) while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done ;;
 	write) echo "$arg" >/dev/vda && sync && echo WRITTEN ;;
+	count) (n=0; while :; do n=$((n+1)); echo "COUNT $n"; sleep 0.03; done) & ;;
+	both) (n=0; while :; do n=$((n+1)); echo "$n" | dd of=/dev/vda oflag=direct bs=512 conv=sync,notrunc 2>/dev/null; echo "COUNT $n"; done) & ;;
+	read) echo "DISK $(dd if=/dev/vda iflag=direct bs=512 count=1 2>/dev/null | head -n 1)" ;;
+	dirty) mkdir -p /t; mount -t tmpfs -o size=64m t /t; while :; do dd if=/dev/urandom of=/t/x bs=1M count=8 conv=notrunc 2>/dev/null; done & echo DIRTYING ;;
+	mac) cat /sys/class/net/eth0/address; echo "LINK $(cat /sys/class/net/eth0/carrier)" ;;
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done

@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -73,13 +75,19 @@ func (c *Client) Version() Version { return c.version }
 // An *Error is QEMU's refusal; Unavailable means that the connection is lost. When ctx ends the command may still be
 // carried out: there is no way to call it back.
 func (c *Client) Execute(ctx context.Context, command string, args, result any) error {
+	return c.ExecuteFile(ctx, command, args, result, nil)
+}
+
+// ExecuteFile is Execute for a command that takes a descriptor, as getfd and add-fd do. QEMU gets a duplicate. The
+// connection must be a unix socket.
+func (c *Client) ExecuteFile(ctx context.Context, command string, args, result any, f *os.File) error {
 	ans := make(chan answer, 1)
 	id, err := c.register(ans)
 	if err != nil {
 		return fmt.Errorf("QMP %s: %w", command, err)
 	}
 	defer c.forget(id)
-	if err := c.write(command, args, id); err != nil {
+	if err := c.write(command, args, id, f); err != nil {
 		return fmt.Errorf("QMP %s: %w", command, err)
 	}
 	select {
@@ -131,7 +139,7 @@ func (c *Client) forget(id uint64) {
 // process is stuck.
 const writeLimit = 30 * time.Second
 
-func (c *Client) write(command string, args any, id uint64) error {
+func (c *Client) write(command string, args any, id uint64, f *os.File) error {
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
 		Arguments any    `json:"arguments,omitempty"`
@@ -143,11 +151,28 @@ func (c *Client) write(command string, args any, id uint64) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	_ = c.conn.SetWriteDeadline(time.Now().Add(writeLimit))
-	if _, err := c.conn.Write(append(line, '\n')); err != nil {
+	if err := c.send(append(line, '\n'), f); err != nil {
 		_ = c.conn.Close() // half a command may be on the wire
 		return errdefs.As(errdefs.Unavailable, err)
 	}
 	return nil
+}
+
+// send writes a line; the descriptor goes with its first byte.
+func (c *Client) send(line []byte, f *os.File) error {
+	if f != nil {
+		conn, ok := c.conn.(*net.UnixConn)
+		if !ok {
+			return errors.New("descriptors go over unix sockets only")
+		}
+		n, _, err := conn.WriteMsgUnix(line, syscall.UnixRights(int(f.Fd())), nil)
+		if err != nil {
+			return err
+		}
+		line = line[n:]
+	}
+	_, err := c.conn.Write(line)
+	return err
 }
 
 // read is the client's goroutine; it ends with the connection.

@@ -1,0 +1,114 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+)
+
+// goOn makes a process that has nothing but memory read the state of its devices and run.
+func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
+	e := i.listen()
+	defer i.deafen(e)
+	if err := capabilities(ctx, c, map[string]bool{"events": true}); err != nil {
+		return err
+	}
+	if err := c.Execute(ctx, "migrate-incoming", props{"uri": fmt.Sprintf("fd:%d", l.cmd.state)}, nil); err != nil {
+		return err
+	}
+	for {
+		ev, err := e.next(ctx, c)
+		if err != nil {
+			return err
+		}
+		switch s := migrationStatus(ev); s {
+		case "completed":
+			for n := range l.plan.NICs {
+				if err := setLink(ctx, c, n, !l.plan.Incoming.LinksDown); err != nil {
+					return err
+				}
+			}
+			return c.Execute(ctx, "cont", nil, nil)
+		case "failed":
+			return errdefs.DataLossf("QEMU does not take the saved state of %s", l.plan.Incoming.State)
+		}
+	}
+}
+
+// migrationStatus is the status that a MIGRATION event tells, "" for another event.
+func migrationStatus(ev qmp.Event) string {
+	var data struct {
+		Status string `json:"status"`
+	}
+	if ev.Name != "MIGRATION" || json.Unmarshal(ev.Data, &data) != nil {
+		return ""
+	}
+	return data.Status
+}
+
+func capabilities(ctx context.Context, c *qmp.Client, caps map[string]bool) error {
+	list := make([]props, 0, len(caps))
+	for name, on := range caps {
+		list = append(list, props{"capability": name, "state": on})
+	}
+	return c.Execute(ctx, "migrate-set-capabilities", props{"capabilities": list}, nil)
+}
+
+// migrating asks how the last migration stands: "none" before the first.
+func migrating(ctx context.Context, c *qmp.Client) (status, why string, err error) {
+	var m struct {
+		Status string `json:"status"`
+		Error  string `json:"error-desc"`
+	}
+	if err := c.Execute(ctx, "query-migrate", nil, &m); err != nil {
+		return "", "", err
+	}
+	if m.Status == "" {
+		m.Status = "none"
+	}
+	return m.Status, m.Error, nil
+}
+
+func over(migration string) bool {
+	switch migration {
+	case "none", "completed", "failed", "cancelled":
+		return true
+	}
+	return false
+}
+
+// settle ends a migration that is on its way, and returns when there is none.
+func (i *instance) settle(ctx context.Context, c *qmp.Client) error {
+	e := i.listen()
+	defer i.deafen(e)
+	status, _, err := migrating(ctx, c)
+	if err != nil || over(status) {
+		return err
+	}
+	if err := c.Execute(ctx, "migrate_cancel", nil, nil); err != nil {
+		return err
+	}
+	// Without the event, which an old process of ours may not send, the answer tells.
+	if status, _, err = migrating(ctx, c); err != nil || over(status) {
+		return err
+	}
+	for {
+		ev, err := e.next(ctx, c)
+		if err != nil {
+			return err
+		}
+		if s := migrationStatus(ev); s != "" && over(s) {
+			return nil
+		}
+	}
+}
+
+// refused tells whether QEMU itself said no, rather than that it could not be asked.
+func refused(err error) bool {
+	_, ok := errors.AsType[*qmp.Error](err)
+	return ok
+}

@@ -1,0 +1,94 @@
+package qemu
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// binaryFacts are what one QEMU binary says of itself.
+type binaryFacts struct {
+	version string // e.g. 7.2.22
+	machine string // the versioned type behind q35, e.g. pc-q35-7.2
+}
+
+var (
+	versionRE = regexp.MustCompile(`version (\d+\.\d+(?:\.\d+)*)`)
+	q35RE     = regexp.MustCompile(`(?m)^q35\s.*\(alias of ([\w.-]+)\)`)
+)
+
+// ask makes bin tell its facts.
+func ask(ctx context.Context, bin string) (f binaryFacts, err error) {
+	for arg, what := range map[string]struct {
+		re    *regexp.Regexp
+		field *string
+	}{"-version": {versionRE, &f.version}, "-machine help": {q35RE, &f.machine}} {
+		out, err := exec.CommandContext(ctx, bin, strings.Fields(arg)...).Output()
+		if err != nil {
+			return f, errdefs.Unavailablef("ask %s for its %s: %w", bin, arg, err)
+		}
+		m := what.re.FindSubmatch(out)
+		if m == nil {
+			return f, errdefs.Unavailablef("%s does not tell its %s", bin, arg)
+		}
+		*what.field = string(m[1])
+	}
+	return f, nil
+}
+
+// Machine implements hypervisor.MachineTeller.
+func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error) {
+	bin, err := d.binary()
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	facts, err := d.binaryFacts(ctx, bin)
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	resolved, _, err := readKVMFacts().resolve(accel)
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	return machineOf(facts, resolved), nil
+}
+
+// machineOf describes what a guest depends on. An emulated CPU has what its QEMU can emulate, so its model carries the
+// version; a virtualized one has what the host has.
+func machineOf(f binaryFacts, accel vm.Accel) vm.Machine {
+	m := vm.Machine{Driver: Name, Version: f.version, Type: f.machine, Arch: runtime.GOARCH, Accel: accel}
+	if accel == vm.AccelKVM {
+		m.CPU, m.Flags = "host", hostFlags()
+		return m
+	}
+	parts := strings.SplitN(f.version, ".", 3)
+	m.CPU = "max-" + strings.Join(parts[:min(len(parts), 2)], ".")
+	return m
+}
+
+// hostFlags are the features of the host's CPUs, sorted.
+func hostFlags() []string {
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return nil
+	}
+	return cpuFlags(string(info))
+}
+
+func cpuFlags(cpuinfo string) []string {
+	for line := range strings.Lines(cpuinfo) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "flags" {
+			flags := strings.Fields(value)
+			slices.Sort(flags)
+			return slices.Compact(flags)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,330 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// memory is a guest's saved memory in a memfd, and one user's hold of it.
+type memory struct {
+	file *os.File
+	free func()
+}
+
+// release gives the hold up; a nil memory has none.
+func (m *memory) release() {
+	if m != nil {
+		m.free()
+	}
+}
+
+// loadAlone makes a memory for a single VM, which then writes to it.
+func loadAlone(ctx context.Context, path string, size int64) (*memory, error) {
+	src, err := openMemory(path, size)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	f, err := load(ctx, src, size)
+	if err != nil {
+		return nil, err
+	}
+	return &memory{file: f, free: sync.OnceFunc(func() { _ = f.Close() })}, nil
+}
+
+// openMemory opens a file of saved memory that must have size bytes.
+func openMemory(path string, size int64) (*os.File, error) {
+	f, err := openData(file{kind: fileRead, path: path})
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() != size {
+		err = errdefs.DataLossf("the saved memory %s has %d bytes; the VM's has %d", path, st.Size(), size)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// load copies src into a new memfd. Holes stay holes.
+func load(ctx context.Context, src *os.File, size int64) (_ *os.File, err error) {
+	fd, err := unix.MemfdCreate("guest", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("load saved memory: %w", err)
+	}
+	dst := os.NewFile(uintptr(fd), "guest memory")
+	defer func() {
+		if err != nil {
+			_ = dst.Close()
+		}
+	}()
+	// QEMU opens its descriptor again, by name, as its own user. Nobody else has a name for it.
+	if err := dst.Chmod(0o666); err != nil {
+		return nil, fmt.Errorf("load saved memory: %w", err)
+	}
+	if err := dst.Truncate(size); err != nil {
+		return nil, fmt.Errorf("load saved memory: %w", err)
+	}
+	if err := copyData(ctx, dst, src, size); err != nil {
+		return nil, fmt.Errorf("load saved memory %s: %w", src.Name(), err)
+	}
+	return dst, nil
+}
+
+// loadPiece is what one worker copies at once.
+const loadPiece = 4 << 20
+
+type extent struct{ at, end int64 }
+
+// copyData copies what is not a hole, with a few workers.
+func copyData(ctx context.Context, dst, src *os.File, size int64) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	pieces := make(chan extent)
+	var workers sync.WaitGroup
+	for range min(runtime.NumCPU(), 4) {
+		workers.Go(func() {
+			buf := make([]byte, 256<<10)
+			for e := range pieces {
+				if err := copyPiece(dst, src, e, buf); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	err := extents(src, size, func(e extent) bool {
+		select {
+		case pieces <- e:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	})
+	close(pieces)
+	workers.Wait()
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// extents calls each with the parts of f that hold data, until it returns false.
+func extents(f *os.File, size int64, each func(extent) bool) error {
+	for at := int64(0); at < size; {
+		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // holes to the end
+		}
+		if err != nil {
+			return err
+		}
+		end, err := unix.Seek(int(f.Fd()), data, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		for at = data; at < min(end, size); at += loadPiece {
+			if !each(extent{at, min(at+loadPiece, end, size)}) {
+				return nil
+			}
+		}
+		at = end
+	}
+	return nil
+}
+
+func copyPiece(dst, src *os.File, e extent, buf []byte) error {
+	for at := e.at; at < e.end; {
+		n, err := src.ReadAt(buf[:min(int64(len(buf)), e.end-at)], at)
+		if errors.Is(err, io.EOF) {
+			return errdefs.DataLossf("it was cut short")
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := dst.WriteAt(buf[:n], at); err != nil {
+			return err
+		}
+		at += int64(n)
+	}
+	return nil
+}
+
+// templateRest is how long a template that nobody uses stays at most.
+const templateRest = 15 * time.Minute
+
+// templates holds saved memory for VMs that map it copy-on-write. Each file is loaded once, sealed, and shared. What
+// VMs use stays, since they keep its pages anyway; of the rest the longest unused goes when it is more than budget.
+type templates struct {
+	budget int64 // bytes
+
+	mu    sync.Mutex
+	all   map[memoryKey]*template
+	timer *time.Timer
+}
+
+// memoryKey tells files apart, and an old content from a new one.
+type memoryKey struct {
+	dev, ino    uint64
+	size, mtime int64
+}
+
+type template struct {
+	key   memoryKey
+	path  string
+	ready chan struct{} // closed when file or err is there
+	file  *os.File
+	bytes int64
+	err   error
+	users int
+	idle  time.Time // since when there are none
+}
+
+// use returns the memory in the file at path, loaded by this call or another.
+func (t *templates) use(ctx context.Context, path string, size int64) (*memory, error) {
+	src, err := openMemory(path, size)
+	if err != nil {
+		return nil, err
+	}
+	tm, err := t.entry(ctx, path, src)
+	if err != nil {
+		return nil, err
+	}
+	free := sync.OnceFunc(func() { t.drop(tm) })
+	select {
+	case <-tm.ready:
+	case <-ctx.Done():
+		free()
+		return nil, ctx.Err()
+	}
+	if tm.err != nil {
+		free()
+		return nil, tm.err
+	}
+	return &memory{file: tm.file, free: free}, nil
+}
+
+// entry finds the template of src or begins to load it, and takes src over.
+func (t *templates) entry(ctx context.Context, path string, src *os.File) (*template, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
+		_ = src.Close()
+		return nil, fmt.Errorf("look at saved memory %s: %w", path, err)
+	}
+	key := memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if tm := t.all[key]; tm != nil {
+		_ = src.Close()
+		tm.users++
+		return tm, nil
+	}
+	tm := &template{key: key, path: path, ready: make(chan struct{}), users: 1}
+	if t.all == nil {
+		t.all = map[memoryKey]*template{}
+	}
+	t.all[key] = tm
+	go t.load(context.WithoutCancel(ctx), tm, src) // others may wait for it when this caller has gone
+	return tm, nil
+}
+
+func (t *templates) load(ctx context.Context, tm *template, src *os.File) {
+	defer src.Close()
+	f, err := load(ctx, src, tm.key.size)
+	if err == nil {
+		// From now on nobody can change it, whatever a guest does to its QEMU.
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		if err != nil {
+			_ = f.Close()
+			err = fmt.Errorf("seal saved memory %s: %w", tm.path, err)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil {
+		tm.err = err
+		delete(t.all, tm.key)
+	} else {
+		var st unix.Stat_t
+		_ = unix.Fstat(int(f.Fd()), &st)
+		tm.file, tm.bytes, tm.idle = f, st.Blocks*512, time.Now()
+	}
+	close(tm.ready)
+	t.sweep()
+}
+
+func (t *templates) drop(tm *template) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if tm.users--; tm.users == 0 {
+		tm.idle = time.Now()
+	}
+	t.sweep()
+}
+
+// sweep lets go of templates that nobody uses: whose file is gone or another, that rested too long, or are too much.
+func (t *templates) sweep() {
+	var idle []*template
+	var bytes int64
+	for key, tm := range t.all {
+		if tm.users > 0 || tm.file == nil {
+			continue
+		}
+		if time.Since(tm.idle) >= templateRest || !same(key, tm.path) {
+			t.forget(tm)
+			continue
+		}
+		idle = append(idle, tm)
+		bytes += tm.bytes
+	}
+	for bytes > t.budget {
+		oldest := 0
+		for n := range idle {
+			if idle[n].idle.Before(idle[oldest].idle) {
+				oldest = n
+			}
+		}
+		bytes -= idle[oldest].bytes
+		t.forget(idle[oldest])
+		idle = append(idle[:oldest], idle[oldest+1:]...)
+	}
+	if len(idle) > 0 && t.timer == nil {
+		t.timer = time.AfterFunc(templateRest, func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.timer = nil
+			t.sweep()
+		})
+	}
+}
+
+func (t *templates) forget(tm *template) {
+	delete(t.all, tm.key)
+	_ = tm.file.Close()
+}
+
+func same(key memoryKey, path string) bool {
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && key == memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
+}
+
+// hostMemory is how many bytes of memory the host has.
+func hostMemory() int64 {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 0
+	}
+	return int64(info.Totalram) * int64(info.Unit)
+}

@@ -1,0 +1,103 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+)
+
+// setLink sets the carrier of interface n. It is done on the tap's side, which takes its interface along and stays as it
+// is when the interface is replaced.
+func setLink(ctx context.Context, c *qmp.Client, n int, up bool) error {
+	return c.Execute(ctx, "set_link", props{"name": netName(n), "up": up}, nil)
+}
+
+func netName(n int) string { return fmt.Sprintf("net%d", n) }
+func nicName(n int) string { return fmt.Sprintf("nic%d", n) }
+
+// SetLink implements hypervisor.Linker.
+func (i *instance) SetLink(ctx context.Context, nic int, up bool) error {
+	c, err := i.connected(ctx)
+	if err == nil {
+		err = i.orEnded(setLink(ctx, c, nic, up))
+	}
+	if refused(err) {
+		err = errdefs.NotFoundf("it has no interface %d: %w", nic, err)
+	}
+	if err != nil {
+		return fmt.Errorf("set link of VM %s: %w", i.h.ID, err)
+	}
+	return nil
+}
+
+// SwapNIC implements hypervisor.NICSwapper.
+func (i *instance) SwapNIC(ctx context.Context, nic int, mac string) error {
+	hw, err := net.ParseMAC(mac)
+	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
+		return errdefs.Invalidf("%q cannot be the address of an interface", mac)
+	}
+	c, err := i.connected(ctx)
+	if err == nil {
+		err = i.orEnded(i.swapNIC(ctx, c, nic, hw))
+	}
+	if err != nil {
+		return fmt.Errorf("replace interface %d of VM %s: %w", nic, i.h.ID, err)
+	}
+	return nil
+}
+
+func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.HardwareAddr) error {
+	var mtu int
+	known := c.Execute(ctx, "qom-get", props{"path": "/machine/peripheral/" + nicName(nic), "property": "host_mtu"}, &mtu)
+	if known != nil && !refused(known) {
+		return known
+	}
+	if err := setLink(ctx, c, nic, false); refused(err) {
+		return errdefs.NotFoundf("there is none: %w", err)
+	} else if err != nil {
+		return err
+	}
+	if known == nil { // otherwise an attempt before this one has removed it
+		if err := i.unplug(ctx, c, nicName(nic)); err != nil {
+			return err
+		}
+	}
+	if err := c.Execute(ctx, "device_add", nicDevice(nic, mac.String(), mtu), nil); err != nil {
+		return err
+	}
+	return setLink(ctx, c, nic, false) // the tap's side has held packets back; now the guest sees it too
+}
+
+// unplug asks the guest to let a device go and waits until it has.
+func (i *instance) unplug(ctx context.Context, c *qmp.Client, id string) error {
+	e := i.listen()
+	defer i.deafen(e)
+	if err := c.Execute(ctx, "device_del", props{"id": id}, nil); err != nil {
+		return err
+	}
+	for {
+		ev, err := e.next(ctx, c)
+		if ctx.Err() != nil {
+			return errdefs.Unavailablef("the guest does not let its device %s go: %w", id, ctx.Err())
+		}
+		if err != nil {
+			return err
+		}
+		var data struct {
+			Device string `json:"device"`
+		}
+		if json.Unmarshal(ev.Data, &data) != nil || data.Device != id {
+			continue
+		}
+		switch ev.Name {
+		case "DEVICE_DELETED":
+			return nil
+		case "DEVICE_UNPLUG_GUEST_ERROR":
+			return errdefs.Unavailablef("the guest refuses to let its device %s go", id)
+		}
+	}
+}
