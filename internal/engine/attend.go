@@ -48,6 +48,9 @@ func (e *Engine) attend(m *machine, inst hypervisor.Instance) {
 	}
 	m.run.Store(r)
 	e.life.spawn(func(ctx context.Context) { e.await(ctx, m, r) })
+	if foreign(m.record()) && kind != vm.ImageOCI {
+		e.life.spawn(func(ctx context.Context) { e.swapNICs(ctx, m, r) })
+	}
 }
 
 // await waits for the end of the process and, unless an operation does, records it.

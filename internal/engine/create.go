@@ -21,11 +21,20 @@ const (
 	opRestart = "restart" // shutdown, launch
 	opRemove  = "remove"  // kill
 
+	opSave      = "save"      // save
+	opClone     = "clone"     // disks
+	opHibernate = "hibernate" // save, undo
+	opWake      = "wake"      // launch, clean
+	opRestore   = "restore"   // disks, kill, launch, clean
+
 	stepDisks    = "disks"
 	stepNetwork  = "network"
 	stepLaunch   = "launch"
 	stepShutdown = "shutdown"
 	stepKill     = "kill"
+	stepSave     = "save"
+	stepUndo     = "undo"
+	stepClean    = "clean"
 )
 
 // Create makes the VM of spec and leaves it ready to start.
@@ -82,7 +91,14 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op str
 	if err != nil {
 		return vm.Record{}, err
 	}
-	if err := e.index.reserve(spec.Name, r.ID); err != nil {
+	return e.raise(ctx, r, op, func(m *machine, back *undo.Stack) (vm.Record, error) {
+		return e.build(ctx, m, img, spec.Volumes, op, back)
+	})
+}
+
+// raise makes r a VM under an intent, which build settles. When it fails nothing of the VM stays.
+func (e *Engine) raise(ctx context.Context, r vm.Record, op string, build func(*machine, *undo.Stack) (vm.Record, error)) (vm.Record, error) {
+	if err := e.index.reserve(r.Spec.Name, r.ID); err != nil {
 		return vm.Record{}, err
 	}
 	m := e.newMachine(r)
@@ -92,11 +108,11 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op str
 		err = e.insert(ctx, m, e.begin(op, stepDisks, nil))
 	}
 	if err != nil {
-		e.index.unreserve(spec.Name)
+		e.index.unreserve(r.Spec.Name)
 		return vm.Record{}, err
 	}
 	var back undo.Stack
-	if r, err = e.build(ctx, m, img, spec.Volumes, op, &back); err != nil {
+	if r, err = build(m, &back); err != nil {
 		return r, e.unbuild(ctx, m, &back, err)
 	}
 	return r, nil

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -73,6 +74,9 @@ type Engine struct {
 	seeds    image.Seeder                     // nil: none
 	log      *slog.Logger
 
+	snapshots snapshot.Store // nil: none
+	settling  sync.Map       // ids of snapshots that are committed before the record says that a VM is in them
+
 	queue queue
 	index index
 	life  *life
@@ -96,7 +100,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	}
 	return &Engine{
 		cfg: cfg, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
-		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log,
+		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log, snapshots: deps.Snapshots,
 		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
 		index:  newIndex(), life: newLife(),
 	}, nil

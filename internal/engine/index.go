@@ -22,6 +22,7 @@ type machine struct {
 	run atomic.Pointer[run]       // nil unless its process runs
 
 	write   sync.Mutex    // around a change of the record: observations come beside operations
+	self    sync.Mutex    // around telling a resumed guest who it is
 	volumes chan struct{} // holds one token while somebody brings volumes to the guest
 }
 

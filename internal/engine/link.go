@@ -101,7 +101,11 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	defer func() { err = errors.Join(err, agent.Close()) }()
 	r.link.set(agent, false)
 	defer r.link.set(nil, false)
-	if err := e.setUp(ctx, m, agent); err != nil {
+	setUp := e.setUp
+	if m.record().Resume != nil {
+		setUp = func(ctx context.Context, m *machine, agent guest.Agent) error { return e.bringBack(ctx, m, r, agent) }
+	}
+	if err := setUp(ctx, m, agent); err != nil {
 		if lost(err) {
 			return false, err
 		}

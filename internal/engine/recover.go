@@ -88,12 +88,14 @@ func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent)
 // releases the VM: later is true then.
 func (e *Engine) resume(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
 	switch in.Op {
-	case opCreate, opLaunch:
+	case opCreate, opLaunch, opClone:
 		return false, e.undoCreate(ctx, m)
 	case opStart:
 		return false, e.undoStart(ctx, m)
 	case opRemove:
 		return false, e.remove(ctx, m, true)
+	case opSave:
+		return false, e.recoverSave(ctx, m, in)
 	case opStop, opRestart:
 		if err := e.reattach(ctx, m); err != nil {
 			return false, err
@@ -264,7 +266,7 @@ func (e *Engine) sweep(ctx context.Context, intents map[vm.ID]*journal.Intent) {
 	keep := map[string][]string{}
 	for _, m := range e.index.all() {
 		r := m.record()
-		if down := r.State == vm.StateStopped || r.State == vm.StateCreated; down && intents[m.id] == nil {
+		if down := r.State == vm.StateStopped || r.State == vm.StateCreated || r.State == vm.StateHibernated; down && intents[m.id] == nil {
 			continue
 		}
 		for _, nic := range r.NICs { // one with an intent may be starting again right now

@@ -78,7 +78,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond, SilentMax: 10 * time.Millisecond,
 	}, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log,
+		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: w.Snapshots(),
 	})
 	return e, j, err
 }

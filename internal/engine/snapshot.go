@@ -2,38 +2,336 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// freezeTimeout bounds how long a guest may take to freeze or thaw its file systems.
+const freezeTimeout = 30 * time.Second
+
+// snapshotArgs are the arguments of operations with a snapshot in the journal.
+type snapshotArgs struct {
+	Snapshot string   `json:"snapshot"`        // id; of save and hibernate: that the snapshot will have
+	Files    []string `json:"files,omitempty"` // of restore: disks in the VM's folder that are not needed after it
+}
+
+func (a snapshotArgs) json() []byte {
+	b, _ := json.Marshal(a) // a struct of strings always encodes
+	return b
+}
+
+// store returns the snapshot store, or Unsupported.
+func (e *Engine) store() (snapshot.Store, error) {
+	if e.snapshots == nil {
+		return nil, errdefs.Unsupportedf("this node keeps no snapshots")
+	}
+	return e.snapshots, nil
+}
+
 // SaveSnapshot saves the VM of ref: a running one with its memory, while it goes on; a stopped one with its disks.
-func (e *Engine) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
-	return snapshot.Snapshot{}, errdefs.Unsupportedf("snapshots are not there yet")
+// Errors: InvalidArgument and AlreadyExists (name), FailedPrecondition (state, a guest that cannot be frozen) and
+// Unsupported before anything is changed. Whatever fails, the VM goes on as before and no snapshot is left.
+func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
+	var saved snapshot.Snapshot
+	_, err := e.operate(caller, opSave, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
+		var err error
+		saved, err = e.save(ctx, m, spec)
+		return m.record(), err
+	})
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return saved, nil
 }
 
-// Clone makes a VM that goes on from a snapshot. It returns when its CPUs run; it is ready when it is itself.
-func (e *Engine) Clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("snapshots are not there yet")
+func (e *Engine) save(ctx context.Context, m *machine, spec vm.SaveSpec) (snapshot.Snapshot, error) {
+	store, err := e.store()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	c, err := e.capture(m, spec.Quiesce)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	draft, err := store.Create(ctx, spec.Name)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer e.discard(m, draft)
+	if err := e.open(ctx, m, opSave, stepSave, snapshotArgs{Snapshot: draft.ID()}.json()); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	x := snapshot.Snapshot{Name: spec.Name, Description: spec.Description, Labels: spec.Labels}
+	x, err = e.shoot(ctx, m, c, draft, x)
+	if err != nil {
+		e.settleFailed(ctx, m, opSave, func(*vm.Record) {})
+		e.tidy(m)
+		return snapshot.Snapshot{}, err
+	}
+	if _, err := e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { listed(r, x.ID) }); err != nil {
+		// The snapshot is there and complete; only the list of it in the record is not. The next recovery adds it.
+		e.log.Error("snapshot saved, and the journal does not take it", "vm", m.id, "snapshot", x.ID, "err", err)
+	}
+	return x, nil
 }
 
-// Restore makes the VM of ref go back to a snapshot that was taken of it.
-func (e *Engine) Restore(ctx context.Context, ref, snap string) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("snapshots are not there yet")
+// listed adds a snapshot to those that were taken of r.
+func listed(r *vm.Record, id string) {
+	if !slices.Contains(r.SnapshotIDs, id) {
+		r.SnapshotIDs = append(slices.Clip(r.SnapshotIDs), id)
+	}
 }
 
-// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once all is durable.
-func (e *Engine) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("snapshots are not there yet")
+// settleFailed settles an operation that failed and left the VM as change says. When the journal does not take it, the
+// intent stays: the next operation or recovery settles it.
+func (e *Engine) settleFailed(ctx context.Context, m *machine, op string, change func(*vm.Record)) {
+	if _, err := e.commit(ctx, m, e.journal.Settle, change); err != nil {
+		e.log.Error("failed operation not settled", "vm", m.id, "op", op, "err", err)
+	}
 }
 
-// Wake makes a hibernated VM go on. Waking one that runs is no error.
-func (e *Engine) Wake(ctx context.Context, ref string) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("snapshots are not there yet")
+func (e *Engine) discard(m *machine, draft snapshot.Draft) {
+	if err := draft.Discard(); err != nil {
+		e.log.Warn("unfinished snapshot not removed", "vm", m.id, "err", err)
+	}
 }
 
-// RemoveSnapshot deletes a snapshot unless a hibernated VM is in it.
-func (e *Engine) RemoveSnapshot(ctx context.Context, ref string) error {
-	return errdefs.Unsupportedf("snapshots are not there yet")
+// capturer is what takes a snapshot of one VM.
+type capturer struct {
+	run     *run                   // nil: only its disks are saved
+	save    hypervisor.Snapshotter // of run
+	freezer guest.Freezer          // nil: its file systems go on
+	hold    bool                   // the guest stays paused
+}
+
+// capture finds out how m can be saved, or says why it cannot.
+func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
+	r := m.record()
+	switch r.State {
+	case vm.StateCreated, vm.StateStopped:
+		return capturer{}, nil
+	case vm.StateRunning:
+	case vm.StateHibernated:
+		return capturer{}, errdefs.Preconditionf("it is hibernated in snapshot %s; export that, or wake it first", r.Snapshot)
+	default:
+		return capturer{}, broken(r)
+	}
+	c := capturer{run: m.run.Load()}
+	if c.run == nil || c.run.over() {
+		return c, errdefs.Preconditionf("its process has just ended; try again")
+	}
+	var ok bool
+	if c.save, ok = hypervisor.As[hypervisor.Snapshotter](c.run.inst); !ok {
+		return c, errdefs.Unsupportedf("driver %s cannot save a running VM; stop it first", r.Driver)
+	}
+	if !quiesce {
+		return c, nil
+	}
+	agent, ready, _ := c.run.link.peek()
+	if !ready {
+		return c, errdefs.Preconditionf("its guest's agent does not answer, which would freeze the file systems; wait for it, or save without quiescing")
+	}
+	if c.freezer, ok = agent.(guest.Freezer); !ok {
+		return c, errdefs.Unsupportedf("its guest's agent cannot freeze file systems; save without quiescing")
+	}
+	return c, nil
+}
+
+// shoot saves m into draft under the intent that is open and completes x. On error the guest runs as before, unless it
+// was to be held; then it may be paused.
+func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapshot.Draft, x snapshot.Snapshot) (snapshot.Snapshot, error) {
+	frozen := m.record().Disks
+	overlays, err := e.overlay(ctx, m)
+	if err != nil {
+		return x, err
+	}
+	if c.run != nil {
+		saved, quiesced, err := e.saveMemory(ctx, m, c, draft.Dir(), overlays)
+		if err != nil {
+			return x, err
+		}
+		x.Live, x.Machine, x.Pause, x.Method, x.Quiesced = true, saved.Machine, saved.Pause, saved.Method, quiesced
+	}
+	if x.Disks, err = linkDisks(ctx, draft, m.record(), frozen); err != nil {
+		return x, err
+	}
+	describe(&x, m.record())
+	return draft.Commit(ctx, x)
+}
+
+// overlay puts an empty overlay on each writable disk of m, on record, and returns them for the driver.
+//
+// They are on record before the guest writes to them. That is safe at any crash: as long as it does not, they are empty
+// and what stands below them is the same disk; and once it does, the record leads to what it wrote.
+func (e *Engine) overlay(ctx context.Context, m *machine) ([]hypervisor.DiskOverlay, error) {
+	disks, overlays, err := e.overlaysOn(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := e.commit(ctx, m, e.step(stepSave), func(r *vm.Record) { r.Disks = disks }); err != nil {
+		return nil, err
+	}
+	return overlays, nil
+}
+
+// overlaysOn makes an empty overlay for each writable disk of m, with a name that none had before.
+func (e *Engine) overlaysOn(ctx context.Context, m *machine) (disks []vm.Disk, overlays []hypervisor.DiskOverlay, err error) {
+	disks = slices.Clone(m.record().Disks)
+	for i, d := range disks {
+		if d.ReadOnly {
+			continue
+		}
+		over, err := e.snapshots.Overlay(ctx, d, e.stateDir(m.id), topPrefix+string(vm.NewID())+".qcow2")
+		if err != nil {
+			return nil, nil, fmt.Errorf("make an overlay on disk %s: %w", d.Serial, err)
+		}
+		disks[i] = over
+		overlays = append(overlays, hypervisor.DiskOverlay{Serial: d.Serial, Disk: over})
+	}
+	return disks, overlays, nil
+}
+
+// saveMemory has the driver save the guest and change its disks, with its file systems frozen if c can do that.
+func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir string, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
+	plan := hypervisor.SavePlan{
+		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold,
+	}
+	if c.freezer != nil {
+		limited, cancel := context.WithTimeout(ctx, freezeTimeout)
+		defer cancel()
+		thaw := sync.OnceFunc(func() { e.thaw(ctx, m, c.freezer) })
+		defer thaw()
+		plan.Taken = thaw
+		if _, err := c.freezer.Freeze(limited); err != nil {
+			return s, false, errdefs.Preconditionf("freeze the guest's file systems: %w; save without quiescing", err)
+		}
+		quiesced = true
+	}
+	s, err = c.save.Save(ctx, plan)
+	if err != nil {
+		return s, false, fmt.Errorf("save its memory: %w", err)
+	}
+	return s, quiesced, nil
+}
+
+// thaw is tried even when the caller has gone away: the guest thaws itself otherwise, but only after a while.
+func (e *Engine) thaw(ctx context.Context, m *machine, f guest.Freezer) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTimeout)
+	defer cancel()
+	if _, err := f.Thaw(ctx); err != nil {
+		e.log.Warn("file systems of guest not thawed; it does so itself within a minute", "vm", m.id, "err", err)
+	}
+}
+
+// describe fills in what a snapshot of r says of it.
+func describe(x *snapshot.Snapshot, r vm.Record) {
+	x.Image, x.ImageDigest, x.ImageType = r.Spec.Image, r.ImageDigest, r.ImageType
+	if r.ImageType != vm.ImageOCI {
+		x.ImageBlobIDs = []string{r.ImageDigest}
+	}
+	x.Hypervisor, x.Boot = r.Driver, r.Boot
+	x.CPU, x.Memory, x.Storage, x.NICs = r.Spec.CPUs, r.Spec.Memory, r.Spec.Storage, len(r.Spec.NICs)
+	x.Source = snapshot.Source{VMID: r.ID, VMName: r.Spec.Name}
+	x.Record = inheritance(r)
+	x.NIC = x.Record.NICs
+	if len(x.NIC) > 0 {
+		x.Network = x.NIC[0].Network
+	}
+}
+
+// inheritance is what a clone gets to know of the VM whose state it goes on from: what was asked for and what its guest
+// knows, and nothing of this host or of those who asked.
+func inheritance(r vm.Record) vm.Record {
+	r = r.Clone()
+	nics := slices.Clone(r.NICs)
+	for i := range nics {
+		nics[i].Tap, nics[i].NetNS = "", ""
+		if r.Resume != nil && i < len(r.Resume.MACs) { // it does not have its own yet
+			nics[i].MAC = r.Resume.MACs[i]
+		}
+	}
+	var disks []vm.Disk
+	for _, d := range r.Disks {
+		disks = append(disks, vm.Disk{Format: d.Format, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role})
+	}
+	r.Spec.Labels = nil
+	return vm.Record{
+		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
+		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted,
+		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt,
+	}
+}
+
+// RemoveSnapshot deletes a snapshot unless a hibernated VM is in it. VMs that were cloned from it are not touched.
+// Errors: NotFound, FailedPrecondition while a hibernated VM or somebody else needs it.
+func (e *Engine) RemoveSnapshot(caller context.Context, ref string) error {
+	ctx, leave, err := e.life.enter(caller)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := e.removeSnapshot(ctx, ref); err != nil {
+		return e.life.ended(caller, fmt.Errorf("remove snapshot %s: %w", ref, err))
+	}
+	return nil
+}
+
+func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
+	store, err := e.store()
+	if err != nil {
+		return err
+	}
+	x, err := store.Get(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if _, busy := e.settling.Load(x.ID); busy {
+		return errdefs.Preconditionf("vm %s is being hibernated in it", x.Source.VMName)
+	}
+	var listing []*machine
+	for _, m := range e.index.all() {
+		r := m.record()
+		if r.State == vm.StateHibernated && r.Snapshot == x.ID {
+			return errdefs.Preconditionf("vm %s is hibernated in it; wake or remove the VM", m.name())
+		}
+		if slices.Contains(r.SnapshotIDs, x.ID) {
+			listing = append(listing, m)
+		}
+	}
+	if err := store.Remove(ctx, x.ID); err != nil {
+		return err
+	}
+	for _, m := range listing { // an operation on the VM may take its time: nobody waits for that
+		e.life.spawn(func(ctx context.Context) { e.unlist(ctx, m, x.ID) })
+	}
+	return nil
+}
+
+// unlist takes a snapshot that is gone off the list in the record of m.
+func (e *Engine) unlist(ctx context.Context, m *machine, id string) {
+	ctx, cancel := e.life.bound(ctx)
+	defer cancel()
+	release, err := e.queue.acquire(ctx, m.id)
+	if err != nil {
+		return
+	}
+	defer release()
+	if e.index.get(m.id) != m {
+		return
+	}
+	_, err = e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
+		r.SnapshotIDs = slices.DeleteFunc(slices.Clone(r.SnapshotIDs), func(s string) bool { return s == id })
+	})
+	if err != nil {
+		e.log.Warn("snapshot not taken off the list of its vm", "vm", m.id, "snapshot", id, "err", err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -42,6 +43,8 @@ func (e *Engine) start(ctx context.Context, m *machine) (vm.Record, error) {
 	switch r.State {
 	case vm.StateRunning:
 		return r, nil
+	case vm.StateHibernated:
+		return e.wake(ctx, m)
 	case vm.StateCreated, vm.StateStopped:
 	default:
 		return r, broken(r)
@@ -104,30 +107,52 @@ func (e *Engine) plugAndIgnite(ctx context.Context, m *machine, step string, bac
 	if err != nil {
 		return r, err
 	}
-	if _, err := e.commit(ctx, m, e.step(step), func(r *vm.Record) { r.Boot, r.NICs, r.Disks = boot, nics, disks }); err != nil {
+	if _, err := e.commit(ctx, m, e.step(step), func(r *vm.Record) {
+		r.Boot, r.NICs, r.Disks = boot, nics, disks
+		r.Resume, r.Cloned = nil, false // what boots is nobody else's
+	}); err != nil {
 		return r, err
 	}
 	return e.ignite(ctx, m, back)
 }
 
-// ignite starts the process of m as its record says, settles the intent and attends to it from then on.
+// ignite boots m as its record says, settles the intent and attends to it from then on.
 func (e *Engine) ignite(ctx context.Context, m *machine, back *undo.Stack) (vm.Record, error) {
-	r := m.record()
+	return e.fire(ctx, m, m.record(), firing{log: m.log.Begin, done: e.journal.Settle}, back)
+}
+
+// firing is how a process comes to be and what is written down of it.
+type firing struct {
+	incoming *hypervisor.Incoming // nil: it boots
+	log      func() error         // begins the log, or goes on with it
+	change   func(*vm.Record)     // that the process makes to the record besides being there; may be nil
+	done     put
+}
+
+// fire starts the process of m as r says, which may be ahead of its record, writes it down and attends to it.
+func (e *Engine) fire(ctx context.Context, m *machine, r vm.Record, f firing, back *undo.Stack) (vm.Record, error) {
 	d, err := e.driver(r.Driver)
 	if err != nil {
-		return r, err
+		return m.record(), err
 	}
-	if err := m.log.Begin(); err != nil {
-		return r, err
+	if err := f.log(); err != nil {
+		return m.record(), err
 	}
 	back.Push(func(context.Context) error { m.log.Finish(); return nil })
-	inst, err := d.Launch(ctx, planOf(r, e.runDir(m.id)))
+	plan := planOf(r, e.runDir(m.id))
+	plan.Incoming = f.incoming
+	inst, err := d.Launch(ctx, plan)
 	if err != nil {
-		return r, err
+		return m.record(), err
 	}
 	back.Push(func(ctx context.Context) error { return errors.Join(inst.Kill(ctx), inst.Close()) })
 	handle, pid, at := inst.Handle(), inst.PID(), now()
-	r, err = e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { started(r, handle, pid, at) })
+	r, err = e.commit(ctx, m, f.done, func(r *vm.Record) {
+		started(r, handle, pid, at)
+		if f.change != nil {
+			f.change(r)
+		}
+	})
 	if err != nil {
 		return r, err
 	}

@@ -23,7 +23,7 @@ func (e *Engine) Stop(caller context.Context, ref string, grace time.Duration) (
 		r := m.record()
 		switch r.State {
 		case vm.StateRunning:
-		case vm.StateCreated, vm.StateStopped:
+		case vm.StateCreated, vm.StateStopped, vm.StateHibernated:
 			return r, nil
 		default:
 			return r, broken(r)

@@ -35,6 +35,10 @@ type Store interface {
 	// Errors: InvalidArgument when storage is smaller than the image.
 	Prepare(ctx context.Context, img Image, dir string, storage int64) (Rootfs, error)
 
+	// Base returns the disks that Prepare would give a VM, and makes nothing: those that would be the VM's own have no path,
+	// and stand on what they would stand on.
+	Base(ctx context.Context, img Image) ([]vm.Disk, error)
+
 	// Export writes the image as Import would take it: an OCI image layout tar, or the disk's file.
 	Export(ctx context.Context, ref string, w io.Writer) error
 

@@ -238,6 +238,20 @@ type Resume struct {
 	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone makes its own
 }
 
+// Itself reports whether the interfaces of r's guest are its own: false means that the guest still thinks it has those of
+// the VM whose state it goes on from, so that whoever answers at its address is not it.
+func (r Record) Itself() bool {
+	if r.Resume == nil || !r.Resume.Clone {
+		return true
+	}
+	for i, n := range r.NICs {
+		if i >= len(r.Resume.MACs) || r.Resume.MACs[i] != n.MAC {
+			return false
+		}
+	}
+	return true
+}
+
 // Reasons of the last transition, for Record.Reason.
 const (
 	ReasonExited       = "Exited"       // the main process ended by itself; ExitCode is set

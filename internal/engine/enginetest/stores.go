@@ -130,6 +130,9 @@ func (s Images) Prepare(_ context.Context, img image.Image, dir string, _ int64)
 	return image.Rootfs{Disks: []vm.Disk{{Path: cow, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleCOW}}}, err
 }
 
+// Base implements image.Store: these images have no disks that VMs share.
+func (s Images) Base(context.Context, image.Image) ([]vm.Disk, error) { return nil, nil }
+
 // DiskSize is how the store says that the disk in the image "cloud" has 20 GiB.
 func (s Images) DiskSize(_ context.Context, img image.Image) (int64, error) {
 	if img.Name == "cloud" {

@@ -27,6 +27,7 @@ const (
 	previousRun = "log.previous"
 	newer       = "new.jsonl"
 	older       = "old.jsonl"
+	foreign     = "foreign" // empty file: the guest's log begins with entries of another run, see Skip
 
 	// maxData bounds one entry, in bytes: more than any agent sends in one message is cut off.
 	maxData = 1 << 20
@@ -65,6 +66,38 @@ func (l *Log) Begin() error {
 	l.epoch++
 	l.last, l.live = 0, true
 	l.wake()
+	return nil
+}
+
+// BeginForeign starts a run of a guest whose log begins with what another run wrote. Skip says how much that is.
+func (l *Log) BeginForeign() error {
+	if err := l.Begin(); err != nil {
+		return err
+	}
+	dir := filepath.Join(l.dir, currentRun)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("begin log: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, foreign), nil, 0o600); err != nil {
+		return fmt.Errorf("begin log: %w", err)
+	}
+	return nil
+}
+
+// Skip leaves out the entries up to seq when the run began with BeginForeign and they were not left out before.
+func (l *Log) Skip(seq uint64) error {
+	mark := filepath.Join(l.dir, currentRun, foreign)
+	if _, err := os.Stat(mark); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if seq > 0 { // an entry without a stream keeps the place, also for a later process; readers do not see it
+		if err := l.Append(guest.LogEntry{Seq: seq}); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(mark); err != nil {
+		return fmt.Errorf("begin log: %w", err)
+	}
 	return nil
 }
 

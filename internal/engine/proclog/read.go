@@ -67,6 +67,7 @@ func (l *Log) tailStart(opts guest.LogOptions) (uint64, error) {
 		err := each(f, func(e guest.LogEntry) {
 			newest = max(newest, e.Seq)
 			switch {
+			case e.Stream == "": // see Skip
 			case e.Time.Before(opts.Since), opts.Tail == 0:
 			case len(ring) < opts.Tail:
 				ring = append(ring, e.Seq)
@@ -177,6 +178,9 @@ func (c *cursor) drain(ctx context.Context) error {
 				continue
 			}
 			c.last = e.Seq
+			if e.Stream == "" { // see Skip
+				continue
+			}
 			if err := c.fn(e); err != nil {
 				return err
 			}

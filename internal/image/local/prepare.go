@@ -44,9 +44,7 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 	if rec.Type == vm.ImageOCI {
 		return s.prepareOCI(ctx, rec, dir, storage)
 	}
-	base := vm.Disk{
-		Path: s.path("data", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true, Role: vm.RoleLayer,
-	}
+	base := s.baseDisk(rec)
 	if storage == 0 {
 		storage = rec.VirtualSize
 	}
@@ -56,6 +54,38 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 	}
 	over := vm.Disk{Path: filepath.Join(dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
 	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, qcow2.SectorSize)
+}
+
+// Base returns the disks of an image that VMs share.
+func (s *Store) Base(ctx context.Context, img image.Image) ([]vm.Disk, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	rec, err := s.use(img.ID)
+	if err != nil {
+		return nil, err
+	}
+	if rec.Type == vm.ImageOCI {
+		return s.layerDisks(rec), nil
+	}
+	base := s.baseDisk(rec)
+	return []vm.Disk{{Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}}, nil
+}
+
+func (s *Store) baseDisk(rec record) vm.Disk {
+	return vm.Disk{
+		Path: s.path("data", strings.TrimPrefix(rec.ID, "sha256:"), rec.File), Format: rec.Format, ReadOnly: true, Role: vm.RoleLayer,
+	}
+}
+
+func (s *Store) layerDisks(rec record) []vm.Disk {
+	var disks []vm.Disk
+	for n, key := range rec.Layers {
+		disks = append(disks, vm.Disk{
+			Path: s.path("layers", key, layerFile), Format: vm.DiskRaw, ReadOnly: true, Serial: image.SerialLayer(n), Role: vm.RoleLayer,
+		})
+	}
+	return disks
 }
 
 // DiskSize returns how many bytes the disk of a disk image has for its guest, 0 for a container image.
@@ -84,13 +114,7 @@ func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage 
 		Path: filepath.Join(dir, CowFile), Format: vm.DiskQCOW2, Serial: image.SerialCOW, Role: vm.RoleCOW,
 		Backing: &vm.Disk{Path: empty, Format: vm.DiskRaw, ReadOnly: true, Role: vm.RoleLayer},
 	}
-	var disks []vm.Disk
-	for n, key := range rec.Layers {
-		disks = append(disks, vm.Disk{
-			Path: s.path("layers", key, layerFile), Format: vm.DiskRaw, ReadOnly: true, Serial: image.SerialLayer(n), Role: vm.RoleLayer,
-		})
-	}
-	return image.Rootfs{Disks: append(disks, cow)}, overlay(cow, storage, blockSize)
+	return image.Rootfs{Disks: append(s.layerDisks(rec), cow)}, overlay(cow, storage, blockSize)
 }
 
 func overlay(d vm.Disk, size, unit int64) error {

@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The disks of a VM that was saved or that goes on from a snapshot are chains of files in its folder:
+//
+//	top-<id>.qcow2  an overlay that a save or a wake put on top
+//	disks-<id>/     what the snapshot store made for a clone or a restore
+//
+// Neither name is used twice. What no record leads to any more is removed by tidy.
+const (
+	topPrefix   = "top-"
+	disksPrefix = "disks-"
+)
+
+// newDiskDir makes a folder for disks that the snapshot store makes.
+func (e *Engine) newDiskDir(id vm.ID) (string, error) {
+	dir := filepath.Join(e.stateDir(id), disksPrefix+string(vm.NewID()))
+	return dir, os.Mkdir(dir, 0o711)
+}
+
+// each calls fn for d and all that it stands on.
+func each(d vm.Disk, fn func(vm.Disk)) {
+	for at := &d; at != nil; at = at.Backing {
+		fn(*at)
+	}
+}
+
+// linkDisks puts disks into a snapshot of r, but for the seed: that says who a VM is, and a clone gets its own.
+func linkDisks(ctx context.Context, draft snapshot.Draft, r vm.Record, disks []vm.Disk) ([]snapshot.Disk, error) {
+	shared := imageFiles(r.ImageType, disks)
+	var out []snapshot.Disk
+	for _, d := range disks {
+		if d.Role == vm.RoleCidat {
+			continue
+		}
+		x, err := draft.Link(ctx, d, func(path string) bool { return slices.Contains(shared, path) })
+		if err != nil {
+			return nil, err
+		}
+		if d.Role == vm.RoleCOW {
+			x.Size = r.Spec.Storage
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// imageFiles are the files among disks that are the image's own. Of a container image these are the layers; the empty
+// file system below the writable layer is made by each host itself. A disk image is what the writable disk stands on.
+func imageFiles(t vm.ImageType, disks []vm.Disk) []string {
+	var out []string
+	for _, d := range disks {
+		switch {
+		case d.Role == vm.RoleLayer:
+			out = append(out, d.Path)
+		case d.Role == vm.RoleCOW && t != vm.ImageOCI && d.Backing != nil:
+			each(d, func(at vm.Disk) {
+				if at.Backing == nil {
+					out = append(out, at.Path)
+				}
+			})
+		}
+	}
+	return out
+}
+
+// below is what the writable disks of disks stand on.
+func below(disks []vm.Disk) []vm.Disk {
+	disks = slices.Clone(disks)
+	for i, d := range disks {
+		if !d.ReadOnly && d.Backing != nil {
+			disks[i] = *d.Backing
+			disks[i].ReadOnly, disks[i].Serial, disks[i].Role = false, d.Serial, d.Role
+		}
+	}
+	return disks
+}
+
+// ownFiles are the names of the files in dir that are disks of r and were not made by the engine.
+func ownFiles(dir string, disks []vm.Disk) []string {
+	var out []string
+	for _, d := range disks {
+		if d.Role == vm.RoleCidat {
+			continue
+		}
+		each(d, func(at vm.Disk) {
+			if filepath.Dir(at.Path) == dir && !strings.HasPrefix(filepath.Base(at.Path), topPrefix) {
+				out = append(out, filepath.Base(at.Path))
+			}
+		})
+	}
+	return out
+}
+
+// tidy removes disks in the folder of m to which its record does not lead, and those of files. What it cannot remove
+// goes with the VM. Preconditions: m is held, and its process, if any, is the one of its record.
+func (e *Engine) tidy(m *machine, files ...string) {
+	dir := e.stateDir(m.id)
+	used := map[string]bool{}
+	for _, d := range m.record().Disks {
+		each(d, func(at vm.Disk) {
+			if rel, err := filepath.Rel(dir, at.Path); err == nil {
+				used[strings.SplitN(rel, string(filepath.Separator), 2)[0]] = true
+			}
+		})
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		e.log.Warn("folder of vm not read", "vm", m.id, "err", err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if strings.HasPrefix(name, topPrefix) || strings.HasPrefix(name, disksPrefix) {
+			files = append(files, name)
+		}
+	}
+	for _, name := range files {
+		if used[name] || filepath.Base(name) != name {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			e.log.Warn("old disk of vm not removed", "vm", m.id, "err", err)
+		}
+	}
+}

@@ -1,0 +1,257 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Clone makes a VM that goes on from a snapshot. It returns when its CPUs run; it is ready when it is itself.
+// Errors, before anything is changed: NotFound (snapshot, image), InvalidArgument, AlreadyExists (name),
+// FailedPrecondition (it cannot go on here, and why). When it fails later the VM is undone entirely.
+func (e *Engine) Clone(caller context.Context, spec vm.CloneSpec) (vm.Record, error) {
+	ctx, leave, err := e.life.enter(caller)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	began := time.Now()
+	from := spec.Snapshot
+	if from == "" {
+		from = spec.FromDir
+	}
+	r, err := e.clone(ctx, spec)
+	if err != nil {
+		return vm.Record{}, e.life.ended(caller, fmt.Errorf("clone %s: %w", from, err))
+	}
+	e.log.Info("vm created", "vm", r.ID, "op", opClone, "snapshot", r.Snapshot, "dur", time.Since(began))
+	return r.Clone(), nil
+}
+
+func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) {
+	h, err := e.holdFor(ctx, spec)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer h.Release()
+	r, img, err := e.designClone(ctx, h.Snapshot(), spec)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	return e.raise(ctx, r, opClone, func(m *machine, back *undo.Stack) (vm.Record, error) {
+		return e.buildClone(ctx, m, h, img, back)
+	})
+}
+
+// holdFor keeps what spec names from being removed.
+func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, error) {
+	store, err := e.store()
+	switch {
+	case err != nil:
+		return nil, err
+	case (spec.Snapshot == "") == (spec.FromDir == ""):
+		return nil, errdefs.Invalidf("name either a snapshot or a folder with one")
+	case spec.FromDir != "" && !filepath.IsAbs(spec.FromDir):
+		return nil, errdefs.Invalidf("the folder %q must be an absolute path", spec.FromDir)
+	case spec.FromDir != "":
+		return store.HoldDir(ctx, spec.FromDir)
+	}
+	return store.Hold(ctx, spec.Snapshot)
+}
+
+// designClone returns the first record of a clone of x: everything that can be refused is refused here.
+func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec) (vm.Record, image.Image, error) {
+	id := vm.NewID()
+	live := x.Live && !spec.Cold
+	s, err := cloneSpec(x, spec, id, live)
+	if err != nil {
+		return vm.Record{}, image.Image{}, err
+	}
+	if live {
+		if err := e.resumable(ctx, x, s.Accel); err != nil {
+			return vm.Record{}, image.Image{}, err
+		}
+	} else if e.drivers[x.Hypervisor] == nil { // whoever is here can boot its disks
+		s.Driver = e.cfg.DefaultDriver
+	}
+	img, err := e.imageOf(ctx, x)
+	if err != nil {
+		return vm.Record{}, img, err
+	}
+	process := x.Record.Process
+	s.Process = process // resolved: nothing of the image's is laid over it
+	if err := s.Validate(); err != nil {
+		return vm.Record{}, img, err
+	}
+	r, err := e.design(s, img)
+	if err != nil {
+		return r, img, err
+	}
+	r.ID, r.Process, r.Snapshot = id, process, x.ID
+	r.Spec.Process = x.Record.Spec.Process
+	if live && len(r.Spec.NICs) != x.NICs {
+		return r, img, errdefs.Preconditionf("its guest has %d network interfaces, and %d are possible here; ask for as many, or clone it cold", x.NICs, len(r.Spec.NICs))
+	}
+	if live && hasSeed(x.Record.Disks) && e.seeds == nil {
+		return r, img, errdefs.Preconditionf("its guest has a cloud-init disk, and none can be made here; clone it cold")
+	}
+	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots learns who it is from its seed
+		r.Cloned = live
+		r.Resume = &vm.Resume{Clone: true, MachineID: newMachineID(), SSHHostKeys: spec.SSHHostKeys}
+	}
+	if live {
+		for _, n := range x.NIC {
+			r.Resume.MACs = append(r.Resume.MACs, n.MAC)
+		}
+	}
+	return r, img, nil
+}
+
+// cloneSpec is what spec asks for over what the snapshot's VM was asked for.
+func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
+	s := x.Record.Spec.Clone()
+	s.Name, s.Hostname, s.Labels, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, x.Hypervisor, x.Image
+	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
+	if s.Name == "" {
+		s.Name = "cocoon-clone-" + string(id)
+	}
+	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
+		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, which cannot change while it goes on; leave them out, or clone it cold", x.CPU, x.Memory)
+	}
+	if spec.Storage != 0 && spec.Storage < x.Storage {
+		return s, errdefs.Invalidf("its disk has %d bytes, more than the %d asked for; a disk cannot shrink", x.Storage, spec.Storage)
+	}
+	for _, f := range []struct {
+		to   *int64
+		want int64
+	}{{&s.Memory, spec.Memory}, {&s.Storage, spec.Storage}, {(*int64)(&s.StopGrace), int64(spec.StopGrace)}} {
+		if f.want != 0 {
+			*f.to = f.want
+		}
+	}
+	if spec.CPUs != 0 {
+		s.CPUs = spec.CPUs
+	}
+	for i := range s.NICs { // a MAC that was asked for is the source's alone
+		s.NICs[i].MAC = ""
+	}
+	if len(spec.NICs) > 0 {
+		s.NICs = slices.Clone(spec.NICs)
+	}
+	return s.Default(), nil
+}
+
+// resumable refuses saved state that cannot go on here.
+func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) error {
+	d := e.drivers[x.Hypervisor]
+	if d == nil {
+		return errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, names(e.drivers))
+	}
+	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
+	if !ok {
+		return errdefs.Unsupportedf("driver %s cannot go on from saved memory; clone it cold", d.Name())
+	}
+	host, err := teller.Machine(ctx, accel)
+	if err != nil {
+		return err
+	}
+	return x.Machine.Resumes(host)
+}
+
+// imageOf returns the image that the disks of x stand on: exactly that one, whatever its name means here by now.
+func (e *Engine) imageOf(ctx context.Context, x snapshot.Snapshot) (image.Image, error) {
+	img, err := e.images.Get(ctx, x.ImageDigest)
+	if err == nil && img.ID != x.ImageDigest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
+		return img, errdefs.NotFoundf("its disks stand on image %s with the digest %s, which is not here; pull or import it", x.Image, x.ImageDigest)
+	}
+	return img, err
+}
+
+func hasSeed(disks []vm.Disk) bool {
+	return slices.ContainsFunc(disks, func(d vm.Disk) bool { return d.Role == vm.RoleCidat })
+}
+
+// buildClone makes the disks and the interfaces of m and has it go on, or boot. Nothing is written to the journal before
+// the process runs: what a crash leaves is found by the VM's id.
+func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, img image.Image, back *undo.Stack) (vm.Record, error) {
+	r := m.record()
+	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
+	if err := e.makeDirs(m.id); err != nil {
+		return r, err
+	}
+	if err := e.inheritVolumes(m, h.Snapshot().Source.VMID); err != nil {
+		return r, err
+	}
+	var err error
+	if r.Disks, err = e.disksFrom(ctx, m, h, img); err != nil {
+		return r, err
+	}
+	if r.NICs, err = e.attach(ctx, r, back, true); err != nil {
+		return r, err
+	}
+	if r.Cloned && hasSeed(h.Snapshot().Record.Disks) || !r.Cloned { // who goes on has the disks that he had
+		if r.Disks, err = e.seed(ctx, r, r.NICs); err != nil {
+			return r, err
+		}
+	}
+	if r.Resume != nil && !r.Cloned { // it boots with interfaces of its own
+		resume := *r.Resume
+		for _, n := range r.NICs {
+			resume.MACs = append(resume.MACs, n.MAC)
+		}
+		r.Resume = &resume
+	}
+	f := firing{log: m.log.Begin, done: e.journal.Settle, change: func(to *vm.Record) {
+		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
+	}}
+	if r.Cloned {
+		f.log, f.incoming = m.log.BeginForeign, incomingOf(h)
+		f.incoming.LinksDown = true
+	}
+	return e.fire(ctx, m, r, f, back)
+}
+
+// incomingOf is the saved state of h.
+func incomingOf(h snapshot.Held) *hypervisor.Incoming {
+	return &hypervisor.Incoming{State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory)}
+}
+
+// disksFrom makes the disks of a snapshot for m, in a folder of their own.
+func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, img image.Image) ([]vm.Disk, error) {
+	base, err := e.images.Base(ctx, img)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := e.newDiskDir(m.id)
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for disks: %w", err)
+	}
+	return e.snapshots.Disks(ctx, h, base, dir, m.record().Spec.Storage)
+}
+
+// inheritVolumes gives m the content of the volumes of files that the VM it is a clone of has. They are in no snapshot:
+// when that VM is not here, they are empty until somebody updates them. A guest that goes on has what it had mounted.
+func (e *Engine) inheritVolumes(m *machine, source vm.ID) error {
+	var volumes []vm.Volume
+	for _, v := range m.record().Spec.Volumes {
+		if v.Kind != vm.VolumeFiles {
+			continue
+		}
+		files, err := e.readVolume(source, v.Name)
+		if err != nil {
+			e.log.Info("volume of clone is empty, its source is not here", "vm", m.id, "volume", v.Name)
+		}
+		v.Files = files
+		volumes = append(volumes, v)
+	}
+	return e.writeVolumes(m.id, volumes)
+}

@@ -1,0 +1,385 @@
+package engine_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (r *rig) saved(ref, name string) snapshot.Snapshot {
+	r.t.Helper()
+	x, err := r.SaveSnapshot(r.t.Context(), ref, vm.SaveSpec{Name: name})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return x
+}
+
+// source launches the VM "web" that has written "one" to its disk and two lines to its log, and knows who it is.
+func (r *rig) source() (vm.Record, *enginetest.Guest) {
+	r.t.Helper()
+	r.must(r.Launch(r.t.Context(), withVolumes()))
+	rec := r.await("web", "ready", ready)
+	g := r.world.Guest(rec.ID)
+	g.Print(2)
+	r.write(g, "one.")
+	return rec, g
+}
+
+func (r *rig) write(g *enginetest.Guest, text string) {
+	r.t.Helper()
+	if err := g.Write(text); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) disk(id vm.ID) string {
+	r.t.Helper()
+	text, err := r.world.Guest(id).Disk()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return text
+}
+
+// clearAll removes all VMs and the named snapshots and fails when anything is left.
+func (r *rig) clearAll(snapshots ...string) {
+	r.t.Helper()
+	for _, s := range snapshots {
+		if err := r.RemoveSnapshot(r.t.Context(), s); err != nil {
+			r.t.Error(err)
+		}
+	}
+	if err := r.Reset(r.t.Context()); err != nil {
+		r.t.Error(err)
+	}
+	r.clean()
+}
+
+func TestSaveAndClone(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	rec, g := r.source()
+	x := r.saved("web", "gold")
+	if !x.Live || x.Source.VMID != rec.ID || x.CPU != rec.Spec.CPUs || x.NIC[0].MAC != rec.NICs[0].MAC || x.NIC[0].Tap != "" || x.Machine.Type != "m1" || x.Pause == 0 {
+		t.Errorf("saved %+v", x)
+	}
+	if x.Record.PID != 0 || x.Record.Handle != nil || x.Record.Spec.Labels != nil || x.Record.Disks[0].Path != "" {
+		t.Errorf("a clone would inherit %+v", x.Record)
+	}
+	if g.Self().Paused || g.Self().Lines != 2 {
+		t.Errorf("after the save the guest is %+v", g.Self())
+	}
+	r.write(g, "two.")
+	g.Print(1)
+	now := r.must(r.Inspect(ctx, "web"))
+	if len(now.SnapshotIDs) != 1 || now.SnapshotIDs[0] != x.ID || !now.AgentReady {
+		t.Errorf("the record says %+v", now)
+	}
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	wantClass(t, "a second snapshot of that name", err, errdefs.AlreadyExists)
+
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a", Labels: map[string]string{"k": "v"}}))
+	if c.Snapshot != x.ID || !c.Cloned || c.Spec.Labels["k"] != "v" || c.NICs[0].IP == rec.NICs[0].IP || c.Spec.Hostname != "a" {
+		t.Errorf("cloned %+v", c)
+	}
+	if got := r.disk(c.ID); got != "one." {
+		t.Errorf("the clone's disk holds %q", got)
+	}
+	c = r.await("a", "ready", ready)
+	cg := r.world.Guest(c.ID)
+	self := cg.Self()
+	if self.Hostname != "a" || self.MAC != c.NICs[0].MAC || len(self.MachineID) != 32 || self.Down || self.Lines != 2 || self.Resumed != 1 {
+		t.Errorf("the clone is %+v", self)
+	}
+	if c.Resume != nil || c.Message != "" {
+		t.Errorf("the clone's record says %+v", c)
+	}
+	if r.volume(c.ID) != "one" { // the first content of the source's volume
+		t.Errorf("the clone's volume holds %q", r.volume(c.ID))
+	}
+	cg.Print(1)
+	r.logs("a", "line 3\n")
+	r.logs("web", "line 1\nline 2\nline 3\n")
+	r.write(cg, "three.")
+	if got := r.disk(rec.ID); got != "one.two." {
+		t.Errorf("the source's disk holds %q", got)
+	}
+
+	r.restart() // what the clone knows and what its log begins with outlive the daemon
+	r.await("a", "ready", ready)
+	r.logs("a", "line 3\n")
+	r.must(r.Stop(ctx, "a", 0))
+	c = r.must(r.Start(ctx, "a"))
+	if c.Cloned || c.Resume != nil || r.disk(c.ID) != "one.three." {
+		t.Errorf("started anew it is %+v, its disk holds %q", c, r.disk(c.ID))
+	}
+	r.await("a", "ready", ready)
+
+	y := r.saved("web", "second") // on top of the first
+	d := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "second"}))
+	if d.Spec.Name != "cocoon-clone-"+string(d.ID) || r.disk(d.ID) != "one.two." {
+		t.Errorf("cloned %+v, its disk holds %q", d, r.disk(d.ID))
+	}
+	if err := r.RemoveSnapshot(ctx, y.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.await("web", "without that snapshot", func(v vm.Record) bool { return len(v.SnapshotIDs) == 1 })
+	if got := r.disk(d.ID); got != "one.two." {
+		t.Errorf("after its snapshot went the clone's disk holds %q", got)
+	}
+	r.clearAll("gold")
+}
+
+// logs waits until the log of ref is want.
+func (r *rig) logs(ref, want string) {
+	r.t.Helper()
+	var got string
+	done := fmt.Errorf("done")
+	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	defer cancel()
+	err := r.Logs(ctx, ref, guest.LogOptions{Tail: -1, Follow: true}, func(e guest.LogEntry) error {
+		if got += string(e.Data); len(got) >= len(want) {
+			return done
+		}
+		return nil
+	})
+	if got != want {
+		r.t.Errorf("the log of %s is %q, want %q (%v)", ref, got, want, err)
+	}
+}
+
+func TestSaveStopped(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	rec, _ := r.source()
+	r.must(r.Stop(ctx, "web", 0))
+	x := r.saved("web", "disks")
+	if x.Live || x.Hypervisor != "fake" || len(x.Disks) != 1 {
+		t.Errorf("saved %+v", x)
+	}
+	r.must(r.Start(ctx, "web"))
+	r.write(r.world.Guest(rec.ID), "two.")
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "disks", Name: "a", CPUs: 4, NICs: []vm.NICSpec{{}, {}}}))
+	if c.Cloned || c.Spec.CPUs != 4 || len(c.NICs) != 2 || r.disk(c.ID) != "one." {
+		t.Errorf("cloned %+v, its disk holds %q", c, r.disk(c.ID))
+	}
+	c = r.await("a", "ready", ready)
+	if self := r.world.Guest(c.ID).Self(); self.Hostname != "a" || len(self.MachineID) != 32 || r.volume(c.ID) != "one" {
+		t.Errorf("the clone is %+v", self)
+	}
+	r.clearAll("disks")
+}
+
+func TestCloneRefusals(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	x := r.saved("web", "gold")
+	for name, tt := range map[string]struct {
+		change func(*vm.CloneSpec)
+		want   errdefs.Class
+		says   string
+	}{
+		"unknown snapshot": {func(s *vm.CloneSpec) { s.Snapshot = "nope" }, errdefs.NotFound, "nope"},
+		"nothing":          {func(s *vm.CloneSpec) { s.Snapshot = "" }, errdefs.InvalidArgument, "snapshot or a folder"},
+		"both":             {func(s *vm.CloneSpec) { s.FromDir = "/x" }, errdefs.InvalidArgument, "snapshot or a folder"},
+		"relative folder":  {func(s *vm.CloneSpec) { s.Snapshot, s.FromDir = "", "x" }, errdefs.InvalidArgument, "absolute"},
+		"name taken":       {func(s *vm.CloneSpec) { s.Name = "web" }, errdefs.AlreadyExists, "web"},
+		"bad name":         {func(s *vm.CloneSpec) { s.Name = "a/b" }, errdefs.InvalidArgument, "a/b"},
+		"other CPUs":       {func(s *vm.CloneSpec) { s.CPUs = 8 }, errdefs.FailedPrecondition, "cold"},
+		"other memory":     {func(s *vm.CloneSpec) { s.Memory = 8 << 30 }, errdefs.FailedPrecondition, "cold"},
+		"more interfaces":  {func(s *vm.CloneSpec) { s.NICs = make([]vm.NICSpec, 2) }, errdefs.FailedPrecondition, "interfaces"},
+		"other network":    {func(s *vm.CloneSpec) { s.NICs = []vm.NICSpec{{Network: "x"}} }, errdefs.InvalidArgument, "network"},
+		"smaller disk":     {func(s *vm.CloneSpec) { s.Storage = 1 << 30 }, errdefs.InvalidArgument, "shrink"},
+	} {
+		s := vm.CloneSpec{Snapshot: "gold", Name: "a"}
+		tt.change(&s)
+		_, err := r.Clone(ctx, s)
+		wantClass(t, name, err, tt.want)
+		if err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v does not say %q", name, err, tt.says)
+		}
+	}
+	for name, tt := range map[string]struct {
+		change func(*snapshot.Snapshot)
+		want   errdefs.Class
+		says   string
+	}{
+		"other hypervisor": {func(x *snapshot.Snapshot) { x.Hypervisor = "bhyve" }, errdefs.FailedPrecondition, "bhyve"},
+		"other machine":    {func(x *snapshot.Snapshot) { x.Machine.Type, x.Machine.Arch = "m2", "z80" }, errdefs.FailedPrecondition, "z80"},
+		"image gone":       {func(x *snapshot.Snapshot) { x.ImageDigest = "sha256:gone" }, errdefs.NotFound, "sha256:gone"},
+	} {
+		was := x
+		if _, err := r.world.Snapshots().Update(ctx, "gold", tt.change); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"})
+		wantClass(t, name, err, tt.want)
+		if err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v does not say %q", name, err, tt.says)
+		}
+		if _, err := r.world.Snapshots().Update(ctx, "gold", func(x *snapshot.Snapshot) { *x = was }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, _ := r.List(ctx); len(all) != 1 {
+		t.Errorf("there are %d VMs", len(all))
+	}
+	// A machine on which memory cannot go on boots the disks.
+	if _, err := r.world.Snapshots().Update(ctx, "gold", func(x *snapshot.Snapshot) { x.Hypervisor = "bhyve" }); err != nil {
+		t.Fatal(err)
+	}
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a", Cold: true, Memory: 2 << 30, Storage: 20 << 30}))
+	if c.Cloned || c.Spec.Memory != 2<<30 || c.Spec.Storage != 20<<30 || c.Driver != "fake" {
+		t.Errorf("cloned %+v", c)
+	}
+	r.clearAll("gold")
+}
+
+func TestCloneFromDir(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	r.saved("web", "gold")
+	h, err := r.world.Snapshots().Hold(ctx, "gold")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "out")
+	if err := r.world.Snapshots().ExportDir(ctx, h, dir); err != nil {
+		t.Fatal(err)
+	}
+	wantClass(t, "remove what is held", r.RemoveSnapshot(ctx, "gold"), errdefs.FailedPrecondition)
+	h.Release()
+	if err := r.RemoveSnapshot(ctx, "gold"); err != nil {
+		t.Fatal(err)
+	}
+	c := r.must(r.Clone(ctx, vm.CloneSpec{FromDir: dir, Name: "a"}))
+	if r.disk(c.ID) != "one." {
+		t.Errorf("its disk holds %q", r.disk(c.ID))
+	}
+	r.await("a", "ready", ready)
+	r.clearAll()
+}
+
+// TestManyClones clones one snapshot many times at once: each is itself.
+func TestManyClones(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	r.saved("web", "gold")
+	const many = 16
+	var wg sync.WaitGroup
+	for i := range many {
+		wg.Go(func() {
+			if _, err := r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: fmt.Sprint("c", i)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	ids := map[string]bool{}
+	for i := range many {
+		c := r.await(fmt.Sprint("c", i), "ready", ready)
+		self := r.world.Guest(c.ID).Self()
+		if self.Hostname != c.Spec.Name || self.MAC != c.NICs[0].MAC || ids[self.MachineID] {
+			t.Errorf("clone %d is %+v", i, self)
+		}
+		ids[self.MachineID] = true
+	}
+	r.clearAll("gold")
+}
+
+func TestQuiesce(t *testing.T) {
+	var frozen []bool
+	r := newRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			if call == "driver.Save done" {
+				for _, rec := range value(r.List(r.t.Context())) {
+					frozen = append(frozen, r.world.Guest(rec.ID).Self().Frozen)
+				}
+			}
+			return nil
+		}
+	})
+	ctx := t.Context()
+	rec, g := r.source()
+	x, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "still", Quiesce: true})
+	if err != nil || !x.Quiesced || len(frozen) != 1 || !frozen[0] || g.Self().Frozen {
+		t.Errorf("saved %+v, %v; frozen meanwhile %v, afterwards %v", x, err, frozen, g.Self().Frozen)
+	}
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "still", Name: "a"}))
+	r.await("a", "ready", ready)
+	if r.world.Guest(c.ID).Self().Frozen {
+		t.Error("the clone is frozen still")
+	}
+	r.world.Fault = func(call string) error {
+		if call == "driver.Save" {
+			return errdefs.Unavailablef("fault")
+		}
+		return nil
+	}
+	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "again", Quiesce: true})
+	wantClass(t, "a save that fails", err, errdefs.Unavailable)
+	if g.Self().Frozen || g.Self().Paused {
+		t.Errorf("after a failed save the guest is %+v", g.Self())
+	}
+	r.world.Fault = func(string) error { return nil }
+	r.must(r.Launch(ctx, vm.Spec{Name: "mute", Image: "disk"}))
+	_, err = r.SaveSnapshot(ctx, "mute", vm.SaveSpec{Name: "mute", Quiesce: true})
+	wantClass(t, "quiesce without agent", err, errdefs.FailedPrecondition)
+	_ = rec
+	r.clearAll("still")
+}
+
+func value[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// TestCloneOfDiskGuest: who cannot be told has its interfaces replaced, and is not ready for it.
+func TestCloneOfDiskGuest(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.must(r.Launch(ctx, cloud()))
+	rec := r.await("web", "ready", ready)
+	r.write(r.world.Guest(rec.ID), "one.")
+	x := r.saved("web", "gold")
+	if len(x.Disks) != 1 {
+		t.Errorf("the seed is in the snapshot: %+v", x.Disks)
+	}
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
+	c = r.await("a", "with interfaces of its own", func(v vm.Record) bool { return v.Itself() && !r.world.Guest(v.ID).Self().Down })
+	self := r.world.Guest(c.ID).Self()
+	if c.AgentReady || c.Resume == nil || self.MAC != c.NICs[0].MAC || len(c.Disks) != 2 {
+		t.Errorf("the clone is %+v, its record %+v", self, c)
+	}
+	seed, err := os.ReadFile(c.Disks[1].Path)
+	if err != nil || string(seed) != "a "+c.NICs[0].IP {
+		t.Errorf("its seed is %q, %v", seed, err)
+	}
+	r.restart()
+	r.await("a", "running", func(v vm.Record) bool { return v.State == vm.StateRunning && !r.world.Guest(v.ID).Self().Down })
+	r.clearAll("gold")
+}
+
+// TestCloneThatIsRefused by its guest is not ready and not ended: its state may be the only copy.
+func TestCloneThatIsRefused(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	r.saved("web", "gold")
+	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a", Hostname: "refused"}))
+	c := r.await("a", "told of", func(v vm.Record) bool { return strings.Contains(v.Message, "not taken") })
+	if c.AgentReady || c.State != vm.StateRunning || !r.world.Guest(c.ID).Self().Down {
+		t.Errorf("the clone is %+v", c)
+	}
+	r.clearAll("gold")
+}
