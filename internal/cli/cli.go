@@ -79,6 +79,8 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 		Example: `  cocoon image import demo:latest demo.tar     # a container image or a disk
   cocoon vm run --name web demo                # boot it
   cocoon vm exec -it web -- sh                 # look inside
+  cocoon snapshot save --name warm web         # keep it as it is now, running
+  cocoon vm clone --name web-2 warm            # and go on from there, at once
   cocoon vm rm --force web
   cocoon doctor                                # what is this host missing?`,
 		SilenceUsage:  true,
@@ -105,7 +107,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 			root.AddCommand(c)
 		}
 	}
-	add("vm", a.vmCommand(), a.imageCommand())
+	add("vm", a.vmCommand(), a.imageCommand(), a.snapshotCommand())
 	add("node", a.nodeCommand(), a.doctorCommand())
 	if a.Extra != nil {
 		root.AddGroup(&cobra.Group{ID: "cluster", Title: "Clusters:"})

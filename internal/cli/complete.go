@@ -38,6 +38,30 @@ func (a *app) completeImages(cmd *cobra.Command, args []string, _ string) ([]str
 	})
 }
 
+func (a *app) completeSnapshots(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(cmd, args, func(ctx context.Context, c *nodeclient.Client) (names []string, err error) {
+		all, err := c.ListSnapshots(ctx)
+		for _, s := range all {
+			names = append(names, s.Name)
+		}
+		return names, err
+	})
+}
+
+// inTurn completes the first argument with the first of list, the second with the second, and no more than these.
+func inTurn(list ...cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= len(list) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return list[len(args)](cmd, args, prefix)
+	}
+}
+
+func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
 func (a *app) complete(cmd *cobra.Command, args []string, list func(context.Context, *nodeclient.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), quickly)
 	defer cancel()

@@ -33,7 +33,7 @@ const exitCodesText = `cocoon ends with
     0  success
     1  internal error of cocoon or of the host
     2  invalid: a mistake in the command line, or a request that can never work
-    3  the VM or image does not exist
+    3  the VM, image or snapshot does not exist
     4  the name is taken, or a concurrent change won
     5  not possible in the present state; the message says what must happen first
     6  cocoond or the guest cannot be reached; try again later

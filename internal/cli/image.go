@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -24,7 +23,7 @@ func (a *app) imageCommand() *cobra.Command {
   cocoon image list
   cocoon image rm demo`,
 		a.imagePullCommand(), a.imageExplainCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(),
-		a.imageRmCommand(), a.imageGCCommand(), a.imageExportCommand(), a.imageBuildCommand())
+		a.imageRmCommand(), a.imageGCCommand(), a.imageExportCommand(), a.imagePushCommand(), a.imageBuildCommand())
 }
 
 func (a *app) imageImportCommand() *cobra.Command {
@@ -44,15 +43,15 @@ the last three are converted to qcow2); which one is seen from the content. The 
 			if len(args) == 2 {
 				source = args[1]
 			}
-			r, size, err := a.openImage(source)
+			r, size, err := a.openSource(source, "an image", "cocoon image import NAME FILE")
 			if err != nil {
 				return err
 			}
 			defer r.Close()
 			return a.withClient(func(c *nodeclient.Client) error {
-				progress, done := a.progress(args[0], size)
-				img, err := c.ImportImage(cmd.Context(), args[0], r, progress)
-				done()
+				b := a.bar(args[0], false)
+				img, err := c.ImportImage(cmd.Context(), args[0], r, b.counter("importing", size))
+				b.clear()
 				if err != nil {
 					return err
 				}
@@ -64,11 +63,11 @@ the last three are converted to qcow2); which one is seen from the content. The 
 	return cmd
 }
 
-// openImage returns the image and its size in bytes, -1 when that cannot be known.
-func (a *app) openImage(source string) (io.ReadCloser, int64, error) {
+// openSource returns what a file or standard input holds and its size in bytes, -1 when that cannot be known.
+func (a *app) openSource(source, what, usage string) (io.ReadCloser, int64, error) {
 	if source == "-" {
 		if f := file(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
-			return nil, 0, errdefs.Invalidf("an image is expected from a file or a pipe: cocoon image import NAME FILE")
+			return nil, 0, errdefs.Invalidf("%s is expected from a file or a pipe: %s", what, usage)
 		}
 		return io.NopCloser(a.Stdin), -1, nil
 	}
@@ -78,32 +77,20 @@ func (a *app) openImage(source string) (io.ReadCloser, int64, error) {
 		if errors.Is(err, os.ErrNotExist) {
 			class = errdefs.NotFound
 		}
-		return nil, 0, errdefs.New(class, "read the image: %w", err)
+		return nil, 0, errdefs.New(class, "read %s: %w", what, err)
 	}
 	fi, err := f.Stat()
 	switch {
 	case err != nil:
 		f.Close()
-		return nil, 0, errdefs.New(errdefs.FailedPrecondition, "read the image: %w", err)
+		return nil, 0, errdefs.New(errdefs.FailedPrecondition, "read %s: %w", what, err)
 	case fi.IsDir():
 		f.Close()
-		return nil, 0, errdefs.Invalidf("%s is a folder; an image is one file", source)
+		return nil, 0, errdefs.Invalidf("%s is a folder; %s is one file", source, what)
 	case !fi.Mode().IsRegular():
 		return f, -1, nil
 	}
 	return f, fi.Size(), nil
-}
-
-// progress draws a bar on a terminal and nothing elsewhere.
-func (a *app) progress(what string, size int64) (report func(int64), done func()) {
-	f := file(a.Stderr)
-	if f == nil || !term.IsTerminal(int(f.Fd())) {
-		return nil, func() {}
-	}
-	bar := progressbar.NewOptions64(size,
-		progressbar.OptionSetWriter(f), progressbar.OptionSetDescription("importing "+what), progressbar.OptionShowBytes(true),
-		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30))
-	return func(n int64) { _ = bar.Set64(n) }, func() { _ = bar.Clear() }
 }
 
 func (a *app) imageListCommand() *cobra.Command {

@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,38 +80,92 @@ file that VMs boot from: one that was converted when it came is exported as qcow
 		Example: `  cocoon image export debian:12 debian.qcow2
   cocoon image export debian:12 | ssh other cocoon image import debian:12`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 2 && args[1] != "-" {
-				return a.withClient(func(c *nodeclient.Client) error { return exportTo(cmd.Context(), c, args[0], args[1]) })
+			path := "-"
+			if len(args) == 2 {
+				path = args[1]
 			}
-			if f := file(a.Stdout); f != nil && term.IsTerminal(int(f.Fd())) {
-				return errdefs.Invalidf("an image is not for a terminal; name a file: cocoon image export REF FILE")
+			if err := a.writable(path, "an image", "cocoon image export REF FILE"); err != nil {
+				return err
 			}
-			return a.withClient(func(c *nodeclient.Client) error { return c.ExportImage(cmd.Context(), args[0], a.Stdout) })
+			return a.withClient(func(c *nodeclient.Client) error {
+				return a.exportTo(path, args[0], 0, func(w io.Writer) error { return c.ExportImage(cmd.Context(), args[0], w) })
+			})
 		},
 	}
 }
 
-// exportTo gives the file its name when it is complete.
-func exportTo(ctx context.Context, c *nodeclient.Client, ref, path string) error {
+// writable refuses to write a lot of bytes to a terminal.
+func (a *app) writable(path, what, usage string) error {
+	if f := file(a.Stdout); path == "-" && f != nil && term.IsTerminal(int(f.Fd())) {
+		return errdefs.Invalidf("%s is not for a terminal; name a file: %s", what, usage)
+	}
+	return nil
+}
+
+// exportTo has export write to a file, or to standard output for "-". The file gets its name when it is complete and is
+// the caller's alone. size is about what will come, 0 when that is not known.
+func (a *app) exportTo(path, name string, size int64, export func(io.Writer) error) error {
+	bar := a.bar(name, false)
+	defer bar.clear()
+	if path == "-" {
+		return export(&sized{to: a.Stdout, seen: bar.counter("exporting", size)})
+	}
 	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
 		return errdefs.Invalidf("%s is a folder; name a file in it", path)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
 	if err != nil {
-		return errdefs.New(errdefs.FailedPrecondition, "write the image: %w", err)
+		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
 	}
 	defer os.Remove(f.Name()) // does nothing once it has its name
 	defer f.Close()
-	if err := c.ExportImage(ctx, ref, f); err != nil {
+	if err := export(&sized{to: f, seen: bar.counter("exporting", size)}); err != nil {
 		return err
 	}
 	if err := f.Close(); err != nil {
-		return errdefs.New(errdefs.FailedPrecondition, "write the image: %w", err)
+		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
-		return errdefs.New(errdefs.FailedPrecondition, "write the image: %w", err)
+		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
 	}
 	return nil
+}
+
+func (a *app) imagePushCommand() *cobra.Command {
+	var out format
+	var remote remoteFlags
+	cmd := &cobra.Command{
+		Use: "push IMAGE URL/REPO[:TAG]", Short: "Send an image to a registry", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOneImage,
+		Long: `Send an image to an OCI registry and print the digest of its manifest there. What the registry has already is not sent
+again. A container image becomes an ordinary one, which any tool can pull; a disk becomes an artifact of one file.` + remoteHelp,
+		Example: `  cocoon image push demo registry.example.com/team/demo:1.4 --token-file token
+  EPOCH_TOKEN=... cocoon image push debian:12 http://127.0.0.1:8080/debian:12`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			auth, err := remote.auth(args[1], a.Getenv)
+			if err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				bar := a.bar(args[0], out == formatJSON)
+				img, err := c.PushImage(cmd.Context(), image.PushRequest{
+					Ref: args[0], To: args[1], Token: auth.Token, Username: auth.Username, Password: auth.Password, CA: auth.CA,
+				}, bar.image())
+				bar.clear()
+				switch {
+				case err != nil:
+					return err
+				case out == formatJSON:
+					return printJSON(a.Stdout, img)
+				}
+				a.printf("%s\n", img.Digest)
+				return nil
+			})
+		},
+	}
+	remote.add(cmd)
+	outputFlag(cmd, &out)
+	cmd.Flags().SortFlags = false
+	return cmd
 }
 
 // completeOneImage offers names of images for the first argument and files after it.
@@ -160,9 +214,9 @@ keeps the owners it has. The same files and flags give the same image.`,
 				if err != nil {
 					return err
 				}
-				progress, done := a.progress(args[0], size)
-				img, err := c.ImportImage(cmd.Context(), args[0], r, progress)
-				done()
+				bar := a.bar(args[0], false)
+				img, err := c.ImportImage(cmd.Context(), args[0], r, bar.counter("importing", size))
+				bar.clear()
 				if err != nil {
 					return err
 				}

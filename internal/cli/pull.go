@@ -3,13 +3,9 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
-	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
@@ -108,19 +104,10 @@ Credentials for registries are those of --auth-file, then those of the daemon's 
 	return cmd
 }
 
-const maxAuthFile = 1 << 20 // bytes
-
 func readAuth(path string) ([]image.RegistryAuth, error) {
-	fi, err := os.Stat(path)
+	data, err := readSmall(path, "credentials")
 	if err != nil {
-		return nil, errdefs.New(errdefs.InvalidArgument, "read credentials: %w", err)
-	}
-	if !fi.Mode().IsRegular() || fi.Size() > maxAuthFile {
-		return nil, errdefs.Invalidf("%s is no docker configuration", path)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, errdefs.New(errdefs.InvalidArgument, "read credentials: %w", err)
+		return nil, err
 	}
 	auth, err := image.ParseDockerConfig(data)
 	if err != nil {
@@ -134,44 +121,17 @@ func readAuth(path string) ([]image.RegistryAuth, error) {
 
 // pull fetches an image and draws its progress where a person sees it.
 func (a *app) pull(ctx context.Context, c *nodeclient.Client, r image.PullRequest, quiet bool) (image.Image, error) {
-	var show func(image.Progress)
-	if f := file(a.Stderr); !quiet && f != nil && term.IsTerminal(int(f.Fd())) {
-		bar := &pullBar{out: f, name: r.Name}
-		defer bar.clear()
-		show = bar.show
-	}
-	return c.Pull(ctx, r, show)
+	b := a.bar(r.Name, quiet)
+	defer b.clear()
+	return c.Pull(ctx, r, b.image())
 }
 
-// pullBar draws one bar for each phase of a pull, with rate and, where the size is known, the time that is left.
-type pullBar struct {
-	out   *os.File
-	name  string
-	phase string
-	total int64
-	bar   *progressbar.ProgressBar
-}
-
-func (b *pullBar) show(p image.Progress) {
-	if b.bar == nil || p.Phase != b.phase || p.Total != b.total {
-		b.clear()
-		b.phase, b.total = p.Phase, p.Total
-		total := p.Total
-		if total <= 0 {
-			total = -1 // a spinner
-		}
-		b.bar = progressbar.NewOptions64(total,
-			progressbar.OptionSetWriter(b.out), progressbar.OptionSetDescription(cell(p.Phase+" "+b.name)),
-			progressbar.OptionShowBytes(true), progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
-			progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30), progressbar.OptionSetRenderBlankState(true))
+// image is show of an image's transfer, nil when nothing is drawn.
+func (b *bar) image() func(image.Progress) {
+	if b == nil {
+		return nil
 	}
-	_ = b.bar.Set64(p.Done)
-}
-
-func (b *pullBar) clear() {
-	if b.bar != nil {
-		_ = b.bar.Clear()
-	}
+	return func(p image.Progress) { b.show(p.Phase, p.Done, p.Total) }
 }
 
 func (a *app) imageExplainCommand() *cobra.Command {

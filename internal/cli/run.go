@@ -106,17 +106,23 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	for range f.nics {
 		s.NICs = append(s.NICs, vm.NICSpec{Network: f.network})
 	}
-	for _, l := range f.labels {
+	s.Labels, err = parseLabels(f.labels)
+	return s, err
+}
+
+func parseLabels(list []string) (map[string]string, error) {
+	var labels map[string]string
+	for _, l := range list {
 		k, v, ok := strings.Cut(l, "=")
 		if !ok || k == "" {
-			return s, errdefs.Invalidf("--label %q is not KEY=VALUE", l)
+			return nil, errdefs.Invalidf("--label %q is not KEY=VALUE", l)
 		}
-		if s.Labels == nil {
-			s.Labels = map[string]string{}
+		if labels == nil {
+			labels = map[string]string{}
 		}
-		s.Labels[k] = v
+		labels[k] = v
 	}
-	return s, nil
+	return labels, nil
 }
 
 func parseEnv(list []string, getenv func(string) string) ([]vm.EnvVar, error) {
@@ -158,8 +164,7 @@ func (a *app) vmCreateCommand() *cobra.Command {
 
 func (a *app) vmRunCommand() *cobra.Command {
 	var f specFlags
-	var wait bool
-	var limit time.Duration
+	var wait waitFlags
 	cmd := &cobra.Command{
 		Use:   "run IMAGE [-- CMD...]",
 		Short: "Create a VM and start it",
@@ -180,18 +185,15 @@ run returns when the machine is on.`,
 				if err != nil {
 					return err
 				}
-				if wait {
-					if r, err = settled(cmd.Context(), c, r, limit); err != nil {
-						return err
-					}
+				if r, err = wait.settle(cmd.Context(), a, c, r); err != nil {
+					return err
 				}
 				return a.printVM(r, f.out)
 			})
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait for the guest agent")
-	cmd.Flags().DurationVar(&limit, "wait-timeout", 5*time.Minute, "how long to wait; the VM stays")
+	wait.add(cmd)
 	return cmd
 }
 
@@ -275,6 +277,29 @@ func imageWord(image string) string {
 
 func cut(s string, n int) string { return strings.TrimRight(s[:min(n, len(s))], "-._") }
 
+// waitFlags say whether and how long a command waits for the guest.
+type waitFlags struct {
+	wait, no bool
+	limit    time.Duration
+}
+
+func (f *waitFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.BoolVar(&f.wait, "wait", true, "wait for the guest agent")
+	fs.BoolVar(&f.no, "no-wait", false, "the same as --wait=false")
+	fs.DurationVar(&f.limit, "wait-timeout", 5*time.Minute, "how long to wait; the VM stays")
+}
+
+// settle waits as the flags say.
+func (f *waitFlags) settle(ctx context.Context, a *app, c *nodeclient.Client, r vm.Record) (vm.Record, error) {
+	if !f.wait || f.no {
+		return r, nil
+	}
+	stop := a.waiting(ctx, "waiting for "+r.Spec.Name)
+	defer stop()
+	return settled(ctx, c, r, f.limit)
+}
+
 // settled waits until the guest of r is up or has ended.
 func settled(ctx context.Context, c *nodeclient.Client, r vm.Record, limit time.Duration) (vm.Record, error) {
 	if isSettled(r) {
@@ -315,7 +340,7 @@ func isSettled(r vm.Record) bool {
 	switch r.State {
 	case vm.StateRunning:
 		return r.AgentReady || r.ImageType == vm.ImageDisk
-	case vm.StateStopped, vm.StateError:
+	case vm.StateStopped, vm.StateHibernated, vm.StateError:
 		return true
 	default:
 		return false

@@ -21,8 +21,9 @@ func (a *app) vmCommand() *cobra.Command {
 		`  cocoon vm run --name web demo
   cocoon vm list
   cocoon vm logs -f web
+  cocoon vm hibernate web && cocoon vm wake web
   cocoon vm stop web && cocoon vm rm web`,
-		a.vmRunCommand(), a.vmCreateCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
+		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
 		a.vmStatsCommand())
 }
@@ -184,6 +185,8 @@ func (a *app) printVMs(all []vm.Record) error {
 // stateWord is the state with what matters most about it.
 func stateWord(r vm.Record) string {
 	switch {
+	case r.State == vm.StateRunning && r.Resume != nil:
+		return "running (resuming)"
 	case r.State == vm.StateRunning && r.ImageType == vm.ImageOCI && !r.AgentReady:
 		return "running (booting)"
 	case r.State == vm.StateStopped && r.ExitCode != nil:

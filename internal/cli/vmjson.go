@@ -22,6 +22,10 @@ type vmJSON struct {
 	StartedAt      *time.Time    `json:"started_at"`
 	StoppedAt      *time.Time    `json:"stopped_at"`
 
+	Snapshot string `json:"snapshot,omitempty"` // id of the one it was cloned from or, hibernated, that it is in
+	Cloned   bool   `json:"cloned,omitempty"`   // its process goes on from another VM's memory
+	Resuming bool   `json:"resuming,omitempty"` // the guest has not been told yet who it is
+
 	AgentReady bool              `json:"agent_ready"`
 	ExitCode   *int              `json:"exit_code"`
 	Reason     string            `json:"reason,omitempty"`
@@ -84,7 +88,8 @@ func toVMJSON(r vm.Record) vmJSON {
 			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
-		PID: r.PID, NetworkConfigs: []nicJSON{}, StorageConfigs: []storageJSON{}, FirstBooted: r.FirstBooted, SnapshotIDs: []string{},
+		PID: r.PID, NetworkConfigs: []nicJSON{}, StorageConfigs: []storageJSON{}, FirstBooted: r.FirstBooted, SnapshotIDs: append([]string{}, r.SnapshotIDs...),
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: r.Resume != nil,
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,

@@ -1,0 +1,177 @@
+package cli
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (a *app) snapshotCommand() *cobra.Command {
+	return group("snapshot", "Save VMs as they are, keep them, carry them elsewhere",
+		`  cocoon snapshot save --name warm web
+  cocoon vm clone --name web-2 warm
+  cocoon snapshot push warm registry.example.com/team/warm:v1
+  cocoon snapshot export warm -o warm.tar`,
+		a.snapshotSaveCommand(), a.snapshotListCommand(), a.snapshotInspectCommand(), a.snapshotRmCommand(),
+		a.snapshotExportCommand(), a.snapshotImportCommand(), a.snapshotPushCommand(), a.snapshotPullCommand())
+}
+
+// A SNAPSHOT is a snapshot's name, its id, or a prefix of the id.
+const snapshotHelp = "\n\nSNAPSHOT is the name of a snapshot, its id, or the beginning of its id (three characters or more)."
+
+func (a *app) snapshotSaveCommand() *cobra.Command {
+	var out format
+	var s vm.SaveSpec
+	var labels []string
+	cmd := &cobra.Command{
+		Use: "save --name NAME VM", Short: "Save a VM with its memory and disks, of one instant", Args: cobra.ExactArgs(1),
+		Long: `Save a VM with its memory and disks, of one instant. It goes on running; for how long it stood still is printed.
+The snapshot of a VM that is stopped has its disks alone: a clone of it boots.
+
+Programs in the guest notice nothing. With --quiesce the guest's file systems are frozen for that instant, so that the
+disks alone are consistent too; it needs the guest agent.` + refHelp,
+		Example: `  cocoon snapshot save --name warm web
+  cocoon snapshot save --name nightly:2026-11-21 --quiesce --description "before the upgrade" db
+  cocoon snapshot save --name warm -o json web | jq .pause_ms`,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if s.Labels, err = parseLabels(labels); err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				stop := a.waiting(cmd.Context(), "saving "+args[0])
+				snap, err := c.SaveSnapshot(cmd.Context(), args[0], s)
+				stop()
+				if err != nil {
+					return err
+				}
+				if out == formatJSON {
+					return printJSON(a.Stdout, toSnapshotJSON(snap))
+				}
+				return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "PAUSE"}, [][]string{{
+					snap.Name, shortID(snap.ID), kind(snap), FormatSize(snap.Size), pause(snap),
+				}})
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&s.Name, "name", "", "name of the snapshot: letters, digits, \".\", \"_\", \"-\" and \":\"")
+	fs.StringVar(&s.Description, "description", "", "a few words about it")
+	fs.BoolVar(&s.Quiesce, "quiesce", false, "freeze the guest's file systems for the instant")
+	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
+	outputFlag(cmd, &out)
+	fs.SortFlags = false
+	// Fails only for a flag that does not exist.
+	_ = cmd.MarkFlagRequired("name")
+	return cmd
+}
+
+func (a *app) snapshotListCommand() *cobra.Command {
+	var out format
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List snapshots", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				all, err := c.ListSnapshots(cmd.Context())
+				switch {
+				case err != nil:
+					return err
+				case quiet:
+					for _, s := range all {
+						a.printf("%s\n", s.Name)
+					}
+					return nil
+				case out == formatJSON:
+					list := make([]snapshotJSON, len(all)) // prints [] when empty, never null
+					for i, s := range all {
+						list[i] = toSnapshotJSON(s)
+					}
+					return printJSON(a.Stdout, list)
+				}
+				return a.printSnapshots(all)
+			})
+		},
+	}
+	outputFlag(cmd, &out)
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	return cmd
+}
+
+func (a *app) printSnapshots(all []snapshot.Snapshot) error {
+	now := time.Now()
+	rows := make([][]string, len(all))
+	for i, s := range all {
+		rows[i] = []string{
+			s.Name, shortID(s.ID), kind(s), s.Source.VMName, s.Image, strconv.Itoa(s.CPU), FormatSize(s.Memory), FormatSize(s.Size), age(now, s.CreatedAt),
+		}
+	}
+	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "VM", "IMAGE", "CPU", "MEMORY", "SIZE", "AGE"}, rows)
+}
+
+func shortID(id string) string { return id[:min(12, len(id))] }
+
+// kind says what a clone of s does: go on, or boot.
+func kind(s snapshot.Snapshot) string {
+	if s.Live {
+		return "live"
+	}
+	return "disks"
+}
+
+func pause(s snapshot.Snapshot) string {
+	if !s.Live {
+		return ""
+	}
+	return strconv.FormatFloat(milliseconds(s.Pause), 'f', 1, 64) + " ms"
+}
+
+func (a *app) snapshotInspectCommand() *cobra.Command {
+	out := formatJSON
+	cmd := &cobra.Command{
+		Use: "inspect SNAPSHOT", Short: "Print everything known of one snapshot as JSON", Long: "Print everything known of one snapshot as JSON." + snapshotHelp,
+		Example: "  cocoon snapshot inspect warm | jq .machine",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: inTurn(a.completeSnapshots),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				s, err := c.GetSnapshot(cmd.Context(), args[0])
+				switch {
+				case err != nil:
+					return err
+				case out == formatJSON:
+					return printJSON(a.Stdout, toSnapshotJSON(s))
+				}
+				return a.printSnapshots([]snapshot.Snapshot{s})
+			})
+		},
+	}
+	outputFlag(cmd, &out)
+	out = formatJSON
+	cmd.Flags().Lookup("output").DefValue = string(formatJSON)
+	return cmd
+}
+
+func (a *app) snapshotRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm SNAPSHOT...", Aliases: []string{"remove"}, Short: "Delete snapshots",
+		Long: `Delete snapshots. VMs that were cloned from them are not touched: they have what they need. One that a hibernated VM
+is in is refused.` + snapshotHelp,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSnapshots,
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				return each(refs, func(ref string) error {
+					if err := c.RemoveSnapshot(cmd.Context(), ref); err != nil {
+						return err
+					}
+					a.printf("%s\n", ref)
+					return nil
+				})
+			})
+		},
+	}
+}

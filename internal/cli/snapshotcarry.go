@@ -1,0 +1,232 @@
+package cli
+
+import (
+	"compress/gzip"
+	"io"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+func (a *app) snapshotExportCommand() *cobra.Command {
+	var path, dir string
+	var compress bool
+	cmd := &cobra.Command{
+		Use: "export SNAPSHOT [-o FILE|-]", Short: "Write a snapshot to a file, or to a folder", Args: cobra.ExactArgs(1),
+		Long: `Write a snapshot to a file or to standard output as a tar stream, as import takes it; or with --to-dir to a folder of
+this machine, from which "cocoon vm clone --from-dir" makes VMs without any import.
+
+What it holds is the guest's memory: keep it as safe as the guest's secrets.` + snapshotHelp,
+		Example: `  cocoon snapshot export warm -o warm.tar
+  cocoon snapshot export warm --gzip -o - | ssh other cocoon snapshot import --name warm
+  cocoon snapshot export warm --to-dir /srv/shared/warm`,
+		ValidArgsFunction: inTurn(a.completeSnapshots),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, ref := cmd.Context(), args[0]
+			if dir != "" {
+				if path != "" || compress {
+					return errdefs.Invalidf("--to-dir goes neither with --output nor with --gzip")
+				}
+				abs, err := filepath.Abs(dir)
+				if err != nil {
+					return errdefs.Invalidf("--to-dir %s: %w", dir, err)
+				}
+				return a.withClient(func(c *nodeclient.Client) error {
+					stop := a.waiting(ctx, "exporting "+ref)
+					defer stop()
+					return c.ExportSnapshotDir(ctx, ref, abs)
+				})
+			}
+			if path == "" {
+				path = "-"
+			}
+			if err := a.writable(path, "a snapshot", "cocoon snapshot export SNAPSHOT -o FILE"); err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				s, err := c.GetSnapshot(ctx, ref)
+				if err != nil {
+					return err
+				}
+				size := s.Size
+				if compress {
+					size = 0 // what will come is not known
+				}
+				return a.exportTo(path, ref, size, func(w io.Writer) error {
+					if !compress {
+						return c.ExportSnapshot(ctx, s.ID, w)
+					}
+					z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+					if err != nil {
+						return err
+					}
+					if err := c.ExportSnapshot(ctx, s.ID, z); err != nil {
+						return err
+					}
+					return z.Close()
+				})
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVarP(&path, "output", "o", "", "`FILE`, or - for standard output (default -)")
+	fs.StringVar(&dir, "to-dir", "", "`DIR` of this machine, new or empty")
+	fs.BoolVar(&compress, "gzip", false, "compress the stream")
+	fs.SortFlags = false
+	return cmd
+}
+
+func (a *app) snapshotImportCommand() *cobra.Command {
+	var out format
+	var name, description, dir string
+	cmd := &cobra.Command{
+		Use: "import --name NAME [FILE|-]", Short: "Store what export wrote", Args: cobra.MaximumNArgs(1),
+		Long: `Store what export wrote: a tar stream, plain or gzip, from a file or from standard input; or with --from-dir a folder of
+this machine that "export --to-dir" made, in place where that can be done.
+
+Either the whole snapshot is there afterwards, or nothing is.`,
+		Example: `  cocoon snapshot import --name warm warm.tar
+  ssh other cocoon snapshot export warm -o - | cocoon snapshot import --name warm
+  cocoon snapshot import --name warm --from-dir /srv/shared/warm`,
+		ValidArgsFunction: inTurn(completeFiles),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			if dir != "" {
+				if len(args) > 0 {
+					return errdefs.Invalidf("a snapshot comes from a file or from --from-dir, not from both")
+				}
+				abs, err := filepath.Abs(dir)
+				if err != nil {
+					return errdefs.Invalidf("--from-dir %s: %w", dir, err)
+				}
+				return a.withClient(func(c *nodeclient.Client) error {
+					stop := a.waiting(ctx, "importing "+abs)
+					s, err := c.ImportSnapshotDir(ctx, name, description, abs)
+					stop()
+					return a.printSnapshot(s, out, err)
+				})
+			}
+			source := "-"
+			if len(args) > 0 {
+				source = args[0]
+			}
+			r, size, err := a.openSource(source, "a snapshot", "cocoon snapshot import --name NAME FILE")
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			return a.withClient(func(c *nodeclient.Client) error {
+				label := name
+				if label == "" {
+					label = "snapshot"
+				}
+				bar := a.bar(label, out == formatJSON)
+				s, err := c.ImportSnapshot(ctx, name, description, r, bar.counter("importing", size))
+				bar.clear()
+				return a.printSnapshot(s, out, err)
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&name, "name", "", "name of the snapshot here (default: the one it has)")
+	fs.StringVar(&description, "description", "", "a few words about it (default: its own)")
+	fs.StringVar(&dir, "from-dir", "", "`DIR` of this machine that export --to-dir made")
+	outputFlag(cmd, &out)
+	fs.SortFlags = false
+	return cmd
+}
+
+func (a *app) snapshotPushCommand() *cobra.Command {
+	var out format
+	var remote remoteFlags
+	cmd := &cobra.Command{
+		Use: "push SNAPSHOT URL/REPO[:TAG]", Short: "Send a snapshot to a registry", Args: cobra.ExactArgs(2),
+		Long: `Send a snapshot to an OCI registry: epoch, or any other. What the registry has already, of this snapshot or of another
+one, is not sent again; a push that broke off goes on where it was. The digest of its manifest is printed.
+
+What is sent is the guest's memory: let nobody read the repository who may not read the guest's secrets.` + remoteHelp,
+		Example: `  cocoon snapshot push warm https://epoch.example.com:8443/team/warm:v1 --token-file token
+  EPOCH_TOKEN=... cocoon snapshot push warm http://127.0.0.1:8080/warm:v1`,
+		ValidArgsFunction: inTurn(a.completeSnapshots),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			auth, err := remote.auth(args[1], a.Getenv)
+			if err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				bar := a.bar(args[0], out == formatJSON)
+				s, err := c.PushSnapshot(cmd.Context(), args[0], args[1], auth, bar.transfer())
+				bar.clear()
+				switch {
+				case err != nil:
+					return err
+				case out == formatJSON:
+					return printJSON(a.Stdout, toSnapshotJSON(s))
+				}
+				a.printf("%s\n", s.Digest)
+				return nil
+			})
+		},
+	}
+	remote.add(cmd)
+	outputFlag(cmd, &out)
+	cmd.Flags().SortFlags = false
+	return cmd
+}
+
+func (a *app) snapshotPullCommand() *cobra.Command {
+	var out format
+	var remote remoteFlags
+	var name string
+	cmd := &cobra.Command{
+		Use: "pull --name NAME URL/REPO[:TAG]", Short: "Fetch a snapshot from a registry, or from another node", Args: cobra.ExactArgs(1),
+		Long: `Fetch a snapshot from an OCI registry. Every byte is verified before the snapshot is there; what snapshots of this node
+have already is not fetched.
+
+With cocoon://HOST:PORT/SNAPSHOT it comes from another node, whose node API listens there and accepts this node's peer
+certificate.` + remoteHelp,
+		Example: `  cocoon snapshot pull --name warm https://epoch.example.com:8443/team/warm:v1 --token-file token
+  cocoon snapshot pull --name warm registry.example.com/team/warm@sha256:6f5b...
+  cocoon snapshot pull --name warm cocoon://node-2:9443/warm`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			auth, err := remote.auth(args[0], a.Getenv)
+			if err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				bar := a.bar(args[0], out == formatJSON)
+				s, err := c.PullSnapshot(cmd.Context(), args[0], name, auth, bar.transfer())
+				bar.clear()
+				return a.printSnapshot(s, out, err)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot here (default: the one it has)")
+	remote.add(cmd)
+	outputFlag(cmd, &out)
+	cmd.Flags().SortFlags = false
+	return cmd
+}
+
+// transfer is show of a snapshot's transfer, nil when nothing is drawn.
+func (b *bar) transfer() func(snapshot.Progress) {
+	if b == nil {
+		return nil
+	}
+	return func(p snapshot.Progress) { b.show(p.Phase, p.Done, p.Total) }
+}
+
+// printSnapshot prints what a transfer brought, or returns its error.
+func (a *app) printSnapshot(s snapshot.Snapshot, out format, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case out == formatJSON:
+		return printJSON(a.Stdout, toSnapshotJSON(s))
+	}
+	return a.printSnapshots([]snapshot.Snapshot{s})
+}
