@@ -29,12 +29,15 @@ import (
 type node struct {
 	nodeapi.Engine // panics for what is not written here
 	launched       vm.Spec
+	cloned         vm.CloneSpec
 	events         func(ctx context.Context, fn func(vm.Event) error) error
 	exec           func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
 	console        io.ReadWriteCloser
 	record         vm.Record
 	pulls          puller
 	store          store
+	shelf          shelf
+	env            map[string]string
 }
 
 // puller has every image, under the name that was asked for.
@@ -101,6 +104,9 @@ type store struct {
 	limits   image.GCLimits
 }
 
+func (*store) Get(_ context.Context, ref string) (image.Image, error) {
+	return image.Image{Name: ref}, nil
+}
 func (*store) List(context.Context) ([]image.Image, error) { return nil, nil }
 func (s *store) Import(_ context.Context, name string, r io.Reader, _ func(int64)) (image.Image, error) {
 	b, err := io.ReadAll(r)
@@ -132,7 +138,9 @@ func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, n
 func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	dir := t.TempDir()
-	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{Engine: n, Images: &n.store, Puller: &n.pulls, Host: machine{}, Log: slog.New(slog.DiscardHandler)})
+	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{
+		Engine: n, Images: &n.store, Puller: &n.pulls, Pusher: &n.shelf, Snapshots: &n.shelf, Host: machine{}, Log: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +159,9 @@ func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, 
 		code := cli.Run(t.Context(), args, cli.Options{
 			Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errOut, Version: "test",
 			Getenv: func(k string) string {
+				if v, ok := n.env[k]; ok {
+					return v
+				}
 				return map[string]string{"COCOON_SOCKET": filepath.Join(dir, "s"), "HOME": "/here"}[k]
 			},
 			Doctor: func(_ context.Context, _ string, fix bool) ([]nodewire.Check, error) {
@@ -190,6 +201,28 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"vm", "exec", "web"}, 2, "requires at least 2 arg"},
 		{[]string{"vm", "list", "-o", "yaml"}, 2, "table or json"},
 		{[]string{"vm", "inspect", "nothing"}, 3, "nothing"},
+		{[]string{"snapshot", "save", "web"}, 2, "--name NAME"},
+		{[]string{"snapshot", "save", "--name", "s", "nothing"}, 3, "nothing"},
+		{[]string{"snapshot", "inspect", "nothing"}, 3, "nothing"},
+		{[]string{"snapshot", "rm", "kept"}, 5, "hibernated"},
+		{[]string{"snapshot", "export", "nothing", "-o", "/nowhere/f"}, 3, "nothing"},
+		{[]string{"snapshot", "export", "warm", "-o", "/nowhere/f"}, 5, "/nowhere"},
+		{[]string{"snapshot", "export", "warm", "-o", "/"}, 2, "folder"},
+		{[]string{"snapshot", "export", "warm", "--to-dir", "x", "--gzip"}, 2, "--to-dir"},
+		{[]string{"snapshot", "import", "--from-dir", "/x", "file"}, 2, "not from both"},
+		{[]string{"snapshot", "import", "/no/such/file"}, 3, "/no/such/file"},
+		{[]string{"snapshot", "push", "warm", "r/x", "--token-file", "/no/such/file"}, 2, "/no/such/file"},
+		{[]string{"snapshot", "push", "warm", "r/x", "--ca-cert", "/"}, 2, "no small file"},
+		{[]string{"snapshot", "pull", "r/x", "--auth-file", "/no/such/file"}, 2, "/no/such/file"},
+		{[]string{"vm", "clone"}, 2, "--from-dir"},
+		{[]string{"vm", "clone", "--from-dir", "/x", "warm"}, 2, "not of both"},
+		{[]string{"vm", "clone", "--from-dir", "/x", "--network", "n"}, 2, "--nics"},
+		{[]string{"vm", "clone", "--nics", "99", "warm"}, 2, "interfaces"},
+		{[]string{"vm", "clone", "--auth-file", "f", "warm"}, 2, "--pull"},
+		{[]string{"vm", "clone", "--memory", "0", "warm"}, 2, "--memory"},
+		{[]string{"vm", "clone", "nothing"}, 3, "nothing"},
+		{[]string{"vm", "hibernate", "--snapshot", "s", "a", "b"}, 2, "2 VMs"},
+		{[]string{"vm", "restore", "web"}, 2, "accepts 2 arg"},
 		{[]string{"vm", "rm", "web"}, 5, "--force"},
 		{[]string{"vm", "stop", "--grace", "-1s", "web"}, 2, "negative"},
 		{[]string{"vm", "logs", "--since", "noon", "web"}, 2, "--since"},

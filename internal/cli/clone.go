@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/postclone"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -166,10 +168,28 @@ func args0(args []string, other string) string {
 
 // noteStranger says what remains to be done in a guest that was resumed and that nobody could tell who it is.
 func (a *app) noteStranger(r vm.Record) {
-	if r.State != vm.StateRunning || r.Resume == nil || r.ImageType != vm.ImageDisk {
+	if r.State != vm.StateRunning || r.Resume == nil || !r.Resume.Clone || r.ImageType != vm.ImageDisk {
 		return
 	}
-	fmt.Fprintf(a.Stderr, "Note: no agent of ours is in %[1]s, so its guest still takes itself for the source of the snapshot. Give it its name and addresses with `cocoon vm console %[1]s`.\n", cell(r.Spec.Name))
+	facts := postclone.Facts{Hypervisor: r.Driver, ImageType: r.ImageType, Image: r.Spec.Image}
+	for i, nic := range r.NICs {
+		facts.StaticNIC = facts.StaticNIC || nic.IP != "" && !nic.DHCP
+		facts.FixedMAC = facts.FixedMAC || i < len(r.Resume.MACs) && !strings.EqualFold(r.Resume.MACs[i], nic.MAC)
+	}
+	hostname := r.Spec.Hostname
+	if hostname == "" {
+		hostname = r.Spec.Name
+	}
+	commands, err := postclone.Commands(postclone.Classify(facts), postclone.Clone{
+		ID: r.ID, Hostname: hostname, NICs: r.NICs, MACs: r.Resume.MACs, MachineID: r.Resume.MachineID,
+	})
+	if err != nil || commands == "" {
+		return // then it is the guest's own network that has to tell it
+	}
+	fmt.Fprintf(a.Stderr, `Note: no agent answers in %[1]s, so its guest takes itself for the source of the snapshot until root runs this in it
+(cocoon vm console %[1]s):
+
+%[2]s`, cell(r.Spec.Name), commands)
 }
 
 func (a *app) vmHibernateCommand() *cobra.Command {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -40,6 +41,9 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
   cocoon snapshot save --name warm -o json web | jq .pause_ms`,
 		ValidArgsFunction: inTurn(a.completeVMs),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if s.Name == "" {
+				return errdefs.Invalidf("a snapshot needs a name: cocoon snapshot save --name NAME %s", args[0])
+			}
 			if s.Labels, err = parseLabels(labels); err != nil {
 				return err
 			}
@@ -66,8 +70,6 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
 	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
 	outputFlag(cmd, &out)
 	fs.SortFlags = false
-	// Fails only for a flag that does not exist.
-	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
 
