@@ -28,6 +28,7 @@ const (
 	newer       = "new.jsonl"
 	older       = "old.jsonl"
 	foreign     = "foreign" // empty file: the guest's log begins with entries of another run, see Skip
+	skipped     = "-"       // stream of an entry that only says how much Skip left out; readers do not see it
 
 	// maxData bounds one entry, in bytes: more than any agent sends in one message is cut off.
 	maxData = 1 << 20
@@ -90,8 +91,8 @@ func (l *Log) Skip(seq uint64) error {
 	if _, err := os.Stat(mark); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if seq > 0 { // an entry without a stream keeps the place, also for a later process; readers do not see it
-		if err := l.Append(guest.LogEntry{Seq: seq}); err != nil {
+	if seq > 0 { // an entry keeps the place, also for a later process
+		if err := l.Append(guest.LogEntry{Seq: seq, Stream: skipped}); err != nil {
 			return err
 		}
 	}

@@ -282,3 +282,53 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+func TestForeignRun(t *testing.T) {
+	dir := t.TempDir()
+	l := New(dir, 1<<20)
+	check := func(step string, last uint64, want string) {
+		t.Helper()
+		var got string
+		if err := l.Read(t.Context(), guest.LogOptions{Tail: -1}, func(e guest.LogEntry) error { got += string(e.Data); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if l.Last() != last || got != want {
+			t.Errorf("%s: last %d, log %q; want %d, %q", step, l.Last(), got, last, want)
+		}
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(seq uint64, text string) {
+		t.Helper()
+		do(l.Append(guest.LogEntry{Seq: seq, Stream: "stdout", Data: []byte(text)}))
+	}
+	do(l.Begin())
+	do(l.Skip(9)) // not of another run: nothing is left out
+	add(1, "old.")
+	check("ordinary", 1, "old.")
+	do(l.BeginForeign())
+	check("begun", 0, "")
+	do(l.Skip(5))
+	do(l.Skip(7)) // asked again: what came since is its own
+	check("skipped", 5, "")
+	add(6, "new.")
+	check("gone on", 6, "new.")
+	l = New(dir, 1<<20)
+	do(l.Resume())
+	do(l.Skip(8))
+	check("resumed", 6, "new.")
+	do(l.BeginForeign())
+	l = New(dir, 1<<20)
+	do(l.Resume())
+	do(l.Skip(3))
+	check("cut off before it was known", 3, "")
+	n := 0
+	do(l.Read(t.Context(), guest.LogOptions{Tail: 2}, func(guest.LogEntry) error { n++; return nil }))
+	if n != 0 {
+		t.Errorf("the tail has %d entries", n)
+	}
+}

@@ -67,7 +67,7 @@ func (l *Log) tailStart(opts guest.LogOptions) (uint64, error) {
 		err := each(f, func(e guest.LogEntry) {
 			newest = max(newest, e.Seq)
 			switch {
-			case e.Stream == "": // see Skip
+			case e.Stream == skipped:
 			case e.Time.Before(opts.Since), opts.Tail == 0:
 			case len(ring) < opts.Tail:
 				ring = append(ring, e.Seq)
@@ -178,7 +178,7 @@ func (c *cursor) drain(ctx context.Context) error {
 				continue
 			}
 			c.last = e.Seq
-			if e.Stream == "" { // see Skip
+			if e.Stream == skipped {
 				continue
 			}
 			if err := c.fn(e); err != nil {
