@@ -1,0 +1,42 @@
+package snapshot
+
+import (
+	"maps"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Clone returns a copy of s that shares no memory with it.
+func (s Snapshot) Clone() Snapshot {
+	s.ImageBlobIDs = slices.Clone(s.ImageBlobIDs)
+	s.Machine.Flags = slices.Clone(s.Machine.Flags)
+	s.Disks = slices.Clone(s.Disks)
+	for i := range s.Disks {
+		s.Disks[i].Layers = slices.Clone(s.Disks[i].Layers)
+	}
+	s.NIC = slices.Clone(s.NIC)
+	for i := range s.NIC {
+		s.NIC[i].DNS = slices.Clone(s.NIC[i].DNS)
+	}
+	s.Record = s.Record.Clone()
+	s.Labels = maps.Clone(s.Labels)
+	return s
+}
+
+// Files returns the names of the files that the snapshot consists of besides FileMeta, in the order in which they travel.
+func (s Snapshot) Files() []string {
+	var names []string
+	if s.Live {
+		names = append(names, FileState, FileMemory)
+	}
+	for _, d := range s.Disks {
+		for _, l := range d.Layers {
+			names = append(names, l.File)
+		}
+	}
+	return names
+}
+
+// Writable reports whether a VM of the snapshot writes to the disk, on an overlay of its own.
+func (d Disk) Writable() bool { return d.Role == vm.RoleCOW || d.Role == vm.RoleData }

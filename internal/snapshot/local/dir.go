@@ -1,0 +1,192 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+// ExportDir implements snapshot.Store. The files of dir may be the very files of the store under second names: they are
+// to be copied elsewhere, or cloned from where they are, never written to.
+// Errors: InvalidArgument for a relative path, FailedPrecondition for a folder that is not empty.
+func (s *Store) ExportDir(ctx context.Context, h snapshot.Held, dir string) error {
+	snap := h.Snapshot()
+	if err := exportDir(ctx, h.Dir(), snap, dir); err != nil {
+		return fmt.Errorf("export snapshot %s to %s: %w", name(snap), dir, err)
+	}
+	return nil
+}
+
+func exportDir(ctx context.Context, from string, snap snapshot.Snapshot, dir string) (err error) {
+	if !filepath.IsAbs(dir) {
+		return errdefs.Invalidf("an absolute path is needed")
+	}
+	made := false
+	switch err := os.Mkdir(dir, 0o700); {
+	case err == nil:
+		made = true
+	case !errors.Is(err, fs.ErrExist):
+		return exportFull(err)
+	default:
+		if there, err := os.ReadDir(dir); err != nil {
+			return err
+		} else if len(there) > 0 {
+			return errdefs.Preconditionf("the folder is not empty; name another one")
+		}
+	}
+	var files []string
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, f := range files {
+			_ = os.Remove(filepath.Join(dir, f))
+		}
+		if made {
+			_ = os.Remove(dir)
+		}
+	}()
+	for _, f := range snap.Files() {
+		files = append(files, f)
+		if err := share(ctx, filepath.Join(dir, f), filepath.Join(from, f)); err != nil {
+			return exportFull(err)
+		}
+	}
+	if err := syncFiles(ctx, dir, files); err != nil {
+		return exportFull(err)
+	}
+	if err := store(dir, snap); err != nil { // last: it makes the folder a snapshot
+		return exportFull(err)
+	}
+	return atomicfile.SyncDir(filepath.Dir(dir))
+}
+
+// exportFull is full for a folder that is not the store's.
+func exportFull(err error) error {
+	if errdefs.Is(full(err), errdefs.ResourceExhausted) {
+		return errdefs.Exhaustedf("its disk is full (%w)", err)
+	}
+	return err
+}
+
+// share makes path a copy of src that costs nothing: a reflink, else a hard link, else a real one.
+func share(ctx context.Context, path, src string) error {
+	in, err := openPlain(src)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errdefs.DataLossf("the snapshot's file %s is missing", filepath.Base(src))
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(sparse.Clone(out, in), out.Close())
+	if !errdefs.Is(err, errdefs.Unsupported) {
+		return err
+	}
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return sparse.LinkFile(ctx, path, src)
+}
+
+// HoldDir implements snapshot.Store.
+// Errors: InvalidArgument, DataLoss, and FailedPrecondition when others could have written the folder: what is in it
+// becomes the memory of a guest.
+func (s *Store) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {
+	snap, err := readDir(ctx, dir)
+	if err != nil {
+		return nil, fmt.Errorf("snapshot in the folder %s: %w", dir, err)
+	}
+	return &held{s: foreign(snap), dir: filepath.Clean(dir), release: func() {}}, nil
+}
+
+func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
+	var none snapshot.Snapshot
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	if !filepath.IsAbs(dir) {
+		return none, errdefs.Invalidf("an absolute path is needed")
+	}
+	dir = filepath.Clean(dir)
+	if err := owned(dir, fs.ModeDir); err != nil {
+		return none, err
+	}
+	meta := filepath.Join(dir, snapshot.FileMeta)
+	if err := owned(meta, 0); errors.Is(err, fs.ErrNotExist) {
+		return none, errdefs.Invalidf("it has no %s: it is no exported snapshot, or one that is not finished", snapshot.FileMeta)
+	} else if err != nil {
+		return none, err
+	}
+	snap, err := load(dir)
+	if err != nil {
+		return none, err
+	}
+	for _, f := range snap.Files() {
+		if err := owned(filepath.Join(dir, f), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return none, err
+		}
+	}
+	return snap, checkFiles(dir, snap, true)
+}
+
+// owned reports whether path is of the type and was written by root or this user alone.
+func owned(path string, typ fs.FileMode) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && typ == fs.ModeDir:
+		return errdefs.Invalidf("there is no such folder")
+	case err != nil:
+		return err
+	case info.Mode().Type() != typ && typ == fs.ModeDir:
+		return errdefs.Invalidf("it is no folder")
+	case info.Mode().Type() != typ:
+		return errdefs.Invalidf("%s is no plain file: refused", filepath.Base(path))
+	case !trusted(info):
+		return errdefs.Preconditionf("%s belongs to another user, or others may write to it; `chown root` and `chmod go-w` it if you trust it", path)
+	}
+	return nil
+}
+
+// ImportDir implements snapshot.Store. On the store's file system the folder's files get second names and stay where they
+// are: whoever imported it may remove the folder, and must not write to it.
+func (s *Store) ImportDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
+	if err := s.Open(ctx); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	snap, err := s.importDir(ctx, name, description, dir)
+	if err != nil {
+		return snapshot.Snapshot{}, fmt.Errorf("import the snapshot in the folder %s: %w", dir, full(err))
+	}
+	return snap, nil
+}
+
+func (s *Store) importDir(ctx context.Context, name, description, dir string) (_ snapshot.Snapshot, err error) {
+	snap, err := readDir(ctx, dir)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	d, err := s.begin(ctx, &snap, name, description)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer func() { err = errors.Join(err, d.Discard()) }()
+	for _, f := range snap.Files() {
+		if err := sparse.LinkFile(ctx, filepath.Join(d.Dir(), f), filepath.Join(dir, f)); err != nil {
+			return snapshot.Snapshot{}, err
+		}
+	}
+	return d.Commit(ctx, snap)
+}

@@ -1,0 +1,90 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+// takeLock takes the lock file for as long as it is open, that is, also until the process dies.
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, full(err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return f, nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EWOULDBLOCK):
+			err = errdefs.Preconditionf("another process has it; stop that one first: is cocoond running twice?")
+		}
+		f.Close()
+		return nil, err
+	}
+}
+
+// full turns the errors of a disk that has no room left into ResourceExhausted.
+func full(err error) error {
+	if err == nil || errdefs.ClassOf(err) != errdefs.Internal {
+		return err
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
+		return errdefs.Exhaustedf("the disk of the snapshot store is full; `cocoon snapshot rm` frees room (%w)", err)
+	}
+	return err
+}
+
+// room returns how many bytes the disk of the store has room for.
+func (s *Store) room() (int64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {
+		return 0, fmt.Errorf("ask for the free space of the snapshot store: %w", err)
+	}
+	return int64(fs.Bavail) * fs.Bsize, nil
+}
+
+// inode tells files apart that have several names.
+type inode struct{ dev, ino uint64 }
+
+func inodeOf(info fs.FileInfo) inode {
+	st, _ := info.Sys().(*syscall.Stat_t)
+	return inode{st.Dev, st.Ino}
+}
+
+// occupied returns what the files of a folder occupy, each counted once.
+func occupied(dir string) (int64, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	var total int64
+	seen := map[inode]bool{}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return 0, err
+		}
+		if i := inodeOf(info); !seen[i] {
+			seen[i] = true
+			total += sparse.Occupied(info)
+		}
+	}
+	return total, nil
+}
+
+// trusted reports whether nobody but root and this user could have written what info is of.
+func trusted(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && (st.Uid == 0 || int(st.Uid) == os.Geteuid()) && info.Mode().Perm()&0o022 == 0
+}

@@ -1,0 +1,172 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/qcow2"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const block = 4096 // disks grow to multiples of it, bytes
+
+// grown is one disk of a VM to be.
+type grown struct {
+	snapshot.Disk
+	below *vm.Disk // the image's part, nil: none
+	size  int64    // bytes that the VM is to see
+}
+
+// Disks implements snapshot.Store. Files in dir are called clone-<snapshot>-<disk>…, so that a VM that goes on from one
+// snapshot after the other never takes what it wrote in one life for that of another. One that goes back to the same
+// snapshot needs another folder, or an emptied one.
+func (s *Store) Disks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	snap := h.Snapshot()
+	disks, err := plan(h.Dir(), snap, base, storage)
+	if err != nil {
+		return nil, fmt.Errorf("disks of snapshot %s: %w", name(snap), err)
+	}
+	out := make([]vm.Disk, 0, len(disks))
+	for n, d := range disks {
+		disk, err := d.make(ctx, h.Dir(), filepath.Join(dir, fmt.Sprintf("clone-%.10s-%d", snap.ID, n)))
+		if err != nil {
+			return nil, fmt.Errorf("disk %s of snapshot %s: %w", d.Serial, name(snap), full(err))
+		}
+		out = append(out, disk)
+	}
+	return out, nil
+}
+
+// plan decides everything that can be refused before anything is made.
+func plan(from string, snap snapshot.Snapshot, base []vm.Disk, storage int64) ([]grown, error) {
+	out := make([]grown, 0, len(snap.Disks))
+	for _, d := range snap.Disks {
+		g := grown{Disk: d}
+		if d.Image {
+			below, err := imagePart(d, base)
+			if err != nil {
+				return nil, err
+			}
+			g.below = &below
+		}
+		if len(d.Layers) > 0 && d.Writable() {
+			top := d.Layers[len(d.Layers)-1]
+			size, err := sizeOf(vm.Disk{Path: filepath.Join(from, top.File), Format: top.Format})
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil, errdefs.DataLossf("its file %s is missing", top.File)
+			}
+			if err != nil {
+				return nil, err
+			}
+			g.size = roundUp(size, qcow2.SectorSize)
+			if d.Role == vm.RoleCOW && storage != 0 {
+				want := roundUp(storage, block)
+				if want < size {
+					return nil, errdefs.Invalidf("disk %s has %d bytes, more than the %d asked for; ask for at least as much storage", d.Serial, size, storage)
+				}
+				g.size = want
+			}
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// imagePart returns the image's own file for a disk. Where the image store has put a fresh overlay on it, that is left
+// aside: the snapshot's layers stand on the image as it is.
+func imagePart(d snapshot.Disk, base []vm.Disk) (vm.Disk, error) {
+	at := slices.IndexFunc(base, func(b vm.Disk) bool { return b.Serial == d.Serial })
+	if at < 0 {
+		return vm.Disk{}, errdefs.DataLossf("disk %s belongs to the image, whose disks do not have it: it is not the image that the snapshot was made with", d.Serial)
+	}
+	b := base[at].Clone()
+	for !b.ReadOnly && b.Backing != nil {
+		b = *b.Backing
+	}
+	if len(d.Layers) == 0 {
+		b.Serial, b.Role = d.Serial, d.Role
+	}
+	return b, nil
+}
+
+// make puts the files of a disk at prefix.
+func (g grown) make(ctx context.Context, from, prefix string) (vm.Disk, error) {
+	below := g.below
+	for n, l := range g.Layers {
+		at := vm.Disk{Path: fmt.Sprintf("%s.%d.%s", prefix, n, l.Format), Format: l.Format, ReadOnly: true, Role: vm.RoleLayer, Backing: below}
+		if err := link(ctx, at.Path, filepath.Join(from, l.File)); err != nil {
+			return vm.Disk{}, err
+		}
+		below = &at
+	}
+	if len(g.Layers) == 0 {
+		return *below, nil
+	}
+	if !g.Writable() {
+		below.Serial, below.Role = g.Serial, g.Role
+		return *below, nil
+	}
+	top := vm.Disk{Path: prefix + ".qcow2", Format: vm.DiskQCOW2, Serial: g.Serial, Role: g.Role, Backing: below}
+	return top, qcow2.Overlay{VirtualSize: g.size, Backing: below.Path, BackingFormat: below.Format}.Create(top.Path)
+}
+
+// link makes path the file src, or a copy of it where links do not reach, unless it is that already. A copy gets its name
+// when it is whole.
+func link(ctx context.Context, path, src string) error {
+	want, err := os.Lstat(src)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errdefs.DataLossf("the layer %s is missing", src)
+	}
+	if err != nil {
+		return err
+	}
+	switch have, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	case have.Size() == want.Size(): // a link, or a copy; the name says which snapshot it is of
+		return nil
+	default:
+		return errdefs.Preconditionf("%s is there and is another disk; remove what is left of the VM first", path)
+	}
+	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an attempt that was killed
+		return err
+	}
+	if err := sparse.LinkFile(ctx, tmp, src); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// Overlay implements snapshot.Store.
+func (s *Store) Overlay(_ context.Context, below vm.Disk, dir, name string) (vm.Disk, error) {
+	if name != filepath.Base(name) || name == "." || name == ".." {
+		return vm.Disk{}, errdefs.Invalidf("%q cannot be the name of a disk's file", name)
+	}
+	size, err := sizeOf(below)
+	if err != nil {
+		return vm.Disk{}, fmt.Errorf("make an overlay on disk %s: %w", below.Serial, err)
+	}
+	frozen := below.Clone()
+	frozen.ReadOnly, frozen.Serial, frozen.Role = true, "", vm.RoleLayer
+	top := vm.Disk{Path: filepath.Join(dir, name), Format: vm.DiskQCOW2, Serial: below.Serial, Role: below.Role, Backing: &frozen}
+	o := qcow2.Overlay{VirtualSize: roundUp(size, qcow2.SectorSize), Backing: frozen.Path, BackingFormat: frozen.Format}
+	if err := o.Create(top.Path); err != nil {
+		return vm.Disk{}, fmt.Errorf("make an overlay on disk %s: %w", below.Serial, full(err))
+	}
+	return top, nil
+}

@@ -1,0 +1,228 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const parallelSyncs = 4 // files of one snapshot that are flushed at once
+
+// draft implements snapshot.Draft.
+type draft struct {
+	store *Store
+	id    string
+	name  string
+	from  bool // its files came from elsewhere
+
+	mu    sync.Mutex
+	disks int // linked so far
+	done  bool
+}
+
+// Create implements snapshot.Store.
+func (s *Store) Create(ctx context.Context, name string) (snapshot.Draft, error) {
+	return s.create(ctx, name)
+}
+
+func (s *Store) create(ctx context.Context, name string) (*draft, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	d := &draft{store: s, id: string(vm.NewID()), name: name}
+	if err := s.reserve(name, d.id); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(d.Dir(), 0o700); err != nil {
+		d.free()
+		return nil, fmt.Errorf("begin snapshot %s: %w", name, full(err))
+	}
+	return d, nil
+}
+
+func (d *draft) ID() string  { return d.id }
+func (d *draft) Dir() string { return d.store.path("tmp", d.id) }
+
+// free gives the name to others.
+func (d *draft) free() {
+	d.store.mu.Lock()
+	defer d.store.mu.Unlock()
+	if d.store.names[d.name] == d.id {
+		delete(d.store.names, d.name)
+	}
+}
+
+// Link implements snapshot.Draft. Files are called disk-<n>.<layer>.<format>: n counts the disks that are linked, layers
+// begin with the lowest.
+func (d *draft) Link(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool) (snapshot.Disk, error) {
+	out, err := d.link(ctx, disk, imageDisk)
+	if err != nil {
+		return snapshot.Disk{}, fmt.Errorf("keep disk %s in snapshot %s: %w", disk.Serial, d.name, full(err))
+	}
+	return out, nil
+}
+
+func (d *draft) link(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool) (snapshot.Disk, error) {
+	out := snapshot.Disk{Serial: disk.Serial, Role: disk.Role}
+	var chain []vm.Disk
+	for at := &disk; at != nil; at = at.Backing {
+		if imageDisk(at.Path) {
+			out.Image = true
+			break
+		}
+		chain = append(chain, *at)
+	}
+	slices.Reverse(chain)
+	size, err := sizeOf(disk)
+	if err != nil {
+		return out, err
+	}
+	out.Size = size
+	d.mu.Lock()
+	n := d.disks
+	d.disks++
+	d.mu.Unlock()
+	for layer, at := range chain {
+		file := fmt.Sprintf("disk-%d.%d.%s", n, layer, at.Format)
+		if err := sparse.LinkFile(ctx, filepath.Join(d.Dir(), file), at.Path); err != nil {
+			return out, err
+		}
+		out.Layers = append(out.Layers, snapshot.Layer{File: file, Format: at.Format})
+	}
+	return out, checkDisk(out, map[string]bool{})
+}
+
+// sizeOf returns how many bytes a guest sees of a disk.
+func sizeOf(d vm.Disk) (int64, error) {
+	f, err := openPlain(d.Path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	size, err := virtualSize(f, d.Format, false)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", d.Path, err)
+	}
+	return size, nil
+}
+
+// Commit implements snapshot.Draft. A CreatedAt that is set is kept.
+func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.done {
+		return snapshot.Snapshot{}, errdefs.Preconditionf("snapshot %s is finished or given up already", d.name)
+	}
+	s = s.Clone()
+	s.ID, s.Name = d.id, d.name
+	if s.CreatedAt.IsZero() {
+		s.CreatedAt = time.Now()
+	}
+	s.CreatedAt = s.CreatedAt.UTC()
+	s, err := d.commit(ctx, s)
+	if err != nil {
+		return snapshot.Snapshot{}, fmt.Errorf("finish snapshot %s: %w", d.name, full(err))
+	}
+	d.done = true
+	return s.Clone(), nil
+}
+
+func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
+	if err := check(s); err != nil {
+		return s, err
+	}
+	if err := checkFiles(d.Dir(), s, d.from); err != nil {
+		return s, err
+	}
+	if err := onlyThese(d.Dir(), s.Files()); err != nil {
+		return s, err
+	}
+	if err := syncFiles(ctx, d.Dir(), s.Files()); err != nil {
+		return s, err
+	}
+	var err error
+	if s.Size, err = occupied(d.Dir()); err != nil {
+		return s, err
+	}
+	if data, err := json.Marshal(s); err != nil || len(data) > maxRecord/2 { // half: it is written with indents
+		return s, errors.Join(err, errdefs.Invalidf("its record has %d bytes; at most %d are possible", len(data), maxRecord/2))
+	}
+	if err := store(d.Dir(), s); err != nil {
+		return s, err
+	}
+	st := d.store
+	if err := os.Rename(d.Dir(), st.path(d.id)); err != nil {
+		return s, err
+	}
+	if err := errors.Join(atomicfile.SyncDir(st.path()), atomicfile.SyncDir(st.path("tmp"))); err != nil {
+		return s, errors.Join(err, os.Rename(st.path(d.id), d.Dir())) // what may not last is not there
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.all[d.id] = &entry{s: s}
+	return s, nil
+}
+
+// onlyThese refuses a folder that has more than the given files: what nobody described nobody would ever remove.
+func onlyThese(dir string, files []string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != snapshot.FileMeta && !slices.Contains(files, e.Name()) {
+			return errdefs.New(errdefs.Internal, "its folder has a file %s that its record does not mention", e.Name())
+		}
+	}
+	return nil
+}
+
+// syncFiles makes the content of files durable, several at once: most of the time is waiting for the disk.
+func syncFiles(ctx context.Context, dir string, files []string) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelSyncs)
+	for _, file := range files {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			f, err := openPlain(filepath.Join(dir, file))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return f.Sync()
+		})
+	}
+	return g.Wait()
+}
+
+// Discard implements snapshot.Draft.
+func (d *draft) Discard() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.done {
+		return nil
+	}
+	d.done = true
+	err := os.RemoveAll(d.Dir())
+	d.free()
+	if err != nil {
+		return fmt.Errorf("give up snapshot %s: %w", d.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,426 @@
+// Package local is the snapshot store of one host: a folder for each snapshot, with plain files that nobody writes to any
+// more.
+//
+// One process has a store. It saves no guest and starts none, and it does not know which VM uses a snapshot: VMs have
+// links of their own to the files they need.
+package local
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var _ snapshot.Store = (*Store)(nil)
+
+// Config says where the store lies.
+type Config struct {
+	Dir string       // absolute, on the file system of the VMs' folders; made when missing, mode 0700
+	Log *slog.Logger // nil discards
+}
+
+// Store implements snapshot.Store. Its folder:
+//
+//	lock             held by the process whose store it is
+//	<id>/            one snapshot: snapshot.json, vmstate, memory-ranges and the layers of its disks; mode 0700, files 0600
+//	used/<id>        empty; its time is when the snapshot was used last
+//	tmp/<id>/        a snapshot that is being made, or, as tmp/<id>.gone/, removed
+//
+// Snapshot.Size are the blocks that the files of its folder occupy, each file counted once. Files that it shares with
+// another snapshot or a VM by hard links count in full for each of them: removing one of the two frees less.
+type Store struct {
+	cfg Config
+
+	mu    sync.Mutex
+	lock  *os.File // nil: not open
+	all   map[string]*entry
+	names map[string]string // id by name, those of drafts too
+}
+
+// entry is one snapshot in the index.
+type entry struct {
+	update sync.Mutex // held while the record is written
+
+	// Guarded by Store.mu:
+	s     snapshot.Snapshot
+	bad   error // its record cannot be read; s has the id alone
+	holds int
+	gone  bool // being removed
+}
+
+// New checks cfg. Nothing is touched before the first use or Open.
+func New(cfg Config) (*Store, error) {
+	if !filepath.IsAbs(cfg.Dir) {
+		return nil, errdefs.Invalidf("the snapshot folder %q must be an absolute path", cfg.Dir)
+	}
+	cfg.Dir = filepath.Clean(cfg.Dir)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Store{cfg: cfg}, nil
+}
+
+// Open takes the store's folder, removes what a killed process left half done and reads what is known of each snapshot.
+// Every method calls it; calling it at start only brings the work forward.
+// Errors: FailedPrecondition when another process has the store.
+func (s *Store) Open(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock != nil {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	for _, d := range []string{s.path(), s.path("used"), s.path("tmp")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return fmt.Errorf("open the snapshot store: %w", full(err))
+		}
+	}
+	lock, err := takeLock(s.path("lock"))
+	if err != nil {
+		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
+	}
+	if err := errors.Join(s.sweep(), s.index()); err != nil {
+		lock.Close()
+		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
+	}
+	s.lock = lock
+	return nil
+}
+
+// Close gives the store's folder to others. The store must not be used after it.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock == nil {
+		return nil
+	}
+	err := s.lock.Close()
+	s.lock = nil
+	return err
+}
+
+func (s *Store) path(elem ...string) string {
+	return filepath.Join(append([]string{s.cfg.Dir}, elem...)...)
+}
+
+const goneSuffix = ".gone"
+
+// sweep removes drafts and half removed snapshots. What does not have a name of ours is left alone.
+func (s *Store) sweep() error {
+	entries, err := os.ReadDir(s.path("tmp"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !vm.ID(strings.TrimSuffix(e.Name(), goneSuffix)).Valid() || !e.IsDir() {
+			s.cfg.Log.Warn("something in the snapshot store is left alone", "path", s.path("tmp", e.Name()))
+			continue
+		}
+		if err := os.RemoveAll(s.path("tmp", e.Name())); err != nil {
+			return err
+		}
+		s.cfg.Log.Info("leftover of a dead process removed", "op", "sweep", "snapshot", strings.TrimSuffix(e.Name(), goneSuffix))
+	}
+	return nil
+}
+
+// index reads the record of every snapshot. One that cannot be read is named in the log and stays where it is: it can be
+// asked for and removed by its id, and no other suffers from it.
+func (s *Store) index() error {
+	entries, err := os.ReadDir(s.path())
+	if err != nil {
+		return err
+	}
+	s.all, s.names = map[string]*entry{}, map[string]string{}
+	for _, f := range entries {
+		id := f.Name()
+		if !f.IsDir() || !vm.ID(id).Valid() {
+			continue
+		}
+		snap, err := load(s.path(id))
+		if err == nil && snap.ID != id {
+			err = errdefs.DataLossf("its record is that of %q", snap.ID)
+		}
+		if err == nil && s.names[snap.Name] != "" {
+			err = errdefs.DataLossf("another one is called %s as well", snap.Name)
+		}
+		if err != nil {
+			s.cfg.Log.Error("snapshot is damaged and left aside", "snapshot", id, "err", err)
+			s.all[id] = &entry{s: snapshot.Snapshot{ID: id}, bad: errdefs.DataLossf("snapshot %s is damaged; `cocoon snapshot rm %s` removes it: %w", id, id, err)}
+			continue
+		}
+		if info, err := os.Stat(s.path("used", id)); err == nil && info.ModTime().After(snap.UsedAt) {
+			snap.UsedAt = info.ModTime().UTC()
+		}
+		s.all[id], s.names[snap.Name] = &entry{s: snap}, id
+	}
+	return s.forgetUses()
+}
+
+// forgetUses removes the times of snapshots that are gone.
+func (s *Store) forgetUses() error {
+	entries, err := os.ReadDir(s.path("used"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if vm.ID(e.Name()).Valid() && s.all[e.Name()] == nil {
+			if err := os.Remove(s.path("used", e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Get implements snapshot.Store.
+func (s *Store) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+	if err := s.Open(ctx); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.find(ref)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return e.s.Clone(), e.bad
+}
+
+const minPrefix = 3 // characters of an id
+
+// find resolves a name, an id or a unique prefix of an id.
+// Preconditions: s.mu is held.
+func (s *Store) find(ref string) (*entry, error) {
+	if e := s.all[s.names[ref]]; e != nil && !e.gone {
+		return e, nil
+	}
+	if e := s.all[ref]; e != nil && !e.gone {
+		return e, nil
+	}
+	var hits []*entry
+	for id, e := range s.all {
+		if len(ref) >= minPrefix && strings.HasPrefix(id, ref) && !e.gone {
+			hits = append(hits, e)
+		}
+	}
+	switch len(hits) {
+	case 0:
+		return nil, errdefs.NotFoundf("no snapshot is called %q; `cocoon snapshot list` shows those there are", ref)
+	case 1:
+		return hits[0], nil
+	}
+	return nil, errdefs.Invalidf("%q could be any of %d snapshots; use more characters of the id", ref, len(hits))
+}
+
+// List implements snapshot.Store. Damaged snapshots are not in it.
+func (s *Store) List(ctx context.Context) ([]snapshot.Snapshot, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]snapshot.Snapshot, 0, len(s.all))
+	for _, e := range s.all {
+		if e.bad == nil && !e.gone {
+			out = append(out, e.s.Clone())
+		}
+	}
+	slices.SortFunc(out, func(a, b snapshot.Snapshot) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// Remove implements snapshot.Store.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	if err := s.Open(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e, err := s.find(ref)
+	if err == nil && e.holds > 0 {
+		err = errdefs.Preconditionf("snapshot %s is in use by %d others, such as an export or a clone that begins; try again when they are done", name(e.s), e.holds)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	e.gone = true // from here nobody else finds it; its name stays taken
+	s.mu.Unlock()
+
+	e.update.Lock() // a record that is just being written gets there before the folder goes
+	defer e.update.Unlock()
+	id := e.s.ID
+	gone := s.path("tmp", id+goneSuffix)
+	err = os.Rename(s.path(id), gone)
+	s.mu.Lock()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		e.gone = false
+		s.mu.Unlock()
+		return fmt.Errorf("remove snapshot %s: %w", name(e.s), full(err))
+	}
+	delete(s.all, id)
+	if s.names[e.s.Name] == id {
+		delete(s.names, e.s.Name)
+	}
+	s.mu.Unlock()
+	// A crash between the rename and its reaching the disk brings the snapshot back whole, unless files of it are gone:
+	// so the rename goes first.
+	if err := errors.Join(atomicfile.SyncDir(s.path()), atomicfile.SyncDir(s.path("tmp"))); err != nil {
+		return err
+	}
+	_ = os.Remove(s.path("used", id))
+	if err := os.RemoveAll(gone); err != nil {
+		s.cfg.Log.Warn("files of a removed snapshot are left until the next start", "snapshot", id, "err", err)
+	}
+	return nil
+}
+
+// name is what a person knows a snapshot by.
+func name(s snapshot.Snapshot) string { return cmp.Or(s.Name, s.ID) }
+
+// Update implements snapshot.Store. ID, Live, Disks and Size stay what they are; a new name must be free.
+func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
+	if err := s.Open(ctx); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	s.mu.Lock()
+	e, err := s.find(ref)
+	s.mu.Unlock()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	e.update.Lock()
+	defer e.update.Unlock()
+	s.mu.Lock()
+	old, err := e.s.Clone(), e.bad
+	if e.gone {
+		err = errdefs.NotFoundf("snapshot %s has just been removed", name(e.s))
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	next := old.Clone()
+	change(&next)
+	next.ID, next.Live, next.Disks, next.Size = old.ID, old.Live, old.Clone().Disks, old.Size
+	if next.Name != old.Name {
+		if err := s.reserve(next.Name, next.ID); err != nil {
+			return snapshot.Snapshot{}, err
+		}
+	}
+	err = store(s.path(next.ID), next)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if next.Name != old.Name {
+		forget := old.Name
+		if err != nil {
+			forget = next.Name
+		}
+		delete(s.names, forget)
+	}
+	if err != nil {
+		return snapshot.Snapshot{}, fmt.Errorf("update snapshot %s: %w", old.Name, full(err))
+	}
+	if next.UsedAt.Before(e.s.UsedAt) && next.UsedAt.Equal(old.UsedAt) {
+		next.UsedAt = e.s.UsedAt // somebody used it meanwhile
+	}
+	e.s = next
+	return next.Clone(), nil
+}
+
+// reserve takes a name for the snapshot or draft id.
+func (s *Store) reserve(name, id string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.names[name] != "" {
+		return errdefs.Existsf("a snapshot called %s exists already; choose another name, or remove it with `cocoon snapshot rm %s`", name, name)
+	}
+	s.names[name] = id
+	return nil
+}
+
+// held implements snapshot.Held.
+type held struct {
+	s       snapshot.Snapshot
+	dir     string
+	release func()
+}
+
+func (h *held) Snapshot() snapshot.Snapshot { return h.s.Clone() }
+func (h *held) Dir() string                 { return h.dir }
+func (h *held) Release()                    { h.release() }
+
+// Hold implements snapshot.Store. It counts as a use: Snapshot.UsedAt.
+func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	if e.bad != nil {
+		return nil, e.bad
+	}
+	e.holds++
+	e.s.UsedAt = time.Now().UTC()
+	s.touch(e.s.ID, e.s.UsedAt)
+	release := sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		e.holds--
+	})
+	return &held{s: e.s.Clone(), dir: s.path(e.s.ID), release: release}, nil
+}
+
+// touch notes the time of a use. Losing one to a power cut costs nothing, so nothing is synced.
+func (s *Store) touch(id string, at time.Time) {
+	path := s.path("used", id)
+	err := os.Chtimes(path, at, at)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("the last use of a snapshot is not noted", "snapshot", id, "err", err)
+	}
+}
+
+// load reads the record in the folder of a snapshot.
+func load(dir string) (snapshot.Snapshot, error) {
+	data, err := readBounded(filepath.Join(dir, snapshot.FileMeta), maxRecord)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	return parse(data)
+}
+
+// store writes the record into the folder of a snapshot.
+func store(dir string, s snapshot.Snapshot) error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the record of snapshot %s: %w", s.Name, err)
+	}
+	return atomicfile.WriteFile(filepath.Join(dir, snapshot.FileMeta), append(data, '\n'), 0o600)
+}
