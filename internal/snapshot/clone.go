@@ -38,5 +38,19 @@ func (s Snapshot) Files() []string {
 	return names
 }
 
+// Foreign returns what the record is worth on another machine: without what is only true where it was made, such as the
+// process, paths and taps.
+func (s Snapshot) Foreign() Snapshot {
+	s = s.Clone()
+	s.Record.Handle, s.Record.PID, s.Record.Disks = nil, 0, nil
+	s.Record.Snapshot, s.Record.SnapshotIDs, s.Record.Resume = "", nil, nil
+	for _, nics := range [][]vm.NIC{s.Record.NICs, s.NIC} {
+		for i := range nics {
+			nics[i].Tap, nics[i].NetNS = "", ""
+		}
+	}
+	return s
+}
+
 // Writable reports whether a VM of the snapshot writes to the disk, on an overlay of its own.
 func (d Disk) Writable() bool { return d.Role == vm.RoleCOW || d.Role == vm.RoleData }

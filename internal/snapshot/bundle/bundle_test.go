@@ -88,6 +88,9 @@ func read(t testing.TB, r io.Reader) (map[string][]byte, error) {
 func TestStreamComesBack(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		data := stream(t, sums)
+		if _, err := read(t, iotest.DataErrReader(bytes.NewReader(data))); err != nil {
+			t.Errorf("an end with the last bytes: %v", err)
+		}
 		got, err := read(t, iotest.OneByteReader(bytes.NewReader(data)))
 		if err != nil {
 			t.Fatal(err)
@@ -169,9 +172,11 @@ func TestEveryTruncationIsNoticed(t *testing.T) {
 		for end > 0 && data[end-1] == 0 {
 			end--
 		}
-		for n := 0; n < len(data); n += 97 {
-			if _, err := read(t, bytes.NewReader(data[:n])); !errdefs.Is(err, errdefs.DataLoss) {
-				t.Fatalf("cut to %d of %d bytes: %v", n, len(data), err)
+		for n := 0; n < len(data); n += 31 {
+			for _, r := range []io.Reader{bytes.NewReader(data[:n]), iotest.DataErrReader(bytes.NewReader(data[:n]))} {
+				if _, err := read(t, r); !errdefs.Is(err, errdefs.DataLoss) {
+					t.Fatalf("cut to %d of %d bytes: %v", n, len(data), err)
+				}
 			}
 		}
 	}

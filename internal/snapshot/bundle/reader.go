@@ -23,6 +23,7 @@ const (
 	MaxFile   = 64 << 40 // bytes of one file
 	MaxFiles  = 4096
 	maxSums   = 1 << 20
+	tarBlock  = 512
 	maxTail   = 1 << 20 // zeros behind the end: tar pads to its records
 )
 
@@ -49,13 +50,15 @@ func NewReader(r io.Reader) *Reader {
 
 // source remembers how the underlying reader ended.
 type source struct {
-	r   io.Reader
-	err error
+	r    io.Reader
+	read int64 // bytes
+	err  error
 }
 
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	if err != nil {
+	s.read += int64(n)
+	if err != nil && (n == 0 || !errors.Is(err, io.EOF)) { // an end that comes with the last bytes is asked for again
 		s.err = err
 	}
 	return n, err
@@ -141,7 +144,7 @@ func (r *Reader) next() (File, error) {
 	}
 	h, err := r.tar.Next()
 	if errors.Is(err, io.EOF) {
-		if r.src.err != nil { // it ended, but not by saying so
+		if r.src.err != nil || r.src.read%tarBlock != 0 { // it ended, but not by saying so
 			return File{}, r.fail(io.ErrUnexpectedEOF)
 		}
 		r.end = true
@@ -181,12 +184,12 @@ func (r *Reader) tail() error {
 	}
 }
 
-// fail gives an error of reading its class.
+// fail gives an error of reading its class; nil is that of data that ended early.
 func (r *Reader) fail(err error) error {
 	switch {
 	case r.src.err != nil && !errors.Is(r.src.err, io.EOF) && !errors.Is(r.src.err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("read the exported snapshot: %w", r.src.err)
-	case r.src.err != nil:
+	case r.src.err != nil, err == nil, errors.Is(err, io.ErrUnexpectedEOF):
 		return errdefs.DataLossf("the exported snapshot is truncated; fetch it again")
 	}
 	return errdefs.Invalidf("this is no exported snapshot: %w", err)

@@ -23,7 +23,7 @@ import (
 const (
 	maxRecord = 16 << 20 // bytes of snapshot.json
 	maxDisks  = 256
-	maxLayers = 1024     // of one disk
+	maxLayers = 1024 // of one disk
 	maxNICs   = 64
 	maxCPUs   = 4096
 	maxState  = 4 << 30  // bytes of vmstate
@@ -134,10 +134,10 @@ func checkSize(s snapshot.Snapshot, file string, size int64) error {
 	return nil
 }
 
-// checkFiles reports whether a folder has the files that the record says, plain ones, and, when they are of strangers,
-// whether they are such as we give a hypervisor.
+// checkFiles reports whether a folder has the files that the record says, plain ones, and whether the layers that are not
+// known are such as we give a hypervisor. Of known ones, only that they are there.
 // Errors: DataLoss for what is missing, InvalidArgument.
-func checkFiles(dir string, s snapshot.Snapshot, strangers bool) error {
+func checkFiles(dir string, s snapshot.Snapshot, known map[string]bool) error {
 	for _, file := range s.Files() {
 		info, err := os.Lstat(filepath.Join(dir, file))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -153,11 +153,11 @@ func checkFiles(dir string, s snapshot.Snapshot, strangers bool) error {
 			return err
 		}
 	}
-	if !strangers {
-		return nil
-	}
 	for _, d := range s.Disks {
 		for n, l := range d.Layers {
+			if known[l.File] {
+				continue
+			}
 			if err := checkLayer(filepath.Join(dir, l.File), d, l.Format, n == len(d.Layers)-1); err != nil {
 				return fmt.Errorf("snapshot %s: %s: %w", name(s), l.File, err)
 			}
@@ -230,17 +230,4 @@ func readBounded(path string, limit int64) ([]byte, error) {
 		err = errdefs.Invalidf("%s has more than %d bytes: refused", path, limit)
 	}
 	return data, err
-}
-
-// foreign takes out of a record that came from elsewhere what is only true where it was made.
-func foreign(s snapshot.Snapshot) snapshot.Snapshot {
-	s.Record.Handle, s.Record.PID, s.Record.Disks = nil, 0, nil
-	s.Record.Snapshot, s.Record.SnapshotIDs, s.Record.Resume = "", nil, nil
-	for i := range s.Record.NICs {
-		s.Record.NICs[i].Tap, s.Record.NICs[i].NetNS = "", ""
-	}
-	for i := range s.NIC {
-		s.NIC[i].Tap, s.NIC[i].NetNS = "", ""
-	}
-	return s
 }

@@ -109,7 +109,7 @@ func (s *Store) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) 
 	if err != nil {
 		return nil, fmt.Errorf("snapshot in the folder %s: %w", dir, err)
 	}
-	return &held{s: foreign(snap), dir: filepath.Clean(dir), release: func() {}}, nil
+	return &held{s: snap.Foreign(), dir: filepath.Clean(dir), release: func() {}}, nil
 }
 
 func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
@@ -139,7 +139,7 @@ func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
 			return none, err
 		}
 	}
-	return snap, checkFiles(dir, snap, true)
+	return snap, checkFiles(dir, snap, nil)
 }
 
 // owned reports whether path is of the type and was written by root or this user alone.

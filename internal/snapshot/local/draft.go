@@ -27,11 +27,11 @@ type draft struct {
 	store *Store
 	id    string
 	name  string
-	from  bool // its files came from elsewhere
 
-	mu    sync.Mutex
-	disks int // linked so far
-	done  bool
+	mu     sync.Mutex
+	disks  int             // linked so far
+	linked map[string]bool // files that Link made: this host's own
+	done   bool
 }
 
 // Create implements snapshot.Store.
@@ -43,7 +43,7 @@ func (s *Store) create(ctx context.Context, name string) (*draft, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
-	d := &draft{store: s, id: string(vm.NewID()), name: name}
+	d := &draft{store: s, id: string(vm.NewID()), name: name, linked: map[string]bool{}}
 	if err := s.reserve(name, d.id); err != nil {
 		return nil, err
 	}
@@ -102,6 +102,9 @@ func (d *draft) link(ctx context.Context, disk vm.Disk, imageDisk func(path stri
 			return out, err
 		}
 		out.Layers = append(out.Layers, snapshot.Layer{File: file, Format: at.Format})
+		d.mu.Lock()
+		d.linked[file] = true
+		d.mu.Unlock()
 	}
 	return out, checkDisk(out, map[string]bool{})
 }
@@ -120,7 +123,8 @@ func sizeOf(d vm.Disk) (int64, error) {
 	return size, nil
 }
 
-// Commit implements snapshot.Draft. A CreatedAt that is set is kept.
+// Commit implements snapshot.Draft. A CreatedAt that is set is kept. Layers that Link did not make came from elsewhere:
+// they are looked into before a hypervisor is given them, and the record loses what is only true there.
 func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -145,8 +149,11 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	if err := check(s); err != nil {
 		return s, err
 	}
-	if err := checkFiles(d.Dir(), s, d.from); err != nil {
+	if err := checkFiles(d.Dir(), s, d.linked); err != nil {
 		return s, err
+	}
+	if slices.ContainsFunc(s.Files(), func(f string) bool { return layerRE.MatchString(f) && !d.linked[f] }) {
+		s = s.Foreign()
 	}
 	if err := onlyThese(d.Dir(), s.Files()); err != nil {
 		return s, err

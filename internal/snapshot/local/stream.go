@@ -146,19 +146,13 @@ func (s *Store) importStream(ctx context.Context, name, description string, r io
 
 // begin makes the draft of a snapshot that comes from elsewhere.
 func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, description string) (*draft, error) {
-	*snap = foreign(*snap)
 	if name != "" {
 		snap.Name = name
 	}
 	if description != "" {
 		snap.Description = description
 	}
-	d, err := s.create(ctx, snap.Name)
-	if err != nil {
-		return nil, err
-	}
-	d.from = true
-	return d, nil
+	return s.create(ctx, snap.Name)
 }
 
 // described returns the record that a stream begins with.
@@ -271,7 +265,7 @@ func (m *remembered) blame(err error) error {
 	case m.err != nil:
 		return m.err
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return err
+		return errdefs.DataLossf("the gzip stream is truncated (%w); fetch it again", err)
 	}
 	return errdefs.DataLossf("the gzip stream is damaged (%w); fetch it again", err)
 }

@@ -1,0 +1,666 @@
+// Package snapshottest is what every snapshot.Store must do, as tests that run against any of them.
+//
+// It starts no guest: memory and devices are any bytes here.
+package snapshottest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/qcow2"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Sizes of the guest of the suite, bytes.
+const (
+	Memory  = 8 << 20
+	Storage = 1 << 20
+)
+
+// Guest is a VM's folder with the disks of a container guest: a shared layer and a writable one on an empty file system.
+type Guest struct {
+	Dir   string
+	Image string // folder of the image store
+	Disks []vm.Disk
+}
+
+// NewGuest makes one.
+func NewGuest(t testing.TB) *Guest {
+	t.Helper()
+	g := &Guest{Dir: t.TempDir(), Image: t.TempDir()}
+	layer, template, cow := filepath.Join(g.Image, "layer.ext4"), filepath.Join(g.Dir, "template.raw"), filepath.Join(g.Dir, "cow.qcow2")
+	write(t, layer, bytes.Repeat([]byte("shared  "), 512))
+	write(t, template, append([]byte("empty file system"), make([]byte, Storage-17)...))
+	if err := (qcow2.Overlay{VirtualSize: Storage, Backing: template, BackingFormat: vm.DiskRaw}).Create(cow); err != nil {
+		t.Fatal(err)
+	}
+	g.Disks = []vm.Disk{
+		{Path: layer, Format: vm.DiskRaw, ReadOnly: true, Serial: "layer0", Role: vm.RoleLayer},
+		{
+			Path: cow, Format: vm.DiskQCOW2, Serial: "cow", Role: vm.RoleCOW,
+			Backing: &vm.Disk{Path: template, Format: vm.DiskRaw, ReadOnly: true, Role: vm.RoleLayer},
+		},
+	}
+	return g
+}
+
+// OfImage tells the files of the image store.
+func (g *Guest) OfImage(path string) bool { return filepath.Dir(path) == g.Image }
+
+func write(t testing.TB, path string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Begin makes a draft with everything but Commit, and what is to be committed.
+func Begin(t testing.TB, s snapshot.Store, g *Guest, name string) (snapshot.Draft, snapshot.Snapshot) {
+	t.Helper()
+	d, err := s.Create(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Discard() })
+	snap := snapshot.Snapshot{
+		Image: "app", ImageDigest: "sha256:1", ImageType: vm.ImageOCI, ImageBlobIDs: []string{"b"}, Hypervisor: "fake", CPU: 2, Memory: Memory, Storage: Storage, NICs: 1,
+		Live: true, Method: "stopped", Labels: map[string]string{"k": "v"}, Source: snapshot.Source{VMID: vm.NewID(), VMName: "source"},
+		NIC: []vm.NIC{{MAC: "02:00:00:00:00:01", Tap: "tap0"}}, Record: vm.Record{PID: 4711, Spec: vm.Spec{Name: "source"}},
+	}
+	write(t, filepath.Join(d.Dir(), snapshot.FileState), []byte("devices"))
+	f, err := os.OpenFile(filepath.Join(d.Dir(), snapshot.FileMemory), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte("memory"), Memory/2)
+	if err := errors.Join(err, f.Truncate(Memory), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for n, disk := range g.Disks {
+		if disk.Role == vm.RoleCOW { // as the engine does: what was the top is frozen
+			if g.Disks[n], err = s.Overlay(t.Context(), disk, g.Dir, "top-"+d.ID()+".qcow2"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		of, err := d.Link(t.Context(), disk, g.OfImage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snap.Disks = append(snap.Disks, of)
+	}
+	return d, snap
+}
+
+// Save makes a snapshot.
+func Save(t testing.TB, s snapshot.Store, g *Guest, name string) snapshot.Snapshot {
+	t.Helper()
+	d, snap := Begin(t, s, g, name)
+	snap, err := d.Commit(t.Context(), snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snap
+}
+
+// Run checks a store. open makes an empty one, whose folders are on the file system of t.TempDir.
+func Run(t *testing.T, open func(t *testing.T) snapshot.Store) {
+	for name, test := range map[string]func(t *testing.T, s snapshot.Store){
+		"Life":         life,
+		"Names":        names,
+		"Draft":        drafts,
+		"Hold":         holds,
+		"Update":       updates,
+		"Disks":        disks,
+		"Grow":         grows,
+		"Incremental":  incremental,
+		"Stream":       streams,
+		"Truncated":    truncated,
+		"Foreign":      foreign,
+		"Folder":       folders,
+		"FolderChecks": folderChecks,
+		"Concurrent":   concurrent,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+}
+
+func class(t *testing.T, what string, err error, want errdefs.Class) {
+	t.Helper()
+	if !errdefs.Is(err, want) {
+		t.Errorf("%s: got %v (%v), want %v", what, err, errdefs.ClassOf(err), want)
+	}
+}
+
+func life(t *testing.T, s snapshot.Store) {
+	g := NewGuest(t)
+	snap := Save(t, s, g, "one")
+	if !vm.ID(snap.ID).Valid() || snap.Name != "one" || snap.CreatedAt.IsZero() || snap.Size < 4096 || snap.Size > Memory {
+		t.Errorf("committed as %+v", snap)
+	}
+	for _, ref := range []string{"one", snap.ID, snap.ID[:3]} {
+		if got, err := s.Get(t.Context(), ref); err != nil || !reflect.DeepEqual(got, snap) {
+			t.Errorf("%s is %+v, %v; want %+v", ref, got, err, snap)
+		}
+	}
+	_, err := s.Get(t.Context(), "on")
+	class(t, "a prefix of the name", err, errdefs.NotFound)
+	_, err = s.Get(t.Context(), snap.ID[:2])
+	class(t, "two characters", err, errdefs.NotFound)
+	Save(t, s, NewGuest(t), "a")
+	all, err := s.List(t.Context())
+	if err != nil || len(all) != 2 || all[0].Name != "a" || all[1].Name != "one" {
+		t.Errorf("list is %+v, %v", all, err)
+	}
+	all[0].Labels["k"] = "changed"
+	if got, _ := s.Get(t.Context(), "a"); got.Labels["k"] != "v" {
+		t.Error("what was returned is the store's own")
+	}
+	if err := s.Remove(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+	_, err = s.Get(t.Context(), "one")
+	class(t, "removed", err, errdefs.NotFound)
+	class(t, "removed twice", s.Remove(t.Context(), snap.ID), errdefs.NotFound)
+	Save(t, s, g, "one")
+}
+
+func names(t *testing.T, s snapshot.Store) {
+	for _, bad := range []string{"", "a/b", "..", ".hidden", "-x", "a b", "a\x00", strings.Repeat("x", 128), "é"} {
+		_, err := s.Create(t.Context(), bad)
+		class(t, "name "+bad, err, errdefs.InvalidArgument)
+	}
+	for _, good := range []string{"a", "A.b_c-d:1", strings.Repeat("x", 127), "7"} {
+		d, err := s.Create(t.Context(), good)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		_, err = s.Create(t.Context(), good)
+		class(t, "the name of a draft", err, errdefs.AlreadyExists)
+		if err := d.Discard(); err != nil {
+			t.Error(err)
+		}
+	}
+	Save(t, s, NewGuest(t), "taken")
+	_, err := s.Create(t.Context(), "taken")
+	class(t, "a taken name", err, errdefs.AlreadyExists)
+}
+
+func drafts(t *testing.T, s snapshot.Store) {
+	d, snap := Begin(t, s, NewGuest(t), "draft")
+	_, err := s.Get(t.Context(), "draft")
+	class(t, "a draft", err, errdefs.NotFound)
+	if err := os.Remove(filepath.Join(d.Dir(), snapshot.FileState)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Commit(t.Context(), snap)
+	class(t, "a file is missing", err, errdefs.DataLoss)
+	write(t, filepath.Join(d.Dir(), snapshot.FileState), []byte("devices"))
+	bad := snap.Clone()
+	bad.Disks[1].Layers[0].File = "../cow"
+	_, err = d.Commit(t.Context(), bad)
+	class(t, "a file elsewhere", err, errdefs.InvalidArgument)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = d.Commit(canceled, snap)
+	class(t, "canceled", err, errdefs.Canceled)
+	if _, err := d.Commit(t.Context(), snap); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Discard(); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Get(t.Context(), "draft"); err != nil {
+		t.Errorf("discarded after Commit: %v", err)
+	}
+	_, err = d.Commit(t.Context(), snap)
+	class(t, "twice", err, errdefs.FailedPrecondition)
+
+	d, _ = Begin(t, s, NewGuest(t), "given-up")
+	if err := errors.Join(d.Discard(), d.Discard()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(d.Dir()); !os.IsNotExist(err) {
+		t.Errorf("its folder: %v", err)
+	}
+	Save(t, s, NewGuest(t), "given-up")
+}
+
+func holds(t *testing.T, s snapshot.Store) {
+	_, err := s.Hold(t.Context(), "none")
+	class(t, "nothing", err, errdefs.NotFound)
+	snap := Save(t, s, NewGuest(t), "held")
+	first, err := s.Hold(t.Context(), "held")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := s.Hold(t.Context(), snap.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Snapshot().ID != snap.ID || !filepath.IsAbs(first.Dir()) {
+		t.Errorf("held is %+v in %s", first.Snapshot(), first.Dir())
+	}
+	if data, err := os.ReadFile(filepath.Join(first.Dir(), snapshot.FileState)); err != nil || string(data) != "devices" {
+		t.Errorf("its devices are %q, %v", data, err)
+	}
+	if got, err := s.Get(t.Context(), "held"); err != nil || got.UsedAt.Before(got.CreatedAt) {
+		t.Errorf("used at %v, %v", got.UsedAt, err)
+	}
+	first.Release()
+	first.Release()
+	class(t, "held", s.Remove(t.Context(), "held"), errdefs.FailedPrecondition)
+	second.Release()
+	if err := s.Remove(t.Context(), "held"); err != nil {
+		t.Error(err)
+	}
+}
+
+func updates(t *testing.T, s snapshot.Store) {
+	snap := Save(t, s, NewGuest(t), "old")
+	Save(t, s, NewGuest(t), "other")
+	got, err := s.Update(t.Context(), "old", func(x *snapshot.Snapshot) {
+		x.ID, x.Disks, x.Live, x.Size = "x", nil, false, 0
+		x.Digest, x.Labels["new"], x.Name = "sha256:2", "label", "new"
+	})
+	want := snap.Clone()
+	want.Digest, want.Labels["new"], want.Name = "sha256:2", "label", "new"
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("updated to %+v, %v", got, err)
+	}
+	if got, err := s.Get(t.Context(), "new"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("it is %+v, %v", got, err)
+	}
+	_, err = s.Get(t.Context(), "old")
+	class(t, "the old name", err, errdefs.NotFound)
+	_, err = s.Update(t.Context(), "new", func(x *snapshot.Snapshot) { x.Name = "other" })
+	class(t, "a taken name", err, errdefs.AlreadyExists)
+	_, err = s.Update(t.Context(), "none", func(*snapshot.Snapshot) {})
+	class(t, "nothing", err, errdefs.NotFound)
+	Save(t, s, NewGuest(t), "old")
+}
+
+func disks(t *testing.T, s snapshot.Store) {
+	g := NewGuest(t)
+	base := slices.Clone(g.Disks)
+	frozen, err := os.Stat(g.Disks[1].Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap := Save(t, s, g, "template")
+	if d := snap.Disks; len(d) != 2 || !d[0].Image || len(d[0].Layers) != 0 || d[1].Image || len(d[1].Layers) != 2 || d[1].Size != Storage {
+		t.Fatalf("the disks are %+v", d)
+	}
+	h, err := s.Hold(t.Context(), "template")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	got, err := s.Disks(t.Context(), h, base, dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || !reflect.DeepEqual(got[0], base[0]) {
+		t.Errorf("the shared disk is %+v", got)
+	}
+	top := got[1]
+	if top.ReadOnly || top.Serial != "cow" || top.Role != vm.RoleCOW || top.Format != vm.DiskQCOW2 || filepath.Dir(top.Path) != dir ||
+		top.Backing == nil || !top.Backing.ReadOnly || top.Backing.Backing == nil || top.Backing.Backing.Backing != nil {
+		t.Fatalf("the writable disk is %+v", top)
+	}
+	if info, err := os.Stat(top.Backing.Path); err != nil || !os.SameFile(info, frozen) {
+		t.Errorf("the layer was copied: %v", err)
+	}
+	write(t, top.Path, append([]byte(qcow2.Magic), "written by the guest"...))
+	again, err := s.Disks(t.Context(), h, base, dir, 0)
+	if data, _ := os.ReadFile(top.Path); err != nil || !reflect.DeepEqual(again, got) || !bytes.HasSuffix(data, []byte("guest")) {
+		t.Errorf("the second time: %+v, %v", again, err)
+	}
+	h.Release()
+	if err := s.Remove(t.Context(), "template"); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(top.Backing.Backing.Path); err != nil || !bytes.HasPrefix(data, []byte("empty file system")) {
+		t.Errorf("without the snapshot the VM's layer is %.20q, %v", data, err)
+	}
+}
+
+func virtual(t *testing.T, path string) int64 {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := qcow2.ParseLayer(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.VirtualSize
+}
+
+func grows(t *testing.T, s snapshot.Store) {
+	g := NewGuest(t)
+	base := slices.Clone(g.Disks)
+	Save(t, s, g, "template")
+	h, err := s.Hold(t.Context(), "template")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	for storage, want := range map[int64]int64{0: Storage, Storage: Storage, Storage + 1: Storage + 4096, 1 << 30: 1 << 30} {
+		got, err := s.Disks(t.Context(), h, base, t.TempDir(), storage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := virtual(t, got[1].Path); n != want {
+			t.Errorf("storage %d: %d bytes", storage, n)
+		}
+	}
+	dir := t.TempDir()
+	_, err = s.Disks(t.Context(), h, base, dir, Storage-4096)
+	class(t, "smaller", err, errdefs.InvalidArgument)
+	_, err = s.Disks(t.Context(), h, nil, dir, 0)
+	class(t, "without the image", err, errdefs.DataLoss)
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("refused, but it made %v", left)
+	}
+}
+
+// incremental takes a second snapshot of the same guest: it stores what is new only.
+func incremental(t *testing.T, s snapshot.Store) {
+	g := NewGuest(t)
+	Save(t, s, g, "one")
+	second := Save(t, s, g, "two")
+	layers := second.Disks[1].Layers
+	if len(layers) != 3 {
+		t.Fatalf("the layers are %v", layers)
+	}
+	one, err := s.Hold(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.Release()
+	two, err := s.Hold(t.Context(), "two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer two.Release()
+	for n, l := range one.Snapshot().Disks[1].Layers {
+		a, err1 := os.Stat(filepath.Join(one.Dir(), l.File))
+		b, err2 := os.Stat(filepath.Join(two.Dir(), layers[n].File))
+		if err1 != nil || err2 != nil || !os.SameFile(a, b) {
+			t.Errorf("layer %d is stored twice: %v, %v", n, err1, err2)
+		}
+	}
+}
+
+// export returns a snapshot as a stream.
+func export(t *testing.T, s snapshot.Store, ref string) []byte {
+	t.Helper()
+	h, err := s.Hold(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	var buf bytes.Buffer
+	if err := s.Export(t.Context(), h, &buf); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// same checks that two snapshots have the same content.
+func same(t *testing.T, s snapshot.Store, a, b string) {
+	t.Helper()
+	ha, err := s.Hold(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ha.Release()
+	hb, err := s.Hold(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hb.Release()
+	sa, sb := ha.Snapshot(), hb.Snapshot()
+	if !reflect.DeepEqual(sa.Disks, sb.Disks) || sa.Memory != sb.Memory || !sa.CreatedAt.Equal(sb.CreatedAt) || !reflect.DeepEqual(sa.Labels, sb.Labels) {
+		t.Errorf("%s is %+v, %s is %+v", a, sa, b, sb)
+	}
+	for _, f := range sa.Files() {
+		x, err1 := os.ReadFile(filepath.Join(ha.Dir(), f))
+		y, err2 := os.ReadFile(filepath.Join(hb.Dir(), f))
+		if err1 != nil || err2 != nil || !bytes.Equal(x, y) {
+			t.Errorf("%s differs: %d and %d bytes, %v, %v", f, len(x), len(y), err1, err2)
+		}
+	}
+}
+
+func streams(t *testing.T, s snapshot.Store) {
+	snap := Save(t, s, NewGuest(t), "one")
+	plain := export(t, s, "one")
+	if len(plain) > 2<<20 {
+		t.Errorf("the stream has %d bytes: the holes of the memory are in it", len(plain))
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, err := z.Write(plain)
+	if err := errors.Join(err, z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{"plain": plain, "gzip": packed.Bytes()} {
+		var told int64
+		got, err := s.Import(t.Context(), name, "from afar", bytes.NewReader(data), func(n int64) { told = max(told, n) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.ID == snap.ID || got.Name != name || got.Description != "from afar" || told == 0 || got.Size > 2<<20 {
+			t.Errorf("imported as %+v; %d bytes were told of", got, told)
+		}
+		if got.Record.PID != 0 || got.NIC[0].Tap != "" || got.Record.Spec.Name != "source" {
+			t.Errorf("the record is that of another machine: %+v", got.Record)
+		}
+		same(t, s, "one", name)
+	}
+	_, err = s.Import(t.Context(), "", "", bytes.NewReader(plain), nil)
+	class(t, "its own name is taken", err, errdefs.AlreadyExists)
+	if err := s.Remove(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Import(t.Context(), "", "", bytes.NewReader(plain), nil); err != nil || got.Name != "one" {
+		t.Errorf("imported as %q, %v", got.Name, err)
+	}
+	_, err = s.Import(t.Context(), "bad/name", "", bytes.NewReader(plain), nil)
+	class(t, "a bad name", err, errdefs.InvalidArgument)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = s.Import(canceled, "canceled", "", bytes.NewReader(plain), nil)
+	class(t, "canceled", err, errdefs.Canceled)
+}
+
+func truncated(t *testing.T, s snapshot.Store) {
+	Save(t, s, NewGuest(t), "one")
+	plain := export(t, s, "one")
+	for _, n := range []int{0, 1, 511, 600, 4000, len(plain) / 2, len(plain) - 3000, len(plain) - 1024, len(plain) - 1} {
+		_, err := s.Import(t.Context(), "cut", "", bytes.NewReader(plain[:n]), nil)
+		class(t, "cut", err, errdefs.DataLoss)
+	}
+	for n := len(plain) / 3; n < len(plain); n += len(plain) / 7 {
+		bad := bytes.Clone(plain)
+		bad[n] ^= 0x10
+		if _, err := s.Import(t.Context(), "flipped", "", bytes.NewReader(bad), nil); err == nil && bad[n] != 0x10 {
+			t.Errorf("bit of byte %d flipped: not noticed", n)
+			_ = s.Remove(t.Context(), "flipped")
+		} else if err == nil {
+			t.Errorf("padding at byte %d flipped: not noticed", n)
+			_ = s.Remove(t.Context(), "flipped")
+		}
+	}
+	if all, err := s.List(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("there are %d snapshots, %v", len(all), err)
+	}
+	Save(t, s, NewGuest(t), "cut") // its name is free
+}
+
+func foreign(t *testing.T, s snapshot.Store) {
+	for _, text := range []string{"", "hello", strings.Repeat("x", 5000), "\x1f\x8b\x08"} {
+		if _, err := s.Import(t.Context(), "x", "", strings.NewReader(text), nil); !errdefs.IsInvalid(err) && !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("%.10q: %v", text, err)
+		}
+	}
+	boom := errdefs.Unavailablef("the client went away")
+	Save(t, s, NewGuest(t), "one")
+	data := export(t, s, "one")
+	_, err := s.Import(t.Context(), "x", "", io.MultiReader(bytes.NewReader(data[:len(data)/2]), failing{boom}), nil)
+	class(t, "a reader that fails", err, errdefs.Unavailable)
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+func folders(t *testing.T, s snapshot.Store) {
+	snap := Save(t, s, NewGuest(t), "one")
+	h, err := s.Hold(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	dir := filepath.Join(t.TempDir(), "made")
+	if err := s.ExportDir(t.Context(), h, dir); err != nil {
+		t.Fatal(err)
+	}
+	class(t, "a folder with something in it", s.ExportDir(t.Context(), h, dir), errdefs.FailedPrecondition)
+	class(t, "relative", s.ExportDir(t.Context(), h, "there"), errdefs.InvalidArgument)
+	outside, err := s.HoldDir(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outside.Dir() != dir || outside.Snapshot().ID != snap.ID || outside.Snapshot().Record.PID != 0 {
+		t.Errorf("held is %+v in %s", outside.Snapshot(), outside.Dir())
+	}
+	g := NewGuest(t)
+	if _, err := s.Disks(t.Context(), outside, g.Disks, t.TempDir(), 0); err != nil {
+		t.Errorf("disks of a folder: %v", err)
+	}
+	var buf bytes.Buffer
+	if err := s.Export(t.Context(), outside, &buf); err != nil {
+		t.Errorf("export of a folder: %v", err)
+	}
+	outside.Release()
+	got, err := s.ImportDir(t.Context(), "two", "again", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.ID == snap.ID || got.Name != "two" || got.Description != "again" {
+		t.Errorf("imported as %+v", got)
+	}
+	same(t, s, "one", "two")
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	same(t, s, "one", "two")
+}
+
+func folderChecks(t *testing.T, s snapshot.Store) {
+	Save(t, s, NewGuest(t), "one")
+	h, err := s.Hold(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	layer := h.Snapshot().Disks[1].Layers[1].File
+	for name, c := range map[string]struct {
+		spoil func(dir string) error
+		want  errdefs.Class
+	}{
+		"no folder":      {os.RemoveAll, errdefs.InvalidArgument},
+		"no record":      {func(dir string) error { return os.Remove(filepath.Join(dir, snapshot.FileMeta)) }, errdefs.InvalidArgument},
+		"bad record":     {func(dir string) error { return os.WriteFile(filepath.Join(dir, snapshot.FileMeta), []byte("{"), 0o600) }, errdefs.InvalidArgument},
+		"no memory":      {func(dir string) error { return os.Remove(filepath.Join(dir, snapshot.FileMemory)) }, errdefs.DataLoss},
+		"anybody's":      {func(dir string) error { return os.Chmod(dir, 0o777) }, errdefs.FailedPrecondition},
+		"anybody's file": {func(dir string) error { return replace(dir, snapshot.FileState, 0o666) }, errdefs.FailedPrecondition},
+		"a group's file": {func(dir string) error { return replace(dir, snapshot.FileState, 0o660) }, errdefs.FailedPrecondition},
+		"too much memory": {func(dir string) error {
+			return errors.Join(replace(dir, snapshot.FileMemory, 0o600), os.Truncate(filepath.Join(dir, snapshot.FileMemory), Memory+1))
+		}, errdefs.InvalidArgument},
+		"link": {func(dir string) error {
+			f := filepath.Join(dir, layer)
+			return errors.Join(os.Remove(f), os.Symlink("/etc/passwd", f))
+		}, errdefs.InvalidArgument},
+		"no qcow2": {func(dir string) error { return replace(dir, layer, 0o600) }, errdefs.DataLoss},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "x")
+			if err := s.ExportDir(t.Context(), h, dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.spoil(dir); err != nil {
+				t.Fatal(err)
+			}
+			_, err := s.HoldDir(t.Context(), dir)
+			class(t, "HoldDir", err, c.want)
+			_, err = s.ImportDir(t.Context(), "x", "", dir)
+			class(t, "ImportDir", err, c.want)
+		})
+	}
+	_, err = s.HoldDir(t.Context(), "relative")
+	class(t, "relative", err, errdefs.InvalidArgument)
+}
+
+// replace puts another file in the place of one that may be shared.
+func replace(dir, name string, mode os.FileMode) error {
+	path := filepath.Join(dir, name)
+	return errors.Join(os.Remove(path), os.WriteFile(path, []byte("other"), 0o600), os.Chmod(path, mode))
+}
+
+// concurrent does everything at once, for the race detector.
+func concurrent(t *testing.T, s snapshot.Store) {
+	Save(t, s, NewGuest(t), "shared")
+	data := export(t, s, "shared")
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	created := make(chan error, 8)
+	for range 8 {
+		wg.Go(func() {
+			for range 3 {
+				if h, err := s.Hold(t.Context(), "shared"); err == nil {
+					_ = s.Export(t.Context(), h, io.Discard)
+					h.Release()
+				}
+				_, _ = s.Update(t.Context(), "shared", func(x *snapshot.Snapshot) { x.Labels["k"] += "v" })
+				_, _ = s.List(t.Context())
+			}
+			_, err := s.Import(t.Context(), "racer", "", bytes.NewReader(data), nil)
+			created <- err
+		})
+	}
+	won := 0
+	for range 8 {
+		if err := <-created; err == nil {
+			won++
+		} else if !errdefs.IsAlreadyExists(err) {
+			t.Error(err)
+		}
+	}
+	if won != 1 {
+		t.Errorf("%d of 8 imports of one name succeeded", won)
+	}
+	if got, err := s.Get(t.Context(), "shared"); err != nil || got.Labels["k"] != strings.Repeat("v", 25) {
+		t.Errorf("updates were lost: %q, %v", got.Labels["k"], err)
+	}
+	if err := errors.Join(s.Remove(t.Context(), "shared"), s.Remove(t.Context(), "racer")); err != nil {
+		t.Error(err)
+	}
+}
