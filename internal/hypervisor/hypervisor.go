@@ -154,6 +154,7 @@ type Pauser interface {
 type Snapshotter interface {
 	// Save writes the state and, when it returns nil, every byte of it is in the files (not yet synced). On error the guest
 	// runs on as before, with whichever of its old and new disks; neither has lost anything. Not concurrent for one VM.
+	// FailedPrecondition for a guest that an earlier save holds: Pauser.Resume lets it go.
 	Save(ctx context.Context, p SavePlan) (Saved, error)
 }
 

@@ -26,7 +26,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-func run(t *testing.T, name string, args ...string) string {
+func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
@@ -32,7 +33,7 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 					return err
 				}
 			}
-			return c.Execute(ctx, "cont", nil, nil)
+			return cont(ctx, c)
 		case "failed":
 			return errdefs.DataLossf("QEMU does not take the saved state of %s", l.plan.Incoming.State)
 		}
@@ -103,6 +104,27 @@ func (i *instance) settle(ctx context.Context, c *qmp.Client) error {
 		}
 		if s := migrationStatus(ev); s != "" && over(s) {
 			return nil
+		}
+	}
+}
+
+// finalizing is how long to wait between attempts while QEMU, which has told that a migration is over, puts it away.
+const finalizing = time.Millisecond
+
+// cont makes the guest run. When it runs already that is no error.
+func cont(ctx context.Context, c *qmp.Client) error {
+	for {
+		err := c.Execute(ctx, "cont", nil, nil)
+		if !refused(err) {
+			return err
+		}
+		if now, serr := status(ctx, c); serr != nil || now != "finish-migrate" {
+			return errors.Join(err, serr)
+		}
+		select {
+		case <-time.After(finalizing):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }

@@ -144,7 +144,7 @@ func (i *instance) Resume(ctx context.Context) error {
 		err = i.orEnded(i.settle(ctx, c))
 	}
 	if err == nil {
-		err = i.orEnded(c.Execute(ctx, "cont", nil, nil))
+		err = i.orEnded(cont(ctx, c))
 	}
 	if err != nil {
 		return fmt.Errorf("VM %s: %w", i.h.ID, err)

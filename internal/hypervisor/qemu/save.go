@@ -90,7 +90,9 @@ func (s *save) look(ctx context.Context) error {
 	switch now {
 	case "running":
 		s.running = true
-	case "paused", "postmigrate", "prelaunch":
+	case "paused", "prelaunch":
+	case "postmigrate":
+		return errdefs.Preconditionf("it was saved and has stood since; let it go on, or end it")
 	default:
 		return errdefs.Preconditionf("its state is %q; only a running or paused guest can be saved", now)
 	}
@@ -245,7 +247,7 @@ func (s *save) takePrecopy(ctx context.Context) error {
 }
 
 func (s *save) goOn(ctx context.Context) error {
-	if err := s.c.Execute(ctx, "cont", nil, nil); err != nil {
+	if err := cont(ctx, s.c); err != nil {
 		return err
 	}
 	err := s.until(ctx, resumed)
@@ -353,16 +355,14 @@ func (s *save) finish(ctx context.Context) error {
 	if err := s.flow.wait(ctx); err != nil {
 		return err
 	}
-	if s.flow.machine == "" {
-		return errdefs.DataLossf("QEMU has not named its machine")
-	}
+	_ = s.allow(ctx, "") // the next save does it too
 	for _, f := range s.files {
 		if err := f.Close(); err != nil {
 			return fmt.Errorf("write the state: %w", err)
 		}
 	}
 	s.files = nil
-	return s.allow(ctx, "")
+	return nil
 }
 
 func (s *save) result() hypervisor.Saved {
@@ -396,7 +396,7 @@ func (s *save) abort(ctx context.Context) error {
 	s.c = c
 	err = errors.Join(err, s.disks.drop(ctx, c), s.allow(ctx, ""))
 	if s.running {
-		err = errors.Join(err, c.Execute(ctx, "cont", nil, nil)) // of a guest that runs it is no error
+		err = errors.Join(err, cont(ctx, c))
 	}
 	select {
 	case <-s.i.proc.Done():

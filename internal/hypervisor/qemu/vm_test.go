@@ -155,7 +155,7 @@ func say(t testing.TB, i hypervisor.Instance, line string) {
 // await waits for a condition that no event announces.
 func await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
+	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(time.Minute); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
