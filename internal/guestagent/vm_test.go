@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -36,7 +37,10 @@ type qemu struct {
 }
 
 // bootGuest starts a guest with the given disks (serial to file) and kills it when the test ends.
-func bootGuest(t *testing.T, disks map[string]string) *qemu {
+func bootGuest(t *testing.T, disks map[string]string) *qemu { return startGuest(t, disks) }
+
+// startGuest is bootGuest with more on QEMU's command line.
+func startGuest(t *testing.T, disks map[string]string, more ...string) *qemu {
 	t.Helper()
 	kernel, initramfs := need.GuestKernel(t)
 	q := &qemu{dir: t.TempDir(), ended: make(chan struct{})}
@@ -51,15 +55,15 @@ func bootGuest(t *testing.T, disks map[string]string) *qemu {
 		"-device", "virtio-rng-pci", "-device", "virtio-balloon-pci",
 		"-netdev", "user,id=n0,restrict=on", "-device", "virtio-net-pci,netdev=n0,romfile=,mac=" + testMAC,
 	}
-	for serial, file := range disks {
-		ro := "off"
+	for _, serial := range slices.Sorted(maps.Keys(disks)) { // in one order, for guests that go on from another's state
+		file, ro := disks[serial], "off"
 		if strings.HasPrefix(serial, "cocoon-l") {
 			ro = "on"
 		}
 		args = append(args, "-drive", "if=none,format=raw,file="+file+",id="+serial+",read-only="+ro,
 			"-device", "virtio-blk-pci,drive="+serial+",serial="+serial)
 	}
-	q.cmd = exec.Command(need.QEMU(t), args...)
+	q.cmd = exec.Command(need.QEMU(t), append(args, more...)...)
 	var stderr bytes.Buffer
 	q.cmd.Stderr = &stderr
 	q.started = time.Now()

@@ -23,6 +23,7 @@ type Clone struct {
 func Commands(c Class, v Clone) (string, error) {
 	var s script
 	switch c {
+	case Automatic:
 	case CloudImage:
 		s.begin(v)
 		if err := s.cloudInit(v); err != nil {
