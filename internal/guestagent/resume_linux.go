@@ -51,6 +51,10 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 	if res.Clone == nil {
 		return &guestv1.ResumedReply{LogSeq: seq}, nil
 	}
+	select {
+	case s.cloned <- struct{}{}:
+	default:
+	}
 	if id := res.Clone.MachineID; s.resumed.id == "" || s.resumed.id != id {
 		s.resumed = resumedAs{id: id, seq: seq}
 	}
@@ -61,6 +65,18 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 		s.resumed.keys = true
 	}
 	return &guestv1.ResumedReply{LogSeq: s.resumed.seq}, nil
+}
+
+// forget has the machine forget its source, after the host was told that the clone is itself: nobody waits for that.
+func (s *Server) forget(ctx context.Context) {
+	for {
+		select {
+		case <-s.cloned:
+			_ = s.machine.Forget() // a lease that stays is asked for again, and refused
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // resumedAs is what a guest remembers of having become a clone, so that a repeated call repeats its answer.

@@ -76,6 +76,7 @@ func TestResumedReachesTheMachineAndRepeatsItsAnswer(t *testing.T) {
 		got.Clone == nil || got.Clone.MACs[0] != sourceMAC || got.Clone.MachineID != machineID || got.NICs[0].MAC != cloneMAC {
 		t.Errorf("the machine was told %+v", got)
 	}
+	waitFor(t, func() bool { m.mu.Lock(); defer m.mu.Unlock(); return m.forgot > 0 })
 	woken := clone()
 	woken.Clone, woken.Now = nil, time.Time{}
 	if _, err := resumer(t, a).Resumed(t.Context(), woken); err != nil {

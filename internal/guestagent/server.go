@@ -45,6 +45,8 @@ type Machine interface {
 	Identify(ctx context.Context, id Identity) error
 	// Resume brings a machine to itself that goes on from saved state, with its links down. Idempotent.
 	Resume(ctx context.Context, r Resumption) error
+	// Forget removes what would bring back, at the next boot or the next lease, who a clone's source was.
+	Forget() error
 	// Freeze flushes the machine's file systems and holds who writes to them still; it returns how many there are. One
 	// that fails leaves none frozen.
 	Freeze() (int, error)
@@ -83,9 +85,10 @@ type Server struct {
 
 	freezer freezer
 
-	setup   sync.Mutex // one change of the guest's identity at a time
-	resumed resumedAs  // under setup
-	keys    hostKeys   // under setup
+	setup   sync.Mutex    // one change of the guest's identity at a time
+	resumed resumedAs     // under setup
+	keys    hostKeys      // under setup
+	cloned  chan struct{} // holds a token when there is something to forget
 
 	mu       sync.Mutex
 	setUp    bool
@@ -106,6 +109,7 @@ func New(cfg Config, machine Machine) *Server {
 		followers: make(chan struct{}, maxFollowers),
 		off:       make(chan time.Duration, 1),
 		keys:      hostKeys{root: "/"},
+		cloned:    make(chan struct{}, 1),
 		started:   make(chan struct{}),
 		acked:     make(chan struct{}),
 	}
@@ -120,6 +124,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	if s.cfg.Init {
 		wg.Go(func() { s.procs.reap(ctx) })
 	}
+	wg.Go(func() { s.forget(ctx) })
 	srv := grpc.NewServer(
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxRecvMsgSize(maxMessage),

@@ -30,6 +30,7 @@ type machine struct {
 	resumed []guestagent.Resumption
 	frozen  bool
 	thaws   int
+	forgot  int
 	broken  error // of Freeze
 	off     chan struct{}
 }
@@ -48,6 +49,13 @@ func (m *machine) Resume(_ context.Context, r guestagent.Resumption) error {
 		return errors.New("resumed while frozen")
 	}
 	m.resumed = append(m.resumed, r)
+	return nil
+}
+
+func (m *machine) Forget() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forgot++
 	return nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -43,7 +42,12 @@ func (m *Machine) Identify(ctx context.Context, id guestagent.Identity) error {
 	if err := configure(ctx, id.NICs, nil); err != nil {
 		return err
 	}
-	return writeFiles("/etc", id)
+	if m.init { // elsewhere it is somebody else's to make
+		if err := ensureMachineID("/etc/machine-id"); err != nil {
+			return err
+		}
+	}
+	return writeFiles("/etc", id, replace)
 }
 
 func setHostname(name string) error {
@@ -56,62 +60,37 @@ func setHostname(name string) error {
 	return nil
 }
 
-// writeFiles writes hostname, hosts and resolv.conf below etc. Without a name server resolv.conf is left alone.
-func writeFiles(etc string, id guestagent.Identity) error {
-	files := map[string]string{"hosts": hosts(id)}
-	if id.Hostname != "" {
-		files["hostname"] = id.Hostname + "\n"
-	}
-	if text := resolvConf(id); text != "" {
-		files["resolv.conf"] = text
-	}
-	if err := os.MkdirAll(etc, 0o755); err != nil {
-		return err
-	}
-	for name, text := range files {
-		if err := replace(filepath.Join(etc, name), text); err != nil {
-			return err
+// writeFiles writes hostname, hosts and resolv.conf below etc by means of write. Without a name server resolv.conf is
+// left alone.
+func writeFiles(etc string, id guestagent.Identity, write func(path, text string) error) error {
+	for _, f := range []struct{ name, text string }{
+		{"hosts", hosts(id)}, {"hostname", id.Hostname}, {"resolv.conf", resolvConf(id)},
+	} {
+		switch {
+		case f.text == "":
+			continue
+		case f.name == "hostname":
+			f.text += "\n"
+		}
+		if err := write(etc+"/"+f.name, f.text); err != nil {
+			return fmt.Errorf("write %s/%s: %w", etc, f.name, err)
 		}
 	}
 	return nil
 }
 
-// replace writes a file by renaming: a symbolic link of the image (to systemd's files, say) is replaced, not followed.
-func replace(path, text string) error {
-	if old, err := os.ReadFile(path); err == nil && string(old) == text {
-		return nil
-	}
-	tmp := path + ".cocoon"
-	_ = os.Remove(tmp)
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
-	}
-	return err
-}
-
 func hosts(id guestagent.Identity) string {
 	var b strings.Builder
 	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
-	named := false
+	own := "127.0.1.1"
 	for _, nic := range id.NICs {
-		if nic.IP != "" && id.Hostname != "" && !named {
-			fmt.Fprintf(&b, "%s\t%s\n", nic.IP, id.Hostname)
-			named = true
+		if nic.IP != "" {
+			own = nic.IP
+			break
 		}
 	}
-	if !named && id.Hostname != "" {
-		fmt.Fprintf(&b, "127.0.1.1\t%s\n", id.Hostname)
+	if id.Hostname != "" {
+		b.WriteString(own + "\t" + id.Hostname + "\n")
 	}
 	for _, line := range id.Hosts {
 		b.WriteString(oneLine(line) + "\n")

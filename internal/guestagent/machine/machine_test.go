@@ -30,7 +30,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := writeFiles(etc, id); err != nil {
+		if err := writeFiles(etc, id, replace); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -46,7 +46,7 @@ func TestFiles(t *testing.T) {
 	if entries, _ := os.ReadDir(etc); len(entries) != 3 {
 		t.Errorf("left behind: %v", entries)
 	}
-	if err := writeFiles(etc, guestagent.Identity{Hostname: "lone"}); err != nil {
+	if err := writeFiles(etc, guestagent.Identity{Hostname: "lone"}, replace); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := os.ReadFile(etc + "/hosts"); !strings.Contains(string(got), "127.0.1.1\tlone\n") {

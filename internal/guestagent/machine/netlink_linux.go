@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,6 +133,32 @@ func attribute(b []byte, kind uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	b = append(b, value...)
 	return append(b, make([]byte, (4-len(value)%4)%4)...)
+}
+
+// firstIndexes is how far nearby looks: the interfaces that a guest has from its boot.
+const firstIndexes = 8
+
+// nearby lists the first interfaces. It asks for nothing else of them, which in a guest whose code is cold takes a tenth
+// of what links takes.
+func (s *netlink) nearby() []device {
+	var all []device
+	for index := 1; index <= firstIndexes; index++ {
+		var r struct { // struct ifreq
+			name  [unix.IFNAMSIZ]byte
+			value [24]byte
+		}
+		binary.NativeEndian.PutUint32(r.value[:], uint32(index))
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCGIFNAME, uintptr(unsafe.Pointer(&r))); errno != 0 {
+			continue
+		}
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCGIFHWADDR, uintptr(unsafe.Pointer(&r))); errno != 0 {
+			continue
+		}
+		if binary.NativeEndian.Uint16(r.value[:]) == unix.ARPHRD_ETHER { // struct sockaddr: family, data
+			all = append(all, device{index: index, mac: append(net.HardwareAddr(nil), r.value[2:8]...)})
+		}
+	}
+	return all
 }
 
 // links lists the interfaces.

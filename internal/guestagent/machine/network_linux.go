@@ -116,10 +116,18 @@ func (s *netlink) waitLinks(ctx context.Context, nics []nic) ([]device, error) {
 
 // find looks for the interfaces of nics, by their new MAC before the old one. missing is a MAC that nobody has.
 func (s *netlink) find(nics []nic) (found []device, missing net.HardwareAddr, err error) {
+	if found, missing = pick(s.nearby(), nics); missing == nil {
+		return found, nil, nil
+	}
 	all, err := s.links()
 	if err != nil {
 		return nil, nil, err
 	}
+	found, missing = pick(all, nics)
+	return found, missing, nil
+}
+
+func pick(all []device, nics []nic) (found []device, missing net.HardwareAddr) {
 	found = make([]device, len(nics))
 	for i, n := range nics {
 		d, ok := withMAC(all, n.mac)
@@ -127,11 +135,11 @@ func (s *netlink) find(nics []nic) (found []device, missing net.HardwareAddr, er
 			d, ok = withMAC(all, n.old)
 		}
 		if !ok {
-			return nil, n.mac, nil
+			return nil, n.mac
 		}
 		found[i] = d
 	}
-	return found, nil, nil
+	return found, nil
 }
 
 func withMAC(all []device, mac net.HardwareAddr) (device, bool) {

@@ -40,9 +40,6 @@ func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
 	var olds []string
 	if r.Clone != nil {
 		olds = r.Clone.MACs
-		if err := forget("/"); err != nil {
-			return err
-		}
 		if err := writeMachineID("/", r.Clone.MachineID); err != nil {
 			return err
 		}
@@ -50,8 +47,11 @@ func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
 	if err := configure(ctx, r.NICs, olds); err != nil {
 		return err
 	}
-	return writeFiles("/etc", r.Identity)
+	return writeFiles("/etc", r.Identity, overwrite)
 }
+
+// Forget implements guestagent.Machine.
+func (m *Machine) Forget() error { return forget("/") }
 
 // reseed puts entropy into the kernel's random numbers and has every generator begin anew from them.
 func reseed(entropy []byte) error {
@@ -97,16 +97,13 @@ func writeMachineID(root, id string) error {
 	if id == "" {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
-		return fmt.Errorf("write the machine id: %w", err)
-	}
 	files := []string{filepath.Join(root, "etc/machine-id")}
 	dbus := filepath.Join(root, "var/lib/dbus/machine-id")
 	if st, err := os.Lstat(dbus); err == nil && st.Mode().IsRegular() {
 		files = append(files, dbus)
 	}
 	for _, file := range files {
-		if err := replace(file, id+"\n"); err != nil {
+		if err := overwrite(file, id+"\n"); err != nil {
 			return fmt.Errorf("write the machine id: %w", err)
 		}
 	}
