@@ -105,7 +105,7 @@ func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	if c == nil {
 		return res, nil
 	}
-	if len(c.GetMacs()) != len(res.NICs) {
+	if n := len(c.GetMacs()); n != 0 && n != len(res.NICs) { // none: they are new already, as of a clone that has booted
 		return Resumption{}, errdefs.Invalidf("the clone has %d interfaces and %d addresses to find them by", len(res.NICs), len(c.GetMacs()))
 	}
 	if id := c.GetMachineId(); id != "" {

@@ -145,9 +145,9 @@ func TestVMCloneBecomesItself(t *testing.T) {
 		m.do(`{"execute":"migrate-incoming","arguments":{"uri":"exec:cat ` + state + `"}}`)
 		m.migrated()
 		m.do(`{"execute":"cont"}`)
-		begin := time.Now()
+		begin, before := time.Now(), c.work()
 		a := c.connect(t)
-		connected := time.Since(begin)
+		connected, connectedWork := time.Since(begin), c.work()-before
 		entropy := make([]byte, 64)
 		_, _ = rand.Read(entropy)
 		r := guest.Resumed{
@@ -159,12 +159,12 @@ func TestVMCloneBecomesItself(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		first := time.Since(begin)
+		first, firstWork := time.Since(begin), c.work()-before
 		again, err := resumer(t, a).Resumed(t.Context(), r)
 		if err != nil || again != reply || reply.LogSeq == 0 {
 			t.Errorf("a second call: %+v after %+v, %v", again, reply, err)
 		}
-		t.Logf("after cont: session %v, itself %v; a second call takes %v", connected, first, time.Since(begin)-first)
+		t.Logf("after cont: session %v (%v of work), itself %v (%v)", connected, connectedWork, first, firstWork)
 		m.do(`{"execute":"set_link","arguments":{"name":"n0","up":true}}`)
 		logsGoOn(t, a) // what was frozen is not any more
 		for script, want := range map[string]string{

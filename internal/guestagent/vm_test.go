@@ -115,6 +115,19 @@ func (q *qemu) connect(t *testing.T) guest.Agent {
 	return a
 }
 
+// work is the processor time of all threads of the guest, finer than cpu.
+func (q *qemu) work() time.Duration {
+	var sum int
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", q.cmd.Process.Pid))
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		ns, _, _ := strings.Cut(string(b), " ")
+		n, _ := strconv.Atoi(ns)
+		sum += n
+	}
+	return time.Duration(sum)
+}
+
 func (q *qemu) waitEnd(t *testing.T) {
 	t.Helper()
 	select {
