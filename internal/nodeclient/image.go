@@ -30,8 +30,8 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 		if stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Start{Start: &nodev1.ImportStart{Name: name}}}) != nil {
 			return // shows in Recv
 		}
-		err := upload("the image for "+name, r, func(b []byte) error {
-			return stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: b}})
+		err := upload("the image for "+name, r, func(b []byte) bool {
+			return stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: b}}) == nil
 		}, stream.CloseSend)
 		if err != nil {
 			source.set(err)
@@ -58,11 +58,11 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 
 // upload sends r, which is nil for nothing, in chunks and closes the stream. It returns errors of r only; those of the stream
 // show in Recv.
-func upload(what string, r io.Reader, send func([]byte) error, closeSend func() error) error {
+func upload(what string, r io.Reader, send func([]byte) (ok bool), closeSend func() error) error {
 	buf := make([]byte, importChunk)
 	for r != nil {
 		n, err := r.Read(buf)
-		if n > 0 && send(buf[:n]) != nil {
+		if n > 0 && !send(buf[:n]) {
 			return nil
 		}
 		if isEOF(err) {

@@ -114,8 +114,8 @@ func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapsho
 		if stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Start{Start: start}}) != nil {
 			return // shows in Recv
 		}
-		err := upload("the snapshot", r, func(b []byte) error {
-			return stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Chunk{Chunk: b}})
+		err := upload("the snapshot", r, func(b []byte) bool {
+			return stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Chunk{Chunk: b}}) == nil
 		}, stream.CloseSend)
 		if err != nil {
 			source.set(err)
