@@ -28,6 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -62,11 +63,10 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 
 // host is what exists once the folders are ours: everything that run and shutdown have in common.
 type host struct {
-	engine  *engine.Engine
-	drivers map[string]hypervisor.Driver
-	close   func()
-
+	engine    *engine.Engine
+	drivers   map[string]hypervisor.Driver
 	snapshots snapshot.Store
+	close     func()
 }
 
 // open takes the folders, opens the journal, brings the network up and makes the engine. close gives all of it back,
@@ -106,6 +106,14 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err := d.images.Open(ctx); err != nil {
 		return nil, err
 	}
+	snapshots, err := snapshotstore.New(snapshotstore.Config{Dir: filepath.Join(d.cfg.StateDir, "snapshots"), Log: d.log.With("component", "snapshot")})
+	if err != nil {
+		return nil, err
+	}
+	if err := snapshots.Open(ctx); err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() { logFailure(d.log, "snapshot store not closed cleanly", snapshots.Close()) })
 	drivers, err := d.drivers()
 	if err != nil {
 		return nil, err
@@ -123,12 +131,12 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: networks, Agents: agent.Connector{},
-		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Log: d.log.With("component", "engine"),
+		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &host{engine: e, drivers: drivers, close: closeAll}, nil
+	return &host{engine: e, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
 }
 
 // present returns path if it is there, "" otherwise: then the engine refuses what needs it, with its own words.
@@ -174,10 +182,8 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer h.close()
 	served := d.serve(h)
-	deps := nodeapi.Deps{Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Host: d.newNode(h), Log: d.log}
-	if h.snapshots != nil {
-		deps.Snapshots = served
-		d.metrics.registry.MustRegister(snapshotCollector{h.snapshots})
+	deps := nodeapi.Deps{
+		Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Snapshots: served, Host: d.newNode(h), Log: d.log,
 	}
 	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {
@@ -188,7 +194,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller})
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))

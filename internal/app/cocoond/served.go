@@ -2,12 +2,14 @@ package cocoond
 
 import (
 	"context"
+	"path/filepath"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -23,8 +25,17 @@ type served struct {
 // serve joins what the doors get.
 func (d *daemon) serve(h *host) *served {
 	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network}
-	s.Shelf = &nodeapi.Shelf{Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Dial: d.cfg.Peer.dial()}
+	s.Shelf = &nodeapi.Shelf{
+		Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
+	}
 	return s
+}
+
+// remote talks to registries of snapshots.
+func (d *daemon) remote(h *host) snapshot.Remote {
+	return registry.New(registry.Config{
+		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, Log: d.log.With("component", "snapshot"),
+	}, h.snapshots)
 }
 
 func (s *served) Create(ctx context.Context, spec vm.Spec) (r vm.Record, err error) {
