@@ -81,7 +81,8 @@ func (g *Registry) fail(r *request, err error) {
 	h := r.w.Header()
 	h.Del("Content-Length")
 	h.Del("ETag")
-	if f.allow != "" {
+	h.Del("Cache-Control")
+	if f.status == http.StatusMethodNotAllowed {
 		h.Set("Allow", f.allow)
 	}
 	if f.status == http.StatusUnauthorized {

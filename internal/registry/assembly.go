@@ -1,0 +1,352 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"io"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/content"
+	"cocoonstack.io/cocoon/internal/registry/stream"
+	"cocoonstack.io/cocoon/internal/snapshot/artifact"
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+const (
+	maxConfig    = 64 << 20
+	maxMap       = 1<<20 - 8<<10 // of one file, in a tar header: readers take no more
+	maxFile      = 64 << 40
+	headerName   = "snapshot.json" // the first entry
+	windowsDisks = "application/vnd.cocoonstack.windows.disk."
+	tarBlock     = 512
+)
+
+var fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+
+// assembly puts a body together from what a manifest names. Everything is found and checked before the first byte.
+type assembly struct {
+	g      *Registry
+	repo   string
+	doc    *content.Document
+	pieces []stream.Piece
+	sum    string // sha256 of the body in hex, if known
+}
+
+func title(d v1.Descriptor) string { return d.Annotations[artifact.AnnotationTitle] }
+
+func compressed(d v1.Descriptor) bool { return strings.HasSuffix(d.MediaType, artifact.SuffixZstd) }
+
+// order is a layer's place among those of one title; those without say keep theirs.
+func order(d v1.Descriptor) int {
+	n, err := strconv.Atoi(d.Annotations[artifact.AnnotationChunkIndex])
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// have checks that a layer is there with the size that the manifest says.
+func (a *assembly) have(ctx context.Context, d v1.Descriptor) error {
+	info, err := a.g.content.Blob(ctx, a.repo, d.Digest)
+	if err == nil && info.Size != d.Size {
+		err = errdefs.DataLossf("layer %s has %d bytes instead of %d; push it again", d.Digest, info.Size, d.Size)
+	}
+	if errdefs.IsNotFound(err) {
+		err = errdefs.DataLossf("layer %s is missing; push it again", d.Digest)
+	}
+	return err
+}
+
+// disk is the body of an OS image: its disk's layers, sorted by title.
+func (a *assembly) disk(ctx context.Context) error {
+	var layers []v1.Descriptor
+	for _, l := range a.doc.Layers {
+		kind := strings.TrimSuffix(strings.TrimSuffix(l.MediaType, artifact.SuffixZstd), artifact.SuffixPart)
+		if kind == artifact.MediaRaw || kind == artifact.MediaQCOW2 || strings.HasPrefix(kind, windowsDisks) {
+			layers = append(layers, l)
+		}
+	}
+	if len(layers) == 0 {
+		return errdefs.DataLossf("the OS image %s has no layer of a disk", a.repo)
+	}
+	slices.SortStableFunc(layers, func(x, y v1.Descriptor) int {
+		return cmp.Or(cmp.Compare(title(x), title(y)), cmp.Compare(order(x), order(y)))
+	})
+	for _, l := range layers {
+		if err := a.have(ctx, l); err != nil {
+			return err
+		}
+		p, err := a.layer(ctx, l)
+		if err != nil {
+			return err
+		}
+		a.pieces = append(a.pieces, p)
+	}
+	if l := layers[0]; len(layers) == 1 && !compressed(l) && l.Digest.Algorithm() == digest.SHA256 {
+		a.sum = l.Digest.Encoded()
+	}
+	return nil
+}
+
+// layer is a whole layer, decompressed.
+func (a *assembly) layer(ctx context.Context, l v1.Descriptor) (stream.Piece, error) {
+	open := a.g.source(a.repo, l)
+	if !compressed(l) {
+		return stream.Plain(l.Size, open), nil
+	}
+	size, err := a.g.sums.size(l.Digest, func() (int64, error) { return stream.UnpackedSize(ctx, open) })
+	return stream.Unpacked(size, open), err
+}
+
+// tar is the body of a snapshot, as package bundle describes it.
+func (a *assembly) tar(ctx context.Context) error {
+	if a.doc.Config == nil || a.doc.Config.MediaType != artifact.MediaConfig {
+		return errdefs.DataLossf("the snapshot %s has no configuration of a snapshot", a.repo)
+	}
+	var config artifact.Config
+	raw, err := a.small(ctx, *a.doc.Config)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, &config); err != nil {
+		return errdefs.DataLossf("the configuration of the snapshot %s: %w", a.repo, err)
+	}
+	titled := map[string][]v1.Descriptor{}
+	for _, l := range a.doc.Layers {
+		titled[title(l)] = append(titled[title(l)], l)
+	}
+	record, name, err := a.record(ctx, config, titled)
+	if err != nil {
+		return err
+	}
+	head, err := json.Marshal(artifact.TarHeader{Version: 1, Snapshot: record, Config: artifact.TarConfig{
+		ID: config.SnapshotID, Name: cmp.Or(name, path.Base(a.repo)), Description: config.Description, Image: config.Image, ImageDigest: config.ImageDigest,
+		ImageType: config.ImageType, ImageBlobIDs: config.ImageBlobIDs, Hypervisor: config.Hypervisor, CPU: config.CPU, Memory: config.Memory,
+		Storage: config.Storage, NICs: config.NICs, Network: config.Network, Windows: config.Windows,
+	}})
+	if err != nil {
+		return err
+	}
+	if err := a.entry(headerName, int64(len(head)), 0o600, nil, 0, []stream.Piece{stream.Bytes(head)}); err != nil {
+		return err
+	}
+	files := slices.Collect(maps.Keys(config.Files))
+	for t := range titled { // systems of before did not list every file
+		if _, ok := config.Files[t]; !ok {
+			files = append(files, t)
+		}
+	}
+	slices.Sort(files)
+	for _, f := range files {
+		if f == artifact.TitleVMConfig && record != nil {
+			continue
+		}
+		if !fileName.MatchString(f) || f == headerName || f == artifact.FileSums {
+			return errdefs.DataLossf("the snapshot %s has a file of the name %.80q", a.repo, f)
+		}
+		if err := a.file(ctx, f, config.Files[f], titled[f]); err != nil {
+			return err
+		}
+	}
+	a.pieces = append(a.pieces, stream.Zeros(2*tarBlock))
+	return nil
+}
+
+func (a *assembly) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+	if d.Size > maxConfig {
+		return nil, errdefs.DataLossf("blob %s of the snapshot %s has %d bytes; at most %d are plausible", d.Digest, a.repo, d.Size, maxConfig)
+	}
+	if err := a.have(ctx, d); err != nil {
+		return nil, err
+	}
+	f, err := a.g.source(a.repo, d)(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
+// record returns the snapshot's own record, which is one of ours when it has the snapshot's id: a file of that name was
+// something else before.
+func (a *assembly) record(ctx context.Context, c artifact.Config, titled map[string][]v1.Descriptor) (json.RawMessage, string, error) {
+	layers := titled[artifact.TitleVMConfig]
+	if len(layers) != 1 || layers[0].MediaType != artifact.MediaVMConfig {
+		return nil, "", nil
+	}
+	raw, err := a.small(ctx, layers[0])
+	if err != nil {
+		return nil, "", err
+	}
+	var is struct{ ID, Name string }
+	if json.Unmarshal(raw, &is) != nil || is.ID == "" || is.ID != c.SnapshotID {
+		return nil, "", nil
+	}
+	return raw, is.Name, nil
+}
+
+// file adds one file of a snapshot.
+func (a *assembly) file(ctx context.Context, name string, f artifact.File, layers []v1.Descriptor) error {
+	bad := func(format string, args ...any) error {
+		return errdefs.DataLossf("file %s of the snapshot %s: %w", name, a.repo, errdefs.Invalidf(format, args...))
+	}
+	if f.Size < 0 || f.Size > maxFile || f.SparseSize < 0 || f.SparseSize > maxFile {
+		return bad("its size is not possible")
+	}
+	for _, l := range layers {
+		if err := a.have(ctx, l); err != nil {
+			return err
+		}
+	}
+	if len(f.Chunks) > 0 {
+		return a.chunked(name, f, layers, bad)
+	}
+	if len(layers) == 0 {
+		size := max(f.Size, f.SparseSize)
+		return a.entry(name, size, f.Mode, []sparse.Extent{}, size, nil)
+	}
+	slices.SortStableFunc(layers, func(x, y v1.Descriptor) int { return cmp.Compare(order(x), order(y)) })
+	var pieces []stream.Piece
+	var size int64
+	for _, l := range layers {
+		p, err := a.layer(ctx, l)
+		if err != nil {
+			return err
+		}
+		size += p.Size
+		pieces = append(pieces, p)
+	}
+	if len(f.SparseMap) == 0 {
+		if f.Size > 0 && f.Size != size {
+			return bad("its layers have %d bytes instead of %d", size, f.Size)
+		}
+		return a.entry(name, size, f.Mode, nil, 0, pieces)
+	}
+	if err := sparse.Check(f.SparseMap, f.SparseSize); err != nil {
+		return bad("%w", err)
+	}
+	if n := sparse.Data(f.SparseMap); n != size {
+		return bad("its layers have %d bytes, its map %d", size, n)
+	}
+	wide := sparse.Fit(f.SparseMap, maxMap)
+	if len(wide) == len(f.SparseMap) {
+		return a.entry(name, size, f.Mode, f.SparseMap, f.SparseSize, pieces)
+	}
+	// Pieces are whole layers: cut them up at the extents.
+	parts := make([]part, 0, len(f.SparseMap))
+	var at int64
+	for _, e := range f.SparseMap {
+		from := at
+		parts = append(parts, part{e, stream.Piece{Size: e.Length, Open: func(ctx context.Context, offset int64) (io.ReadCloser, error) {
+			return section(ctx, pieces, from+offset, e.Length-offset)
+		}}})
+		at += e.Length
+	}
+	return a.entry(name, sparse.Data(wide), f.Mode, wide, f.SparseSize, widen(parts, wide))
+}
+
+// section reads n bytes of pieces.
+func section(ctx context.Context, pieces []stream.Piece, offset, n int64) (io.ReadCloser, error) {
+	s := stream.New(ctx, pieces)
+	if _, err := s.Seek(offset, io.SeekStart); err != nil {
+		return nil, err
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(s, n), s}, nil
+}
+
+// part is a piece and where its bytes go in the file.
+type part struct {
+	sparse.Extent
+	stream.Piece
+}
+
+// widen returns the data of the extents of wide: the parts, and zeros between them.
+func widen(parts []part, wide []sparse.Extent) []stream.Piece {
+	var out []stream.Piece
+	for _, w := range wide {
+		at := w.Offset
+		for len(parts) > 0 && parts[0].Offset < w.End() {
+			p := parts[0]
+			parts = parts[1:]
+			out = append(out, stream.Zeros(p.Offset-at), p.Piece)
+			at = p.End()
+		}
+		out = append(out, stream.Zeros(w.End()-at))
+	}
+	return out
+}
+
+// chunked adds a file that is made of chunks.
+func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor, bad func(string, ...any) error) error {
+	by := map[string]v1.Descriptor{}
+	for _, l := range layers {
+		by[l.Digest.String()] = l
+	}
+	parts := make([]part, 0, len(f.Chunks))
+	var extents []sparse.Extent
+	var end int64
+	for i, c := range f.Chunks {
+		l, ok := by[c.Layer]
+		switch {
+		case !ok:
+			return bad("chunk %d is in no layer of it", i)
+		case c.Length <= 0 || c.Offset < end || c.Offset > f.Size || c.Length > f.Size-c.Offset:
+			return bad("chunk %d of %d bytes at %d is out of order or outside of its %d bytes", i, c.Length, c.Offset, f.Size)
+		case !compressed(l) && l.Size != c.Length:
+			return bad("chunk %d has %d bytes, its layer %d", i, c.Length, l.Size)
+		}
+		open := a.g.source(a.repo, l)
+		p := part{sparse.Extent{Offset: c.Offset, Length: c.Length}, stream.Plain(c.Length, open)}
+		if compressed(l) {
+			p.Piece = stream.Unpacked(c.Length, open)
+		}
+		parts = append(parts, p)
+		if n := len(extents); n > 0 && end == c.Offset {
+			extents[n-1].Length += c.Length
+		} else {
+			extents = append(extents, p.Extent)
+		}
+		end = c.Offset + c.Length
+	}
+	wide := sparse.Fit(extents, maxMap)
+	if len(wide) == 1 && wide[0].Length == f.Size { // no holes
+		return a.entry(name, f.Size, f.Mode, nil, 0, widen(parts, wide))
+	}
+	return a.entry(name, sparse.Data(wide), f.Mode, wide, f.Size, widen(parts, wide))
+}
+
+// entry adds a file to the tar stream: size bytes of data, which go where a map says, if there is one (not nil).
+func (a *assembly) entry(name string, size int64, mode uint32, m []sparse.Extent, whole int64, data []stream.Piece) error {
+	if mode = mode & 0o777; mode == 0 {
+		mode = 0o600
+	}
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: int64(mode), ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+	if m != nil {
+		h.PAXRecords = map[string]string{artifact.PAXSparseMap: string(sparse.Encode(m)), artifact.PAXSparseSize: strconv.FormatInt(whole, 10)}
+		h.Size = sparse.Data(m)
+	}
+	var buf bytes.Buffer
+	if err := tar.NewWriter(&buf).WriteHeader(h); err != nil {
+		return errdefs.DataLossf("file %s of the snapshot %s: %w", name, a.repo, err)
+	}
+	a.pieces = append(a.pieces, stream.Bytes(buf.Bytes()))
+	a.pieces = append(a.pieces, data...)
+	a.pieces = append(a.pieces, stream.Zeros((tarBlock-h.Size%tarBlock)%tarBlock))
+	return nil
+}
