@@ -49,7 +49,7 @@ func linkDisks(ctx context.Context, draft snapshot.Draft, r vm.Record, disks []v
 		if err != nil {
 			return nil, err
 		}
-		if d.Role == vm.RoleCOW {
+		if d.Role == vm.RoleCOW && x.Size == 0 {
 			x.Size = r.Spec.Storage
 		}
 		out = append(out, x)

@@ -2,26 +2,188 @@ package engine
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Restore makes the VM of ref go back to a snapshot that was taken of it.
-func (e *Engine) Restore(ctx context.Context, ref, snap string) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("not there yet")
+// hibernation is the name of the snapshot in which a VM is hibernated unless another was asked for.
+func hibernation(id vm.ID) string { return "hibernate-" + string(id) }
+
+// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once all is durable. It keeps its
+// name, MACs and addresses. Hibernating a hibernated VM is no error.
+// Errors: as of SaveSnapshot. Whatever fails, the VM goes on as before and no snapshot is left.
+func (e *Engine) Hibernate(caller context.Context, ref, name string) (vm.Record, error) {
+	return e.operate(caller, opHibernate, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
+		return e.hibernate(ctx, m, name)
+	})
 }
 
-// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once all is durable.
-func (e *Engine) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("not there yet")
+func (e *Engine) hibernate(ctx context.Context, m *machine, name string) (vm.Record, error) {
+	r := m.record()
+	if r.State == vm.StateHibernated {
+		return r, nil
+	}
+	store, err := e.store()
+	if err != nil {
+		return r, err
+	}
+	c, err := e.capture(m, false)
+	if err != nil {
+		return r, err
+	}
+	if c.run == nil {
+		return r, errdefs.Preconditionf("it does not run (%s), so there is nothing to hibernate; start it first", r.State)
+	}
+	c.hold = true
+	pauser, ok := hypervisor.As[hypervisor.Pauser](c.run.inst)
+	if !ok {
+		return r, errdefs.Unsupportedf("driver %s cannot have a paused guest go on", r.Driver)
+	}
+	if name == "" {
+		name = hibernation(m.id)
+		e.dropStale(ctx, m, name)
+	}
+	draft, err := store.Create(ctx, name)
+	if err != nil {
+		return r, err
+	}
+	defer e.discard(m, draft)
+	if err := e.open(ctx, m, opHibernate, stepSave, snapshotArgs{Snapshot: draft.ID()}.json()); err != nil {
+		return r, err
+	}
+	// From its commit on the snapshot is what the VM is, although no record says so yet.
+	e.settling.Store(draft.ID(), true)
+	defer e.settling.Delete(draft.ID())
+	frozen := r.Disks
+	x, err := e.shoot(ctx, m, c, draft, snapshot.Snapshot{Name: name, Description: "vm " + m.name() + " hibernated"})
+	if err != nil {
+		return m.record(), e.goOn(ctx, m, pauser, err)
+	}
+	if err := e.endHeld(ctx, m, c.run); err != nil {
+		return e.takeBack(ctx, m, pauser, x, frozen, err)
+	}
+	return e.asleep(ctx, m, x.ID, frozen)
 }
 
-// Wake makes a hibernated VM go on. Waking one that runs is no error.
-func (e *Engine) Wake(ctx context.Context, ref string) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("not there yet")
+// endHeld ends the process of a guest whose state is durable elsewhere. The guest, being paused, notices nothing.
+func (e *Engine) endHeld(ctx context.Context, m *machine, run *run) error {
+	run.asked.Store(true)
+	if err := kill(ctx, run); err != nil {
+		run.asked.Store(false)
+		return err
+	}
+	e.reclaim(ctx, m, run)
+	return nil
 }
 
-func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
-	return vm.Record{}, errdefs.Unsupportedf("not there yet")
+// asleep writes down that m is hibernated. Its disks are those that its guest knows: what a process may write from now
+// on goes to overlays on them.
+func (e *Engine) asleep(ctx context.Context, m *machine, id string, frozen []vm.Disk) (vm.Record, error) {
+	change := func(r *vm.Record) {
+		r.State, r.Handle, r.PID, r.AgentReady = vm.StateHibernated, nil, 0, false
+		r.Snapshot, r.Disks = id, frozen
+		r.Reason, r.Message = vm.ReasonHibernated, ""
+	}
+	r, err := e.commit(ctx, m, e.journal.Settle, change)
+	if err != nil {
+		// The intent is open and the snapshot is there: the next recovery comes to the same end, and so does whatever is
+		// done to the VM before that.
+		e.log.Error("vm hibernated, and the journal does not take it", "vm", m.id, "err", err)
+		return e.assume(m, change), err
+	}
+	e.tidy(m)
+	return r, nil
+}
+
+// assume changes the record in memory alone, because that is how it is, whatever the journal says.
+func (e *Engine) assume(m *machine, change func(*vm.Record)) vm.Record {
+	m.write.Lock()
+	defer m.write.Unlock()
+	r := m.record()
+	change(&r)
+	m.rec.Store(&r)
+	return r
+}
+
+// goOn has a guest run again whose hibernation failed with cause before its state was durable.
+func (e *Engine) goOn(ctx context.Context, m *machine, pauser hypervisor.Pauser, cause error) error {
+	err := e.unhold(ctx, m, pauser)
+	if err != nil {
+		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; restart cocoond or the VM", err))
+		e.fail(ctx, m, m.record().Reason, err)
+		return err
+	}
+	e.settleFailed(ctx, m, opHibernate, func(*vm.Record) {})
+	e.tidy(m)
+	return cause
+}
+
+// unhold has the guest go on. One that has ended meanwhile is no error: its end is noted as any other.
+func (e *Engine) unhold(ctx context.Context, m *machine, pauser hypervisor.Pauser) error {
+	run := m.run.Load()
+	if run == nil || run.over() {
+		return nil
+	}
+	if err := pauser.Resume(context.WithoutCancel(ctx)); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// takeBack has a guest run again whose process cannot be ended with cause, although its state is durable. The journal
+// says so first: from then on no recovery takes the snapshot for the VM.
+//
+// A process that has ended after all leaves the snapshot as the VM.
+func (e *Engine) takeBack(ctx context.Context, m *machine, pauser hypervisor.Pauser, x snapshot.Snapshot, frozen []vm.Disk, cause error) (vm.Record, error) {
+	ctx = context.WithoutCancel(ctx)
+	_, err := e.commit(ctx, m, e.step(stepUndo), func(*vm.Record) {})
+	if err == nil {
+		err = pauser.Resume(ctx)
+	}
+	if run := m.run.Load(); errdefs.IsNotFound(err) || run == nil || run.over() {
+		e.reclaim(ctx, m, run)
+		return e.asleep(ctx, m, x.ID, frozen)
+	}
+	if err != nil {
+		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; its state is in snapshot %s", err, x.Name))
+		e.fail(ctx, m, m.record().Reason, err)
+		return m.record(), err
+	}
+	if err := e.snapshots.Remove(ctx, x.ID); err != nil {
+		e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", x.ID, "err", err)
+	}
+	e.settleFailed(ctx, m, opHibernate, func(*vm.Record) {})
+	e.tidy(m)
+	return m.record(), cause
+}
+
+// dropStale removes a snapshot of m called name in which it is not hibernated any more.
+func (e *Engine) dropStale(ctx context.Context, m *machine, name string) {
+	x, err := e.snapshots.Get(ctx, name)
+	if err != nil || x.Source.VMID != m.id {
+		return
+	}
+	if err := e.snapshots.Remove(ctx, x.ID); err != nil {
+		e.log.Warn("snapshot of an earlier hibernation not removed", "vm", m.id, "snapshot", x.ID, "err", err)
+	}
+}
+
+// dropHibernation removes the snapshot in which m is hibernated, if it is. Somebody who holds it may go on with it.
+func (e *Engine) dropHibernation(ctx context.Context, m *machine) {
+	r := m.record()
+	if e.snapshots == nil || r.Snapshot == "" || r.State == vm.StateRunning {
+		return
+	}
+	x, err := e.snapshots.Get(ctx, r.Snapshot)
+	if err != nil || x.Source.VMID != m.id { // what a VM was cloned from is not its own
+		return
+	}
+	if err := e.snapshots.Remove(ctx, x.ID); err != nil {
+		e.log.Warn("snapshot of a hibernated vm not removed", "vm", m.id, "snapshot", x.ID, "err", err)
+	}
 }

@@ -96,6 +96,12 @@ func (e *Engine) resume(ctx context.Context, m *machine, in journal.Intent, rele
 		return false, e.remove(ctx, m, true)
 	case opSave:
 		return false, e.recoverSave(ctx, m, in)
+	case opHibernate:
+		return false, e.recoverHibernate(ctx, m, in)
+	case opWake:
+		return false, e.recoverWake(ctx, m, in)
+	case opRestore:
+		return e.recoverRestore(ctx, m, in, release)
 	case opStop, opRestart:
 		if err := e.reattach(ctx, m); err != nil {
 			return false, err

@@ -76,3 +76,90 @@ func (e *Engine) unpause(ctx context.Context, m *machine) error {
 	}
 	return err
 }
+
+// recoverHibernate finishes a hibernation whose snapshot is there, and has the guest go on otherwise.
+func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.Intent) error {
+	args, err := argsOfSnapshot(in)
+	if err != nil {
+		return err
+	}
+	there, err := e.committed(ctx, args.Snapshot)
+	if err != nil {
+		return err
+	}
+	if there && in.Step != stepUndo {
+		if err := e.reattach(ctx, m); err != nil {
+			return err
+		}
+		if run := m.run.Load(); run != nil {
+			if err := e.endHeld(ctx, m, run); err != nil {
+				return err
+			}
+		}
+		if err := e.reap(ctx, m.record()); err != nil {
+			return err
+		}
+		if err := e.detach(ctx, m.record().NICs, false); err != nil {
+			return err
+		}
+		_, err := e.asleep(ctx, m, args.Snapshot, below(m.record().Disks))
+		return err
+	}
+	if err := e.adopt(ctx, m); err != nil {
+		return err
+	}
+	if err := e.unpause(ctx, m); err != nil {
+		return err
+	}
+	if there {
+		if err := e.snapshots.Remove(ctx, args.Snapshot); err != nil {
+			e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", args.Snapshot, "err", err)
+		}
+	}
+	_, err = e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {})
+	e.tidy(m)
+	return err
+}
+
+// recoverWake finishes waking a VM whose process is on record and runs; any other is hibernated still.
+func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent) error {
+	args, err := argsOfSnapshot(in)
+	if err != nil {
+		return err
+	}
+	r := m.record()
+	if err := e.reattach(ctx, m); err != nil {
+		return err
+	}
+	if m.run.Load() != nil {
+		_, err := e.cleanUp(ctx, m, r, args.Snapshot)
+		e.tidy(m)
+		return err
+	}
+	there, err := e.committed(ctx, args.Snapshot)
+	if err != nil {
+		return err
+	}
+	if len(r.Handle) > 0 && (r.AgentReady || !there) { // it was awake and has ended
+		return e.settle(ctx, m, e.adopt(ctx, m))
+	}
+	if err := e.reap(ctx, r); err != nil {
+		return err
+	}
+	nics, err := e.nicsOf(ctx, r, true)
+	if err != nil {
+		return err
+	}
+	if err := e.detach(ctx, nics, false); err != nil {
+		return err
+	}
+	_, err = e.commit(ctx, m, e.journal.Settle, func(to *vm.Record) {
+		if len(r.Handle) > 0 {
+			to.Disks = below(r.Disks)
+		}
+		to.State, to.Snapshot, to.Handle, to.PID = vm.StateHibernated, args.Snapshot, nil, 0
+		to.Reason, to.Message = vm.ReasonWakeFailed, "waking it was cut off when cocoond ended; wake it again"
+	})
+	e.tidy(m)
+	return err
+}

@@ -31,6 +31,7 @@ func (e *Engine) Remove(caller context.Context, ref string, force bool) error {
 func (e *Engine) remove(ctx context.Context, m *machine, thorough bool) error {
 	err := e.erase(ctx, m, thorough)
 	if err == nil {
+		e.dropHibernation(ctx, m)
 		err = e.forget(ctx, m)
 	}
 	if err != nil {

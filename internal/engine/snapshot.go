@@ -22,6 +22,7 @@ const freezeTimeout = 30 * time.Second
 type snapshotArgs struct {
 	Snapshot string   `json:"snapshot"`        // id; of save and hibernate: that the snapshot will have
 	Files    []string `json:"files,omitempty"` // of restore: disks in the VM's folder that are not needed after it
+	Slept    string   `json:"slept,omitempty"` // of restore: id of the snapshot that the VM was hibernated in
 }
 
 func (a snapshotArgs) json() []byte {

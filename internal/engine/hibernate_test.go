@@ -1,0 +1,336 @@
+package engine_test
+
+import (
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// overlays are the disks that the engine made in the folder of a VM.
+func (r *rig) overlays(id vm.ID) (out []string) {
+	r.t.Helper()
+	entries, err := os.ReadDir(r.dir + "/state/vms/" + string(id))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "top-") || strings.HasPrefix(e.Name(), "disks-") {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+func TestHibernateAndWake(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	rec, g := r.source()
+	self := g.Self()
+	slept := r.must(r.Hibernate(ctx, "web", ""))
+	if slept.State != vm.StateHibernated || slept.PID != 0 || slept.Handle != nil || slept.Reason != vm.ReasonHibernated || slept.AgentReady || slept.Snapshot == "" {
+		t.Errorf("hibernated %+v", slept)
+	}
+	if again := r.must(r.Hibernate(ctx, "web", "")); again.Revision != slept.Revision {
+		t.Error("it was hibernated twice")
+	}
+	if got := r.overlays(rec.ID); len(got) != 0 {
+		t.Errorf("overlays are left: %v", got)
+	}
+	if stopped := r.must(r.Stop(ctx, "web", 0)); stopped.State != vm.StateHibernated {
+		t.Errorf("stopped %+v", stopped)
+	}
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "x"})
+	wantClass(t, "save a hibernated VM", err, errdefs.FailedPrecondition)
+	wantClass(t, "remove what it is in", r.RemoveSnapshot(ctx, slept.Snapshot), errdefs.FailedPrecondition)
+	if left := leftovers(t, r.dir, r.world); len(left) != 3 { // its folders, its lease and its snapshot; the run folder is there too
+		t.Logf("left while it is hibernated: %v", left)
+	}
+	r.restart()
+	if err := os.RemoveAll(r.dir + "/run/vms/" + string(rec.ID)); err != nil { // as a reboot does
+		t.Fatal(err)
+	}
+	if err := r.UpdateVolume(ctx, "web", "conf", content("two")); err != nil {
+		t.Fatal(err)
+	}
+	woken := r.must(r.Wake(ctx, "web"))
+	if woken.State != vm.StateRunning || nicOf(woken) != nicOf(rec) || woken.Snapshot != "" || woken.Restarts != rec.Restarts || !woken.StartedAt.Equal(rec.StartedAt) || woken.Cloned {
+		t.Errorf("woken %+v, before it was %+v", woken, rec)
+	}
+	r.await("web", "ready", ready)
+	g = r.world.Guest(rec.ID)
+	now := g.Self()
+	self.Resumed = 1
+	if now != self || r.volume(rec.ID) != "two" {
+		t.Errorf("awake it is %+v, before %+v; its volume holds %q", now, self, r.volume(rec.ID))
+	}
+	if _, err := r.world.Snapshots().Get(ctx, slept.Snapshot); !errdefs.IsNotFound(err) {
+		t.Errorf("its snapshot is there still (%v)", err)
+	}
+	r.write(g, "two.")
+	g.Print(1)
+	r.logs("web", "line 1\nline 2\nline 3\n")
+	r.must(r.Wake(ctx, "web"))
+
+	slept = r.must(r.Hibernate(ctx, "web", "night")) // and once more, by another name
+	woken = r.must(r.Start(ctx, "web"))              // that wakes it as well
+	if woken.State != vm.StateRunning || r.disk(rec.ID) != "one.two." || len(r.overlays(rec.ID)) != 2 {
+		t.Errorf("woken %+v, its disk holds %q, overlays %v", woken, r.disk(rec.ID), r.overlays(rec.ID))
+	}
+	r.await("web", "ready", ready)
+	r.must(r.Restart(ctx, "web", 0))
+	if r.disk(rec.ID) != "one.two." {
+		t.Errorf("booted anew its disk holds %q", r.disk(rec.ID))
+	}
+	r.await("web", "ready", ready)
+	r.must(r.Hibernate(ctx, "web", ""))
+	r.clearAll() // its snapshot goes with it
+	_ = slept
+}
+
+func nicOf(r vm.Record) string { return r.NICs[0].MAC + " " + r.NICs[0].IP + " " + r.NICs[0].Tap }
+
+func TestHibernateRefusals(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	r.saved("web", "gold")
+	_, err := r.Hibernate(ctx, "web", "gold")
+	wantClass(t, "name taken", err, errdefs.AlreadyExists)
+	_, err = r.Wake(ctx, "nope")
+	wantClass(t, "wake nobody", err, errdefs.NotFound)
+	r.must(r.Stop(ctx, "web", 0))
+	_, err = r.Hibernate(ctx, "web", "")
+	wantClass(t, "hibernate a stopped VM", err, errdefs.FailedPrecondition)
+	_, err = r.Wake(ctx, "web")
+	wantClass(t, "wake a stopped VM", err, errdefs.FailedPrecondition)
+	r.clearAll("gold")
+}
+
+// TestHibernateFails at each of its acts: the guest goes on as before, or all is well after all.
+func TestHibernateFails(t *testing.T) {
+	for _, call := range []string{
+		"snapshots.Create", "snapshots.Overlay", "driver.Save", "driver.Save done", "snapshots.Link", "snapshots.Commit", "driver.Kill",
+	} {
+		t.Run(call, func(t *testing.T) {
+			var broken atomic.Bool
+			r := newRig(t, func(r *rig) {
+				r.world.Fault = func(name string) error {
+					if name == call && broken.Load() {
+						return errdefs.Exhaustedf("fault at %s", name)
+					}
+					return nil
+				}
+			})
+			ctx := t.Context()
+			rec, g := r.source()
+			broken.Store(true)
+			_, err := r.Hibernate(ctx, "web", "")
+			wantClass(t, "hibernate", err, errdefs.ResourceExhausted)
+			broken.Store(false)
+			if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || !now.AgentReady || now.PID != rec.PID {
+				t.Errorf("after that it is %+v", now)
+			}
+			if g.Self().Paused {
+				t.Error("its guest is paused")
+			}
+			if all, err := r.world.Snapshots().List(ctx); err != nil || len(all) != 0 {
+				t.Errorf("snapshots are left: %+v, %v", all, err)
+			}
+			r.write(g, "two.")
+			r.must(r.Hibernate(ctx, "web", ""))
+			r.must(r.Wake(ctx, "web"))
+			r.await("web", "ready", ready)
+			if got := r.disk(rec.ID); got != "one.two." {
+				t.Errorf("its disk holds %q", got)
+			}
+			r.clearAll()
+		})
+	}
+}
+
+// TestWakeFails at each of its acts: the VM stays hibernated and can be woken.
+func TestWakeFails(t *testing.T) {
+	for _, call := range []string{"network.Attach", "snapshots.Overlay", "driver.Launch", "driver.Launch done", "driver.Machine"} {
+		t.Run(call, func(t *testing.T) {
+			var broken atomic.Bool
+			r := newRig(t, func(r *rig) {
+				r.world.Fault = func(name string) error {
+					if name == call && broken.Load() {
+						return errdefs.Unavailablef("fault at %s", name)
+					}
+					return nil
+				}
+			})
+			ctx := t.Context()
+			rec, _ := r.source()
+			slept := r.must(r.Hibernate(ctx, "web", ""))
+			broken.Store(true)
+			_, err := r.Wake(ctx, "web")
+			wantClass(t, "wake", err, errdefs.Unavailable)
+			now := r.must(r.Inspect(ctx, "web"))
+			if now.State != vm.StateHibernated || now.Snapshot != slept.Snapshot || call != "driver.Machine" && (now.Reason != vm.ReasonWakeFailed || now.Message == "") {
+				t.Errorf("after that it is %+v", now)
+			}
+			if got := r.overlays(rec.ID); len(got) != 0 {
+				t.Errorf("overlays are left: %v", got)
+			}
+			broken.Store(false)
+			r.must(r.Wake(ctx, "web"))
+			if now := r.await("web", "ready", ready); now.Reason != "" || r.disk(rec.ID) != "one." {
+				t.Errorf("awake it is %+v", now)
+			}
+			r.clearAll()
+		})
+	}
+}
+
+// TestWakeElsewhere refuses a machine on which the memory cannot go on.
+func TestWakeElsewhere(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	r.must(r.Hibernate(ctx, "web", ""))
+	r.world.Machine = vm.Machine{Driver: "fake", Version: "2", Type: "m2", Arch: "any", Accel: vm.AccelTCG, CPU: "max"}
+	_, err := r.Wake(ctx, "web")
+	wantClass(t, "wake", err, errdefs.FailedPrecondition)
+	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateHibernated {
+		t.Errorf("after that it is %+v", now)
+	}
+	r.world.Machine = vm.Machine{}
+	r.must(r.Wake(ctx, "web"))
+	r.clearAll()
+}
+
+// TestHibernatedClone is told who it is when it wakes, if it was not before.
+func TestHibernatedClone(t *testing.T) {
+	var deaf atomic.Bool
+	r := newRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			if call == "agent.Resumed" && deaf.Load() {
+				return errdefs.Unavailablef("fault")
+			}
+			return nil
+		}
+	})
+	ctx := t.Context()
+	r.source()
+	r.saved("web", "gold")
+	deaf.Store(true)
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
+	r.must(r.Hibernate(ctx, "a", ""))
+	deaf.Store(false)
+	woken := r.must(r.Wake(ctx, "a"))
+	if !woken.Cloned || woken.Itself() {
+		t.Errorf("woken %+v", woken)
+	}
+	r.await("a", "ready", ready)
+	if self := r.world.Guest(c.ID).Self(); self.Hostname != "a" || self.MAC != c.NICs[0].MAC || self.MachineID != c.Resume.MachineID || self.Down {
+		t.Errorf("it is %+v", self)
+	}
+	r.must(r.Hibernate(ctx, "a", "")) // now it needs not be told again
+	r.must(r.Wake(ctx, "a"))
+	r.await("a", "ready", ready)
+	if self := r.world.Guest(c.ID).Self(); self.MachineID != c.Resume.MachineID || self.Resumed != 2 {
+		t.Errorf("it is %+v", self)
+	}
+	r.clearAll("gold")
+}
+
+func TestRestore(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	rec, g := r.source()
+	x := r.saved("web", "gold")
+	back := func(what string, g *enginetest.Guest) {
+		t.Helper()
+		if g != nil {
+			r.write(g, "later.")
+			g.Print(5)
+		}
+		got := r.must(r.Restore(ctx, "web", "gold"))
+		if got.State != vm.StateRunning || got.Snapshot != "" || got.Cloned || nicOf(got) != nicOf(rec) {
+			t.Errorf("%s: restored %+v", what, got)
+		}
+		r.await("web", "ready", ready)
+		if self := r.world.Guest(rec.ID).Self(); r.disk(rec.ID) != "one." || self.Lines != 2 || self.Down || self.Hostname != "web" {
+			t.Errorf("%s: it is %+v, its disk holds %q", what, self, r.disk(rec.ID))
+		}
+		if got := r.overlays(rec.ID); len(got) != 1 {
+			t.Errorf("%s: its folder has %v", what, got)
+		}
+		r.world.Guest(rec.ID).Print(1)
+		r.logs("web", "line 3\n")
+	}
+	back("running", g)
+	r.must(r.Stop(ctx, "web", 0))
+	back("stopped", nil)
+	r.write(r.world.Guest(rec.ID), "asleep.")
+	r.must(r.Hibernate(ctx, "web", ""))
+	back("hibernated", nil)
+	if all, err := r.world.Snapshots().List(ctx); err != nil || len(all) != 1 {
+		t.Errorf("there are %d snapshots, %v", len(all), err)
+	}
+	slept := r.must(r.Hibernate(ctx, "web", ""))
+	if got := r.must(r.Restore(ctx, "web", slept.Snapshot)); got.State != vm.StateRunning { // that is to wake it
+		t.Errorf("restored %+v", got)
+	}
+	r.must(r.Stop(ctx, "web", 0))
+	r.saved("web", "disks")
+	r.must(r.Start(ctx, "web"))
+	r.write(r.world.Guest(rec.ID), "later.")
+	if got := r.must(r.Restore(ctx, "web", "disks")); got.State != vm.StateRunning || r.disk(rec.ID) != "one." || got.Resume != nil {
+		t.Errorf("restored %+v, its disk holds %q", got, r.disk(rec.ID))
+	}
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
+	_, err := r.Restore(ctx, "a", "gold")
+	wantClass(t, "restore to another's", err, errdefs.FailedPrecondition)
+	_, err = r.Restore(ctx, "a", "nope")
+	wantClass(t, "restore to nothing", err, errdefs.NotFound)
+	_, _ = c, x
+	r.clearAll("gold", "disks")
+}
+
+// TestRestoreFails at each of its acts: the VM has the disks that it had.
+func TestRestoreFails(t *testing.T) {
+	for call, want := range map[string]vm.State{
+		"snapshots.Disks": vm.StateRunning, "driver.Kill": vm.StateRunning,
+		"network.Attach": vm.StateStopped, "driver.Launch": vm.StateStopped, "driver.Launch done": vm.StateStopped,
+	} {
+		t.Run(call, func(t *testing.T) {
+			var broken atomic.Bool
+			r := newRig(t, func(r *rig) {
+				r.world.Fault = func(name string) error {
+					if name == call && broken.Load() {
+						return errdefs.Unavailablef("fault at %s", name)
+					}
+					return nil
+				}
+			})
+			ctx := t.Context()
+			rec, g := r.source()
+			r.saved("web", "gold")
+			r.write(g, "two.")
+			broken.Store(true)
+			_, err := r.Restore(ctx, "web", "gold")
+			wantClass(t, "restore", err, errdefs.Unavailable)
+			broken.Store(false)
+			now := r.must(r.Inspect(ctx, "web"))
+			if now.State != want {
+				t.Errorf("after that it is %+v", now)
+			}
+			r.must(r.Start(ctx, "web"))
+			if got := r.disk(rec.ID); got != "one.two." {
+				t.Errorf("its disk holds %q", got)
+			}
+			if got := r.overlays(rec.ID); len(got) != 1 {
+				t.Errorf("its folder has %v", got)
+			}
+			r.must(r.Restore(ctx, "web", "gold"))
+			if got := r.disk(rec.ID); got != "one." {
+				t.Errorf("its disk holds %q", got)
+			}
+			r.clearAll("gold")
+		})
+	}
+}

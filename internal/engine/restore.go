@@ -1,0 +1,272 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Restore makes the VM of ref, whatever it does now, go back to a snapshot that was taken of it: to its memory, or, when
+// that has none, to its disks, which it boots. What happened since is lost; the disks until then go when it runs.
+// Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine) before anything is changed.
+// When it fails after its process was ended, it is stopped, or hibernated as before, and has the disks that it had.
+func (e *Engine) Restore(caller context.Context, ref, snap string) (vm.Record, error) {
+	return e.operate(caller, opRestore, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
+		return e.restore(ctx, m, snap)
+	})
+}
+
+func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Record, error) {
+	r := m.record()
+	store, err := e.store()
+	if err != nil {
+		return r, err
+	}
+	switch r.State {
+	case vm.StateRunning, vm.StateStopped, vm.StateCreated, vm.StateHibernated:
+	default:
+		return r, broken(r)
+	}
+	h, err := store.Hold(ctx, snap)
+	if err != nil {
+		return r, err
+	}
+	defer h.Release()
+	x := h.Snapshot()
+	if r.State == vm.StateHibernated && r.Snapshot == x.ID { // its memory is needed once, and not on top of itself
+		h.Release()
+		return e.wake(ctx, m)
+	}
+	img, err := e.restorable(ctx, r, x)
+	if err != nil {
+		return r, err
+	}
+	args := snapshotArgs{Snapshot: x.ID, Files: ownFiles(e.stateDir(m.id), r.Disks)}
+	if r.State == vm.StateHibernated {
+		args.Slept = r.Snapshot
+	}
+	if err := e.open(ctx, m, opRestore, stepDisks, args.json()); err != nil {
+		return r, err
+	}
+	disks, err := e.disksFrom(ctx, m, h, img)
+	if err == nil {
+		_, err = e.commit(ctx, m, e.step(stepKill), func(*vm.Record) {})
+	}
+	if err == nil {
+		err = e.clear(ctx, m)
+	}
+	if err != nil {
+		e.settleFailed(ctx, m, opRestore, func(r *vm.Record) {
+			if r.State == vm.StateRunning && m.run.Load() == nil {
+				stopped(r, ending{asked: true}, now())
+			}
+		})
+		e.tidy(m)
+		return m.record(), err
+	}
+	return e.goBack(context.WithoutCancel(ctx), m, h, disks, args)
+}
+
+// restorable refuses a snapshot to which r cannot go back.
+func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) (image.Image, error) {
+	if x.Source.VMID != r.ID {
+		return image.Image{}, errdefs.Preconditionf("snapshot %s was not taken of this VM but of %s; clone it instead", x.Name, x.Source.VMName)
+	}
+	if !x.Live {
+		if err := e.startable(r); err != nil {
+			return image.Image{}, err
+		}
+	} else if err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
+		return image.Image{}, err
+	}
+	return e.imageOf(ctx, x)
+}
+
+// clear ends the process of m, if it has one, and writes that down: from here it is going back, whatever happens.
+func (e *Engine) clear(ctx context.Context, m *machine) error {
+	run := m.run.Load()
+	if run != nil {
+		run.asked.Store(true)
+		if err := kill(ctx, run); err != nil {
+			run.asked.Store(false)
+			return err
+		}
+	}
+	e.reclaim(ctx, m, run)
+	at := now()
+	_, err := e.commit(ctx, m, e.step(stepLaunch), func(r *vm.Record) {
+		if r.State != vm.StateHibernated {
+			r.Reason, r.Message = "", ""
+			stopped(r, ending{asked: true}, at)
+		}
+	})
+	return err
+}
+
+// goBack has m, which has no process any more, go on from h with the given disks, and settles whatever happens.
+func (e *Engine) goBack(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, args snapshotArgs) (vm.Record, error) {
+	was := m.record()
+	var back undo.Stack
+	r, err := e.relive(ctx, m, h, disks, &back)
+	if err == nil {
+		r, err = e.cleanUp(ctx, m, r, args.Slept)
+		e.tidy(m, args.Files...)
+		return r, err
+	}
+	if undone := back.Run(ctx); undone != nil {
+		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
+	}
+	change := func(r *vm.Record) {
+		*r = was
+		r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
+	}
+	if _, failed := e.commit(ctx, m, e.journal.Settle, change); failed != nil {
+		e.log.Error("failed operation not settled", "vm", m.id, "op", opRestore, "err", failed)
+		e.assume(m, change)
+	}
+	e.tidy(m)
+	return m.record(), err
+}
+
+// relive starts the process of a VM that goes back.
+func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, back *undo.Stack) (vm.Record, error) {
+	r, live := m.record(), h.Snapshot().Live
+	if !live {
+		boot, err := e.boot(r.Spec, r.ImageType) // where the kernel is may have changed since
+		if err != nil {
+			return r, err
+		}
+		r.Boot = boot
+	}
+	if err := e.makeDirs(m.id); err != nil {
+		return r, err
+	}
+	nics, err := e.attach(ctx, r, back, false)
+	if err != nil {
+		return r, err
+	}
+	for _, d := range r.Disks {
+		if d.Role == vm.RoleCidat { // the one disk that is in no snapshot
+			disks = append(disks, d)
+		}
+	}
+	r.NICs, r.Disks, r.Resume, r.Cloned = nics, disks, nil, false
+	if r.Disks, err = e.seed(ctx, r, nics); err != nil {
+		return r, err
+	}
+	f := firing{log: m.log.Begin, done: e.step(stepClean)}
+	if live {
+		r.Resume = &vm.Resume{}
+		for _, n := range h.Snapshot().NIC {
+			r.Resume.MACs = append(r.Resume.MACs, n.MAC)
+		}
+		r.Resume.Clone = true
+		if r.Cloned = !r.Itself(); !r.Cloned {
+			r.Resume = &vm.Resume{}
+		} else { // it had not been told yet who it is
+			r.Resume.MachineID = newMachineID()
+		}
+		f.log, f.incoming = m.log.BeginForeign, incomingOf(h)
+		f.incoming.Alone, f.incoming.LinksDown = true, r.Cloned
+	}
+	f.change = func(to *vm.Record) {
+		to.Boot, to.NICs, to.Disks, to.Resume, to.Cloned = r.Boot, r.NICs, r.Disks, r.Resume, r.Cloned
+		if to.Snapshot != "" && m.record().State == vm.StateHibernated {
+			to.Snapshot = ""
+		}
+	}
+	return e.fire(ctx, m, r, f, back)
+}
+
+// recoverRestore goes on with a restore from where it ended the process of the VM, in a worker, and undoes one that was
+// cut off before.
+func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
+	args, err := argsOfSnapshot(in)
+	if err != nil {
+		return false, err
+	}
+	if in.Step == stepDisks || in.Step == stepClean {
+		err := e.adopt(ctx, m)
+		if err == nil {
+			err = e.settle(ctx, m, nil)
+		}
+		if in.Step == stepDisks {
+			e.tidy(m)
+			return false, err
+		}
+		if args.Slept != "" {
+			e.dropStale(ctx, m, args.Slept)
+		}
+		e.tidy(m, args.Files...)
+		return false, err
+	}
+	if err := e.reattach(ctx, m); err != nil {
+		return false, err
+	}
+	e.life.spawn(func(ctx context.Context) {
+		defer release()
+		ctx, cancel := e.life.bound(ctx)
+		defer cancel()
+		if _, err := e.finishRestore(ctx, m, args); err != nil && e.life.serving.Err() == nil {
+			e.log.Error("unfinished operation not finished", "vm", m.id, "op", in.Op, "err", err)
+		}
+	})
+	return true, nil
+}
+
+// finishRestore does what is left of a restore, with disks made anew. When it cannot, the VM is what it was then.
+func (e *Engine) finishRestore(ctx context.Context, m *machine, args snapshotArgs) (vm.Record, error) {
+	h, disks, err := e.again(ctx, m, args)
+	if err != nil {
+		if e.life.serving.Err() == nil {
+			e.settleFailed(ctx, m, opRestore, func(r *vm.Record) {
+				if r.State != vm.StateRunning {
+					r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
+				}
+			})
+			e.tidy(m)
+		}
+		return m.record(), err
+	}
+	defer h.Release()
+	return e.goBack(context.WithoutCancel(ctx), m, h, disks, args)
+}
+
+// again ends what is left of the process of m and makes its disks anew.
+func (e *Engine) again(ctx context.Context, m *machine, args snapshotArgs) (snapshot.Held, []vm.Disk, error) {
+	store, err := e.store()
+	if err != nil {
+		return nil, nil, err
+	}
+	h, err := store.Hold(ctx, args.Snapshot)
+	if err != nil {
+		return nil, nil, err
+	}
+	disks, err := e.ready(ctx, m, h)
+	if err != nil {
+		h.Release()
+		return nil, nil, err
+	}
+	return h, disks, nil
+}
+
+func (e *Engine) ready(ctx context.Context, m *machine, h snapshot.Held) ([]vm.Disk, error) {
+	img, err := e.restorable(ctx, m.record(), h.Snapshot())
+	if err != nil {
+		return nil, err
+	}
+	if err := e.clear(ctx, m); err != nil {
+		return nil, err
+	}
+	if err := e.reap(ctx, m.record()); err != nil {
+		return nil, err
+	}
+	return e.disksFrom(ctx, m, h, img)
+}

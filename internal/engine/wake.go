@@ -1,0 +1,120 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Wake makes a hibernated VM go on. Waking one that runs is no error. When it fails the VM is hibernated still and can be
+// woken again. Its snapshot goes when the guest runs.
+// Errors: FailedPrecondition (not hibernated, another kind of machine), DataLoss (its snapshot is gone or damaged).
+func (e *Engine) Wake(caller context.Context, ref string) (vm.Record, error) {
+	return e.operate(caller, opWake, ref, e.wake)
+}
+
+func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
+	r := m.record()
+	switch r.State {
+	case vm.StateRunning:
+		return r, nil
+	case vm.StateHibernated:
+	case vm.StateError:
+		return r, broken(r)
+	default:
+		return r, errdefs.Preconditionf("it is not hibernated (%s); start it", r.State)
+	}
+	store, err := e.store()
+	if err != nil {
+		return r, err
+	}
+	h, err := store.Hold(ctx, r.Snapshot)
+	if errdefs.IsNotFound(err) {
+		return r, errdefs.DataLossf("the snapshot %s with its memory is gone; bring it back, or remove the VM", r.Snapshot)
+	}
+	if err != nil {
+		return r, err
+	}
+	defer h.Release()
+	if err := e.resumable(ctx, h.Snapshot(), r.Spec.Accel); err != nil {
+		return r, err
+	}
+	if err := e.open(ctx, m, opWake, stepLaunch, snapshotArgs{Snapshot: r.Snapshot}.json()); err != nil {
+		return r, err
+	}
+	var back undo.Stack
+	woken, err := e.rouse(ctx, m, h, &back)
+	if err != nil {
+		return e.sleepOn(ctx, m, r, &back, err)
+	}
+	h.Release()
+	return e.cleanUp(ctx, m, woken, r.Snapshot)
+}
+
+// rouse has m go on from h. Nothing is written to the journal before the process runs: until then the VM is hibernated.
+func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, back *undo.Stack) (vm.Record, error) {
+	r := m.record()
+	if err := e.makeDirs(m.id); err != nil { // the runtime folder is gone after a reboot of the host
+		return r, err
+	}
+	nics, err := e.attach(ctx, r, back, false)
+	if err != nil {
+		return r, err
+	}
+	// An attempt that failed may have let the guest write: each begins with overlays of its own.
+	disks, _, err := e.overlaysOn(ctx, m)
+	if err != nil {
+		return r, err
+	}
+	r.NICs, r.Disks = nics, disks
+	if r.Resume == nil || !r.Resume.Clone { // a clone that has not been told who it is must still be
+		r.Resume = &vm.Resume{}
+	}
+	incoming := incomingOf(h)
+	incoming.Alone, incoming.LinksDown = true, !r.Itself()
+	startedAt, restarts := r.StartedAt, r.Restarts
+	return e.fire(ctx, m, r, firing{
+		incoming: incoming, log: m.log.Resume, done: e.step(stepClean),
+		change: func(to *vm.Record) {
+			to.NICs, to.Disks, to.Resume, to.Snapshot = r.NICs, r.Disks, r.Resume, ""
+			to.StartedAt, to.Restarts = startedAt, restarts // to the guest it has not been away
+		},
+	}, back)
+}
+
+// sleepOn leaves m hibernated, as was, after an attempt to wake it that failed with cause.
+func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, cause error) (vm.Record, error) {
+	if err := back.Run(ctx); err != nil {
+		cause = errors.Join(cause, fmt.Errorf("undo: %w", err))
+	}
+	change := func(r *vm.Record) {
+		r.State, r.Snapshot, r.Disks, r.Resume = was.State, was.Snapshot, was.Disks, was.Resume
+		r.Handle, r.PID, r.Reason, r.Message = nil, 0, vm.ReasonWakeFailed, cause.Error()
+	}
+	if _, err := e.commit(ctx, m, e.journal.Settle, change); err != nil {
+		e.log.Error("vm hibernated still, and the journal does not take it", "vm", m.id, "err", err)
+		e.assume(m, change)
+	}
+	e.tidy(m)
+	return m.record(), cause
+}
+
+// cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles.
+func (e *Engine) cleanUp(ctx context.Context, m *machine, r vm.Record, id string) (vm.Record, error) {
+	if id != "" {
+		if err := e.snapshots.Remove(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
+			e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)
+		}
+	}
+	settled, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {})
+	if err != nil { // it runs and the record says so: what is left to do the next operation or recovery does
+		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
+		return r, nil
+	}
+	return settled, nil
+}
