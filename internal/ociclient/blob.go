@@ -220,9 +220,15 @@ func (b *blob) broken(err error) {
 func (b *blob) open() error {
 	header := http.Header{}
 	if b.at > 0 {
-		header.Set("Range", fmt.Sprintf("bytes=%d-", b.at))
+		header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.size-1)) // not all servers take an open end
 	}
-	resp, err := b.s.do(b.ctx, request{method: http.MethodGet, url: b.s.base + "blobs/" + b.digest, header: header, what: b.what()})
+	req := request{method: http.MethodGet, url: b.s.base + "blobs/" + b.digest, header: header, what: b.what()}
+	resp, err := b.s.do(b.ctx, req)
+	if err == nil && resp.StatusCode == http.StatusRequestedRangeNotSatisfiable && b.at > 0 {
+		discard(resp)
+		req.header = nil
+		resp, err = b.s.do(b.ctx, req)
+	}
 	if err != nil {
 		return err
 	}

@@ -331,7 +331,7 @@ func (w *worker) fetch(ctx context.Context, t task) ([]byte, error) {
 	r := w.p.s.Blob(ctx, t.layer.Digest, t.layer.Size)
 	defer r.Close()
 	if _, err := io.ReadFull(r, blob); err != nil {
-		return nil, unwrapEOF(err)
+		return nil, err
 	}
 	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // the verdict on the digest
 		return nil, err
@@ -344,14 +344,6 @@ func (w *worker) fetch(ctx context.Context, t task) ([]byte, error) {
 		return nil, fmt.Errorf("the layer %s: %w", t.layer.Digest, err)
 	}
 	return data, nil
-}
-
-// unwrapEOF keeps an early end from looking like a good one.
-func unwrapEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 // borrow returns the bytes of a chunk from a local snapshot. They are verified by making their blob again; should that

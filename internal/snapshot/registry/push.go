@@ -480,7 +480,9 @@ func (p *push) seal(ctx context.Context) (string, error) {
 	if err := p.blob(ctx, m.Config.Digest, config); err != nil {
 		return "", err
 	}
-	return p.s.PutManifest(ctx, p.tag, artifact.MediaManifest, raw)
+	digest, err := p.s.PutManifest(ctx, p.tag, artifact.MediaManifest, raw)
+	p.m.done(0) // what moved since
+	return digest, err
 }
 
 // named is a file of a snapshot and its media type.

@@ -1,0 +1,130 @@
+package registry_test
+
+import (
+	"crypto/sha256"
+	"io"
+	"log"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/snapshot/registry"
+)
+
+// The measures are those of the bytes of the snapshot's files without their holes. BenchmarkPlain is what they are
+// compared with: a copy to the disk with fsync, and sha256 of the same bytes.
+
+const benchMemory = 512 << 20
+
+func benchServer(b *testing.B) func(http.Handler) http.Handler {
+	return func(http.Handler) http.Handler {
+		return ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)), ggcr.WithBlobHandler(ggcr.NewDiskBlobHandler(b.TempDir())))
+	}
+}
+
+func BenchmarkPush(b *testing.B) {
+	for name, change := range map[string]func(*registry.Config){
+		"zstd": func(c *registry.Config) { c.Index = "" },
+		"none": func(c *registry.Config) { c.Index = ""; c.Uncompressed = true },
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := newStore(b)
+			h := s.save(b, guest{name: "s", seed: 1, memory: benchMemory})
+			c := client(b, s, change)
+			for n := 0; b.Loop(); n++ {
+				_, p := push(b, c, h, serve(b, benchServer(b))+"/vm:"+strconv.Itoa(n))
+				b.SetBytes(p.Total)
+				b.ReportMetric(float64(p.Moved)*float64(n+1)/1e6/b.Elapsed().Seconds(), "moved-MB/s")
+			}
+		})
+	}
+}
+
+func BenchmarkSecondPush(b *testing.B) {
+	s := newStore(b)
+	h := s.save(b, guest{name: "s", seed: 1, memory: benchMemory})
+	c := client(b, s, nil)
+	host := serve(b, nil)
+	_, first := push(b, c, h, host+"/vm:first")
+	for b.Loop() {
+		_, p := push(b, c, h, host+"/vm:second")
+		b.SetBytes(p.Total)
+		b.ReportMetric(100*float64(p.Moved)/float64(first.Moved), "%-moved")
+	}
+}
+
+func BenchmarkPull(b *testing.B) {
+	for name, change := range map[string]func(*registry.Config){
+		"zstd": nil,
+		"none": func(c *registry.Config) { c.Uncompressed = true },
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := newStore(b)
+			ref := serve(b, benchServer(b)) + "/vm:1"
+			push(b, client(b, s, change), s.save(b, guest{name: "s", seed: 1, memory: benchMemory}), ref)
+			there := newStore(b)
+			for n := 0; b.Loop(); n++ {
+				h, p := pull(b, client(b, there, func(c *registry.Config) { c.Index = "" }), there, ref, "n"+strconv.Itoa(n))
+				for _, f := range files {
+					fsync(b, filepath.Join(h.Dir(), f))
+				}
+				b.SetBytes(p.Total)
+				b.ReportMetric(float64(p.Moved)*float64(n+1)/1e6/b.Elapsed().Seconds(), "moved-MB/s")
+			}
+		})
+	}
+}
+
+func fsync(b *testing.B, path string) {
+	f, err := os.Open(path)
+	if err == nil {
+		err = f.Sync()
+		f.Close()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func BenchmarkPlain(b *testing.B) {
+	s := newStore(b)
+	h := s.save(b, guest{name: "s", seed: 1, memory: benchMemory})
+	_, p := push(b, client(b, s, nil), h, serve(b, nil)+"/vm:1")
+	src := filepath.Join(h.Dir(), snapshot.FileMemory)
+	read := func(b *testing.B, w io.Writer) {
+		f, err := os.Open(src)
+		if err == nil {
+			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(f, p.Total)}, make([]byte, 1<<20))
+			f.Close()
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.Run("sha256", func(b *testing.B) {
+		b.SetBytes(p.Total)
+		for b.Loop() {
+			read(b, sha256.New())
+		}
+	})
+	b.Run("copy", func(b *testing.B) {
+		b.SetBytes(p.Total)
+		for b.Loop() {
+			path := filepath.Join(b.TempDir(), "copy")
+			f, err := os.Create(path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			read(b, f)
+			if err := f.Sync(); err != nil {
+				b.Fatal(err)
+			}
+			f.Close()
+		}
+	})
+}
