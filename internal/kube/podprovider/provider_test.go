@@ -51,6 +51,7 @@ type world struct {
 	client *fake.Clientset
 	events *record.FakeRecorder
 	reach  *reach
+	shelf  *shelf // nil: the node keeps no snapshots
 	p      *Provider
 	stop   func()
 }
@@ -67,8 +68,13 @@ func startWith(t *testing.T, e *engine, cfg Config) *world {
 // run starts a provider; after stop it may be called again, as a process that was restarted.
 func (w *world) run(cfg Config) {
 	cfg.Node = convert.Node{Name: "node-1", IP: "192.0.2.1"}
+	var snapshots Snapshots
+	if w.shelf != nil {
+		snapshots = w.shelf
+	}
 	p, err := New(cfg, Deps{
-		Runtime: w.engine, Client: w.client, Recorder: w.events, Prober: w.reach,
+		Snapshots: snapshots,
+		Runtime:   w.engine, Client: w.client, Recorder: w.events, Prober: w.reach,
 		Cached: func(ns, name string) (*corev1.Pod, error) {
 			return w.client.CoreV1().Pods(ns).Get(w.t.Context(), name, metav1.GetOptions{})
 		},
@@ -99,11 +105,16 @@ func (w *world) create(p *corev1.Pod) {
 	}
 }
 
+// pass lets d pass.
+func (w *world) pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // the bubble's clock: this waits for nothing real
+	synctest.Wait()
+}
+
 // after lets d pass and returns the pod as the API server has it.
 func (w *world) after(d time.Duration) *corev1.Pod {
 	w.t.Helper()
-	time.Sleep(d) //nolint:forbidigo // the bubble's clock: this waits for nothing real
-	synctest.Wait()
+	w.pass(d)
 	p, err := w.client.CoreV1().Pods("default").Get(w.t.Context(), "web", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

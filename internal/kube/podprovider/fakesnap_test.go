@@ -1,0 +1,307 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// shelf is Snapshots in memory, of the VMs of an engine. What a guest knows is in memories; a snapshot keeps a copy.
+type shelf struct {
+	*engine
+	registry *registry
+
+	mu      sync.Mutex
+	snaps   map[string]snapshot.Snapshot // by name
+	content map[string]string            // of snapshots, by id
+	memory  map[vm.ID]string             // of VMs
+	saveAs  func() error
+	wakeAs  func() error
+	takes   time.Duration // of a save
+}
+
+// registry is one of OCI, in memory, that several shelves may use.
+type registry struct {
+	mu    sync.Mutex
+	down  error
+	tags  map[string]string            // ref → digest
+	blobs map[string]snapshot.Snapshot // by digest
+	text  map[string]string            // by digest
+	calls []string
+}
+
+const registryURL = "http://epoch.test"
+
+func newRegistry() *registry {
+	return &registry{tags: map[string]string{}, blobs: map[string]snapshot.Snapshot{}, text: map[string]string{}}
+}
+
+func newShelf(e *engine, r *registry) *shelf {
+	return &shelf{engine: e, registry: r, snaps: map[string]snapshot.Snapshot{}, content: map[string]string{}, memory: map[vm.ID]string{}}
+}
+
+var _ Snapshots = (*shelf)(nil)
+
+func (r *registry) enter(call string) (func(), error) {
+	r.mu.Lock()
+	r.calls = append(r.calls, call)
+	if r.down != nil {
+		defer r.mu.Unlock()
+		return nil, r.down
+	}
+	return r.mu.Unlock, nil
+}
+
+func (r *registry) fall(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down = err
+}
+
+// has is the content of a tag, "" for none.
+func (r *registry) has(repo, tag string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text[r.tags[registryURL+"/"+repo+":"+tag]]
+}
+
+func (s *shelf) lock() func() { s.mu.Lock(); return s.mu.Unlock }
+
+// knows sets and tells what the guest of a VM has in its memory.
+func (s *shelf) knows(name string, set ...string) string {
+	rec, err := s.Inspect(context.Background(), name)
+	if err != nil {
+		return "no VM"
+	}
+	defer s.lock()()
+	if len(set) > 0 {
+		s.memory[rec.ID] = set[0]
+	}
+	return s.memory[rec.ID]
+}
+
+func (s *shelf) names() string {
+	defer s.lock()()
+	var out []string
+	for name := range s.snaps {
+		out = append(out, name)
+	}
+	return strings.Join(out, " ")
+}
+
+// put keeps a snapshot under its name. Preconditions: mu is held.
+func (s *shelf) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, error) {
+	if _, taken := s.snaps[snap.Name]; taken {
+		return snap, errdefs.Existsf("snapshot %s is there already", snap.Name)
+	}
+	snap.ID, snap.CreatedAt, snap.Hypervisor, snap.NICs = string(vm.NewID()), time.Now(), "fake", 1
+	s.snaps[snap.Name], s.content[snap.ID] = snap, content
+	return snap, nil
+}
+
+func (s *shelf) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
+	leave, err := s.enter("save " + spec.Name)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	rec := s.find(ref)
+	leave()
+	if rec == nil {
+		return snapshot.Snapshot{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	if !sleep(ctx, nil, s.takes, false) {
+		return snapshot.Snapshot{}, ctx.Err()
+	}
+	defer s.lock()()
+	if s.saveAs != nil {
+		if err := s.saveAs(); err != nil {
+			return snapshot.Snapshot{}, err
+		}
+	}
+	return s.put(snapshot.Snapshot{Name: spec.Name, Labels: spec.Labels, Source: snapshot.Source{VMID: rec.ID, VMName: rec.Spec.Name}}, s.memory[rec.ID])
+}
+
+func (s *shelf) CloneWithImage(_ context.Context, c vm.CloneSpec, _ []image.RegistryAuth) (vm.Record, error) {
+	leave, err := s.enter("clone " + c.Name)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	if s.find(c.Name) != nil {
+		return vm.Record{}, errdefs.Existsf("VM name %s is taken", c.Name)
+	}
+	defer s.lock()()
+	snap, content := snapshot.Snapshot{ID: "dir"}, "of "+c.FromDir
+	if c.FromDir == "" {
+		if snap, err = s.get(c.Snapshot); err != nil {
+			return vm.Record{}, err
+		}
+		content = s.content[snap.ID]
+	} else if c.FromDir == "/missing" {
+		return vm.Record{}, errdefs.Invalidf("%s is no snapshot", c.FromDir)
+	}
+	s.nextIP++
+	r := &vm.Record{
+		ID: vm.NewID(), Spec: vm.Spec{Name: c.Name, Labels: c.Labels, Image: "base"}.Default(), State: vm.StateRunning, Driver: "fake",
+		ImageType: vm.ImageOCI, ImageDigest: "sha256:abc", StartedAt: time.Now(), Snapshot: snap.ID, Cloned: true, Resume: &vm.Resume{Clone: true, MACs: []string{"02:00:00:00:00:ff"}},
+		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", s.nextIP), IP: fmt.Sprintf("10.0.0.%d", s.nextIP), Prefix: 24}},
+	}
+	s.recs[r.ID], s.memory[r.ID] = r, content
+	s.note(vm.EventAdded, r)
+	s.resumeSoon(r)
+	return *r, nil
+}
+
+// resumeSoon has the agent tell the guest who it is. Preconditions: the engine's mu is held.
+func (s *shelf) resumeSoon(r *vm.Record) {
+	if s.boot < 0 {
+		return // nobody answers
+	}
+	id := r.ID
+	time.AfterFunc(s.boot, func() {
+		s.change(id, func(r *vm.Record) { r.AgentReady, r.Resume = r.State == vm.StateRunning, nil })
+	})
+}
+
+func (s *shelf) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
+	snap, err := s.SaveSnapshot(ctx, ref, vm.SaveSpec{Name: name})
+	if err != nil {
+		return vm.Record{}, err
+	}
+	leave, err := s.enter("hibernate")
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	r := s.find(ref)
+	r.State, r.AgentReady, r.Snapshot, r.Reason = vm.StateHibernated, false, snap.ID, vm.ReasonHibernated
+	s.note(vm.EventModified, r)
+	return *r, nil
+}
+
+func (s *shelf) Wake(_ context.Context, ref string) (vm.Record, error) {
+	leave, err := s.enter("wake")
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	defer s.lock()()
+	r := s.find(ref)
+	switch {
+	case r == nil:
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	case r.State == vm.StateRunning:
+		return *r, nil
+	}
+	if s.wakeAs != nil {
+		if err := s.wakeAs(); err != nil {
+			return vm.Record{}, err
+		}
+	}
+	snap, err := s.get(r.Snapshot)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	s.memory[r.ID] = s.content[snap.ID]
+	delete(s.snaps, snap.Name)
+	r.State, r.StartedAt, r.Snapshot, r.Resume = vm.StateRunning, time.Now(), "", &vm.Resume{}
+	s.note(vm.EventModified, r)
+	s.resumeSoon(r)
+	return *r, nil
+}
+
+// get resolves a name or an id. Preconditions: mu is held.
+func (s *shelf) get(ref string) (snapshot.Snapshot, error) {
+	for name, snap := range s.snaps {
+		if name == ref || snap.ID == ref {
+			return snap, nil
+		}
+	}
+	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot %s", ref)
+}
+
+func (s *shelf) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
+	defer s.lock()()
+	return s.get(ref)
+}
+
+func (s *shelf) RemoveSnapshot(_ context.Context, ref string) error {
+	defer s.lock()()
+	snap, err := s.get(ref)
+	delete(s.snaps, snap.Name)
+	return err
+}
+
+func (s *shelf) PushSnapshot(_ context.Context, ref, to string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	leave, err := s.registry.enter("push " + to)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer leave()
+	defer s.lock()()
+	snap, err := s.get(ref)
+	if err != nil {
+		return snap, err
+	}
+	snap.Digest = "sha256:" + snap.ID
+	s.snaps[snap.Name] = snap
+	s.registry.tags[to], s.registry.blobs[snap.Digest], s.registry.text[snap.Digest] = snap.Digest, snap, s.content[snap.ID]
+	return snap, nil
+}
+
+func (s *shelf) PullSnapshot(_ context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	if strings.HasPrefix(from, peerScheme) {
+		return snapshot.Snapshot{}, errdefs.NotFoundf("%s has no such snapshot", from)
+	}
+	leave, err := s.registry.enter("pull " + from)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer leave()
+	digest, ok := s.registry.tags[from]
+	if !ok {
+		return snapshot.Snapshot{}, errdefs.NotFoundf("the registry has no %s", from)
+	}
+	snap := s.registry.blobs[digest]
+	snap.Name = name
+	defer s.lock()()
+	return s.put(snap, s.registry.text[digest])
+}
+
+func (s *shelf) TagDigest(_ context.Context, ref string, _ snapshot.Auth) (string, error) {
+	leave, err := s.registry.enter("ask " + ref)
+	if err != nil {
+		return "", err
+	}
+	defer leave()
+	if digest, ok := s.registry.tags[ref]; ok {
+		return digest, nil
+	}
+	return "", errdefs.NotFoundf("the registry has no %s", ref)
+}
+
+func (s *shelf) DeleteTag(_ context.Context, ref string, _ snapshot.Auth) error {
+	leave, err := s.registry.enter("delete " + ref)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	delete(s.registry.tags, ref)
+	return nil
+}
+
+func (s *shelf) CheckRegistry(_ context.Context, ref string, _ snapshot.Auth) error {
+	leave, err := s.registry.enter("check " + ref)
+	if err != nil {
+		return err
+	}
+	leave()
+	return nil
+}
