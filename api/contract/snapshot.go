@@ -72,8 +72,10 @@ func ShouldSnapshotVM(s VMSpec, main bool) bool {
 		return false
 	case SnapshotMainOnly:
 		return main
+	case SnapshotAlways:
+		return true
 	}
-	return true
+	return true // nothing is lost that might have been wanted
 }
 
 // AsksSnapshot reports whether the annotations are those of a VM that snapshots are meant for at all: one that is managed,

@@ -150,7 +150,8 @@ func TestWhereSnapshotsAreKept(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	o, err := parse(nil, func(k string) string { return map[string]string{"EPOCH_TOKEN": "s3cret", "EPOCH_URL": "http://epoch"}[k] }, &bytes.Buffer{})
+	env := map[string]string{"EPOCH_TOKEN": "s3cret", "EPOCH_URL": "http://epoch"}
+	o, err := parse(nil, func(k string) string { return env[k] }, &bytes.Buffer{})
 	if err != nil || o.EpochToken != "s3cret" || o.EpochURL != "http://epoch" {
 		t.Errorf("of the environment: %v", err)
 	}

@@ -41,6 +41,12 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		}
 		return spec, assertBackend(pod, snap)
 	})
+	if want := pod.Annotations[contract.KeyBackend]; err == nil && origin.Dir != "" && want != "" && want != rec.Driver {
+		err = errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", origin.Dir, rec.Driver, want, contract.KeyBackend)
+		if undo := w.p.Runtime.Remove(ctx, string(rec.ID), true); undo != nil && !errdefs.IsNotFound(undo) {
+			w.log.Warn("vm of another backend not removed", "vm", rec.ID, "err", undo)
+		}
+	}
 	if origin.Dir != "" && ctx.Err() == nil {
 		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}

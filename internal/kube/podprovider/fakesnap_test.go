@@ -17,6 +17,7 @@ import (
 type shelf struct {
 	*engine
 	registry *registry
+	peers    map[string]*shelf // by host:port
 
 	mu      sync.Mutex
 	snaps   map[string]snapshot.Snapshot // by name
@@ -119,6 +120,7 @@ func (s *shelf) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) 
 	if !sleep(ctx, nil, s.takes, false) {
 		return snapshot.Snapshot{}, ctx.Err()
 	}
+	defer s.change(rec.ID, func(r *vm.Record) { r.SnapshotIDs = append(r.SnapshotIDs, "one") })
 	defer s.lock()()
 	if s.saveAs != nil {
 		if err := s.saveAs(); err != nil {
@@ -144,8 +146,6 @@ func (s *shelf) CloneWithImage(_ context.Context, c vm.CloneSpec, _ []image.Regi
 			return vm.Record{}, err
 		}
 		content = s.content[snap.ID]
-	} else if c.FromDir == "/missing" {
-		return vm.Record{}, errdefs.Invalidf("%s is no snapshot", c.FromDir)
 	}
 	s.nextIP++
 	r := &vm.Record{
@@ -256,9 +256,20 @@ func (s *shelf) PushSnapshot(_ context.Context, ref, to string, _ snapshot.Auth,
 	return snap, nil
 }
 
-func (s *shelf) PullSnapshot(_ context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	if strings.HasPrefix(from, peerScheme) {
-		return snapshot.Snapshot{}, errdefs.NotFoundf("%s has no such snapshot", from)
+func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	if rest, ok := strings.CutPrefix(from, peerScheme); ok {
+		host, theirs, _ := strings.Cut(rest, "/")
+		peer := s.peers[host]
+		if peer == nil {
+			return snapshot.Snapshot{}, errdefs.Unavailablef("%s does not answer", host)
+		}
+		snap, err := peer.GetSnapshot(ctx, theirs)
+		if err != nil {
+			return snap, err
+		}
+		snap.Name = name
+		defer s.lock()()
+		return s.put(snap, peer.content[snap.ID])
 	}
 	leave, err := s.registry.enter("pull " + from)
 	if err != nil {

@@ -101,7 +101,7 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 	if !contract.Hibernate(pod.Annotations) {
 		return w.wakeLocal(ctx, rec)
 	}
-	if w.p.Snapshots == nil || w.kept == rec.Snapshot {
+	if w.p.Snapshots == nil || w.kept != "" && w.kept == rec.Snapshot {
 		w.publish(0)
 		return 0
 	}
@@ -233,7 +233,7 @@ func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error
 // elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs and those
 // that are told to sleep or to be restored do. digest is "" when only a peer could know.
 func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (digest string, sleeps bool, err error) {
-	must := contract.RestoreFromHibernate(pod.Annotations)
+	must := contract.RestoreFromHibernate(pod.Annotations) || w.life.State == contract.LifecycleHibernated
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	if w.p.Snapshots == nil || !must && !ask.Managed && !contract.Hibernate(pod.Annotations) {
 		return "", false, nil

@@ -370,6 +370,38 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
+	synctest.Test(t, func(t *testing.T) { // asleep, and its state is gone: it does not start afresh behind anybody's back
+		s := newShelf(newEngine(), slept(t))
+		clear(s.registry.tags)
+		w := keeping(t, s, false)
+		defer w.stop()
+		w.create(pod(managedRun, asks(map[string]string{contract.KeyLifecycleState: "hibernated"})))
+		expect(t, w.after(5*time.Second), asleepPod)
+		if s.count() != 0 {
+			t.Error("it was booted")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // it cannot wake for a while
+		s := newKept()
+		w := keeping(t, s, false)
+		defer w.stop()
+		w.create(pod(managedRun))
+		w.after(time.Second)
+		w.annotate(contract.KeyHibernate, "true")
+		w.after(time.Second)
+		s.wakeAs = func() error { return errdefs.Exhaustedf("no memory is left") }
+		w.annotate(contract.KeyHibernate, "")
+		p := w.after(10 * time.Second)
+		expect(t, p, asleepPod)
+		if !strings.Contains(p.Annotations[contract.KeyLifecycleMessage], "no memory") {
+			t.Errorf("annotations %v", p.Annotations)
+		}
+		w.expectTold("Warning WakeFailed")
+		s.mu.Lock()
+		s.wakeAs = nil
+		s.mu.Unlock()
+		expect(t, w.after(time.Minute), "Running running ready")
+	})
 	synctest.Test(t, func(t *testing.T) { // asked for, and nowhere
 		s := newKept()
 		w := keeping(t, s, false)
@@ -378,6 +410,50 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		expect(t, w.after(5*time.Second), "Pending waiting:CreateContainerError")
 		w.expectTold("no hibernated state")
 	})
+}
+
+func TestWakingFromAPeer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bare, stale bool
+		pulls       int
+	}{"verified by the registry": {false, false, 0}, "of another sleep": {false, true, 1}, "without a registry": {true, false, 0}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				there := newKept()
+				w := keeping(t, there, tc.bare)
+				w.create(pod(managedRun))
+				w.after(time.Second)
+				there.knows(vmName, "counter 3")
+				w.annotate(contract.KeyHibernate, "true")
+				expect(t, w.after(time.Second), asleepPod)
+				w.stop()
+				if tc.stale {
+					snap := there.snaps[hibernateName(vmName)]
+					snap.Digest = "sha256:old"
+					there.snaps[snap.Name] = snap
+				}
+
+				here := newShelf(newEngine(), there.registry)
+				here.peers = map[string]*shelf{"node-2:7": there}
+				w = &world{t: t, engine: here.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &reach{}, shelf: here}
+				cfg := keepingConfig(tc.bare)
+				cfg.Registry.Peers = []string{"node-1:7", "node-2:7"}
+				w.run(cfg)
+				defer w.stop()
+				w.create(pod(managedRun, asks(map[string]string{contract.KeyRestoreFromHibernate: "true"})))
+				expect(t, w.after(time.Second), "Running running ready")
+				pulls := 0
+				for _, call := range here.registry.calls {
+					if strings.HasPrefix(call, "pull") {
+						pulls++
+					}
+				}
+				if here.knows(vmName) != "counter 3" || pulls != tc.pulls || here.names() != "" {
+					t.Errorf("memory %q, %d pulls, snapshots %s", here.knows(vmName), pulls, here.names())
+				}
+			})
+		})
+	}
 }
 
 func TestClones(t *testing.T) {
@@ -469,6 +545,37 @@ func TestClones(t *testing.T) {
 			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x"})))
 			expect(t, w.after(time.Second), "Running running ready")
 			if got := s.knows(vmName); got != "of /srv/x" {
+				t.Errorf("it has %q", got)
+			}
+		})
+	})
+	t.Run("of a folder with another hypervisor's", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x", contract.KeyBackend: "firecracker"})))
+			expect(t, w.after(time.Second), "Failed/VMRejected")
+			if s.count() != 0 {
+				t.Error("a VM is left")
+			}
+		})
+	})
+	t.Run("newer in the registry", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			if _, err := s.PushSnapshot(t.Context(), "base", registryURL+"/base:latest", snapshot.Auth{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			s.registry.mu.Lock()
+			s.registry.tags[registryURL+"/base:latest"], s.registry.text["sha256:new"] = "sha256:new", "newer"
+			s.registry.mu.Unlock()
+			w := keeping(t, s, false)
+			defer w.stop()
+			w.create(pod(clone("base", contract.KeyForcePull, "true")))
+			expect(t, w.after(time.Second), "Running running ready")
+			if got := s.knows(vmName); got != "newer" {
 				t.Errorf("it has %q", got)
 			}
 		})

@@ -72,7 +72,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		w.p.Metrics.done("delete", err)
 		return again, false
 	}
-	if w.p.Snapshots != nil && w.saved == rec.ID { // forks need the VM, or are made of another
+	if w.p.Snapshots != nil && len(rec.SnapshotIDs) > 0 { // one may be for its forks, who are of no use without it
 		w.p.discard(ctx, forkName(w.vmName))
 	}
 	w.p.Metrics.done("delete", nil)
