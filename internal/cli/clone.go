@@ -168,7 +168,7 @@ func args0(args []string, other string) string {
 
 // noteStranger says what remains to be done in a guest that was resumed and that nobody could tell who it is.
 func (a *app) noteStranger(r vm.Record) {
-	if r.State != vm.StateRunning || r.Resume == nil || !r.Resume.Clone || r.ImageType != vm.ImageDisk {
+	if r.State != vm.StateRunning || r.Resume == nil || !r.Cloned || r.ImageType != vm.ImageDisk {
 		return
 	}
 	facts := postclone.Facts{Hypervisor: r.Driver, ImageType: r.ImageType, Image: r.Spec.Image}

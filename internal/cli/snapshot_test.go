@@ -326,7 +326,7 @@ func TestClone(t *testing.T) {
 
 // A clone is there when it is itself; one that nobody can tell who it is comes with what to do.
 func TestCloneWaitsUntilItIsItself(t *testing.T) {
-	n := &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web-2"}, State: vm.StateRunning, ImageType: vm.ImageOCI, Resume: &vm.Resume{Clone: true}}}
+	n := &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web-2"}, State: vm.StateRunning, ImageType: vm.ImageOCI, Cloned: true, Resume: &vm.Resume{Clone: true}}}
 	n.events = func(_ context.Context, fn func(vm.Event) error) error {
 		r := n.record
 		r.AgentReady, r.Resume = true, nil

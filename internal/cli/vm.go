@@ -185,7 +185,7 @@ func (a *app) printVMs(all []vm.Record) error {
 // stateWord is the state with what matters most about it.
 func stateWord(r vm.Record) string {
 	switch {
-	case r.State == vm.StateRunning && r.Resume != nil:
+	case r.State == vm.StateRunning && resuming(r):
 		return "running (resuming)"
 	case r.State == vm.StateRunning && r.ImageType == vm.ImageOCI && !r.AgentReady:
 		return "running (booting)"
@@ -196,6 +196,10 @@ func stateWord(r vm.Record) string {
 	}
 	return string(r.State)
 }
+
+// resuming says that the guest goes on from memory and has not been told yet what has changed. One that boots from a
+// clone's disks is told too, but nothing of it passes for another VM.
+func resuming(r vm.Record) bool { return r.Resume != nil && (r.Cloned || !r.Resume.Clone) }
 
 func addresses(r vm.Record) string {
 	var ips []string

@@ -89,7 +89,7 @@ func toVMJSON(r vm.Record) vmJSON {
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, NetworkConfigs: []nicJSON{}, StorageConfigs: []storageJSON{}, FirstBooted: r.FirstBooted, SnapshotIDs: append([]string{}, r.SnapshotIDs...),
-		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: r.Resume != nil,
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: resuming(r),
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,

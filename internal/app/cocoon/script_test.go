@@ -3,7 +3,11 @@ package cocoon_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"log"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -13,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"cocoonstack.io/cocoon/internal/app/cocoon"
@@ -47,6 +52,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Values[daemonKey{}] = &running{}
 			e.Setenv("COCOON_DIR", e.WorkDir)
+			e.Setenv("REGISTRY", serveRegistry(e))
 			config := fmt.Sprintf("stateDir: %[1]s/state\nrunDir: %[1]s/run\ngroup: nobody-has-this-group\ndriver: fake\n"+
 				"guest: {kernel: %[1]s/kernel, initramfs: %[1]s/kernel}\nnetwork: {enabled: false}\n", e.WorkDir)
 			img := ociimage.Image{
@@ -62,6 +68,21 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"daemon": startDaemon, "enddaemon": endDaemon},
 	})
+}
+
+// serveRegistry is an OCI registry of the script's own, for the token "secret".
+func serveRegistry(e *testscript.Env) (addr string) {
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/v2/token"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	e.Defer(srv.Close)
+	return srv.Listener.Addr().String()
 }
 
 // startDaemon is `daemon [ARG...]`: it starts cocoond and waits until it says that it is ready.
