@@ -61,9 +61,8 @@ func TestEverythingIsThereAfterARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.Release()
-	_, unfinished := s, ""
 	d, _ := snapshottest.Begin(t, s, snapshottest.NewGuest(t), "unfinished")
-	unfinished = d.Dir()
+	unfinished := d.Dir()
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -39,21 +39,27 @@ type Guest struct {
 // NewGuest makes one.
 func NewGuest(t testing.TB) *Guest {
 	t.Helper()
-	g := &Guest{Dir: t.TempDir(), Image: t.TempDir()}
-	layer, template, cow := filepath.Join(g.Image, "layer.ext4"), filepath.Join(g.Dir, "template.raw"), filepath.Join(g.Dir, "cow.qcow2")
-	write(t, layer, bytes.Repeat([]byte("shared  "), 512))
-	write(t, template, append([]byte("empty file system"), make([]byte, Storage-17)...))
-	if err := (qcow2.Overlay{VirtualSize: Storage, Backing: template, BackingFormat: vm.DiskRaw}).Create(cow); err != nil {
+	g, err := MakeGuest(t.TempDir(), t.TempDir())
+	if err != nil {
 		t.Fatal(err)
 	}
-	g.Disks = []vm.Disk{
+	return g
+}
+
+// MakeGuest makes one in the given folders.
+func MakeGuest(dir, image string) (*Guest, error) {
+	layer, template, cow := filepath.Join(image, "layer.ext4"), filepath.Join(dir, "template.raw"), filepath.Join(dir, "cow.qcow2")
+	err := errors.Join(
+		os.WriteFile(layer, bytes.Repeat([]byte("shared  "), 512), 0o600),
+		os.WriteFile(template, append([]byte("empty file system"), make([]byte, Storage-17)...), 0o600),
+		qcow2.Overlay{VirtualSize: Storage, Backing: template, BackingFormat: vm.DiskRaw}.Create(cow))
+	return &Guest{Dir: dir, Image: image, Disks: []vm.Disk{
 		{Path: layer, Format: vm.DiskRaw, ReadOnly: true, Serial: "layer0", Role: vm.RoleLayer},
 		{
 			Path: cow, Format: vm.DiskQCOW2, Serial: "cow", Role: vm.RoleCOW,
 			Backing: &vm.Disk{Path: template, Format: vm.DiskRaw, ReadOnly: true, Role: vm.RoleLayer},
 		},
-	}
-	return g
+	}}, err
 }
 
 // OfImage tells the files of the image store.
@@ -69,38 +75,46 @@ func write(t testing.TB, path string, data []byte) {
 // Begin makes a draft with everything but Commit, and what is to be committed.
 func Begin(t testing.TB, s snapshot.Store, g *Guest, name string) (snapshot.Draft, snapshot.Snapshot) {
 	t.Helper()
-	d, err := s.Create(t.Context(), name)
+	d, snap, err := Fill(t.Context(), s, g, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Discard() })
+	return d, snap
+}
+
+// Fill is Begin outside of a test.
+func Fill(ctx context.Context, s snapshot.Store, g *Guest, name string) (snapshot.Draft, snapshot.Snapshot, error) {
 	snap := snapshot.Snapshot{
 		Image: "app", ImageDigest: "sha256:1", ImageType: vm.ImageOCI, ImageBlobIDs: []string{"b"}, Hypervisor: "fake", CPU: 2, Memory: Memory, Storage: Storage, NICs: 1,
 		Live: true, Method: "stopped", Labels: map[string]string{"k": "v"}, Source: snapshot.Source{VMID: vm.NewID(), VMName: "source"},
 		NIC: []vm.NIC{{MAC: "02:00:00:00:00:01", Tap: "tap0"}}, Record: vm.Record{PID: 4711, Spec: vm.Spec{Name: "source"}},
 	}
-	write(t, filepath.Join(d.Dir(), snapshot.FileState), []byte("devices"))
+	d, err := s.Create(ctx, name)
+	if err != nil {
+		return nil, snap, err
+	}
 	f, err := os.OpenFile(filepath.Join(d.Dir(), snapshot.FileMemory), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		t.Fatal(err)
+		return d, snap, err
 	}
 	_, err = f.WriteAt([]byte("memory"), Memory/2)
-	if err := errors.Join(err, f.Truncate(Memory), f.Close()); err != nil {
-		t.Fatal(err)
+	if err := errors.Join(err, f.Truncate(Memory), f.Close(), os.WriteFile(filepath.Join(d.Dir(), snapshot.FileState), []byte("devices"), 0o600)); err != nil {
+		return d, snap, err
 	}
 	for n, disk := range g.Disks {
 		if disk.Role == vm.RoleCOW { // as the engine does: what was the top is frozen
-			if g.Disks[n], err = s.Overlay(t.Context(), disk, g.Dir, "top-"+d.ID()+".qcow2"); err != nil {
-				t.Fatal(err)
+			if g.Disks[n], err = s.Overlay(ctx, disk, g.Dir, "top-"+d.ID()+".qcow2"); err != nil {
+				return d, snap, err
 			}
 		}
-		of, err := d.Link(t.Context(), disk, g.OfImage)
+		of, err := d.Link(ctx, disk, g.OfImage)
 		if err != nil {
-			t.Fatal(err)
+			return d, snap, err
 		}
 		snap.Disks = append(snap.Disks, of)
 	}
-	return d, snap
+	return d, snap, nil
 }
 
 // Save makes a snapshot.
