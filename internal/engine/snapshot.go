@@ -166,6 +166,9 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 		return x, err
 	}
 	describe(&x, m.record())
+	if img, err := e.images.Get(ctx, x.ImageDigest); err == nil { // else a clone elsewhere has to find it by its name
+		x.ImageManifest = img.Digest
+	}
 	return draft.Commit(ctx, x)
 }
 

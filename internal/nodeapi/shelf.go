@@ -188,8 +188,8 @@ func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Sna
 	return h.Snapshot(), nil
 }
 
-// fetchImage pulls the image of snap unless its very content is here. A registry knows an image by its manifest; other
-// sources have a name only, and then what comes must turn out to be the image.
+// fetchImage pulls the image of snap unless its very content is here: by the digest that its origin can answer to, where
+// there is one. What comes must turn out to be the image in any case.
 func (s *Shelf) fetchImage(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
 	if _, err := s.Images.Get(ctx, snap.ImageDigest); !errdefs.IsNotFound(err) {
 		return err
@@ -198,8 +198,11 @@ func (s *Shelf) fetchImage(ctx context.Context, snap snapshot.Snapshot, auth []i
 		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull it by; import it", snap.Name, snap.ImageDigest)
 	}
 	name := snap.Image
-	if snap.ImageManifest != "" {
+	switch {
+	case snap.ImageManifest != "":
 		name = untagged(name) + "@" + snap.ImageManifest
+	case snap.ImageType == vm.ImageDisk: // of a web address
+		name = untagged(name) + "@" + snap.ImageDigest
 	}
 	img, err := s.Puller.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: auth}, func(image.Progress) {})
 	switch {

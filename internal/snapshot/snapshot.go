@@ -30,7 +30,8 @@ type Snapshot struct {
 	ImageDigest  string       `json:"image_digest"`
 	ImageType    vm.ImageType `json:"image_type"`
 	ImageBlobIDs []string     `json:"image_blob_ids,omitempty"`
-	// ImageManifest is the digest under which the image's registry has it, sha256:<hex>; "" when it came from elsewhere.
+	// ImageManifest is the digest under which the image's origin has it, of a registry's manifest or of a file that was
+	// served compressed, sha256:<hex>; "" when it has none other than ImageDigest.
 	ImageManifest string `json:"image_manifest,omitempty"`
 
 	Hypervisor string     `json:"hypervisor"` // name of the driver
