@@ -175,7 +175,7 @@ func waitFor(ts *testscript.TestScript, limit time.Duration, re *regexp.Regexp, 
 	for {
 		err := ts.Exec(argv[0], argv[1:]...)
 		out := ts.ReadFile("stdout")
-		if err == nil && re.MatchString(out) {
+		if err == nil && re.MatchString(strings.TrimSuffix(out, "\n")) { // or ^$ would match behind every last line
 			return
 		}
 		if time.Now().After(deadline) {
