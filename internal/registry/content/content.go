@@ -49,6 +49,7 @@ type Content struct {
 	started time.Time
 	seed    maphash.Seed
 	repos   [64]sync.Mutex // of a repository's manifests and tags, by hash of the name
+	taking  [64]sync.Mutex // of a blob that is stored, by hash of the digest: it is counted once
 	working sync.Mutex     // one collection or scrub at a time
 
 	used    atomic.Int64 // bytes of blobs

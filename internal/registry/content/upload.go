@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"os"
@@ -273,6 +274,9 @@ func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
 // take moves a complete upload to its blob and gives it to the repository.
 func (c *Content) take(ctx context.Context, u *Upload, d digest.Digest) error {
 	defer c.leases.pin(d)()
+	mu := &c.taking[maphash.String(c.seed, d.String())%uint64(len(c.taking))]
+	mu.Lock()
+	defer mu.Unlock()
 	old, err := c.store.Stat(ctx, blobKey(d))
 	fresh := errdefs.IsNotFound(err)
 	if err != nil && !fresh {
