@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/journal/journaltest"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -46,8 +48,12 @@ type script struct {
 	before  func(context.Context, *rig) error
 	trigger func(context.Context, *rig) error // what sets it off from outside; no point is passed before it is done
 	act     func(context.Context, *rig) error
+	only    func(context.Context, *rig) error // act alone, without waiting for the guest; nil: act
 	// after lists the states the VM may be in once all is recovered; "" is gone.
 	after []vm.State
+	// disk lists what the disks of VMs that run, or can be started, may hold; nil: not looked at.
+	disk []string
+	name string // of the VM; "": web
 }
 
 func cloud() vm.Spec {
@@ -77,6 +83,44 @@ func until(ctx context.Context, r *rig, ok func(vm.Record) bool) error {
 	if errors.Is(err, errFound) {
 		return nil
 	}
+	return err
+}
+
+// written launches the VM and has it write to its disk.
+func written(ctx context.Context, r *rig) error {
+	return errors.Join(launched(ctx, r), write(ctx, r, "one."))
+}
+
+func write(ctx context.Context, r *rig, text string) error {
+	rec, err := r.Inspect(ctx, "web")
+	if err != nil {
+		return err
+	}
+	return r.world.Guest(rec.ID).Write(text)
+}
+
+func halt(ctx context.Context, r *rig) error {
+	_, err := r.Stop(ctx, "web", 0)
+	return err
+}
+
+func save(ctx context.Context, r *rig, name string) error {
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: name})
+	return err
+}
+
+// saved is written, saved, and written to once more.
+func saved(ctx context.Context, r *rig) error {
+	return errors.Join(written(ctx, r), save(ctx, r, "gold"), write(ctx, r, "two."))
+}
+
+func clone(ctx context.Context, r *rig) error {
+	_, err := r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"})
+	return err
+}
+
+func restore(ctx context.Context, r *rig) error {
+	_, err := r.Restore(ctx, "web", "gold")
 	return err
 }
 
@@ -145,6 +189,102 @@ func scripts() map[string]script {
 				return nil
 			},
 			after: []vm.State{vm.StateRunning},
+		},
+		"save": {
+			before: written,
+			act:    func(ctx context.Context, r *rig) error { return save(ctx, r, "gold") },
+			after:  []vm.State{vm.StateRunning},
+			disk:   []string{"one."},
+		},
+		"save stopped": {
+			before: func(ctx context.Context, r *rig) error { return errors.Join(written(ctx, r), halt(ctx, r)) },
+			act:    func(ctx context.Context, r *rig) error { return save(ctx, r, "gold") },
+			after:  []vm.State{vm.StateStopped},
+			disk:   []string{"one."},
+		},
+		"clone": {
+			before: saved,
+			act: func(ctx context.Context, r *rig) error {
+				if err := clone(ctx, r); err != nil {
+					return err
+				}
+				return until(ctx, r, func(v vm.Record) bool { return v.Spec.Name == "a" && v.AgentReady })
+			},
+			only:  clone,
+			after: []vm.State{"", vm.StateRunning},
+			disk:  []string{"one.two.", "one."}, // of the source and of the clone
+			name:  "a",
+		},
+		"clone disk": {
+			before: func(ctx context.Context, r *rig) error {
+				if _, err := r.Launch(ctx, cloud()); err != nil {
+					return err
+				}
+				return errors.Join(until(ctx, r, ready), write(ctx, r, "one."), save(ctx, r, "gold"))
+			},
+			act: func(ctx context.Context, r *rig) error {
+				if err := clone(ctx, r); err != nil {
+					return err
+				}
+				return until(ctx, r, func(v vm.Record) bool { return v.Spec.Name == "a" && v.Itself() })
+			},
+			only:  clone,
+			after: []vm.State{"", vm.StateRunning},
+			disk:  []string{"one."},
+			name:  "a",
+		},
+		"hibernate": {
+			before: written,
+			act:    func(ctx context.Context, r *rig) error { _, err := r.Hibernate(ctx, "web", ""); return err },
+			after:  []vm.State{vm.StateRunning, vm.StateHibernated},
+			disk:   []string{"one."},
+		},
+		"wake": {
+			before: func(ctx context.Context, r *rig) error {
+				if err := written(ctx, r); err != nil {
+					return err
+				}
+				_, err := r.Hibernate(ctx, "web", "")
+				return err
+			},
+			act: func(ctx context.Context, r *rig) error {
+				if _, err := r.Wake(ctx, "web"); err != nil {
+					return err
+				}
+				return until(ctx, r, ready)
+			},
+			only:  func(ctx context.Context, r *rig) error { _, err := r.Wake(ctx, "web"); return err },
+			after: []vm.State{vm.StateRunning, vm.StateHibernated},
+			disk:  []string{"one."},
+		},
+		"restore": {
+			before: saved,
+			act:    restore,
+			after:  []vm.State{vm.StateRunning},
+			disk:   []string{"one.", "one.two."},
+		},
+		"restore hibernated": {
+			before: func(ctx context.Context, r *rig) error {
+				if err := saved(ctx, r); err != nil {
+					return err
+				}
+				_, err := r.Hibernate(ctx, "web", "night")
+				return err
+			},
+			act:   restore,
+			after: []vm.State{vm.StateRunning, vm.StateHibernated},
+			disk:  []string{"one.", "one.two."},
+		},
+		"remove hibernated": {
+			before: func(ctx context.Context, r *rig) error {
+				if err := written(ctx, r); err != nil {
+					return err
+				}
+				_, err := r.Hibernate(ctx, "web", "night")
+				return err
+			},
+			act:   func(ctx context.Context, r *rig) error { return r.Remove(ctx, "web", false) },
+			after: []vm.State{vm.StateHibernated, ""},
 		},
 		"recover": {act: func(context.Context, *rig) error { return nil }},
 	}
@@ -284,35 +424,99 @@ func settled(t *testing.T, dir string, s script, where string) {
 	r.world = r.newWorld()
 	r.start()
 	defer r.stopQuietly()
-	rec := idle(t, r)
-	if slices.Equal(s.after, []vm.State{vm.StateStopped}) { // the code of an exited process arrives a little later
-		rec = r.await("web", "stopped", stopped)
+	idle(t, r)
+	name := cmp.Or(s.name, "web")
+	if slices.Equal(s.after, []vm.State{vm.StateStopped}) && s.disk == nil { // the code of an exited process arrives a little later
+		rec := r.await("web", "stopped", stopped)
 		if rec.ExitCode == nil || *rec.ExitCode != 5 || rec.Reason != vm.ReasonExited {
 			t.Errorf("killed at %s: the exit is lost: %+v", where, rec)
 		}
 	}
-	state := rec.State
-	if !slices.Contains(s.after, state) {
-		t.Errorf("killed at %s: state %q (%s)", where, state, rec.Message)
+	rec, err := r.Inspect(t.Context(), name)
+	if err != nil && !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	if !slices.Contains(s.after, rec.State) {
+		t.Errorf("killed at %s: state %q (%s)", where, rec.State, rec.Message)
+	}
+	all, err := r.List(t.Context())
+	if err != nil {
+		t.Error(err)
 	}
 	var want []string
-	if state != "" {
-		want = append(want, "leases/"+rec.NICs[0].IP, "run/vms/"+string(rec.ID), "state/vms/"+string(rec.ID))
-	}
-	if state == vm.StateRunning {
-		want = append(want, "procs/"+string(rec.ID), "taps/"+rec.NICs[0].Tap)
-		if g := r.world.Guest(rec.ID); g == nil || g.PID() != rec.PID {
-			t.Errorf("killed at %s: the record has PID %d, the guest another", where, rec.PID)
-		}
+	for _, rec := range all {
+		want = append(want, r.has(rec, where)...)
 	}
 	slices.Sort(want)
+	want = slices.Compact(want)
 	if left := leftovers(t, dir, r.world); !slices.Equal(left, want) {
 		t.Errorf("killed at %s: there is %v, want %v", where, left, want)
+	}
+	for _, rec := range all {
+		if s.disk != nil {
+			r.alive(rec, s.disk, where)
+		}
+	}
+	if _, err := r.world.Snapshots().Get(t.Context(), "gold"); err == nil {
+		if err := r.RemoveSnapshot(t.Context(), "gold"); err != nil {
+			t.Errorf("killed at %s: %v", where, err)
+		}
 	}
 	if err := r.Reset(t.Context()); err != nil {
 		t.Errorf("killed at %s: %v", where, err)
 	}
 	r.clean()
+}
+
+// has lists what there must be of a VM.
+func (r *rig) has(rec vm.Record, where string) []string {
+	want := []string{"leases/" + rec.NICs[0].IP, "run/vms/" + string(rec.ID), "state/vms/" + string(rec.ID)}
+	for _, id := range rec.SnapshotIDs {
+		want = append(want, "snapshots/"+id)
+	}
+	switch rec.State {
+	case vm.StateRunning:
+		want = append(want, "procs/"+string(rec.ID), "taps/"+rec.NICs[0].Tap)
+		g := r.world.Guest(rec.ID)
+		if g == nil || g.PID() != rec.PID {
+			r.t.Errorf("killed at %s: the record has PID %d, the guest another", where, rec.PID)
+		} else if g.Self().Paused {
+			r.t.Errorf("killed at %s: the guest is paused", where)
+		}
+	case vm.StateHibernated:
+		want = append(want, "snapshots/"+rec.Snapshot)
+	}
+	used := map[string]bool{}
+	for _, d := range rec.Disks {
+		for at := &d; at != nil; at = at.Backing {
+			used[strings.SplitN(strings.TrimPrefix(at.Path, r.dir+"/state/vms/"+string(rec.ID)+"/"), "/", 2)[0]] = true
+		}
+	}
+	for _, name := range r.overlays(rec.ID) {
+		if !used[name] {
+			r.t.Errorf("killed at %s: %s has a disk %s that it does not use", where, rec.Spec.Name, name)
+		}
+	}
+	return want
+}
+
+// alive brings a VM up, if need be, and looks at its disk: neither lost nor older than its memory.
+func (r *rig) alive(rec vm.Record, disks []string, where string) {
+	r.t.Helper()
+	if _, err := r.Start(r.t.Context(), string(rec.ID)); err != nil {
+		r.t.Errorf("killed at %s: start vm %s, which is %s: %v", where, rec.Spec.Name, rec.State, err)
+		return
+	}
+	if got := r.disk(rec.ID); !slices.Contains(disks, got) {
+		r.t.Errorf("killed at %s: the disk of %s holds %q, not one of %q", where, rec.Spec.Name, got, disks)
+	}
+	if rec.ImageType != vm.ImageOCI {
+		return
+	}
+	now := r.await(string(rec.ID), "ready", ready)
+	if self := r.world.Guest(rec.ID).Self(); self.Hostname != rec.Spec.Name || self.MAC != now.NICs[0].MAC || self.Down {
+		r.t.Errorf("killed at %s: %s is %+v", where, rec.Spec.Name, self)
+	}
 }
 
 // idle waits until no operation is unfinished and returns the only record, or none.

@@ -162,9 +162,9 @@ func (e *Engine) takeBack(ctx context.Context, m *machine, pauser hypervisor.Pau
 	return m.record(), cause
 }
 
-// dropStale removes a snapshot of m called name in which it is not hibernated any more.
-func (e *Engine) dropStale(ctx context.Context, m *machine, name string) {
-	x, err := e.snapshots.Get(ctx, name)
+// dropStale removes the snapshot ref of m in which it is not hibernated any more.
+func (e *Engine) dropStale(ctx context.Context, m *machine, ref string) {
+	x, err := e.snapshots.Get(ctx, ref)
 	if err != nil || x.Source.VMID != m.id {
 		return
 	}
@@ -173,17 +173,14 @@ func (e *Engine) dropStale(ctx context.Context, m *machine, name string) {
 	}
 }
 
-// dropHibernation removes the snapshot in which m is hibernated, if it is. Somebody who holds it may go on with it.
+// dropHibernation removes the snapshots in which m is hibernated, or was: what a VM was cloned from is not its own.
+// Somebody who holds one keeps it.
 func (e *Engine) dropHibernation(ctx context.Context, m *machine) {
-	r := m.record()
-	if e.snapshots == nil || r.Snapshot == "" || r.State == vm.StateRunning {
+	if e.snapshots == nil {
 		return
 	}
-	x, err := e.snapshots.Get(ctx, r.Snapshot)
-	if err != nil || x.Source.VMID != m.id { // what a VM was cloned from is not its own
-		return
-	}
-	if err := e.snapshots.Remove(ctx, x.ID); err != nil {
-		e.log.Warn("snapshot of a hibernated vm not removed", "vm", m.id, "snapshot", x.ID, "err", err)
+	e.dropStale(ctx, m, hibernation(m.id))
+	if r := m.record(); r.Snapshot != "" && r.State != vm.StateRunning {
+		e.dropStale(ctx, m, r.Snapshot)
 	}
 }

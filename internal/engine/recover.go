@@ -72,7 +72,9 @@ func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent)
 	}()
 	op := "adopt"
 	if in == nil {
-		err = e.adopt(ctx, m)
+		if err = e.adopt(ctx, m); err == nil {
+			e.tidy(m) // an operation may have been cut off right after it was settled
+		}
 	} else {
 		op = in.Op
 		e.log.Info("unfinished operation", "vm", m.id, "op", op, "step", in.Step)

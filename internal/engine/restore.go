@@ -116,9 +116,8 @@ func (e *Engine) goBack(ctx context.Context, m *machine, h snapshot.Held, disks 
 	var back undo.Stack
 	r, err := e.relive(ctx, m, h, disks, &back)
 	if err == nil {
-		r, err = e.cleanUp(ctx, m, r, args.Slept)
 		e.tidy(m, args.Files...)
-		return r, err
+		return e.cleanUp(ctx, m, r, args.Slept)
 	}
 	if undone := back.Run(ctx); undone != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
@@ -194,17 +193,14 @@ func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Inte
 	}
 	if in.Step == stepDisks || in.Step == stepClean {
 		err := e.adopt(ctx, m)
-		if err == nil {
-			err = e.settle(ctx, m, nil)
-		}
-		if in.Step == stepDisks {
-			e.tidy(m)
-			return false, err
-		}
-		if args.Slept != "" {
+		if err == nil && in.Step == stepClean && args.Slept != "" {
 			e.dropStale(ctx, m, args.Slept)
 		}
-		e.tidy(m, args.Files...)
+		if err == nil && in.Step == stepClean {
+			e.tidy(m, args.Files...)
+		}
+		err = e.settle(ctx, m, err)
+		e.tidy(m)
 		return false, err
 	}
 	if err := e.reattach(ctx, m); err != nil {
