@@ -244,13 +244,6 @@ func TestFaultsThatStay(t *testing.T) {
 	}
 }
 
-func empty(t *testing.T, s *store) {
-	t.Helper()
-	if left, err := os.ReadDir(s.dir); err != nil || len(left) > 0 || len(s.all) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
-}
-
 // TestPushThatFails says why, and the next one goes on where it was.
 func TestPushThatFails(t *testing.T) {
 	s := newStore(t)
@@ -410,8 +403,7 @@ func TestFullDisk(t *testing.T) {
 		t.Skip("cannot mount:", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
-	there := newStore(t)
-	there.dir = small
+	there := newStoreAt(t, small)
 	c := client(t, there, nil)
 	if _, err := c.Pull(t.Context(), ref, "x", snapshot.Auth{}, nil); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Errorf("%v", err)

@@ -130,7 +130,7 @@ func parseRecord(data []byte, c artifact.Config) (snapshot.Snapshot, error) {
 			return snapshot.Snapshot{}, errdefs.Invalidf("the record and the configuration of the snapshot disagree on %s: %v and %v", d.what, d.one, d.both)
 		}
 	}
-	if s.CPU <= 0 || s.Memory <= 0 || s.Memory > maxGuest || s.Storage < 0 || s.Storage > maxGuest || len(s.Disks) > maxFiles {
+	if s.CPU < 0 || s.Memory < 0 || s.Live && s.Memory == 0 || s.Memory > maxGuest || s.Storage < 0 || s.Storage > maxGuest || len(s.Disks) > maxFiles {
 		return snapshot.Snapshot{}, errdefs.Invalidf("the record describes a VM of %d CPUs, %d bytes of memory, %d of storage and %d disks: not possible", s.CPU, s.Memory, s.Storage, len(s.Disks))
 	}
 	return s, nil
@@ -184,7 +184,7 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 	limits := map[string]int64{}
 	if s.Live {
-		limits[snapshot.FileState], limits[snapshot.FileMemory] = maxState, s.Memory+slack
+		limits[snapshot.FileState], limits[snapshot.FileMemory] = maxState, s.Memory
 	}
 	for _, d := range s.Disks {
 		size := max(d.Size, s.Storage)

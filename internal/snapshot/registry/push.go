@@ -511,6 +511,7 @@ func filesOf(s snapshot.Snapshot) []named {
 // recordOf is the record as it travels: without what only this node knows, so that an unchanged snapshot is the same
 // manifest again.
 func recordOf(s snapshot.Snapshot) ([]byte, error) {
+	s = s.Foreign()
 	s.Digest, s.UsedAt, s.Size = "", time.Time{}, 0
 	data, err := json.Marshal(s)
 	if err != nil {

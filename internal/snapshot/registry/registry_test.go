@@ -1,45 +1,91 @@
 package registry_test
 
 import (
+	"net/http"
+	"strconv"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 )
 
 func TestThereAndBack(t *testing.T) {
-	for name, change := range map[string]func(*registry.Config){
-		"chunked":      nil,
-		"uncompressed": func(c *registry.Config) { c.Uncompressed = true },
-		"whole":        func(c *registry.Config) { c.Whole = true },
-		"no index":     func(c *registry.Config) { c.Index = "" },
+	for name, serve := range map[string]func() string{
+		"epoch":                  func() string { return epoch(t, t.TempDir(), nil) },
+		"another implementation": func() string { return serve(t, nil) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			here, there := newStore(t), newStore(t)
-			h := here.save(t, guest{name: "s", seed: 1})
-			host := serve(t, nil)
-			ref := host + "/vm/web:v1"
-			digest, _ := push(t, client(t, here, change), h, ref)
-			c := client(t, there, change)
-			got, p := pull(t, c, there, ref, "")
-			same(t, h.Dir(), got.Dir())
-			s := got.Snapshot()
-			if s.Name != "s" || s.Digest != digest || s.Memory != h.Snapshot().Memory || !s.Live || len(s.Disks) != 2 {
-				t.Errorf("it came back as %+v", s)
-			}
-			if p.Done != p.Total || p.Moved == 0 {
-				t.Errorf("the last progress is %+v", p)
-			}
-			if d, err := c.Digest(t.Context(), ref, snapshot.Auth{}); err != nil || d != digest {
-				t.Errorf("digest %s, %v", d, err)
-			}
-			if _, err := c.Pull(t.Context(), ref, "s", snapshot.Auth{}, nil); !errdefs.IsAlreadyExists(err) {
-				t.Errorf("a name that is taken: %v", err)
-			}
-			again, _ := pull(t, c, there, host+"/vm/web@"+digest, "by-digest")
-			same(t, h.Dir(), again.Dir())
-		})
+		for kind, change := range map[string]func(*registry.Config){
+			"chunked":      nil,
+			"uncompressed": func(c *registry.Config) { c.Uncompressed = true },
+			"whole":        func(c *registry.Config) { c.Whole = true },
+			"no index":     func(c *registry.Config) { c.Index = "" },
+		} {
+			t.Run(name+"/"+kind, func(t *testing.T) { thereAndBack(t, serve(), change) })
+		}
+	}
+}
+
+func thereAndBack(t *testing.T, host string, change func(*registry.Config)) {
+	here, there := newStore(t), newStore(t)
+	h := here.save(t, guest{name: "s", seed: 1})
+	ref := host + "/vm/web:v1"
+	pusher := client(t, here, change)
+	digest, _ := push(t, pusher, h, ref)
+	c := client(t, there, change)
+	got, p := pull(t, c, there, ref, "")
+	same(t, h.Dir(), got.Dir())
+	s := got.Snapshot()
+	if s.Name != "s" || s.Digest != digest || s.Memory != h.Snapshot().Memory || !s.Live || len(s.Disks) != 2 || !s.CreatedAt.Equal(h.Snapshot().CreatedAt) {
+		t.Errorf("it came back as %+v", s)
+	}
+	if p.Done != p.Total || p.Moved == 0 {
+		t.Errorf("the last progress is %+v", p)
+	}
+	if d, err := c.Digest(t.Context(), ref, token); err != nil || d != digest {
+		t.Errorf("digest %s, %v", d, err)
+	}
+	if _, err := c.Pull(t.Context(), ref, "s", token, nil); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	again, _ := pull(t, c, there, host+"/vm/web@"+digest, "by-digest")
+	same(t, h.Dir(), again.Dir())
+	if err := c.Check(t.Context(), ref, token); err != nil {
+		t.Error(err)
+	}
+	if err := c.Delete(t.Context(), ref, token); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Pull(t.Context(), ref, "gone", token, nil); !errdefs.IsNotFound(err) {
+		t.Errorf("a tag that was deleted: %v", err)
+	}
+	if _, err := pusher.Push(t.Context(), h, host+"/vm/web@"+digest, token, nil); !errdefs.IsInvalid(err) {
+		t.Errorf("a push to a digest: %v", err)
+	}
+}
+
+// TestDownloadFromEpoch takes the tar stream that epoch makes of the chunks.
+func TestDownloadFromEpoch(t *testing.T) {
+	here, there := newStore(t), newStore(t)
+	h := here.save(t, guest{name: "s", seed: 1})
+	host := epoch(t, t.TempDir(), nil)
+	for n, change := range []func(*registry.Config){nil, func(c *registry.Config) { c.Whole = true }} {
+		push(t, client(t, here, change), h, host+"/vm/web:latest")
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+host+"/dl/vm/web", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token.Token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := "dl" + strconv.Itoa(n)
+		_, err = there.Import(t.Context(), name, "", resp.Body, nil)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatalf("%s: %v", resp.Status, err)
+		}
+		same(t, h.Dir(), there.hold(t, name).Dir())
 	}
 }
 

@@ -4,121 +4,77 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"io"
 	"log"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	"github.com/prometheus/client_golang/prometheus"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
+	"cocoonstack.io/cocoon/internal/qcow2"
+	epochserver "cocoonstack.io/cocoon/internal/registry"
+	"cocoonstack.io/cocoon/internal/registry/access"
+	"cocoonstack.io/cocoon/internal/registry/content"
+	"cocoonstack.io/cocoon/internal/registry/objects/folder"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// store is as much of a snapshot store as a registry client uses.
+// store is a snapshot store and its folder.
 type store struct {
-	snapshot.Store
+	*local.Store
 
 	dir string
-	mu  sync.Mutex
-	all map[string]snapshot.Snapshot
-	n   int
 }
 
-func newStore(t testing.TB) *store {
-	return &store{dir: t.TempDir(), all: map[string]snapshot.Snapshot{}}
-}
+func newStore(t testing.TB) *store { return newStoreAt(t, t.TempDir()) }
 
-type draft struct {
-	s        *store
-	id, name string
-	done     bool
-}
-
-func (s *store) Create(_ context.Context, name string) (snapshot.Draft, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.all[name]; ok {
-		return nil, errdefs.Existsf("a snapshot %s is there already", name)
+func newStoreAt(t testing.TB, dir string) *store {
+	t.Helper()
+	s, err := local.New(local.Config{Dir: dir})
+	if err == nil {
+		err = s.Open(t.Context())
 	}
-	s.n++
-	d := &draft{s: s, id: "id" + strconv.Itoa(s.n), name: name}
-	return d, os.MkdirAll(d.Dir(), 0o700)
-}
-
-func (d *draft) ID() string  { return d.id }
-func (d *draft) Dir() string { return filepath.Join(d.s.dir, d.id) }
-
-func (d *draft) Link(context.Context, vm.Disk, func(string) bool) (snapshot.Disk, error) {
-	panic("not used")
-}
-
-func (d *draft) Commit(_ context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
-	d.s.mu.Lock()
-	defer d.s.mu.Unlock()
-	d.done = true
-	s.ID, s.Name = d.id, d.name
-	data, err := json.Marshal(s)
 	if err != nil {
-		return s, err
+		t.Fatal(err)
 	}
-	d.s.all[d.name] = s
-	return s, os.WriteFile(filepath.Join(d.Dir(), snapshot.FileMeta), data, 0o600)
+	t.Cleanup(func() { _ = s.Close() })
+	return &store{s, dir}
 }
 
-func (d *draft) Discard() error {
-	if d.done {
-		return nil
+// hold is for as long as the test.
+func (s *store) hold(t testing.TB, ref string) snapshot.Held {
+	t.Helper()
+	h, err := s.Hold(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return os.RemoveAll(d.Dir())
+	t.Cleanup(h.Release)
+	return h
 }
 
-func (s *store) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, x := range s.all {
-		if x.ID == ref || x.Name == ref {
-			return x, nil
-		}
+// empty fails unless there is nothing in the store, nor half of it.
+func empty(t testing.TB, s *store) {
+	t.Helper()
+	all, err := s.List(context.WithoutCancel(t.Context()))
+	if err != nil || len(all) > 0 {
+		t.Errorf("there are %d snapshots, %v", len(all), err)
 	}
-	return snapshot.Snapshot{}, errdefs.NotFoundf("there is no snapshot %s", ref)
-}
-
-func (s *store) List(context.Context) ([]snapshot.Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []snapshot.Snapshot
-	for _, x := range s.all {
-		out = append(out, x)
+	if left, err := os.ReadDir(filepath.Join(s.dir, "tmp")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
-	return out, nil
-}
-
-type holding struct {
-	s   snapshot.Snapshot
-	dir string
-}
-
-func (h holding) Snapshot() snapshot.Snapshot { return h.s }
-func (h holding) Dir() string                 { return h.dir }
-func (h holding) Release()                    {}
-
-func (s *store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
-	x, err := s.Get(ctx, ref)
-	return holding{x, filepath.Join(s.dir, x.ID)}, err
 }
 
 // guest fills the files of a snapshot: seed decides the content of its memory.
@@ -177,29 +133,32 @@ func (s *store) save(t testing.TB, g guest) snapshot.Held {
 	fill(rand.New(rand.NewChaCha8([32]byte{7})), b) // the same of all guests
 	write(t, base, b, 1<<20)
 	closeFile(t, base)
-	top := create(t, filepath.Join(d.Dir(), "disk-0.1.qcow2"), 0)
+	overlay := filepath.Join(d.Dir(), "disk-0.1.qcow2")
+	if err := (qcow2.Overlay{VirtualSize: 16 << 20, Backing: "/nowhere", BackingFormat: vm.DiskRaw}).Create(overlay); err != nil {
+		t.Fatal(err)
+	}
+	top, err := os.OpenFile(overlay, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	b = make([]byte, 5<<20)
 	fill(random, b[:1<<20])
-	write(t, top, b, 0)
+	write(t, top, b, 1<<20)
 	closeFile(t, top)
 	closeFile(t, create(t, filepath.Join(d.Dir(), "disk-1.0.raw"), 8<<20))
 	_, err = d.Commit(t.Context(), snapshot.Snapshot{
 		Image: "web:1", ImageDigest: "sha256:" + strings.Repeat("ab", 32), ImageType: vm.ImageOCI, ImageBlobIDs: []string{"x"},
 		Hypervisor: "qemu", CPU: 1, Memory: g.memory, Storage: 16 << 20, NICs: 1, Live: true,
 		Disks: []snapshot.Disk{
-			{Serial: "cocoon-cow", Size: 16 << 20, Layers: []snapshot.Layer{{File: "disk-0.0.raw", Format: vm.DiskRaw}, {File: "disk-0.1.qcow2", Format: vm.DiskQCOW2}}},
-			{Serial: "data", Size: 8 << 20, Layers: []snapshot.Layer{{File: "disk-1.0.raw", Format: vm.DiskRaw}}},
+			{Serial: "cocoon-cow", Role: vm.RoleCOW, Size: 16 << 20, Layers: []snapshot.Layer{{File: "disk-0.0.raw", Format: vm.DiskRaw}, {File: "disk-0.1.qcow2", Format: vm.DiskQCOW2}}},
+			{Serial: "data", Role: vm.RoleData, Size: 8 << 20, Layers: []snapshot.Layer{{File: "disk-1.0.raw", Format: vm.DiskRaw}}},
 		},
 		CreatedAt: time.Unix(1_700_000_000, 0).UTC(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := s.Hold(t.Context(), g.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
+	return s.hold(t, g.name)
 }
 
 func fill(r *rand.Rand, b []byte) {
@@ -288,6 +247,37 @@ func serve(t testing.TB, wrap func(http.Handler) http.Handler) string {
 	return strings.TrimPrefix(srv.URL, "http://")
 }
 
+// epoch runs our own registry, with a token of all rights. It returns HOST:PORT and its folder.
+func epoch(t testing.TB, dir string, wrap func(http.Handler) http.Handler) string {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	objects, err := folder.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := content.New(t.Context(), objects, content.Config{Log: log, UploadTTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(path, []byte("sesame\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := access.Open(path, "", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h http.Handler = epochserver.New(epochserver.Config{}, store, tokens, prometheus.NewRegistry(), log)
+	if wrap != nil {
+		h = wrap(h)
+	}
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return strings.TrimPrefix(srv.URL, "http://")
+}
+
+var token = snapshot.Auth{Token: "sesame"}
+
 func client(t testing.TB, s snapshot.Store, change func(*registry.Config)) *registry.Client {
 	cfg := registry.Config{Index: filepath.Join(t.TempDir(), "index"), Hypervisor: "qemu", HTTP: ociclient.Config{Backoff: time.Millisecond}}
 	if change != nil {
@@ -304,7 +294,7 @@ func (l *last) tell(p snapshot.Progress) { l.p = p }
 func push(t testing.TB, c *registry.Client, h snapshot.Held, ref string) (string, snapshot.Progress) {
 	t.Helper()
 	var l last
-	digest, err := c.Push(t.Context(), h, ref, snapshot.Auth{}, l.tell)
+	digest, err := c.Push(t.Context(), h, ref, token, l.tell)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,13 +304,9 @@ func push(t testing.TB, c *registry.Client, h snapshot.Held, ref string) (string
 func pull(t testing.TB, c *registry.Client, s *store, ref, name string) (snapshot.Held, snapshot.Progress) {
 	t.Helper()
 	var l last
-	got, err := c.Pull(t.Context(), ref, name, snapshot.Auth{}, l.tell)
+	got, err := c.Pull(t.Context(), ref, name, token, l.tell)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := s.Hold(t.Context(), got.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h, l.p
+	return s.hold(t, got.ID), l.p
 }
