@@ -39,6 +39,8 @@ func TestBench(t *testing.T) {
 		run  func(*testing.T, *table)
 	}{
 		{"boot", boot},
+		{"clones", clones},
+		{"carry", carry},
 		{"pods", pods},
 		{"fake", fakes},
 		{"pulls", pulls},

@@ -166,6 +166,13 @@ func newBare(t *testing.T, d *daemon) *bare {
 			t.Fatal(err)
 		}
 	}
+	bareTapFor(t)
+	return b
+}
+
+// bareTapFor makes the tap of the bare machines, until the test ends.
+func bareTapFor(t *testing.T) {
+	t.Helper()
 	tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: bareTap}, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_DEFAULTS | netlink.TUNTAP_VNET_HDR}
 	if err := netlink.LinkAdd(tap); err != nil {
 		t.Fatal("make a tap:", err)
@@ -177,7 +184,6 @@ func newBare(t *testing.T, d *daemon) *bare {
 	if err := netlink.LinkSetUp(tap); err != nil {
 		t.Fatal(err)
 	}
-	return b
 }
 
 // files says which path stands behind each block node of a file; writable ones become templates.
