@@ -24,11 +24,11 @@ if [ -n "$cloud" ]; then guest/cloudimg/build.sh "$cloud" || cloud=; fi
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/cocoon-demo.XXXXXX")
 export COCOON_DIR=$dir KUBECONFIG=$dir/kubeconfig
-origin=
+origin='' epoch=''
 finish() {
   local status=$?
   trap - EXIT INT TERM
-  if [ -n "$origin" ]; then kill "$origin" 2>/dev/null || true; fi
+  for p in $origin $epoch; do kill "$p" 2>/dev/null || true; done
   if [ -e "$dir/up.json" ]; then cocoon down >/dev/null 2>&1 || status=1; fi
   if [ "$status" != 0 ]; then
     printf '\nThe demo failed; logs:\n'
@@ -86,8 +86,23 @@ step "delete it" kubectl delete pod hello --timeout=60s
 step "pull an image of a registry" cocoon image pull "$registry/team/hello:1.0"
 step "run it" cocoon vm run --name pulled --memory 256M --cpu 1 "$registry/team/hello:1.0"
 step "exec" cocoon vm exec pulled -- hostname
-step "remove it" cocoon vm rm --force pulled
 step "images" cocoon image list
+
+step "save it while it runs" cocoon snapshot save --name golden pulled
+step "a clone goes on from there" cocoon vm clone --name twin golden
+step "as somebody else" cocoon vm exec twin -- sh -c 'echo "$(hostname) $(cat /sys/class/net/eth0/address) up $(cut -d" " -f1 /proc/uptime) s"'
+step "hibernate it" cocoon vm hibernate twin
+step "wake it" cocoon vm wake twin
+step "it went on" cocoon vm exec twin -- sh -c 'echo "$(hostname) up $(cut -d" " -f1 /proc/uptime) s"'
+printf 'demo-token\n' >"$dir/tokens" && chmod 600 "$dir/tokens"
+epoch serve --addr 127.0.0.1:0 --addr-file "$dir/epoch.addr" --data "$dir/epoch" --token-file "$dir/tokens" >"$dir/epoch.log" 2>&1 &
+epoch=$!
+until [ -s "$dir/epoch.addr" ]; do sleep 0.05; done
+export EPOCH_TOKEN=demo-token
+step "push it to a registry of ours" cocoon snapshot push golden "http://$(cat "$dir/epoch.addr")/demo/golden:1"
+step "pull it" cocoon snapshot pull --name copy "http://$(cat "$dir/epoch.addr")/demo/golden:1"
+step "remove it all" sh -c 'cocoon vm rm --force twin pulled && cocoon snapshot rm copy && cocoon snapshot rm golden'
+kill "$epoch" && epoch=
 
 if [ -n "$cloud" ]; then
   kubectl wait pod/debian --for=condition=Ready --timeout=400s >/dev/null
