@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -82,14 +83,14 @@ var sockets = []string{qmpSocket, consoleSocket, agentSocket}
 
 // openFiles opens what the process inherits, in order. On error nothing stays open. memory is a guest's saved memory, nil
 // for one that boots; it stays the caller's.
-func openFiles(files []file, dir runtimeDir, p hypervisor.Plan, memory *os.File) (_ []*os.File, err error) {
+func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.Plan, memory *os.File) (_ []*os.File, err error) {
 	open := make([]*os.File, len(files))
 	defer func() {
 		if err != nil {
 			closeAll(open)
 		}
 	}()
-	taps, err := openTaps(p.NICs)
+	taps, err := openTaps(ctx, p.NICs)
 	if err != nil {
 		return nil, err
 	}

@@ -155,7 +155,7 @@ func (l *launch) remember(ctx context.Context) (err error) {
 	return err
 }
 
-func (l *launch) openAll(context.Context) (err error) {
+func (l *launch) openAll(ctx context.Context) (err error) {
 	if err := l.dir.remove(exitFile); err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (l *launch) openAll(context.Context) (err error) {
 	if l.memory != nil {
 		memory = l.memory.file
 	}
-	if l.files, err = openFiles(l.cmd.files, l.dir, l.plan, memory); err != nil {
+	if l.files, err = openFiles(ctx, l.cmd.files, l.dir, l.plan, memory); err != nil {
 		return err
 	}
 	if l.out, err = l.dir.appendTo(qemuLog); err != nil {

@@ -1,9 +1,11 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,11 +15,11 @@ import (
 )
 
 // openTaps attaches to the tap of each NIC, in the namespace that holds it. The taps exist already: this makes none.
-func openTaps(nics []vm.NIC) ([]*os.File, error) {
+func openTaps(ctx context.Context, nics []vm.NIC) ([]*os.File, error) {
 	taps := make([]*os.File, len(nics))
 	for i, n := range nics {
 		open := func() (err error) {
-			taps[i], err = openTap(n)
+			taps[i], err = openTap(ctx, n)
 			return err
 		}
 		var err error
@@ -51,7 +53,14 @@ func enterNetNS(path string) error {
 	return nil
 }
 
-func openTap(n vm.NIC) (*os.File, error) {
+// A process of another VM that is being started holds a copy of every descriptor of ours from its fork until its exec, also
+// of the one with which this tap was made a moment ago. On a busy machine that takes a while.
+const (
+	busyLimit = 5 * time.Second
+	busyPause = time.Millisecond
+)
+
+func openTap(ctx context.Context, n vm.NIC) (*os.File, error) {
 	req, err := unix.NewIfreq(n.Tap)
 	if err != nil || n.Tap == "" {
 		return nil, errdefs.Invalidf("%q cannot be the name of a tap", n.Tap)
@@ -64,7 +73,12 @@ func openTap(n vm.NIC) (*os.File, error) {
 		return nil, errdefs.Preconditionf("open /dev/net/tun: %w; `modprobe tun` may bring it", err)
 	}
 	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+	err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
+	for began := time.Now(); errors.Is(err, unix.EBUSY) && time.Since(began) < busyLimit && ctx.Err() == nil; {
+		time.Sleep(busyPause)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
+	}
+	if err != nil {
 		_ = unix.Close(fd)
 		if errors.Is(err, unix.EBUSY) {
 			return nil, errdefs.Conflictf("tap %s is in use by another process", n.Tap)
