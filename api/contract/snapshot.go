@@ -104,6 +104,11 @@ var (
 	tagRE  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$`)
 )
 
+var pushableRE = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*$`)
+
+// Pushable reports whether a VM of that name can be saved to a registry, where its name is that of a repository.
+func Pushable(vmName string) bool { return pushableRE.MatchString(vmName) }
+
 const maxLocalName = 127 // characters of a snapshot's name on a node
 
 // ParseSnapshotRef reads repo[:tag], the way in which a VM to clone is named. It is not for a registry's host, nor for a

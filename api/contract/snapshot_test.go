@@ -80,6 +80,14 @@ func TestSnapshotRefs(t *testing.T) {
 	}
 }
 
+func TestPushable(t *testing.T) {
+	for name, want := range map[string]bool{"vk-ns-web": true, "a.b-c__d": true, "Web": false, "a-": false, "a___b": false, "a.-b": false, "": false} {
+		if got := Pushable(name); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
+}
+
 func TestLifecycle(t *testing.T) {
 	m := map[string]string{"other": "kept"}
 	want := Lifecycle{State: LifecycleHibernated, Observed: "7", Message: "slept"}

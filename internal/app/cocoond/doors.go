@@ -31,7 +31,7 @@ func (d *daemon) doors(s *served) ([]door, error) {
 	if cfg.LeasesPath == "" {
 		cfg.LeasesPath = d.cfg.bridge().LeasePath
 	}
-	cfg.EpochToken = os.Getenv("EPOCH_TOKEN")
+	cfg.Environment(os.Getenv)
 	node, err := vkcocoon.New(cfg, s, d.log)
 	if err != nil {
 		return nil, err

@@ -49,7 +49,7 @@ func (o *options) settings() []setting {
 		{env: "VK_LEASES_PATH", flag: "leases-path", text: &o.LeasesPath, usage: "JSON lease file of the network"},
 		{env: "VK_ORPHAN_POLICY", flag: "orphan-policy", text: &o.Orphans, usage: "what to do with VMs whose pod is gone: alert, destroy, keep"},
 		{env: "EPOCH_URL", flag: "epoch-url", text: &o.EpochURL, usage: "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (none otherwise: snapshots stay on the node)"},
-		{env: "EPOCH_TOKEN_FILE", flag: "epoch-token-file", text: &o.EpochTokenFile, usage: "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)"},
+		{env: "VK_EPOCH_TOKEN_FILE", flag: "epoch-token-file", text: &o.EpochTokenFile, usage: "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)"},
 		{env: "EPOCH_CA_CERT", flag: "epoch-ca-cert", text: &o.EpochCACert, usage: "PEM file with the registry's certificate authority"},
 		{env: "VK_PEERS", flag: "peers", text: &o.Peers, usage: "HOST:PORT,... of other nodes' node APIs, asked for a hibernated VM before the registry"},
 		{env: "COCOON_ROOT_DIR", flag: "root-dir", text: &o.RootDir, usage: "folder of the VMs' disks, whose file system is the node's storage"},

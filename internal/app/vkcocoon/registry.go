@@ -13,6 +13,18 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
+// Environment takes from the environment what is said there of the registry and not in c. The token is only there.
+func (c *Config) Environment(env func(string) string) {
+	for _, v := range []struct {
+		key string
+		to  *string
+	}{{"EPOCH_URL", &c.EpochURL}, {"EPOCH_TOKEN", &c.EpochToken}, {"VK_EPOCH_TOKEN_FILE", &c.EpochTokenFile}, {"EPOCH_CA_CERT", &c.EpochCACert}, {"VK_PEERS", &c.Peers}} {
+		if *v.to == "" {
+			*v.to = env(v.key)
+		}
+	}
+}
+
 // registry reads where snapshots are kept, and the credentials for it. Nothing is sent.
 func (c Config) registry() (podprovider.Registry, error) {
 	r := podprovider.Registry{Auth: snapshot.Auth{Token: c.EpochToken}}

@@ -155,6 +155,11 @@ func TestWhereSnapshotsAreKept(t *testing.T) {
 	if err != nil || o.EpochToken != "s3cret" || o.EpochURL != "http://epoch" {
 		t.Errorf("of the environment: %v", err)
 	}
+	c := Config{EpochURL: "http://mine"}
+	c.Environment(func(k string) string { return "of " + k })
+	if c.EpochURL != "http://mine" || c.EpochToken != "of EPOCH_TOKEN" || c.Peers != "of VK_PEERS" {
+		t.Errorf("%+v", c)
+	}
 	text, err := json.Marshal(o.Config)
 	if err != nil || bytes.Contains(text, []byte("s3cret")) {
 		t.Errorf("the configuration as text holds the token: %v", err)

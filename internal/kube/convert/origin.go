@@ -88,6 +88,30 @@ func Clone(pod *corev1.Pod, node Node) vm.CloneSpec {
 	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: hostname(pod), StopGrace: Grace(pod)}
 }
 
+// Inherited names what pod asks for that a clone has from its snapshot instead, in words for an Event; nil when there is
+// nothing. (Sizes are not among them: that they are the snapshot's everybody knows who clones.)
+func Inherited(pod *corev1.Pod) []string {
+	c := container(pod)
+	if c == nil {
+		return nil
+	}
+	var out []string
+	say := func(when bool, what string) {
+		if when {
+			out = append(out, what)
+		}
+	}
+	say(len(c.Command)+len(c.Args) > 0, "command")
+	say(len(c.Env)+len(c.EnvFrom) > 0, "env")
+	for _, m := range c.VolumeMounts {
+		say(m.MountPath != tokenPath, "the mount of "+m.Name)
+	}
+	return out
+}
+
+// tokenPath is where admission mounts a token into every pod.
+const tokenPath = "/var/run/secrets/kubernetes.io/serviceaccount"
+
 // labels by which the VM of pod is known again.
 func labels(pod *corev1.Pod, node Node) map[string]string {
 	l := map[string]string{

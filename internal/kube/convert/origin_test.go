@@ -63,6 +63,20 @@ func TestWhatAVMGoesOnFrom(t *testing.T) {
 	}
 }
 
+func TestWhatACloneInherits(t *testing.T) {
+	if got := Inherited(plain()); got != nil {
+		t.Errorf("a pod that asks for nothing: %v", got)
+	}
+	got := Inherited(plain(func(p *corev1.Pod) {
+		c := &p.Spec.Containers[0]
+		c.Args, c.Env = []string{"-v"}, []corev1.EnvVar{{Name: "A"}}
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "conf", MountPath: "/conf"})
+	}))
+	if strings.Join(got, ", ") != "command, env, the mount of conf" {
+		t.Errorf("%v", got)
+	}
+}
+
 func TestWhoseVMIsSaved(t *testing.T) {
 	set := func(p *corev1.Pod) {
 		p.Name = "a-0"

@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -49,6 +50,9 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 	}
 	if origin.Dir != "" && ctx.Err() == nil {
 		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
+	}
+	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
+		w.event(corev1.EventTypeNormal, eventUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
 	return w.cloned(ctx, rec, err)
 }
@@ -207,7 +211,7 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	case !errdefs.IsNotFound(err):
 		return have, err
 	}
-	if !up(&rec) || rec.Resume != nil {
+	if !up(&rec) || !itself(&rec, false) {
 		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
 	}
 	return w.p.save(ctx, rec, name, "to fork "+main)

@@ -21,13 +21,13 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tim
 	if !contract.Hibernate(pod.Annotations) || w.p.Snapshots == nil {
 		w.dozing = chore{}
 		var wait time.Duration
-		if up(rec) && (rec.Resume == nil || w.answers()) {
+		if up(rec) && itself(rec, w.answers()) {
 			wait = w.tidyUp(ctx, rec)
 		}
 		w.running(ctx, rec)
 		return sooner(wait, w.hintAfter(rec))
 	}
-	if !up(rec) || rec.Resume != nil { // it is not itself yet, and must be before it can be saved
+	if !up(rec) || !itself(rec, w.answers()) { // it is not itself yet, and must be before it can be saved
 		w.running(ctx, rec)
 		return 0
 	}

@@ -17,7 +17,13 @@ const hintDelay = 30 * time.Second
 
 // estranged reports whether rec goes on from another VM's state and nobody has told it who it is.
 func estranged(rec *vm.Record) bool {
-	return rec != nil && rec.State == vm.StateRunning && rec.Resume != nil && rec.Resume.Clone
+	return rec != nil && rec.State == vm.StateRunning && rec.Cloned && rec.Resume != nil && rec.Resume.Clone
+}
+
+// itself reports whether rec's guest is who it should be. One that boots its own image may have no agent, and then nobody
+// notes that it is: it is when it was never another, or answers at its address.
+func itself(rec *vm.Record, answers bool) bool {
+	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !estranged(rec))
 }
 
 // answers reports whether the guest answers at the address it should have.

@@ -49,7 +49,7 @@ func (w *worker) settleLife() {
 	switch {
 	case w.verdict != nil:
 		w.life.State, w.life.Message = contract.LifecycleFailed, w.verdict.message
-	case up(w.rec) && w.rec.Resume == nil && w.tidy && !sleep:
+	case up(w.rec) && itself(w.rec, w.ready) && w.tidy && !sleep:
 		w.life.State, w.life.Message = contract.LifecycleReady, ""
 	case w.life.State == "":
 		w.life.State = contract.LifecycleCreating

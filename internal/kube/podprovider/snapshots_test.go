@@ -590,6 +590,22 @@ func TestClones(t *testing.T) {
 	})
 }
 
+func TestANameThatNoRegistryTakes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bare bool
+		want string
+	}{"registry": {false, "Failed/PodNotSupported"}, "alone": {true, "Running running ready"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := keeping(t, newKept(), tc.bare)
+				defer w.stop()
+				w.create(pod(managedRun, asks(map[string]string{contract.KeyName: "Web"})))
+				expect(t, w.after(time.Second), tc.want)
+			})
+		})
+	}
+}
+
 func TestForks(t *testing.T) {
 	fork := func(name string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
