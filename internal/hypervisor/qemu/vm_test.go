@@ -58,7 +58,8 @@ while read word arg; do
 	both) (n=0; while :; do n=$((n+1)); echo "$n" | dd of=/dev/vda oflag=direct bs=512 conv=sync,notrunc 2>/dev/null; echo "COUNT $n"; done) & ;;
 	read) echo "DISK $(dd if=/dev/vda iflag=direct bs=512 count=1 2>/dev/null | head -n 1)" ;;
 	dirty) mkdir -p /t; mount -t tmpfs -o size=64m t /t; while :; do dd if=/dev/urandom of=/t/x bs=1M count=8 conv=notrunc 2>/dev/null; done & echo DIRTYING ;;
-	mac) cat /sys/class/net/eth0/address; echo "LINK $(cat /sys/class/net/eth0/carrier)" ;;
+	chatter) (while :; do ping -c 1 -W 1 $arg; done >/dev/null 2>&1) & ;;
+	mac) cat /sys/class/net/eth0/address; echo "LINK $(cat /sys/class/net/eth0/carrier)" 2>/dev/null ;;
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done

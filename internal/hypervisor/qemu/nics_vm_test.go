@@ -1,0 +1,124 @@
+//go:build vm
+
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// bridged makes a namespace with n taps on a bridge that has an address.
+func bridged(t testing.TB, n int) (ns string) {
+	t.Helper()
+	ns = fmt.Sprintf("cocoon-test-%d", os.Getpid())
+	run(t, "ip", "netns", "add", ns)
+	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", ns).Run() })
+	run(t, "ip", "-n", ns, "link", "add", "br0", "type", "bridge")
+	run(t, "ip", "-n", ns, "addr", "add", "10.9.8.1/24", "dev", "br0")
+	run(t, "ip", "-n", ns, "link", "set", "br0", "up")
+	for tap := range n {
+		name := fmt.Sprintf("tap%d", tap)
+		run(t, "ip", "-n", ns, "tuntap", "add", name, "mode", "tap", "vnet_hdr")
+		run(t, "ip", "-n", ns, "link", "set", name, "master", "br0", "up")
+	}
+	return ns
+}
+
+func pings(t testing.TB, ns, address string) bool {
+	t.Helper()
+	return exec.CommandContext(t.Context(), "ip", "netns", "exec", ns, "ping", "-c", "1", "-W", "1", address).Run() == nil
+}
+
+// heard counts the packets that came out of the guest.
+func heard(t testing.TB, ns, tap string) string {
+	t.Helper()
+	return strings.TrimSpace(run(t, "ip", "netns", "exec", ns, "cat", "/sys/class/net/"+tap+"/statistics/rx_packets"))
+}
+
+// TestLinks has a clone of a guest that talks come up silent, and replaces its interface.
+func TestLinks(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	ns := bridged(t, 2)
+	p := a.plan(t)
+	p.NICs = []vm.NIC{{Tap: "tap0", NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:42", MTU: 1400}}
+	i := start(t, d, p)
+	logged(t, i, "GUEST-READY")
+	say(t, i, "up 10.9.8.2/24")
+	logged(t, i, "UP")
+	await(t, "the guest answers", func() bool { return pings(t, ns, "10.9.8.2") })
+	say(t, i, "chatter 10.9.8.1")
+	s := saved(t)
+	s.Hold = true
+	doSave(t, i, s)
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	q := from(t, p, s)
+	q.NICs = []vm.NIC{p.NICs[0]}
+	q.NICs[0].Tap = "tap1"
+	q.Incoming.LinksDown = true
+	j := start(t, d, q)
+	say(t, j, "mac")
+	if got := line(t, j, "LINK "); strings.TrimSpace(got) != "0" {
+		t.Errorf("carrier of a clone: %s", got)
+	}
+	if pings(t, ns, "10.9.8.2") {
+		t.Error("the clone answers without carrier")
+	}
+	if n := heard(t, ns, "tap1"); n != "0" {
+		t.Errorf("%s packets came out of a guest without carrier", n)
+	}
+	linker, _ := hypervisor.As[hypervisor.Linker](j)
+	if err := linker.SetLink(t.Context(), 0, true); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the clone answers", func() bool { return pings(t, ns, "10.9.8.2") })
+	if err := linker.SetLink(t.Context(), 1, true); !errdefs.IsNotFound(err) {
+		t.Errorf("link of an interface that is not there: %v", err)
+	}
+
+	swapper, _ := hypervisor.As[hypervisor.NICSwapper](j)
+	if err := swapper.SwapNIC(t.Context(), 0, "03:00:00:00:00:99"); !errdefs.IsInvalid(err) {
+		t.Errorf("a multicast address: %v", err)
+	}
+	before := time.Now()
+	if err := swapper.SwapNIC(t.Context(), 0, "02:00:00:00:00:99"); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("interface replaced in %v", time.Since(before))
+	quiet := heard(t, ns, "tap1")
+	await(t, "the guest sees the new interface", func() bool {
+		say(t, j, "mac")
+		return strings.Contains(consoleOf(t, j), "02:00:00:00:00:99")
+	})
+	say(t, j, "up 10.9.8.3/24")
+	if pings(t, ns, "10.9.8.3") || heard(t, ns, "tap1") != quiet {
+		t.Error("the new interface has a carrier")
+	}
+	if err := linker.SetLink(t.Context(), 0, true); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the clone answers at its new address", func() bool { return pings(t, ns, "10.9.8.3") })
+
+	// What was replaced is saved and goes on as well.
+	again := saved(t)
+	again.Hold = true
+	doSave(t, j, again)
+	if err := j.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := from(t, q, again)
+	r.NICs = []vm.NIC{q.NICs[0]}
+	r.NICs[0].MAC = "02:00:00:00:00:99"
+	r.Incoming.Alone = true
+	start(t, d, r)
+	await(t, "the guest that was woken answers", func() bool { return pings(t, ns, "10.9.8.3") })
+}
