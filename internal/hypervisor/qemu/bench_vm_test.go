@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -94,5 +95,113 @@ func bareTime(b *testing.B, p hypervisor.Plan) time.Duration {
 		}
 	}
 	b.Fatal("the bare QEMU does not run")
+	return 0
+}
+
+// BenchmarkGoOn measures, side by side, from the call to a guest whose CPUs run on: the driver's Launch from saved state
+// (the first one, which loads the memory; the following ones; one that has the memory alone), the same machine started
+// as plainly as possible on a memory file in a tmpfs, and the boot of the guest up to its first word.
+func BenchmarkGoOn(b *testing.B) {
+	a := needGuest(b)
+	d := testDriver(b)
+	p := a.plan(b)
+	begin := time.Now()
+	i, err := d.Launch(b.Context(), p)
+	if err != nil {
+		b.Fatal(err)
+	}
+	logged(b, i, "GUEST-READY")
+	boot := time.Since(begin)
+	s := saved(b)
+	s.Hold = true
+	got := doSave(b, i, s)
+	if err := i.Kill(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	shm, err := os.MkdirTemp("/dev/shm", "cocoon-test-")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer os.RemoveAll(shm)
+	ram := filepath.Join(shm, "ram")
+	run(b, "cp", "--sparse=always", s.Memory, ram)
+	first := launchTime(b, d, from(b, p, s))
+	var ours, alone, bare []time.Duration
+	for b.Loop() {
+		ours = append(ours, launchTime(b, d, from(b, p, s)))
+		bare = append(bare, bareGoOn(b, from(b, p, s), ram))
+		q := from(b, p, s)
+		q.Incoming.Alone = true
+		alone = append(alone, launchTime(b, d, q))
+	}
+	ms := func(name string, d time.Duration) { b.ReportMetric(float64(d.Microseconds())/1000, name+"-ms") }
+	median := func(all []time.Duration) time.Duration { slices.Sort(all); return all[len(all)/2] }
+	ms("boot", boot)
+	ms("pause", got.Pause)
+	ms("first", first)
+	ms("clone", median(ours))
+	ms("alone", median(alone))
+	ms("bare", median(bare))
+	b.ReportMetric(float64(median(ours))/float64(median(bare)), "ratio")
+}
+
+// bareGoOn starts a plan with saved state, with QMP on stdio and nothing of what isolates a VM.
+func bareGoOn(b *testing.B, p hypervisor.Plan, ram string) time.Duration {
+	d := testDriver(b)
+	bin, err := d.binary()
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, err := build(p, facts{binary: bin, machine: "q35", uuid: uuidOf(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var args []string
+	for n := 1; n < len(c.args); n++ {
+		switch a := c.args[n]; {
+		case a == "-sandbox" || a == "-add-fd" || a == "-mon":
+			n++
+		case a == "-chardev" && strings.Contains(c.args[n+1], "id=qmp"):
+			args, n = append(args, "-qmp", "stdio"), n+1
+		case a == "-chardev":
+			id, _, _ := strings.Cut(strings.TrimPrefix(c.args[n+1], "socket,id="), ",")
+			args, n = append(args, "-chardev", "null,id="+id), n+1
+		case strings.HasPrefix(a, "memory-backend-file"):
+			head, _, _ := strings.Cut(a, "mem-path=")
+			args = append(args, head+"mem-path="+ram)
+		default:
+			args = append(args, a)
+		}
+	}
+	state, err := os.Open(p.Incoming.State)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer state.Close()
+	cmd := exec.CommandContext(b.Context(), bin, args...)
+	cmd.Stderr, cmd.ExtraFiles = os.Stderr, []*os.File{state}
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	say := func(s string) {
+		if _, err := io.WriteString(in, s+"\n"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	say(`{"execute":"qmp_capabilities"}{"execute":"migrate-set-capabilities","arguments":{"capabilities":[{"capability":"events","state":true}]}}` +
+		`{"execute":"migrate-incoming","arguments":{"uri":"fd:3"}}`)
+	for sc := bufio.NewScanner(out); sc.Scan(); {
+		switch {
+		case strings.Contains(sc.Text(), `"completed"`):
+			say(`{"execute":"cont"}`)
+		case strings.Contains(sc.Text(), `"RESUME"`):
+			return time.Since(begin)
+		}
+	}
+	b.Fatal("the bare QEMU does not go on")
 	return 0
 }

@@ -18,11 +18,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The ways to take memory.
+// The ways to take memory. QEMU's background-snapshot is not among them: it pauses the guest no shorter than precopy
+// does, unprivileged processes may use it only where the host's vm.unprivileged_userfaultfd allows, and when its reader
+// goes away in the middle, as with a full disk or a killed daemon, the guest stands for ever.
 const (
-	methodBackground = "background" // the pages of the instant are kept back from the guest's writes until they are saved
-	methodPrecopy    = "precopy"    // pages are saved while the guest runs, and again those it changed, the last when it stands
-	methodStopped    = "stopped"    // the guest stands until all is saved
+	methodPrecopy = "precopy" // pages are saved while the guest runs, and again those it changed, the last when it stands
+	methodStopped = "stopped" // the guest stands until all is saved
 )
 
 // save is one Save on its way.
@@ -123,7 +124,11 @@ func (s *save) prepare(ctx context.Context) error {
 	if s.disks.inUse && s.running {
 		return errdefs.Preconditionf("a new overlay is in use already and the guest has run since; make another one on top of it")
 	}
-	if err := s.allow(ctx, ""); err != nil {
+	s.method = methodStopped
+	if s.running && !s.plan.Hold {
+		s.method = methodPrecopy
+	}
+	if err := s.allow(ctx, s.method); err != nil {
 		return err
 	}
 	// As fast as we read. The guest may stand for so long; steady raises it for one that writes faster.
@@ -133,34 +138,34 @@ func (s *save) prepare(ctx context.Context) error {
 // allow switches on what method needs, and what another one needs off.
 func (s *save) allow(ctx context.Context, method string) error {
 	return capabilities(ctx, s.c, map[string]bool{
-		"events": true, "background-snapshot": method == methodBackground, "pause-before-switchover": method == methodPrecopy,
+		"events": true, "pause-before-switchover": method == methodPrecopy,
 	})
 }
 
 // take takes disks, devices and memory of one instant.
 func (s *save) take(ctx context.Context) error {
-	if s.plan.Hold || !s.running {
-		return s.takeStopped(ctx)
-	}
-	err := s.allow(ctx, methodBackground)
-	switch {
-	case refused(err): // no userfaultfd for unprivileged processes, or memory that it cannot watch
+	if s.method == methodPrecopy {
 		return s.takePrecopy(ctx)
-	case err != nil:
-		return err
 	}
-	return s.takeBackground(ctx)
+	return s.takeStopped(ctx)
 }
 
 func (s *save) takeStopped(ctx context.Context) error {
-	s.method = methodStopped
 	if err := s.stop(ctx); err != nil {
 		return err
 	}
 	if err := s.disks.change(ctx); err != nil {
 		return err
 	}
-	return s.rest(ctx)
+	ctx, err := s.migrate(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.until(ctx, "completed"); err != nil {
+		return err
+	}
+	s.taken()
+	return nil
 }
 
 func (s *save) stop(ctx context.Context) error {
@@ -173,60 +178,7 @@ func (s *save) stop(ctx context.Context) error {
 	return s.until(ctx, "STOP")
 }
 
-// rest saves a guest that stands in one go and lets it run again if it shall.
-func (s *save) rest(ctx context.Context) error {
-	if err := s.allow(ctx, methodStopped); err != nil {
-		return err
-	}
-	ctx, err := s.migrate(ctx)
-	if err != nil {
-		return err
-	}
-	if err := s.until(ctx, "completed"); err != nil {
-		return err
-	}
-	if !s.running || s.plan.Hold {
-		s.taken()
-		return nil
-	}
-	return s.goOn(ctx)
-}
-
-func (s *save) takeBackground(ctx context.Context) error {
-	s.method = methodBackground
-	if err := s.stop(ctx); err != nil {
-		return err
-	}
-	if err := s.disks.change(ctx); err != nil {
-		return err
-	}
-	flowing, err := s.migrate(ctx)
-	if err == nil {
-		err = s.until(flowing, resumed) // QEMU does that
-	}
-	if refused(err) || errdefs.Is(err, errdefs.Unsupported) { // it tried and could not; the guest still stands at the instant of its disks
-		if err := s.i.settle(ctx, s.c); err != nil {
-			return err
-		}
-		if s.stopped.IsZero() {
-			return err
-		}
-		s.flow.end()
-		s.method = methodStopped
-		return s.rest(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	s.taken()
-	return s.until(flowing, "completed")
-}
-
 func (s *save) takePrecopy(ctx context.Context) error {
-	s.method = methodPrecopy
-	if err := s.allow(ctx, methodPrecopy); err != nil {
-		return err
-	}
 	ctx, err := s.migrate(ctx)
 	if err != nil {
 		return err
@@ -355,7 +307,6 @@ func (s *save) finish(ctx context.Context) error {
 	if err := s.flow.wait(ctx); err != nil {
 		return err
 	}
-	_ = s.allow(ctx, "") // the next save does it too
 	for _, f := range s.files {
 		if err := f.Close(); err != nil {
 			return fmt.Errorf("write the state: %w", err)
@@ -393,8 +344,7 @@ func (s *save) abort(ctx context.Context) error {
 		return err
 	}
 	err = s.i.settle(ctx, c)
-	s.c = c
-	err = errors.Join(err, s.disks.drop(ctx, c), s.allow(ctx, ""))
+	err = errors.Join(err, s.disks.drop(ctx, c))
 	if s.running {
 		err = errors.Join(err, cont(ctx, c))
 	}

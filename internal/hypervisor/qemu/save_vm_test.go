@@ -3,20 +3,25 @@
 package qemu
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -490,4 +495,89 @@ func TestKilledWhileSaving(t *testing.T) {
 	if left := left(t, p); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// TestDaemonKilledWhileSaving kills the saving process at many moments. The next one finds the guest running, or lets
+// it go on, and not a number is lost.
+func TestDaemonKilledWhileSaving(t *testing.T) {
+	if handle := os.Getenv("QEMU_TEST_SAVE"); handle != "" {
+		i, err := testDriver(t).Adopt(t.Context(), hypervisor.Handle(handle))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o []hypervisor.DiskOverlay
+		if err := json.Unmarshal([]byte(os.Getenv("QEMU_TEST_OVERLAYS")), &o); err != nil {
+			t.Fatal(err)
+		}
+		s := saved(t)
+		s.Overlays = o
+		if _, err := i.(*instance).connected(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("SAVING")
+		doSave(t, i, s)
+		fmt.Println("SAVED")
+		_, _ = io.Copy(io.Discard, os.Stdin) // until killed
+		runtime.Goexit()
+	}
+	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
+	top := vm.Disk{Path: filepath.Join(dir, "base.raw"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
+	run(t, "qemu-img", "create", "-q", "-f", "raw", top.Path, "16M")
+	p := a.plan(t)
+	p.Disks = []vm.Disk{top}
+	i := start(t, d, p)
+	logged(t, i, "GUEST-READY")
+	say(t, i, "both")
+	logged(t, i, "COUNT 10\r\n")
+	for delay := time.Duration(0); delay < 240*time.Millisecond; delay += 16 * time.Millisecond {
+		top = overlayOn(t, top, dir, fmt.Sprintf("over%d.qcow2", delay)) // whether it comes to that or not
+		spec, err := json.Marshal([]hypervisor.DiskOverlay{{Serial: "cow", Disk: top}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestDaemonKilledWhileSaving$")
+		cmd.Env = append(os.Environ(), "TMPDIR="+dir, "QEMU_TEST_SAVE="+string(i.Handle()), "QEMU_TEST_OVERLAYS="+string(spec))
+		if err := i.Close(); err != nil {
+			t.Fatal(err)
+		}
+		killWhen(t, cmd, "SAVING", delay)
+		again, err := d.Adopt(t.Context(), i.Handle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = again.Close() })
+		i = again
+		pauser, _ := hypervisor.As[hypervisor.Pauser](i)
+		if err := pauser.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		before := len(counts(t, consoleOf(t, i)))
+		await(t, "the guest counts on", func() bool { return len(counts(t, consoleOf(t, i))) > before+2 })
+	}
+	consecutive(t, counts(t, consoleOf(t, i)))
+	doSave(t, i, saved(t))
+}
+
+// killWhen starts cmd and kills it a while after it has said a word.
+func killWhen(t testing.TB, cmd *exec.Cmd, word string, after time.Duration) {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for sc := bufio.NewScanner(out); sc.Scan() && sc.Text() != word; {
+	}
+	<-time.After(after)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = in.Close()
+	_ = cmd.Wait()
 }

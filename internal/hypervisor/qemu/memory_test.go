@@ -1,0 +1,205 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const testMemory = 12 << 20
+
+// savedMemory is a sparse file with data at both ends and in the middle.
+func savedMemory(t *testing.T, name string, fill byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(testMemory); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int64{0, 5<<20 + 4096, testMemory - 4096} {
+		if _, err := f.WriteAt(bytes.Repeat([]byte{fill}, 4096), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+func sameBytes(t *testing.T, f *os.File, path string) {
+	t.Helper()
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(io.NewSectionReader(f, 0, testMemory+1))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes differ from the file's %d, %v", len(got), len(want), err)
+	}
+}
+
+func TestTemplateIsSealed(t *testing.T) {
+	ts := templates{budget: 1 << 30}
+	path := savedMemory(t, "memory", 7)
+	m, err := ts.use(t.Context(), path, testMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.release()
+	sameBytes(t, m.file, path)
+	if _, err := m.file.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("write: %v", err)
+	}
+	if err := m.file.Truncate(0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("truncate: %v", err)
+	}
+	if _, err := unix.Mmap(int(m.file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EPERM) {
+		t.Errorf("map shared: %v", err)
+	}
+	private, err := unix.Mmap(int(m.file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatalf("map copy-on-write: %v", err)
+	}
+	private[0] = 'x'
+	sameBytes(t, m.file, path)
+	if err := unix.Munmap(private); err != nil {
+		t.Error(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(m.file.Fd()), &st); err != nil || st.Blocks*512 > testMemory/2 {
+		t.Errorf("it occupies %d bytes: holes were filled; %v", st.Blocks*512, err)
+	}
+}
+
+func TestTemplateIsLoadedOnce(t *testing.T) {
+	ts := templates{budget: 1 << 30}
+	path := savedMemory(t, "memory", 7)
+	files := make(chan *os.File, 8)
+	var wg sync.WaitGroup
+	for range cap(files) {
+		wg.Go(func() {
+			m, err := ts.use(t.Context(), path, testMemory)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			files <- m.file
+			m.release()
+			m.release() // as when both the launch and the instance let go
+		})
+	}
+	wg.Wait()
+	close(files)
+	first := <-files
+	for f := range files {
+		if f != first {
+			t.Error("it was loaded twice")
+		}
+	}
+	for _, tm := range ts.all {
+		if tm.users != 0 {
+			t.Errorf("%d users are left", tm.users)
+		}
+	}
+}
+
+func TestTemplatesAreBounded(t *testing.T) {
+	ts := templates{budget: 40 << 10} // each takes 12 KiB
+	var paths []string
+	var held []*memory
+	for n := range 6 {
+		path := savedMemory(t, "memory", byte(n+1))
+		m, err := ts.use(t.Context(), path, testMemory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths, held = append(paths, path), append(held, m)
+	}
+	if len(ts.all) != 6 {
+		t.Errorf("%d of 6 templates in use are kept", len(ts.all))
+	}
+	for _, m := range held {
+		m.release()
+	}
+	if len(ts.all) != 3 {
+		t.Errorf("%d templates are kept, want 3", len(ts.all))
+	}
+	for _, tm := range ts.all {
+		if tm.path != paths[3] && tm.path != paths[4] && tm.path != paths[5] {
+			t.Errorf("%s was kept, which was used before the others", tm.path)
+		}
+	}
+	// One whose file is gone goes too, as soon as anything happens.
+	if err := os.Remove(paths[5]); err != nil {
+		t.Fatal(err)
+	}
+	m, err := ts.use(t.Context(), paths[4], testMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.release()
+	if len(ts.all) != 2 {
+		t.Errorf("%d templates are kept, want 2", len(ts.all))
+	}
+}
+
+func TestTemplateOfNewContent(t *testing.T) {
+	ts := templates{budget: 1 << 30}
+	path := savedMemory(t, "memory", 1)
+	old, err := ts.use(t.Context(), path, testMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.release()
+	if err := os.Rename(savedMemory(t, "memory2", 2), path); err != nil {
+		t.Fatal(err)
+	}
+	m, err := ts.use(t.Context(), path, testMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.release()
+	sameBytes(t, m.file, path)
+}
+
+func TestLoadAlone(t *testing.T) {
+	path := savedMemory(t, "memory", 9)
+	m, err := loadAlone(t.Context(), path, testMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameBytes(t, m.file, path)
+	if _, err := m.file.WriteAt([]byte("x"), 0); err != nil {
+		t.Errorf("write: %v", err)
+	}
+	m.release()
+}
+
+func TestMemoryRefused(t *testing.T) {
+	ts := templates{budget: 1 << 30}
+	path := savedMemory(t, "memory", 9)
+	for name, use := range map[string]func(context.Context, string, int64) (*memory, error){"shared": ts.use, "alone": loadAlone} {
+		if _, err := use(t.Context(), path, testMemory+4096); !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("%s: a file that is too short: %v", name, err)
+		}
+		if _, err := use(t.Context(), filepath.Dir(path), testMemory); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: a folder: %v", name, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := use(ctx, path, testMemory); !errors.Is(err, context.Canceled) && err != nil {
+			t.Errorf("%s: cancelled: %v", name, err)
+		}
+	}
+}
