@@ -96,7 +96,7 @@ func nicOf(r vm.Record) string { return r.NICs[0].MAC + " " + r.NICs[0].IP + " "
 func TestHibernateRefusals(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
-	r.saved("web", "gold")
+	r.saved("gold")
 	_, err := r.Hibernate(ctx, "web", "gold")
 	wantClass(t, "name taken", err, errdefs.AlreadyExists)
 	_, err = r.Wake(ctx, "nope")
@@ -216,7 +216,7 @@ func TestHibernatedClone(t *testing.T) {
 	})
 	ctx := t.Context()
 	r.source()
-	r.saved("web", "gold")
+	r.saved("gold")
 	deaf.Store(true)
 	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
 	r.must(r.Hibernate(ctx, "a", ""))
@@ -241,7 +241,7 @@ func TestHibernatedClone(t *testing.T) {
 func TestRestore(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, g := r.source()
-	x := r.saved("web", "gold")
+	x := r.saved("gold")
 	back := func(what string, g *enginetest.Guest) {
 		t.Helper()
 		if g != nil {
@@ -276,7 +276,7 @@ func TestRestore(t *testing.T) {
 		t.Errorf("restored %+v", got)
 	}
 	r.must(r.Stop(ctx, "web", 0))
-	r.saved("web", "disks")
+	r.saved("disks")
 	r.must(r.Start(ctx, "web"))
 	r.write(r.world.Guest(rec.ID), "later.")
 	if got := r.must(r.Restore(ctx, "web", "disks")); got.State != vm.StateRunning || r.disk(rec.ID) != "one." || got.Resume != nil {
@@ -309,7 +309,7 @@ func TestRestoreFails(t *testing.T) {
 			})
 			ctx := t.Context()
 			rec, g := r.source()
-			r.saved("web", "gold")
+			r.saved("gold")
 			r.write(g, "two.")
 			broken.Store(true)
 			_, err := r.Restore(ctx, "web", "gold")

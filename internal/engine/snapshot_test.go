@@ -17,9 +17,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-func (r *rig) saved(ref, name string) snapshot.Snapshot {
+func (r *rig) saved(name string) snapshot.Snapshot {
 	r.t.Helper()
-	x, err := r.SaveSnapshot(r.t.Context(), ref, vm.SaveSpec{Name: name})
+	x, err := r.SaveSnapshot(r.t.Context(), "web", vm.SaveSpec{Name: name})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func (r *rig) clearAll(snapshots ...string) {
 func TestSaveAndClone(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, g := r.source()
-	x := r.saved("web", "gold")
+	x := r.saved("gold")
 	if !x.Live || x.Source.VMID != rec.ID || x.CPU != rec.Spec.CPUs || x.NIC[0].MAC != rec.NICs[0].MAC || x.NIC[0].Tap != "" || x.Machine.Type != "m1" || x.Pause == 0 {
 		t.Errorf("saved %+v", x)
 	}
@@ -126,7 +126,7 @@ func TestSaveAndClone(t *testing.T) {
 	}
 	r.await("a", "ready", ready)
 
-	y := r.saved("web", "second") // on top of the first
+	y := r.saved("second") // on top of the first
 	d := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "second"}))
 	if d.Spec.Name != "cocoon-clone-"+string(d.ID) || r.disk(d.ID) != "one.two." {
 		t.Errorf("cloned %+v, its disk holds %q", d, r.disk(d.ID))
@@ -163,7 +163,7 @@ func TestSaveStopped(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, _ := r.source()
 	r.must(r.Stop(ctx, "web", 0))
-	x := r.saved("web", "disks")
+	x := r.saved("disks")
 	if x.Live || x.Hypervisor != "fake" || len(x.Disks) != 1 {
 		t.Errorf("saved %+v", x)
 	}
@@ -183,7 +183,7 @@ func TestSaveStopped(t *testing.T) {
 func TestCloneRefusals(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
-	x := r.saved("web", "gold")
+	x := r.saved("gold")
 	for name, tt := range map[string]struct {
 		change func(*vm.CloneSpec)
 		want   errdefs.Class
@@ -248,7 +248,7 @@ func TestCloneRefusals(t *testing.T) {
 func TestCloneFromDir(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
-	r.saved("web", "gold")
+	r.saved("gold")
 	h, err := r.world.Snapshots().Hold(ctx, "gold")
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func TestCloneFromDir(t *testing.T) {
 func TestManyClones(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
-	r.saved("web", "gold")
+	r.saved("gold")
 	const many = 16
 	var wg sync.WaitGroup
 	for i := range many {
@@ -352,12 +352,12 @@ func TestCloneOfDiskGuest(t *testing.T) {
 	r.must(r.Launch(ctx, cloud()))
 	rec := r.await("web", "ready", ready)
 	r.write(r.world.Guest(rec.ID), "one.")
-	x := r.saved("web", "gold")
+	x := r.saved("gold")
 	if len(x.Disks) != 1 {
 		t.Errorf("the seed is in the snapshot: %+v", x.Disks)
 	}
-	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
-	c = r.await("a", "with interfaces of its own", func(v vm.Record) bool { return v.Itself() && !r.world.Guest(v.ID).Self().Down })
+	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
+	c := r.await("a", "with interfaces of its own", func(v vm.Record) bool { return v.Itself() && !r.world.Guest(v.ID).Self().Down })
 	self := r.world.Guest(c.ID).Self()
 	if c.AgentReady || c.Resume == nil || self.MAC != c.NICs[0].MAC || len(c.Disks) != 2 {
 		t.Errorf("the clone is %+v, its record %+v", self, c)
@@ -375,7 +375,7 @@ func TestCloneOfDiskGuest(t *testing.T) {
 func TestCloneThatIsRefused(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
-	r.saved("web", "gold")
+	r.saved("gold")
 	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a", Hostname: "refused"}))
 	c := r.await("a", "told of", func(v vm.Record) bool { return strings.Contains(v.Message, "not taken") })
 	if c.AgentReady || c.State != vm.StateRunning || !r.world.Guest(c.ID).Self().Down {

@@ -121,7 +121,7 @@ func (g *Guest) Self() Self {
 }
 
 // Save implements hypervisor.Snapshotter.
-func (g *Guest) Save(_ context.Context, p hypervisor.SavePlan) (hypervisor.Saved, error) {
+func (g *Guest) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.Saved, error) {
 	if err := g.w.Fault("driver.Save"); err != nil {
 		return hypervisor.Saved{}, err
 	}
@@ -142,7 +142,7 @@ func (g *Guest) Save(_ context.Context, p hypervisor.SavePlan) (hypervisor.Saved
 	if p.Taken != nil {
 		p.Taken()
 	}
-	machine, err := Driver{g.w}.Machine(context.Background(), vm.AccelAuto)
+	machine, err := Driver{g.w}.Machine(ctx, vm.AccelAuto)
 	return hypervisor.Saved{Pause: 7, Method: "stopped", Machine: machine}, err
 }
 

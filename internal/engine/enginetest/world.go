@@ -36,7 +36,8 @@ type World struct {
 
 // New returns the world in dir, with what an earlier process left there.
 func New(dir string) (*World, error) {
-	w := &World{Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
+	w := &World{
+		Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
 		taken: map[string]bool{}, held: map[string]int{},
 	}
 	for _, sub := range []string{"procs", "taps", "leases", "tmp", "snapshots", "drafts"} {
