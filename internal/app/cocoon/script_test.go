@@ -55,6 +55,9 @@ func TestScripts(t *testing.T) {
 			e.Setenv("REGISTRY", serveRegistry(e))
 			config := fmt.Sprintf("stateDir: %[1]s/state\nrunDir: %[1]s/run\ngroup: nobody-has-this-group\ndriver: fake\n"+
 				"guest: {kernel: %[1]s/kernel, initramfs: %[1]s/kernel}\nnetwork: {enabled: false}\n", e.WorkDir)
+			if err := writePeers(e, config); err != nil {
+				return err
+			}
 			img := ociimage.Image{
 				Layers:     []ociimage.Layer{ociimage.Of(ociimage.Dir("bin"), ociimage.File("bin/hello", "#!"))},
 				Entrypoint: []string{"/bin/hello"},
