@@ -110,6 +110,7 @@ func (d doctor) checks() []check {
 		{name: "cgroup v2", feature: "resource limits per VM", look: d.cgroup},
 		{name: "user namespaces", feature: "isolation", look: d.userns},
 		{name: "memory", feature: "running VMs", look: d.memory},
+		{name: "userfaultfd", feature: "short pauses of live snapshots", look: d.userfault},
 		{name: "mkfs.ext4", feature: "container images", look: d.mkfs},
 	}
 	if d.cfg.Kernel != "" || d.cfg.Initrd != "" {
@@ -122,7 +123,8 @@ func (d doctor) checks() []check {
 		all = append(
 			all,
 			check{name: "state folder", feature: "everything", look: d.folder(d.cfg.StateDir), fix: makeFolder(d.cfg.StateDir)},
-			check{name: "disk space", feature: "images and disks", look: d.space},
+			check{name: "disk space", feature: "images, disks and snapshots", look: d.space},
+			check{name: "reflink", feature: "quick copies of snapshots", look: d.reflink},
 		)
 	}
 	if d.cfg.RunDir != "" {

@@ -1,0 +1,60 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+// reflink tries whether the state's file system shares the blocks of copies, with two files that have no name. Snapshots
+// do not need it: they link what nobody writes to any more.
+func (d doctor) reflink(context.Context) finding {
+	src, err := nameless(d.cfg.StateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return finding{status: OK, detail: "not examined: " + d.cfg.StateDir + " is not there yet"}
+	}
+	if err != nil {
+		return finding{status: OK, detail: fmt.Sprintf("not examined: %v", err)}
+	}
+	defer src.Close()
+	dst, err := nameless(d.cfg.StateDir)
+	if err != nil {
+		return finding{status: OK, detail: fmt.Sprintf("not examined: %v", err)}
+	}
+	defer dst.Close()
+	if _, err := src.Write(make([]byte, os.Getpagesize())); err != nil {
+		return finding{status: OK, detail: fmt.Sprintf("not examined: %v", err)}
+	}
+	if err := sparse.Clone(dst, src); err != nil {
+		return finding{status: OK, detail: "no: snapshots are links, and what links cannot do is copied"}
+	}
+	return finding{status: OK, detail: "yes: copies share their blocks"}
+}
+
+func nameless(dir string) (*os.File, error) {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, &fs.PathError{Op: "make a file in", Path: dir, Err: err}
+	}
+	return os.NewFile(uintptr(fd), dir), nil
+}
+
+// userfault looks for what lets a hypervisor that is not root save memory behind a running guest's back.
+func (d doctor) userfault(context.Context) finding {
+	b, err := os.ReadFile(filepath.Join(d.cfg.Proc, "sys/vm/unprivileged_userfaultfd"))
+	if err != nil {
+		return finding{Warn, "the kernel has no userfaultfd: a guest stands still longer while it is saved", "use a kernel with CONFIG_USERFAULTFD"}
+	}
+	if strings.TrimSpace(string(b)) == "0" {
+		return finding{Warn, "userfaultfd is for root only: a guest that writes a lot stands still longer while it is saved", "sudo sysctl vm.unprivileged_userfaultfd=1"}
+	}
+	return finding{status: OK, detail: "hypervisors may use it"}
+}
