@@ -110,7 +110,6 @@ func (d doctor) checks() []check {
 		{name: "cgroup v2", feature: "resource limits per VM", look: d.cgroup},
 		{name: "user namespaces", feature: "isolation", look: d.userns},
 		{name: "memory", feature: "running VMs", look: d.memory},
-		{name: "userfaultfd", feature: "short pauses of live snapshots", look: d.userfault},
 		{name: "mkfs.ext4", feature: "container images", look: d.mkfs},
 	}
 	if d.cfg.Kernel != "" || d.cfg.Initrd != "" {

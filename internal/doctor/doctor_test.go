@@ -47,7 +47,7 @@ func TestBareHost(t *testing.T) {
 	checks := Run(t.Context(), host(t, nil), false)
 	for name, want := range map[string]string{
 		"qemu": Fail, "tun": Fail, "guest kernel": Fail, "acceleration": Warn, "cgroup v2": Warn, "user namespaces": Warn,
-		"state folder": Warn, "run folder": Warn, "group": Warn, "userfaultfd": Warn,
+		"state folder": Warn, "run folder": Warn, "group": Warn,
 	} {
 		c := find(t, checks, name)
 		if c.Status != want || c.Remedy == "" || c.Detail == "" || c.Feature == "" {
@@ -62,8 +62,7 @@ func TestBareHost(t *testing.T) {
 func TestGoodHost(t *testing.T) {
 	cfg := host(t, map[string]string{
 		"dev/kvm": "", "dev/net/tun": "", "proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu vmx sse\n",
-		"proc/sys/vm/unprivileged_userfaultfd": "1\n",
-		"proc/meminfo":                         "MemTotal: 9 kB\nMemAvailable:   8388608 kB\n", "proc/sys/user/max_user_namespaces": "1000\n",
+		"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8388608 kB\n", "proc/sys/user/max_user_namespaces": "1000\n",
 		"sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n", "vmlinux": "x", "initramfs": "x", "state/x": "", "run/x": "",
 		"qemu": "#!/bin/sh\necho QEMU emulator version 7.2.22 'from somewhere'\n",
 	})
@@ -71,7 +70,7 @@ func TestGoodHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	checks := Run(t.Context(), cfg, false)
-	for _, name := range []string{"qemu", "tun", "guest kernel", "acceleration", "cgroup v2", "user namespaces", "memory", "state folder", "run folder", "userfaultfd", "reflink"} {
+	for _, name := range []string{"qemu", "tun", "guest kernel", "acceleration", "cgroup v2", "user namespaces", "memory", "state folder", "run folder", "reflink"} {
 		if c := find(t, checks, name); c.Status != OK || c.Remedy != "" {
 			t.Errorf("%s: %+v", name, c)
 		}
@@ -123,13 +122,6 @@ func TestRealHost(t *testing.T) {
 		if c.Detail == "" || c.Status == "" {
 			t.Errorf("%+v says nothing", c)
 		}
-	}
-}
-
-func TestUserfaultForRootOnly(t *testing.T) {
-	cfg := host(t, map[string]string{"proc/sys/vm/unprivileged_userfaultfd": "0\n"})
-	if c := find(t, Run(t.Context(), cfg, false), "userfaultfd"); c.Status != Warn || !strings.Contains(c.Remedy, "vm.unprivileged_userfaultfd=1") {
-		t.Errorf("%+v", c)
 	}
 }
 

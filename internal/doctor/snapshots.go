@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -45,16 +43,4 @@ func nameless(dir string) (*os.File, error) {
 		return nil, &fs.PathError{Op: "make a file in", Path: dir, Err: err}
 	}
 	return os.NewFile(uintptr(fd), dir), nil
-}
-
-// userfault looks for what lets a hypervisor that is not root save memory behind a running guest's back.
-func (d doctor) userfault(context.Context) finding {
-	b, err := os.ReadFile(filepath.Join(d.cfg.Proc, "sys/vm/unprivileged_userfaultfd"))
-	if err != nil {
-		return finding{Warn, "the kernel has no userfaultfd: a guest stands still longer while it is saved", "use a kernel with CONFIG_USERFAULTFD"}
-	}
-	if strings.TrimSpace(string(b)) == "0" {
-		return finding{Warn, "userfaultfd is for root only: a guest that writes a lot stands still longer while it is saved", "sudo sysctl vm.unprivileged_userfaultfd=1"}
-	}
-	return finding{status: OK, detail: "hypervisors may use it"}
 }
