@@ -42,7 +42,10 @@ func (s Snapshot) Files() []string {
 // process, paths and taps.
 func (s Snapshot) Foreign() Snapshot {
 	s = s.Clone()
-	s.Record.Handle, s.Record.PID, s.Record.Disks = nil, 0, nil
+	s.Record.Handle, s.Record.PID = nil, 0
+	for i := range s.Record.Disks {
+		s.Record.Disks[i].Path, s.Record.Disks[i].Backing = "", nil
+	}
 	s.Record.Snapshot, s.Record.SnapshotIDs, s.Record.Resume = "", nil, nil
 	for _, nics := range [][]vm.NIC{s.Record.NICs, s.NIC} {
 		for i := range nics {
