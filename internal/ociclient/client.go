@@ -358,7 +358,7 @@ func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
 	return s.http.Do(req)
 }
 
-// counted counts what is read of a body.
+// counted counts what is read of a body. The HTTP client closes it, however a request ends.
 type counted struct {
 	r io.Reader
 	n *atomic.Int64
@@ -370,15 +370,12 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// WriteTo lets bytes that are in memory go out in large pieces.
-func (c *counted) WriteTo(w io.Writer) (int64, error) {
-	wt, ok := c.r.(io.WriterTo)
-	if !ok {
-		return io.Copy(w, struct{ io.Reader }{c})
+// Close tells who makes the bytes that nobody wants more of them.
+func (c *counted) Close() error {
+	if closer, ok := c.r.(io.Closer); ok {
+		return closer.Close()
 	}
-	n, err := wt.WriteTo(w)
-	c.n.Add(n)
-	return n, err
+	return nil
 }
 
 // discard gives an answer back, read so far that the connection can be used again.

@@ -16,7 +16,6 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/oci"
 )
 
 // exportOCI writes a container image as an OCI image layout. Its layers are the tars they were when they came,
@@ -116,18 +115,8 @@ func (a *layoutWriter) layer(ctx context.Context, s *Store, key string, info lay
 		return nil
 	}
 	a.have[name] = true
-	f, err := os.Open(s.path("layers", key, layerFile))
-	if err != nil {
-		return fmt.Errorf("read layer: %w", err)
-	}
-	defer f.Close()
-	recipe, err := os.Open(s.path("layers", key, recipeFile))
-	if err != nil {
-		return fmt.Errorf("read layer: %w", err)
-	}
-	defer recipe.Close()
 	if err := a.header(name, info.TarSize); err != nil {
 		return err
 	}
-	return oci.Restore(ctx, a.tw, f, recipe, info.DiffID)
+	return s.restoreLayer(ctx, key, info, a.tw)
 }

@@ -59,7 +59,10 @@ type Puller struct {
 	jobs map[jobKey]*job
 }
 
-var _ image.Puller = (*Puller)(nil)
+var (
+	_ image.Puller = (*Puller)(nil)
+	_ image.Pusher = (*Puller)(nil)
+)
 
 // New returns a puller into store.
 func New(cfg Config, store *local.Store) (*Puller, error) {
@@ -171,6 +174,16 @@ func (p *Puller) Get(ctx context.Context, ref string) (image.Image, error) {
 	}
 	here, err := p.find(ctx, d, ref)
 	return here.img, err
+}
+
+// Push implements image.Pusher. Names mean what they mean for Pull.
+func (p *Puller) Push(ctx context.Context, r image.PushRequest, progress func(image.Progress)) (string, error) {
+	img, err := p.Get(ctx, r.Ref)
+	if err != nil {
+		return "", err
+	}
+	r.Ref = img.ID
+	return p.registry.Push(ctx, r, progress)
 }
 
 // SyncMappings implements image.Puller.

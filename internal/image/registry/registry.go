@@ -34,6 +34,7 @@ type Config struct {
 	Stall    time.Duration  // how long a transfer may bring nothing: 60 s
 	Backoff  time.Duration  // before the first repetition: 1 s, doubled each time
 	Keychain authn.Keychain // credentials of the host: those of docker
+	Part     int64          // bytes of a disk in one layer of a push: 1 GiB
 }
 
 // RegistryConfig is what is special about one registry.
@@ -155,6 +156,9 @@ func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) 
 	m, top, err := p.resolve(ctx)
 	if err != nil {
 		return image.Image{}, err
+	}
+	if isDisk(m) {
+		return p.disk(ctx, m, top)
 	}
 	if m.Config.Size > maxMetadata {
 		return image.Image{}, errdefs.Invalidf("the image configuration is %d bytes long; more than %d are not plausible", m.Config.Size, maxMetadata)
