@@ -113,13 +113,18 @@ const finalizing = time.Millisecond
 
 // cont makes the guest run. When it runs already that is no error.
 func cont(ctx context.Context, c *qmp.Client) error {
-	for {
+	for last := false; ; {
 		err := c.Execute(ctx, "cont", nil, nil)
-		if !refused(err) {
+		if !refused(err) || last {
 			return err
 		}
-		if now, serr := status(ctx, c); serr != nil || now != "finish-migrate" {
+		now, serr := status(ctx, c)
+		if serr != nil {
 			return errors.Join(err, serr)
+		}
+		last = now != "finish-migrate" // it may have ended between the two questions: then once more decides
+		if last {
+			continue
 		}
 		select {
 		case <-time.After(finalizing):
