@@ -19,6 +19,7 @@ import (
 func echo(t *testing.T, dev link.Device) {
 	t.Helper()
 	port := link.NewPort(dev)
+	port.Plain = func(m []byte) []byte { return append([]byte("heard "), m...) }
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -159,4 +160,96 @@ func TestLargeTransferBothWays(t *testing.T) {
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != text {
 		t.Fatalf("1 MiB came back changed (err %v)", err)
 	}
+}
+
+func TestPlainMessagesComeFirst(t *testing.T) {
+	s := linktest.New()
+	echo(t, s)
+	ask := func(c net.Conn, text string) {
+		t.Helper()
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if got, err := link.Ask(c, []byte(text)); err != nil || string(got) != "heard "+text {
+			t.Fatalf("answer %q, %v", got, err)
+		}
+	}
+	for i := range 50 {
+		c := open(t, s)
+		for j := range i % 3 {
+			ask(c, fmt.Sprint(i, j, string(bytes.Repeat([]byte("x"), i*1000))))
+		}
+		if i%7 == 0 { // leaves before it has said anything else
+			c.Close()
+			continue
+		}
+		talk(t, c, fmt.Sprintf("hello %d", i))
+		if i%2 == 0 {
+			_, _ = c.Write(bytes.Repeat([]byte("x"), 10000))
+		}
+		c.Close()
+	}
+}
+
+// TestNextHostDoesNotWaitForTheEndOfTheLast ends sessions only after the next one has been opened and asked something.
+func TestNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T) {
+	s := linktest.New()
+	defer s.Close()
+	port := link.NewPort(s)
+	port.Plain = func(m []byte) []byte { return m }
+	sessions := make(chan net.Conn, 1)
+	go func() {
+		defer close(sessions)
+		for {
+			c, err := port.Accept()
+			if err != nil {
+				return
+			}
+			sessions <- c
+		}
+	}()
+	first := open(t, s)
+	if _, err := io.WriteString(first, "one"); err != nil {
+		t.Fatal(err)
+	}
+	guest := <-sessions
+	buf := make([]byte, 10)
+	if n, err := guest.Read(buf); err != nil || string(buf[:n]) != "one" {
+		t.Fatalf("%q, %v", buf[:n], err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := guest.Read(buf)
+		ended <- err
+	}()
+	first.Close()
+	second := open(t, s) // nobody has closed the guest's end of the first
+	if got, err := link.Ask(second, []byte("two")); err != nil || string(got) != "two" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	if n, err := guest.Write([]byte("for nobody")); n != 10 || err != nil {
+		t.Errorf("a write of the first session: %d, %v", n, err)
+	}
+	if _, err := io.WriteString(second, "three"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, io.EOF) {
+		t.Errorf("the first session ended with %v", err)
+	}
+	if _, err := guest.Read(buf); !errors.Is(err, io.EOF) {
+		t.Errorf("and then with %v", err)
+	}
+	guest.Close()
+	guest = <-sessions
+	if n, err := guest.Read(buf); err != nil || string(buf[:n]) != "three" {
+		t.Errorf("the second session begins with %q, %v", buf[:n], err)
+	}
+	if _, err := guest.Write([]byte("four")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(second, buf[:4]); err != nil || string(buf[:4]) != "four" {
+		t.Errorf("the second host got %q, %v", buf[:4], err)
+	}
+	second.Close()
+	port.Close()
+	guest.Close()
+	<-sessions
 }

@@ -25,6 +25,10 @@ const readSize = 4096
 // Port is the listener of the guest's side: each Accept is one handshake, and there is one session at a time. A new
 // host ends the session of the one before.
 type Port struct {
+	// Plain answers the plain messages with which a session may begin; nil takes them for what is spoken in it. It is set
+	// before the first Accept.
+	Plain func(message []byte) []byte
+
 	dev  Device
 	free chan struct{} // holds a token while no session is open
 	done chan struct{} // closed by Close
@@ -32,8 +36,9 @@ type Port struct {
 	mu      sync.Mutex
 	closed  bool
 	session bool // one is open
+	between bool // it makes way for the next one
 
-	pending []byte // read by the last session but meant for the next handshake; owned by the token's holder
+	next []byte // what begins the session that the last one has made way for; owned by the token's holder
 }
 
 // NewPort returns a listener on dev, which it owns from now on.
@@ -50,7 +55,13 @@ func (p *Port) Accept() (net.Conn, error) {
 	case <-p.done:
 		return nil, net.ErrClosed
 	}
-	rest, err := p.handshake()
+	rest, err := p.next, error(nil)
+	p.next = nil
+	for rest == nil && err == nil {
+		if rest, err = p.handshake(nil, nil); errors.Is(err, io.EOF) { // that host has gone before it said anything
+			err = nil
+		}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -64,16 +75,31 @@ func (p *Port) Accept() (net.Conn, error) {
 	return &conn{port: p, rest: rest, buf: make([]byte, readSize)}, nil
 }
 
-// handshake returns the bytes of the session that came together with its GO.
-func (p *Port) handshake() ([]byte, error) {
+// handshake opens a session, beginning with data, and returns the first bytes of what is spoken in it. met, if not nil,
+// is called when a host is there. The error is io.EOF when that has gone again.
+func (p *Port) handshake(data []byte, met func()) ([]byte, error) {
+	o := opening{port: p, met: met, buf: make([]byte, readSize)}
+	for {
+		rest, err := o.greet(data)
+		if err != nil {
+			return nil, err
+		}
+		spoken, hello, err := o.plain(rest)
+		if err != nil || hello == nil {
+			return spoken, err
+		}
+		data = hello
+	}
+}
+
+// greet returns the bytes of the session that came together with its GO.
+func (o *opening) greet(data []byte) ([]byte, error) {
 	var (
 		scan  scanner
 		nonce uint64
 		asked bool
-		buf   = make([]byte, readSize)
-		data  = p.pending
+		dev   = o.port.dev
 	)
-	p.pending = nil
 	for {
 		hello := false
 		for len(data) > 0 {
@@ -83,20 +109,23 @@ func (p *Port) handshake() ([]byte, error) {
 			case ok && f.kind == kindHello:
 				nonce, asked, hello = f.nonce, true, true
 			case ok && f.kind == kindGo && asked && f.nonce == nonce:
-				_, err := p.dev.Write(frame{kindSession, nonce}.bytes())
-				return rest, err
+				if o.met != nil {
+					o.met()
+				}
+				_, err := dev.Write(frame{kindSession, nonce}.bytes())
+				return append([]byte(nil), rest...), err
 			}
 		}
 		if hello { // once per read, however often a guest that boots was asked
-			if _, err := p.dev.Write(frame{kindReady, nonce}.bytes()); err != nil {
+			if _, err := dev.Write(frame{kindReady, nonce}.bytes()); err != nil {
 				return nil, err
 			}
 		}
-		n, err := p.dev.Read(buf, false)
+		n, err := dev.Read(o.buf, false)
 		if err != nil {
 			return nil, err
 		}
-		data = buf[:n]
+		data = o.buf[:n]
 	}
 }
 
@@ -109,11 +138,25 @@ func (p *Port) Close() error {
 	}
 	p.closed = true
 	close(p.done)
-	if p.session {
+	switch {
+	case p.session && p.between:
+		p.interrupt()
+		return nil
+	case p.session:
 		return nil
 	}
 	p.interrupt()
 	return p.dev.Close()
+}
+
+// handOver notes that a session makes way for the next one, or that it is done.
+func (p *Port) handOver(between bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.between = between
+	if p.closed {
+		p.interrupt()
+	}
 }
 
 // Addr implements net.Listener.
@@ -136,34 +179,36 @@ type conn struct {
 	rest []byte // only for Read
 	buf  []byte // only for Read
 
-	mu     sync.Mutex
-	closed bool
-	busy   sync.WaitGroup // reads and writes under way
-}
-
-// begin registers a read or write; false after Close.
-func (c *conn) begin() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return false
-	}
-	c.busy.Add(1)
-	return true
+	mu      sync.Mutex
+	closed  bool
+	over    bool           // the host has gone: what is written is for nobody
+	reading sync.WaitGroup // reads under way
+	writing sync.WaitGroup // writes under way
 }
 
 func (c *conn) Read(p []byte) (int, error) {
-	if !c.begin() {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
 		return 0, net.ErrClosed
 	}
-	defer c.busy.Done()
+	if c.over {
+		c.mu.Unlock()
+		return 0, io.EOF
+	}
+	c.reading.Add(1)
+	c.mu.Unlock()
+	defer c.reading.Done()
 	if len(c.rest) == 0 {
 		n, err := c.port.dev.Read(c.buf, true)
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF):
+			c.makeWay(nil)
+			return 0, io.EOF
+		case err != nil:
 			return 0, err
-		}
-		if onlyHello(c.buf[:n]) {
-			c.port.pending = append([]byte(nil), c.buf[:n]...)
+		case onlyHello(c.buf[:n]):
+			c.makeWay(c.buf[:n])
 			return 0, io.EOF
 		}
 		c.rest = c.buf[:n]
@@ -173,11 +218,50 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (c *conn) Write(p []byte) (int, error) {
-	if !c.begin() {
-		return 0, net.ErrClosed
+// nextHost is how long a session whose host has gone waits for the next one.
+const nextHost = 2 * time.Second
+
+// makeWay opens the next session before this one ends: to end one takes time, which a host that has resumed this guest
+// from saved state would have to wait for. data is the HELLO of the next host, if it is there. Without success the next
+// Accept tries anew.
+func (c *conn) makeWay(data []byte) {
+	limit := func(t time.Time) func() {
+		return func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.port.mu.Lock()
+			defer c.port.mu.Unlock()
+			if !c.closed && !c.port.closed { // whose Close has set deadlines of its own
+				_ = c.port.dev.SetReadDeadline(t)
+				_ = c.port.dev.SetWriteDeadline(t)
+			}
+		}
 	}
-	defer c.busy.Done()
+	c.mu.Lock()
+	c.over = true
+	c.mu.Unlock()
+	c.port.handOver(true)
+	defer c.port.handOver(false)
+	limit(time.Now().Add(nextHost))()
+	c.writing.Wait() // what is under way would fall into the next session
+	if rest, err := c.port.handshake(data, limit(time.Time{})); err == nil {
+		c.port.next = rest
+	}
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	switch {
+	case c.closed:
+		c.mu.Unlock()
+		return 0, net.ErrClosed
+	case c.over:
+		c.mu.Unlock()
+		return len(p), nil
+	}
+	c.writing.Add(1)
+	c.mu.Unlock()
+	defer c.writing.Done()
 	return c.port.dev.Write(p)
 }
 
@@ -192,7 +276,8 @@ func (c *conn) Close() error {
 	c.mu.Unlock()
 
 	c.port.interrupt()
-	c.busy.Wait()
+	c.reading.Wait()
+	c.writing.Wait()
 
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
@@ -224,8 +309,11 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 func (c *conn) deadline(t time.Time, set func(time.Time) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	switch {
+	case c.closed:
 		return net.ErrClosed
+	case c.over: // they are the next session's
+		return nil
 	}
 	return set(t)
 }
