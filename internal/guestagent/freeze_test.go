@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,11 +16,11 @@ import (
 // still is a machine that only freezes.
 type still struct {
 	Machine
-	frozen int
+	frozen atomic.Int32
 }
 
-func (m *still) Freeze() (int, error) { m.frozen++; return m.frozen, nil }
-func (m *still) Thaw() (int, error)   { n := m.frozen; m.frozen = 0; return n, nil }
+func (m *still) Freeze() (int, error) { return int(m.frozen.Add(1)), nil }
+func (m *still) Thaw() (int, error)   { return int(m.frozen.Swap(0)), nil }
 
 func TestAHostThatForgetsToThaw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -33,20 +34,20 @@ func TestAHostThatForgetsToThaw(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(freezeMost - time.Second) //nolint:forbidigo // of a bubble's own time
-		if err := freeze(t.Context()); err != nil || m.frozen != 1 {
-			t.Fatalf("frozen %d times, %v", m.frozen, err)
+		if err := freeze(t.Context()); err != nil || m.frozen.Load() != 1 {
+			t.Fatalf("frozen %d times, %v", m.frozen.Load(), err)
 		}
 		time.Sleep(freezeMost - time.Second) //nolint:forbidigo // of a bubble's own time
-		if m.frozen != 1 {
+		if m.frozen.Load() != 1 {
 			t.Error("the second freeze did not begin the time anew")
 		}
 		time.Sleep(2 * time.Second) //nolint:forbidigo // of a bubble's own time
-		if m.frozen != 0 || s.mayWrite() != nil {
+		if m.frozen.Load() != 0 || s.mayWrite() != nil {
 			t.Error("nobody thawed it")
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := freeze(gone); err == nil || m.frozen != 0 || s.mayWrite() != nil {
+		if err := freeze(gone); err == nil || m.frozen.Load() != 0 || s.mayWrite() != nil {
 			t.Errorf("frozen for a host that has gone: %v", err)
 		}
 	})

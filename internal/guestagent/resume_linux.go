@@ -67,11 +67,19 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 	return &guestv1.ResumedReply{LogSeq: s.resumed.seq}, nil
 }
 
-// forget has the machine forget its source, after the host was told that the clone is itself: nobody waits for that.
+// forgetAfter is how long a clone leaves what nobody waits for to those who wait for something else.
+const forgetAfter = 3 * time.Second
+
+// forget has the machine forget its source, some time after the clone is itself.
 func (s *Server) forget(ctx context.Context) {
 	for {
 		select {
 		case <-s.cloned:
+			select {
+			case <-time.After(forgetAfter):
+			case <-ctx.Done():
+				return
+			}
 			_ = s.machine.Forget() // a lease that stays is asked for again, and refused
 		case <-ctx.Done():
 			return

@@ -125,6 +125,9 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		wg.Go(func() { s.procs.reap(ctx) })
 	}
 	wg.Go(func() { s.forget(ctx) })
+	if p, ok := l.(plainListener); ok {
+		p.HandlePlain(func(m []byte) []byte { return s.plain(ctx, m) })
+	}
 	srv := grpc.NewServer(
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxRecvMsgSize(maxMessage),

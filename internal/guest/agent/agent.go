@@ -51,14 +51,17 @@ func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, err
 		raw.Close()
 		return nil, err
 	}
-	return newSession(stream)
+	return newSession(stream), nil
 }
 
-// session is one connection to an agent.
+// session is one connection to an agent. gRPC begins with the first call, but for Resumed, which does without.
 type session struct {
-	conn   *grpc.ClientConn
-	client guestv1.GuestClient
 	stream *watched
+	client guestv1.GuestClient // of the session itself, which begins gRPC
+	plain  chan struct{}       // holds a token while nothing is said and gRPC has not begun
+	begun  chan struct{}       // closed when it has, and conn is set
+	conn   *grpc.ClientConn
+	late   *time.Timer // begins it
 	once   sync.Once
 }
 
@@ -67,16 +70,73 @@ var (
 	_ guest.VolumeKeeper = (*session)(nil)
 )
 
-func newSession(stream net.Conn) (*session, error) {
-	s := &session{stream: &watched{Conn: stream, done: make(chan struct{})}}
+// silence is how long a session may be without gRPC, which tells when the link is lost.
+const silence = 250 * time.Millisecond
+
+func newSession(stream net.Conn) *session {
+	s := &session{
+		stream: &watched{Conn: stream, done: make(chan struct{})}, plain: make(chan struct{}, 1), begun: make(chan struct{}),
+	}
+	s.client = guestv1.NewGuestClient(s)
+	s.plain <- struct{}{}
+	s.late = time.AfterFunc(silence, func() { _, _ = s.rpc(context.Background()) })
+	return s
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (s *session) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	conn, err := s.rpc(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.Invoke(ctx, method, args, reply, opts...)
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (s *session) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	conn, err := s.rpc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return conn.NewStream(ctx, desc, method, opts...)
+}
+
+// rpc returns what makes calls, and begins gRPC if need be.
+func (s *session) rpc(ctx context.Context) (*grpc.ClientConn, error) {
+	select {
+	case <-s.begun:
+		return s.conn, nil
+	default:
+	}
+	select {
+	case <-s.begun:
+		return s.conn, nil
+	case <-s.stream.done:
+		return nil, errdefs.Unavailablef("the session with the guest agent is over")
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-s.plain: // which nobody takes again
+	}
+	var err error
+	if s.conn, err = dialOver(s.stream); err != nil {
+		s.plain <- struct{}{}
+		return nil, fmt.Errorf("open session with the guest agent: %w", err)
+	}
+	s.conn.Connect()
+	close(s.begun)
+	return s.conn, nil
+}
+
+// dialOver returns a client whose only connection is stream.
+func dialOver(stream net.Conn) (*grpc.ClientConn, error) {
 	var used atomic.Bool
-	conn, err := grpc.NewClient("passthrough:///guest",
+	return grpc.NewClient("passthrough:///guest",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if used.Swap(true) {
 				return nil, errors.New("the session with the guest agent is over")
 			}
-			return s.stream, nil
+			return stream, nil
 		}),
 		grpc.WithIdleTimeout(0), // an idle session is a good session
 		grpc.WithNoProxy(),
@@ -87,13 +147,6 @@ func newSession(stream net.Conn) (*session, error) {
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
-	if err != nil {
-		stream.Close()
-		return nil, fmt.Errorf("open session with the guest agent: %w", err)
-	}
-	conn.Connect()
-	s.conn, s.client = conn, guestv1.NewGuestClient(conn)
-	return s, nil
 }
 
 // watched tells when gRPC has let go of the stream, which it does as soon as the stream fails.
@@ -116,8 +169,20 @@ func (s *session) Done() <-chan struct{} { return s.stream.done }
 func (s *session) Close() error {
 	var err error
 	s.once.Do(func() {
-		err = s.conn.Close()
-		_ = s.stream.Close() // gRPC may not have taken it up yet
+		s.late.Stop()
+		select {
+		case <-s.begun:
+			err = s.conn.Close()
+			_ = s.stream.Close() // gRPC may not have taken it up yet
+			return
+		default:
+		}
+		_ = s.stream.Close() // interrupts who speaks plainly
+		select {
+		case <-s.begun:
+			err = s.conn.Close()
+		case <-s.plain: // it will not begin any more
+		}
 	})
 	return err
 }

@@ -2,9 +2,16 @@ package agent
 
 import (
 	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -24,11 +31,55 @@ func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedRe
 	if c := g.Clone; c != nil {
 		r.Clone = &guestv1.CloneIdentity{Macs: c.MACs, MachineId: c.MachineID, SshHostKeys: c.SSHHostKeys}
 	}
-	reply, err := s.client.Resumed(ctx, r)
+	reply, err := s.resumed(ctx, r)
 	if err != nil {
 		return guest.ResumedReply{}, s.failure(ctx, "bring the resumed guest to itself", err)
 	}
 	return guest.ResumedReply{LogSeq: reply.GetLogSeq()}, nil
+}
+
+// resumed asks plainly when nothing was said in the session yet. The first call of gRPC takes a guest that has just been
+// resumed, and whose instructions are emulated, as long as all it is asked here.
+func (s *session) resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guestv1.ResumedReply, error) {
+	request, err := proto.MarshalOptions{}.MarshalAppend([]byte{link.PlainResumed}, r)
+	if err != nil {
+		return nil, errdefs.Invalidf("the request cannot be sent: %w", err)
+	}
+	defer clear(request) // there is entropy in it
+	if len(request) > link.MaxPlain {
+		return s.client.Resumed(ctx, r)
+	}
+	select {
+	case <-s.plain:
+		defer func() { s.plain <- struct{}{} }()
+	default:
+		return s.client.Resumed(ctx, r)
+	}
+	reply, err := s.ask(ctx, request)
+	if _, refused := status.FromError(err); !refused { // nobody knows what would be read next
+		_ = s.stream.Close()
+	}
+	return reply, err
+}
+
+// ask is resumed in plain messages. The error is a status where the guest has answered.
+func (s *session) ask(ctx context.Context, request []byte) (*guestv1.ResumedReply, error) {
+	stop := context.AfterFunc(ctx, func() { _ = s.stream.SetDeadline(time.Unix(1, 0)) })
+	answer, err := link.Ask(s.stream, request)
+	switch {
+	case !stop():
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, errdefs.Unavailablef("the link to the guest was lost: %w", err)
+	case len(answer) > 0 && answer[0] == link.PlainAnswer:
+		reply := &guestv1.ResumedReply{}
+		if err := proto.Unmarshal(answer[1:], reply); err == nil {
+			return reply, nil
+		}
+	case len(answer) > 1 && answer[0] == link.PlainRefusal && answer[1] != byte(codes.OK):
+		return nil, status.Error(codes.Code(answer[1]), string(answer[2:]))
+	}
+	return nil, errdefs.Unavailablef("the guest's answer cannot be read")
 }
 
 // Freeze implements guest.Freezer.

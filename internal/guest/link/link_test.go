@@ -19,7 +19,7 @@ import (
 func echo(t *testing.T, dev link.Device) {
 	t.Helper()
 	port := link.NewPort(dev)
-	port.Plain = func(m []byte) []byte { return append([]byte("heard "), m...) }
+	port.HandlePlain(func(m []byte) []byte { return append([]byte("heard "), m...) })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -194,7 +194,7 @@ func TestNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T) {
 	s := linktest.New()
 	defer s.Close()
 	port := link.NewPort(s)
-	port.Plain = func(m []byte) []byte { return m }
+	port.HandlePlain(func(m []byte) []byte { return m })
 	sessions := make(chan net.Conn, 1)
 	go func() {
 		defer close(sessions)

@@ -15,6 +15,13 @@ import (
 // MaxPlain bounds a plain message, in bytes: either side may be hostile to the other.
 const MaxPlain = 64 << 10
 
+// The first byte of a plain message says what the rest is; messages are in the encoding of Protocol Buffers.
+const (
+	PlainResumed = 'R' // asks: guestv1.ResumedRequest
+	PlainAnswer  = 'A' // answers: the reply to what was asked
+	PlainRefusal = 'E' // answers: a byte, the code of gRPC, and a text
+)
+
 // A plain message is plainMagic, its length (big endian) and as many bytes. No HTTP/2 preface begins like that.
 const (
 	plainMagic  = "\xc0CKP"
@@ -87,11 +94,11 @@ func (o *opening) plain(rest []byte) (spoken, hello []byte, err error) {
 	for {
 		if len(rest) > 0 {
 			m, more, need := cutPlain(rest)
-			if need == 0 || o.port.Plain == nil {
+			if need == 0 || o.port.plain == nil {
 				return rest, nil, nil
 			}
 			if more != nil {
-				if _, err := o.port.dev.Write(plainMessage(o.port.Plain(m))); err != nil {
+				if _, err := o.port.dev.Write(plainMessage(o.port.plain(m))); err != nil {
 					return nil, nil, err
 				}
 				rest = more

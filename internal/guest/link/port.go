@@ -25,13 +25,10 @@ const readSize = 4096
 // Port is the listener of the guest's side: each Accept is one handshake, and there is one session at a time. A new
 // host ends the session of the one before.
 type Port struct {
-	// Plain answers the plain messages with which a session may begin; nil takes them for what is spoken in it. It is set
-	// before the first Accept.
-	Plain func(message []byte) []byte
-
-	dev  Device
-	free chan struct{} // holds a token while no session is open
-	done chan struct{} // closed by Close
+	dev   Device
+	free  chan struct{}               // holds a token while no session is open
+	done  chan struct{}               // closed by Close
+	plain func(message []byte) []byte // see HandlePlain
 
 	mu      sync.Mutex
 	closed  bool
@@ -47,6 +44,10 @@ func NewPort(dev Device) *Port {
 	p.free <- struct{}{}
 	return p
 }
+
+// HandlePlain has answer reply to the plain messages with which a session may begin; without it they are taken for what
+// is spoken in the session. It is called before the first Accept.
+func (p *Port) HandlePlain(answer func(message []byte) []byte) { p.plain = answer }
 
 // Accept waits for a host and returns the session with it.
 func (p *Port) Accept() (net.Conn, error) {
