@@ -51,7 +51,7 @@ func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, err
 		raw.Close()
 		return nil, err
 	}
-	return newSession(stream), nil
+	return newSession(stream), nil //nolint:contextcheck // the session outlives ctx
 }
 
 // session is one connection to an agent. gRPC begins with the first call, but for Resumed, which does without.
