@@ -21,7 +21,7 @@ const (
 	slotPorts   = 0x10 // root ports, 8 functions in each slot up to the chipset's own at 0x1f
 	maxDisks    = (slotPorts - slotDisks) * 8
 	maxPorts    = 8 * 8
-	maxBacking  = 16
+	maxBacking  = 64
 	maxPortName = 64
 	firstFileFd = 3 // 0, 1 and 2 are stdin, stdout and stderr
 )

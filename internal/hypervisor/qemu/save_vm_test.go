@@ -581,3 +581,30 @@ func killWhen(t testing.TB, cmd *exec.Cmd, word string, after time.Duration) {
 	_ = in.Close()
 	_ = cmd.Wait()
 }
+
+// TestFirmwareGoesOn saves guests that are in their firmware and has them go on, the variables of UEFI included.
+func TestFirmwareGoesOn(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	for firmware, says := range map[vm.Firmware]string{vm.FirmwareBIOS: "Booting from Hard Disk", vm.FirmwareUEFI: "BdsDxe"} {
+		t.Run(string(firmware), func(t *testing.T) {
+			dir := secretDir(t)
+			disk := vm.Disk{Path: filepath.Join(dir, "disk.raw"), Format: vm.DiskRaw, Serial: "root", Role: vm.RoleCOW}
+			run(t, "qemu-img", "create", "-q", "-f", "raw", disk.Path, "16M")
+			p := a.plan(t)
+			p.Boot, p.Disks = vm.Boot{Firmware: firmware}, []vm.Disk{disk}
+			i := start(t, d, p)
+			logged(t, i, says)
+			s := saved(t)
+			s.Overlays = []hypervisor.DiskOverlay{{Serial: "root", Disk: overlayOn(t, disk, dir, "over.qcow2")}}
+			doSave(t, i, s)
+			disk.ReadOnly = true
+			q := from(t, p, s)
+			q.Boot = p.Boot
+			q.Disks = []vm.Disk{overlayOn(t, disk, dir, "clone.qcow2")}
+			j := start(t, d, q)
+			if st, err := j.State(t.Context()); err != nil || st != hypervisor.Running {
+				t.Errorf("State = %q, %v", st, err)
+			}
+		})
+	}
+}

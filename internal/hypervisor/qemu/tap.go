@@ -75,7 +75,10 @@ func openTap(ctx context.Context, n vm.NIC) (*os.File, error) {
 	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
 	for began := time.Now(); errors.Is(err, unix.EBUSY) && time.Since(began) < busyLimit && ctx.Err() == nil; {
-		time.Sleep(busyPause)
+		select {
+		case <-time.After(busyPause):
+		case <-ctx.Done():
+		}
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
 	}
 	if err != nil {

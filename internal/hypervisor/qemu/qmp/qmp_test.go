@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -19,13 +22,13 @@ import (
 const hello = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}, "capabilities": ["oob"]}}` + "\r\n"
 
 // peer is QEMU's end of the connection: it answers each line with what answer returns.
-func peer(t *testing.T, greeting string, answer func(cmd string, id uint64) string) net.Conn {
+func peer(t *testing.T, answer func(cmd string, id uint64) string) net.Conn {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer theirs.Close()
-		if _, err := io.WriteString(theirs, greeting); err != nil {
+		if _, err := io.WriteString(theirs, hello); err != nil {
 			return
 		}
 		for sc := bufio.NewScanner(theirs); sc.Scan(); {
@@ -65,7 +68,7 @@ func ok(cmd string, id uint64) string {
 
 func TestExecute(t *testing.T) {
 	var events []string
-	c, err := Open(t.Context(), peer(t, hello, ok), func(e Event) {
+	c, err := Open(t.Context(), peer(t, ok), func(e Event) {
 		events = append(events, fmt.Sprint(e.Name, e.Time.UnixMicro()))
 	})
 	if err != nil {
@@ -102,7 +105,7 @@ func TestExecute(t *testing.T) {
 }
 
 func TestConcurrent(t *testing.T) {
-	c, err := Open(t.Context(), peer(t, hello, ok), nil)
+	c, err := Open(t.Context(), peer(t, ok), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +147,7 @@ func TestBrokenPeer(t *testing.T) {
 		})
 	}
 	t.Run("garbage later", func(t *testing.T) {
-		c, err := Open(t.Context(), peer(t, hello, ok), nil)
+		c, err := Open(t.Context(), peer(t, ok), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,4 +193,71 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+func TestExecuteFile(t *testing.T) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := func(fd int) *net.UnixConn {
+		f := os.NewFile(uintptr(fd), "socket")
+		defer f.Close()
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.(*net.UnixConn)
+	}
+	ours, theirs := conn(fds[0]), conn(fds[1])
+	defer theirs.Close()
+	got := make(chan string, 1)
+	go func() {
+		_, _ = io.WriteString(theirs, hello)
+		buf, oob := make([]byte, 4096), make([]byte, 64)
+		for id := uint64(1); ; id++ {
+			n, oobn, _, _, err := theirs.ReadMsgUnix(buf, oob)
+			if err != nil || n == 0 {
+				return
+			}
+			if msgs, err := syscall.ParseSocketControlMessage(oob[:oobn]); err == nil && len(msgs) == 1 {
+				if fds, err := syscall.ParseUnixRights(&msgs[0]); err == nil && len(fds) == 1 {
+					f := os.NewFile(uintptr(fds[0]), "received")
+					data, _ := io.ReadAll(f)
+					_ = f.Close()
+					got <- string(buf[:n]) + string(data)
+				}
+			}
+			_, _ = io.WriteString(theirs, ok("", id))
+		}
+	}()
+	c, err := Open(t.Context(), ours, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("what it holds"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := c.ExecuteFile(t.Context(), "getfd", map[string]string{"fdname": "x"}, nil, f); err != nil {
+		t.Fatal(err)
+	}
+	if s := <-got; !strings.Contains(s, `"getfd"`) || !strings.HasSuffix(s, "what it holds") {
+		t.Errorf("the peer got %q", s)
+	}
+
+	piped, err := Open(t.Context(), peer(t, ok), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer piped.Close()
+	if err := piped.ExecuteFile(t.Context(), "getfd", nil, nil, f); !errdefs.IsUnavailable(err) {
+		t.Errorf("over something else than a unix socket: %v", err)
+	}
 }

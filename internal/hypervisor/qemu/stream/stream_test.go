@@ -16,11 +16,11 @@ import (
 // writer makes a stream as QEMU does.
 type writer struct{ bytes.Buffer }
 
-func (w *writer) b(b ...byte) *writer   { w.Write(b); return w }
-func (w *writer) u32(v uint32) *writer  { return w.b(binary.BigEndian.AppendUint32(nil, v)...) }
-func (w *writer) u64(v uint64) *writer  { return w.b(binary.BigEndian.AppendUint64(nil, v)...) }
-func (w *writer) str(s string) *writer  { return w.b(byte(len(s))).b([]byte(s)...) }
-func (w *writer) end(id uint32) *writer { return w.u64(flagEnd).b(sectionFooter).u32(id) }
+func (w *writer) b(b ...byte) *writer  { w.Write(b); return w }
+func (w *writer) u32(v uint32) *writer { return w.b(binary.BigEndian.AppendUint32(nil, v)...) }
+func (w *writer) u64(v uint64) *writer { return w.b(binary.BigEndian.AppendUint64(nil, v)...) }
+func (w *writer) str(s string) *writer { return w.b(byte(len(s))).b([]byte(s)...) }
+func (w *writer) end() *writer         { return w.u64(flagEnd).b(sectionFooter).u32(2) }
 
 func page(fill byte) []byte { return bytes.Repeat([]byte{fill}, PageSize) }
 
@@ -29,7 +29,7 @@ func (w *writer) head() *writer {
 	w.u32(magic).u32(version).b(configuration).u32(uint32(len(machine))).b([]byte(machine)...)
 	w.b(sectionStart).u32(2).str("ram").u32(0).u32(4)
 	w.u64(5*PageSize | flagSizes).str("mem").u64(4 * PageSize).str("bios").u64(PageSize)
-	return w.end(2)
+	return w.end()
 }
 
 const devices = "\x04devices as they are\x00\x06and their description"
@@ -42,24 +42,24 @@ func whole() []byte {
 	w.u64(1*PageSize | flagPage | flagContinue).b(page('b')...)
 	w.u64(2*PageSize | flagZero | flagContinue).b(0)
 	w.u64(0 | flagPage).str("bios").b(page('r')...)
-	w.end(2)
-	w.b(sectionPart).u32(2).end(2) // nothing new
+	w.end()
+	w.b(sectionPart).u32(2).end() // nothing new
 	w.b(sectionPart).u32(2)
 	w.u64(3*PageSize | flagPage).str("mem").b(page('d')...)
 	w.u64(1*PageSize | flagZero | flagContinue).b(0) // what was b is zero now
-	w.end(2)
+	w.end()
 	w.b(sectionEnd).u32(2)
 	w.u64(2*PageSize | flagPage | flagContinue).b(page('c')...) // the block is that of the section before
 	w.u64(0 | flagZero).str("bios").b(0)
-	w.end(2)
+	w.end()
 	return w.b([]byte(devices)...).Bytes()
 }
 
 // rest is what of whole is not the guest's memory.
 func rest() []byte {
 	w := new(writer).head()
-	w.b(sectionPart).u32(2).u64(0 | flagPage).str("bios").b(page('r')...).end(2)
-	w.b(sectionEnd).u32(2).u64(0 | flagZero).str("bios").b(0).end(2)
+	w.b(sectionPart).u32(2).u64(0 | flagPage).str("bios").b(page('r')...).end()
+	w.b(sectionEnd).u32(2).u64(0 | flagZero).str("bios").b(0).end()
 	return w.b([]byte(devices)...).Bytes()
 }
 
@@ -221,7 +221,7 @@ func (p *pages) Zero(at int64) error { return p.Page(at, make([]byte, PageSize))
 func FuzzSplit(f *testing.F) {
 	f.Add(whole())
 	f.Add(rest())
-	f.Add(new(writer).head().b(sectionPart).u32(2).u64(3*PageSize | flagZero).str("mem").b(0).end(2).b(sectionFull).Bytes())
+	f.Add(new(writer).head().b(sectionPart).u32(2).u64(3*PageSize | flagZero).str("mem").b(0).end().b(sectionFull).Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p := &pages{data: map[int64]byte{}}
 		var out bytes.Buffer
