@@ -345,12 +345,18 @@ func TestSaveFails(t *testing.T) {
 		spoil func(*hypervisor.SavePlan)
 		ok    func(error) bool
 	}{
-		{"no room", t.Context(), func(s *hypervisor.SavePlan) { s.Memory = filepath.Join(small, "memory") },
-			func(err error) bool { return errdefs.Is(err, errdefs.ResourceExhausted) }},
-		{"no room for one that is held", t.Context(), func(s *hypervisor.SavePlan) { s.Memory, s.Hold = filepath.Join(small, "memory"), true },
-			func(err error) bool { return errdefs.Is(err, errdefs.ResourceExhausted) }},
-		{"no folder", t.Context(), func(s *hypervisor.SavePlan) { s.State = "/nonexistent/state" },
-			func(err error) bool { return errors.Is(err, os.ErrNotExist) }},
+		{
+			"no room", t.Context(), func(s *hypervisor.SavePlan) { s.Memory = filepath.Join(small, "memory") },
+			func(err error) bool { return errdefs.Is(err, errdefs.ResourceExhausted) },
+		},
+		{
+			"no room for one that is held", t.Context(), func(s *hypervisor.SavePlan) { s.Memory, s.Hold = filepath.Join(small, "memory"), true },
+			func(err error) bool { return errdefs.Is(err, errdefs.ResourceExhausted) },
+		},
+		{
+			"no folder", t.Context(), func(s *hypervisor.SavePlan) { s.State = "/nonexistent/state" },
+			func(err error) bool { return errors.Is(err, os.ErrNotExist) },
+		},
 		{"no files", t.Context(), func(s *hypervisor.SavePlan) { s.State = "" }, errdefs.IsInvalid},
 		{"overlay is none", t.Context(), func(s *hypervisor.SavePlan) {
 			bad := overlayOn(t, top, dir, "bad.qcow2")
