@@ -114,6 +114,11 @@ func (w *Writer) File(f File, data io.Reader) error {
 	if err := w.tar.WriteHeader(h); err != nil {
 		return fmt.Errorf("write %s: %w", f.Name, err)
 	}
+	if h.Size >= copyBuffer { // else all of it would go through the buffer
+		if err := w.out.Flush(); err != nil {
+			return fmt.Errorf("write %s: %w", f.Name, err)
+		}
+	}
 	n, err := copyHashed(w.tar, data, w.sum, h.Size)
 	if errors.Is(err, tar.ErrWriteTooLong) {
 		return errdefs.DataLossf("write %s: it has more than the %d bytes of data that its size says: it changed meanwhile", f.Name, h.Size)

@@ -371,10 +371,27 @@ func (h *held) Dir() string                 { return h.dir }
 func (h *held) Release()                    { h.release() }
 
 // Hold implements snapshot.Store. It counts as a use: Snapshot.UsedAt.
+// Errors: NotFound, DataLoss when files of it are missing.
 func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
+	h, err := s.hold(ref)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, f := range h.s.Files() {
+		known[f] = true
+	}
+	if err := checkFiles(h.dir, h.s, known); err != nil {
+		h.Release()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (s *Store) hold(ref string) (*held, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, err := s.find(ref)

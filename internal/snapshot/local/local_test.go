@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func open(t testing.TB, dir string) *local.Store {
@@ -154,5 +157,69 @@ func TestDamagedSnapshotsBlockNoOther(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(dir, kept)); err != nil {
 			t.Errorf("what is not ours: %v", err)
 		}
+	}
+}
+
+// TestAnotherFileSystem has the VMs' folders elsewhere: files are copied where links do not reach.
+func TestAnotherFileSystem(t *testing.T) {
+	far := func() string {
+		dir, err := os.MkdirTemp("/dev/shm", "snapshot")
+		if err != nil {
+			t.Skip("no second file system: ", err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		return dir
+	}
+	s := open(t, t.TempDir())
+	g, err := snapshottest.MakeGuest(far(), far())
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := slices.Clone(g.Disks)
+	snapshottest.Save(t, s, g, "copied")
+	h, err := s.Hold(t.Context(), "copied")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	dir := far()
+	var first []vm.Disk
+	for range 2 {
+		disks, err := s.Disks(t.Context(), h, base, dir, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first != nil && !reflect.DeepEqual(disks, first) {
+			t.Errorf("the second time it is %+v, first %+v", disks, first)
+		}
+		first = disks
+	}
+	if data, err := os.ReadFile(first[1].Backing.Backing.Path); err != nil || len(data) != snapshottest.Storage || !strings.HasPrefix(string(data), "empty file system") {
+		t.Errorf("the layer has %d bytes, %v", len(data), err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
+		t.Errorf("the folder holds %v, %v", left, err)
+	}
+	exported := filepath.Join(far(), "exported")
+	if err := s.ExportDir(t.Context(), h, exported); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.ImportDir(t.Context(), "again", "", exported); err != nil || got.Size > 1<<20 {
+		t.Errorf("imported as %+v, %v", got, err)
+	}
+}
+
+func TestMissingFilesAreNoticed(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	snap := snapshottest.Save(t, s, snapshottest.NewGuest(t), "lost")
+	if err := os.Remove(filepath.Join(dir, snap.ID, snapshot.FileMemory)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Hold(t.Context(), "lost"); !errdefs.Is(err, errdefs.DataLoss) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.Remove(t.Context(), "lost"); err != nil { // nothing holds it
+		t.Error(err)
 	}
 }
