@@ -172,6 +172,15 @@ type SavePlan struct {
 	Taken func()
 }
 
+// DiskFlattener is the ability of an Instance to shorten what a disk stands on while the guest runs: each save adds a
+// layer, and a VM can start from so many only.
+type DiskFlattener interface {
+	// FlattenDisk copies what lies between the top of the disk with that serial and base into the top, which then stands
+	// on base itself, one of the disk's layers; nil: on nothing. The layers are not changed. Before, meanwhile and after it
+	// the old chain is true of the disk, so that it may be recorded until it returns nil. Not while it is saved.
+	FlattenDisk(ctx context.Context, serial string, base *vm.Disk) error
+}
+
 // DiskOverlay is a new top for one writable disk.
 type DiskOverlay struct {
 	Serial string  // of the disk

@@ -54,6 +54,7 @@ var (
 	_ hypervisor.Snapshotter   = (*instance)(nil)
 	_ hypervisor.Linker        = (*instance)(nil)
 	_ hypervisor.NICSwapper    = (*instance)(nil)
+	_ hypervisor.DiskFlattener = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, p *proc.Process) *instance {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -612,5 +613,68 @@ func TestFirmwareGoesOn(t *testing.T) {
 				t.Errorf("State = %q, %v", st, err)
 			}
 		})
+	}
+}
+
+// TestFlatten shortens the chain of a disk while the guest writes to it, and starts another guest from what it became.
+func TestFlatten(t *testing.T) {
+	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
+	base := vm.Disk{Path: filepath.Join(dir, "base.raw"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
+	run(t, "qemu-img", "create", "-q", "-f", "raw", base.Path, "16M")
+	top := overlayOn(t, base, dir, "first.qcow2")
+	p := a.plan(t)
+	p.Disks = []vm.Disk{top}
+	i := start(t, d, p)
+	logged(t, i, "GUEST-READY")
+	say(t, i, "both")
+	flattener, _ := hypervisor.As[hypervisor.DiskFlattener](i)
+	for round, onto := range []*vm.Disk{&base, nil} {
+		for n := range 3 {
+			s := saved(t)
+			s.Overlays = []hypervisor.DiskOverlay{{Serial: "cow", Disk: overlayOn(t, top, dir, fmt.Sprintf("over%d-%d.qcow2", round, n))}}
+			doSave(t, i, s)
+			top = s.Overlays[0].Disk
+		}
+		if err := flattener.FlattenDisk(t.Context(), "cow", onto); err != nil {
+			t.Fatal(err)
+		}
+		top.Backing = onto
+		header := make([]byte, 20)
+		f, err := os.Open(top.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(f, header); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		names := map[bool]int{true: len(base.Path), false: 0}[onto != nil]
+		if n := binary.BigEndian.Uint32(header[16:]); int(n) != names {
+			t.Errorf("the header names what it stands on in %d bytes, want %d", n, names)
+		}
+	}
+	before := len(counts(t, consoleOf(t, i)))
+	await(t, "the guest counts on", func() bool { return len(counts(t, consoleOf(t, i))) > before+5 })
+	said := counts(t, consoleOf(t, i))
+	consecutive(t, said)
+	for name, o := range map[string]struct {
+		serial string
+		base   *vm.Disk
+	}{"serial": {"none", nil}, "layer": {"cow", &vm.Disk{Path: base.Path + "x", Format: vm.DiskRaw}}} {
+		if err := flattener.FlattenDisk(t.Context(), o.serial, o.base); !errdefs.IsInvalid(err) && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s that is not there: %v", name, err)
+		}
+	}
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	q := a.plan(t)
+	q.Disks = []vm.Disk{top}
+	j := start(t, d, q)
+	logged(t, j, "GUEST-READY")
+	say(t, j, "read")
+	last := counts(t, consoleOf(t, i))
+	if n, err := strconv.Atoi(strings.TrimSpace(line(t, j, "DISK "))); err != nil || n < last[len(last)-1] {
+		t.Errorf("the disk holds %d, the guest had said %d; %v", n, last[len(last)-1], err)
 	}
 }

@@ -1,0 +1,110 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// FlattenDisk implements hypervisor.DiskFlattener.
+func (i *instance) FlattenDisk(ctx context.Context, serial string, base *vm.Disk) error {
+	c, err := i.connected(ctx)
+	if err == nil {
+		err = i.orEnded(i.flatten(ctx, c, serial, base))
+	}
+	if err != nil {
+		return fmt.Errorf("flatten disk %s of VM %s: %w", serial, i.h.ID, err)
+	}
+	return nil
+}
+
+func (i *instance) flatten(ctx context.Context, c *qmp.Client, serial string, base *vm.Disk) error {
+	d := disks{pid: i.h.PID, c: c}
+	tops, err := d.current(ctx)
+	if err != nil {
+		return err
+	}
+	top, ok := tops[serial]
+	if !ok || serial == "" {
+		return errdefs.Invalidf("the VM has no such disk")
+	}
+	job := "flatten-" + top
+	args := props{"job-id": job, "device": top}
+	if base != nil {
+		files, err := d.open(ctx)
+		if err != nil {
+			return err
+		}
+		id, err := inodeOf(base.Path)
+		if err != nil {
+			return errdefs.Preconditionf("look at layer %s: %w", base.Path, err)
+		}
+		node, ok := files[id]
+		if !ok {
+			return errdefs.Invalidf("%s is none of its layers", base.Path)
+		}
+		// QEMU knows descriptors only; in the header stands what we would have written.
+		args["base-node"], args["backing-file"] = node, base.Path
+	}
+	e := i.listen()
+	defer i.deafen(e)
+	if err := c.Execute(ctx, "block-stream", args, nil); err != nil {
+		return err
+	}
+	if err := streamed(ctx, c, e, job); err != nil {
+		return err
+	}
+	return i.flush(ctx, c)
+}
+
+// flush makes QEMU write what it holds back of its disks: until then only the old chain is true after its death. It has
+// no command for that alone, but does it when it stops the guest, for as long as it takes.
+func (i *instance) flush(ctx context.Context, c *qmp.Client) error {
+	now, err := status(ctx, c)
+	if err == nil {
+		err = c.Execute(ctx, "stop", nil, nil)
+	}
+	if err == nil && now == "running" {
+		err = cont(context.WithoutCancel(ctx), c)
+	}
+	return err
+}
+
+// streamed waits for the end of a job. When ctx ends first it calls the job off.
+func streamed(ctx context.Context, c *qmp.Client, e *ear, job string) error {
+	for {
+		ev, err := e.next(ctx, c)
+		if ctx.Err() != nil {
+			// What was copied is no loss: it is what lies below.
+			off, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortLimit)
+			defer cancel()
+			if err := c.Execute(off, "block-job-cancel", props{"device": job}, nil); err != nil && !refused(err) {
+				return err
+			}
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		var data struct {
+			Device string `json:"device"`
+			Error  string `json:"error"`
+		}
+		if json.Unmarshal(ev.Data, &data) != nil || data.Device != job {
+			continue
+		}
+		switch ev.Name {
+		case "BLOCK_JOB_COMPLETED":
+			if data.Error != "" {
+				return fmt.Errorf("QEMU could not copy the layers: %s", data.Error)
+			}
+			return nil
+		case "BLOCK_JOB_CANCELLED":
+			return errdefs.Conflictf("somebody has called it off")
+		}
+	}
+}
