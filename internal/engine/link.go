@@ -94,10 +94,12 @@ func (e *Engine) converse(ctx context.Context, m *machine, r *run) {
 
 // session is one conversation. It returns nil when there is nothing left to say, and whether the guest was set up.
 func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, err error) {
+	began := time.Now()
 	agent, err := e.agents[r.link.kind].Connect(ctx, r.link.dial)
 	if err != nil {
 		return false, err
 	}
+	e.log.Debug("agent reached", "vm", m.id, "dur", time.Since(began))
 	defer func() { err = errors.Join(err, agent.Close()) }()
 	r.link.set(agent, false)
 	defer r.link.set(nil, false)

@@ -49,6 +49,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 		e.log.Info("agent of clone cannot tell its guest who it is", "vm", m.id)
 		return nil
 	}
+	began := time.Now()
 	var reply guest.ResumedReply
 	if ok {
 		var err error
@@ -69,6 +70,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
+	e.log.Debug("guest brought to itself", "vm", m.id, "dur", time.Since(began))
 	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""
 	})
