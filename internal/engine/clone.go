@@ -77,7 +77,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 		return vm.Record{}, image.Image{}, err
 	}
 	if live {
-		if err := e.resumable(ctx, x, s.Accel); err != nil {
+		if s.Accel, err = e.resumable(ctx, x, s.Accel); err != nil {
 			return vm.Record{}, image.Image{}, err
 		}
 	} else if e.drivers[x.Hypervisor] == nil { // whoever is here can boot its disks
@@ -150,21 +150,26 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	return s.Default(), nil
 }
 
-// resumable refuses saved state that cannot go on here.
-func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) error {
+// resumable refuses saved state that cannot go on here, and returns the accelerator with which it can: a guest that was
+// emulated is emulated on, also where there is something better by now.
+func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
 	d := e.drivers[x.Hypervisor]
 	if d == nil {
-		return errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, names(e.drivers))
+		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, names(e.drivers))
 	}
 	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
 	if !ok {
-		return errdefs.Unsupportedf("driver %s cannot go on from saved memory; clone it cold", d.Name())
+		return accel, errdefs.Unsupportedf("driver %s cannot go on from saved memory; clone it cold", d.Name())
 	}
 	host, err := teller.Machine(ctx, accel)
 	if err != nil {
-		return err
+		return accel, err
 	}
-	return x.Machine.Resumes(host)
+	err = x.Machine.Resumes(host)
+	if err != nil && accel == vm.AccelAuto && x.Machine.Accel == vm.AccelTCG && host.Accel != vm.AccelTCG {
+		return e.resumable(ctx, x, vm.AccelTCG)
+	}
+	return accel, err
 }
 
 // imageOf returns the image that the disks of x stand on: exactly that one, whatever its name means here by now.
@@ -188,7 +193,7 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 	if err := e.makeDirs(m.id); err != nil {
 		return r, err
 	}
-	if err := e.inheritVolumes(m, h.Snapshot().Source.VMID); err != nil {
+	if err := e.inheritVolumes(m, h.Snapshot()); err != nil {
 		return r, err
 	}
 	var err error
@@ -238,19 +243,29 @@ func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, img
 	return e.snapshots.Disks(ctx, h, base, dir, m.record().Spec.Storage)
 }
 
-// inheritVolumes gives m the content of the volumes of files that the VM it is a clone of has. They are in no snapshot:
-// when that VM is not here, they are empty until somebody updates them. A guest that goes on has what it had mounted.
-func (e *Engine) inheritVolumes(m *machine, source vm.ID) error {
+// inheritVolumes gives m the content of the volumes of files that the VM it is a clone of has. It is in no snapshot: when
+// that VM is not here, they are empty until somebody updates them. A guest that goes on has what it had mounted.
+//
+// What a snapshot says of its source is believed when the source knows of it: one from elsewhere may say anything, and
+// the content may be secret.
+func (e *Engine) inheritVolumes(m *machine, x snapshot.Snapshot) error {
+	source := e.index.get(x.Source.VMID)
+	known := source != nil && slices.Contains(source.record().SnapshotIDs, x.ID)
 	var volumes []vm.Volume
 	for _, v := range m.record().Spec.Volumes {
 		if v.Kind != vm.VolumeFiles {
 			continue
 		}
-		files, err := e.readVolume(source, v.Name)
-		if err != nil {
+		v.Files = nil
+		if known {
+			var err error
+			if v.Files, err = e.readVolume(source.id, v.Name); err != nil && e.index.get(source.id) == source {
+				return err
+			}
+		}
+		if v.Files == nil {
 			e.log.Info("volume of clone is empty, its source is not here", "vm", m.id, "volume", v.Name)
 		}
-		v.Files = files
 		volumes = append(volumes, v)
 	}
 	return e.writeVolumes(m.id, volumes)

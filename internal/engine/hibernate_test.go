@@ -198,8 +198,10 @@ func TestWakeElsewhere(t *testing.T) {
 	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateHibernated {
 		t.Errorf("after that it is %+v", now)
 	}
-	r.world.Machine = vm.Machine{}
-	r.must(r.Wake(ctx, "web"))
+	r.world.Machine = vm.Machine{Driver: "fake", Version: "1", Type: "m1", Arch: "any", Accel: vm.AccelKVM, CPU: "max"}
+	if now := r.must(r.Wake(ctx, "web")); now.Spec.Accel != vm.AccelAuto { // it is emulated on; what boots is not
+		t.Errorf("awake it is %+v", now)
+	}
 	r.clearAll()
 }
 

@@ -83,7 +83,7 @@ func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapsho
 		if err := e.startable(r); err != nil {
 			return image.Image{}, err
 		}
-	} else if err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
+	} else if _, err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
 		return image.Image{}, err
 	}
 	return e.imageOf(ctx, x)
@@ -171,6 +171,9 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 			r.Resume = &vm.Resume{}
 		} else { // it had not been told yet who it is
 			r.Resume.MachineID = newMachineID()
+		}
+		if r.Spec.Accel, err = e.resumable(ctx, h.Snapshot(), r.Spec.Accel); err != nil {
+			return r, err
 		}
 		f.log, f.incoming = m.log.BeginForeign, incomingOf(h)
 		f.incoming.Alone, f.incoming.LinksDown = true, r.Cloned

@@ -41,14 +41,15 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 		return r, err
 	}
 	defer h.Release()
-	if err := e.resumable(ctx, h.Snapshot(), r.Spec.Accel); err != nil {
+	accel, err := e.resumable(ctx, h.Snapshot(), r.Spec.Accel)
+	if err != nil {
 		return r, err
 	}
 	if err := e.open(ctx, m, opWake, stepLaunch, snapshotArgs{Snapshot: r.Snapshot}.json()); err != nil {
 		return r, err
 	}
 	var back undo.Stack
-	woken, err := e.rouse(ctx, m, h, &back)
+	woken, err := e.rouse(ctx, m, h, accel, &back)
 	if err != nil {
 		return e.sleepOn(ctx, m, r, &back, err)
 	}
@@ -57,7 +58,7 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 }
 
 // rouse has m go on from h. Nothing is written to the journal before the process runs: until then the VM is hibernated.
-func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, back *undo.Stack) (vm.Record, error) {
+func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel vm.Accel, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	if err := e.makeDirs(m.id); err != nil { // the runtime folder is gone after a reboot of the host
 		return r, err
@@ -71,7 +72,7 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, back *u
 	if err != nil {
 		return r, err
 	}
-	r.NICs, r.Disks = nics, disks
+	r.NICs, r.Disks, r.Spec.Accel = nics, disks, accel
 	if r.Resume == nil || !r.Resume.Clone { // a clone that has not been told who it is must still be
 		r.Resume = &vm.Resume{}
 	}

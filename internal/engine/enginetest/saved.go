@@ -22,10 +22,13 @@ var (
 )
 
 // Machine implements hypervisor.MachineTeller.
-func (d Driver) Machine(context.Context, vm.Accel) (vm.Machine, error) {
+func (d Driver) Machine(_ context.Context, accel vm.Accel) (vm.Machine, error) {
 	m := d.w.Machine
 	if m.Driver == "" {
 		m = vm.Machine{Driver: "fake", Version: "1", Type: "m1", Arch: "any", Accel: vm.AccelTCG, CPU: "max"}
+	}
+	if accel != vm.AccelAuto {
+		m.Accel = accel
 	}
 	return m, d.w.Fault("driver.Machine")
 }
