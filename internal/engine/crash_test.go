@@ -327,7 +327,7 @@ func crash(dir, op string, at int64) error {
 			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
-	})
+	}, nil)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -31,6 +32,8 @@ type rig struct {
 	wrap  func(journal.Journal) journal.Journal
 	vmm   hypervisor.Driver // nil: the world's
 	end   func()
+
+	snapshots snapshot.Store // nil: the world's
 
 	journal  journal.Journal
 	parallel bool // other tests run beside this one
@@ -59,7 +62,10 @@ func (r *rig) newWorld() *enginetest.World {
 }
 
 // build puts an engine together on the folders of dir.
-func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal) (*engine.Engine, journal.Journal, error) {
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store) (*engine.Engine, journal.Journal, error) {
+	if snapshots == nil {
+		snapshots = w.Snapshots()
+	}
 	state := filepath.Join(dir, "state")
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, nil, err
@@ -78,7 +84,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond, SilentMax: 10 * time.Millisecond,
 	}, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: w.Snapshots(),
+		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots,
 	})
 	return e, j, err
 }
@@ -88,7 +94,7 @@ func (r *rig) start() {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
 	}
-	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap)
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots)
 	if err != nil {
 		r.t.Fatal(err)
 	}
