@@ -156,24 +156,37 @@ func (u *Upload) Append(ctx context.Context, r io.Reader, start, length int64) e
 	return nil
 }
 
-// copy writes and hashes. After a failed write the hash is dropped: the file is the truth.
+// copy writes and hashes, the one beside the other. After a failed write the hash is dropped: the file is the truth.
 func (u *Upload) copy(f *os.File, r io.Reader) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
+	bufs := [2]*[]byte{buffers.Get().(*[]byte), buffers.Get().(*[]byte)}
+	hashed := make(chan struct{}, 1) // has an element while nothing is being hashed
+	hashed <- struct{}{}
+	defer func() {
+		<-hashed
+		buffers.Put(bufs[0])
+		buffers.Put(bufs[1])
+	}()
 	flushed := u.Size()
-	for {
-		n, readErr := fill(r, *buf)
+	for i := 0; ; i = 1 - i {
+		n, readErr := fill(r, *bufs[i])
 		if n > 0 {
+			p := (*bufs[i])[:n]
 			if err := u.c.reserve(int64(n)); err != nil {
 				return err
 			}
-			if m, err := f.Write((*buf)[:n]); err != nil {
+			<-hashed
+			go func() { // its end is awaited before the next and by the defer
+				u.sum.Write(p)
+				hashed <- struct{}{}
+			}()
+			if m, err := f.Write(p); err != nil {
+				<-hashed
 				u.sum = nil
+				hashed <- struct{}{}
 				u.size.Add(int64(m))
 				u.c.staged.Add(int64(m - n))
 				return diskFull(fmt.Errorf("upload %s: %w", u.ID, err))
 			}
-			u.sum.Write((*buf)[:n])
 			u.used.Store(u.c.cfg.Now().UnixNano())
 			if size := u.size.Add(int64(n)); size-flushed >= writeBack {
 				_ = unix.SyncFileRange(int(f.Fd()), flushed, size-flushed, unix.SYNC_FILE_RANGE_WRITE) // only a hint
@@ -191,7 +204,7 @@ func (u *Upload) copy(f *os.File, r io.Reader) error {
 
 // fill reads until there is enough for a write, or until r ends. It returns r's own error.
 func fill(r io.Reader, buf []byte) (n int, err error) {
-	const enough = 256 << 10
+	const enough = 512 << 10
 	for n < enough && err == nil {
 		var m int
 		m, err = r.Read(buf[n:])
