@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/access"
 	"cocoonstack.io/cocoon/internal/registry/content"
+	"cocoonstack.io/cocoon/internal/registry/objects"
 	"cocoonstack.io/cocoon/internal/registry/objects/folder"
 )
 
@@ -62,16 +63,19 @@ func tokens(t *testing.T) *access.File {
 
 func newRig(t *testing.T, cfg registry.Config, limits content.Config) *rig {
 	t.Helper()
-	return openRig(t, t.TempDir(), cfg, limits)
-}
-
-func openRig(t *testing.T, dir string, cfg registry.Config, limits content.Config) *rig {
-	t.Helper()
-	log := slog.New(slog.DiscardHandler)
+	dir := t.TempDir()
 	store, err := folder.New(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := rigOn(t, store, cfg, limits)
+	r.dir = dir
+	return r
+}
+
+func rigOn(t *testing.T, store objects.Store, cfg registry.Config, limits content.Config) *rig {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
 	limits.Log = log
 	if limits.UploadTTL == 0 {
 		limits.UploadTTL = time.Hour
@@ -82,7 +86,7 @@ func openRig(t *testing.T, dir string, cfg registry.Config, limits content.Confi
 	}
 	server := httptest.NewServer(registry.New(cfg, c, tokens(t), prometheus.NewRegistry(), log))
 	t.Cleanup(server.Close)
-	return &rig{t: t, url: server.URL, dir: dir, content: c, server: server}
+	return &rig{t: t, url: server.URL, content: c, server: server}
 }
 
 // reply is a response that was read.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"time"
 
@@ -16,6 +15,9 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/logging"
+	"cocoonstack.io/cocoon/internal/registry/objects"
+	"cocoonstack.io/cocoon/internal/registry/objects/folder"
+	"cocoonstack.io/cocoon/internal/registry/objects/s3"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -126,6 +128,8 @@ type Config struct {
 	LogLevel         string
 	LogFormat        string
 	MetricsAddr      string
+	S3               s3.Config // Endpoint "": the data are in the folder
+	s3Secure         bool
 	quota            int64
 	shutdownPatience time.Duration
 	ready            func(addr string) // for tests
@@ -143,7 +147,7 @@ func defaults() *Config {
 func (c *Config) flags(f *pflag.FlagSet, env func(string) string) error {
 	f.SortFlags = false
 	f.StringVar(&c.Addr, "addr", c.Addr, "HOST:PORT to serve on")
-	f.StringVar(&c.Data, "data", c.Data, "folder of everything that is stored")
+	f.StringVar(&c.Data, "data", c.Data, "folder of everything that is stored, or, with --s3-endpoint, of uploads in progress")
 	f.StringVar(&c.TokenFile, "token-file", "", "file with the accepted tokens")
 	f.StringVar(&c.TLSCert, "tls-cert", "", "PEM file with the serving certificate")
 	f.StringVar(&c.TLSKey, "tls-key", "", "PEM file with its key")
@@ -160,7 +164,32 @@ func (c *Config) flags(f *pflag.FlagSet, env func(string) string) error {
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	c.StaticToken = env("EPOCH_REGISTRY_TOKEN")
+	c.s3Flags(f, env)
 	return environment(f, env)
+}
+
+// s3Flags declares where a bucket is. Its keys come from the environment only.
+func (c *Config) s3Flags(f *pflag.FlagSet, env func(string) string) {
+	f.StringVar(&c.S3.Endpoint, "s3-endpoint", "", "HOST[:PORT] of an S3-compatible service that keeps everything but uploads in progress; keys: $EPOCH_S3_ACCESS_KEY, $EPOCH_S3_SECRET_KEY")
+	f.StringVar(&c.S3.Bucket, "s3-bucket", "", "bucket there; one registry each")
+	f.StringVar(&c.S3.Region, "s3-region", "us-east-1", "its region")
+	f.StringVar(&c.S3.Prefix, "s3-prefix", "epoch/", "what all keys begin with")
+	f.BoolVar(&c.s3Secure, "s3-secure", true, "speak HTTPS with it")
+	c.S3.Access, c.S3.Secret = env("EPOCH_S3_ACCESS_KEY"), env("EPOCH_S3_SECRET_KEY")
+}
+
+// store opens where the objects are.
+func (c *Config) store(ctx context.Context) (objects.Store, error) {
+	local, err := folder.New(c.Data)
+	if err != nil || c.S3.Endpoint == "" {
+		return local, err
+	}
+	if c.S3.Bucket == "" || c.S3.Access == "" || c.S3.Secret == "" {
+		return nil, errdefs.Invalidf("--s3-endpoint needs --s3-bucket, and EPOCH_S3_ACCESS_KEY and EPOCH_S3_SECRET_KEY in the environment")
+	}
+	cfg := c.S3
+	cfg.Insecure, cfg.Staging = !c.s3Secure, local.Staging()
+	return s3.New(ctx, cfg)
 }
 
 // environment gives flags their defaults from variables: --token-file is EPOCH_TOKEN_FILE.
@@ -247,16 +276,4 @@ func parseSize(text string) (int64, error) {
 func lines(cmd *cobra.Command, format string, args ...any) error {
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), format, args...)
 	return err
-}
-
-// secret reads a token from the environment or a file.
-func secret(env func(string) string, path string) (string, error) {
-	if path == "" {
-		return env("EPOCH_TOKEN"), nil
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return "", errdefs.Preconditionf("token: %w", err)
-	}
-	return string(data), nil
 }

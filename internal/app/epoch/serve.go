@@ -22,7 +22,6 @@ import (
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/access"
 	"cocoonstack.io/cocoon/internal/registry/content"
-	"cocoonstack.io/cocoon/internal/registry/objects/folder"
 )
 
 const (
@@ -46,7 +45,7 @@ func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, err
 	if err != nil {
 		return nil, err
 	}
-	store, err := folder.New(cfg.Data)
+	store, err := cfg.store(ctx)
 	if err != nil {
 		return nil, err
 	}

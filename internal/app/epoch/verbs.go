@@ -32,31 +32,32 @@ With --server it runs in the registry that serves. Without, the registry that ow
 // workCommand is gc or scrub: in the server, or on the data of one that is stopped.
 func workCommand(verb string, env func(string) string) *cobra.Command {
 	cfg := defaults()
-	var server, tokenPath string
+	var server string
 	cmd := &cobra.Command{
 		Use: verb, Short: workTexts[verb][0], Long: workTexts[verb][1], Args: noArgs,
 		Example: fmt.Sprintf("  EPOCH_TOKEN=... epoch %s --server http://127.0.0.1:8080\n  epoch %s --data /var/lib/epoch", verb, verb),
 	}
-	cmd.Flags().StringVar(&server, "server", "", "URL of the running registry; EPOCH_TOKEN is sent, which must be allowed everything [$EPOCH_SERVER]")
-	cmd.Flags().StringVar(&tokenPath, "token", "", "file with that token, instead of EPOCH_TOKEN")
-	cmd.Flags().StringVar(&cfg.Data, "data", env("EPOCH_DATA"), "folder of a registry that is not running [$EPOCH_DATA]")
+	cmd.Flags().SortFlags = false
+	cmd.Flags().StringVar(&server, "server", "", "URL of the running registry; the token in $EPOCH_TOKEN is sent, which must be allowed everything")
+	cmd.Flags().StringVar(&cfg.Data, "data", "", "folder of a registry that is not running")
 	if verb == "gc" {
 		cmd.Flags().DurationVar(&cfg.GCGrace, "gc-grace", cfg.GCGrace, "how long a blob that no manifest names stays after its last use")
 		cmd.Flags().DurationVar(&cfg.GCUntagged, "gc-untagged-snapshots", cfg.GCUntagged, "how long a snapshot without a tag stays; 0 for ever")
 	}
+	cfg.s3Flags(cmd.Flags(), env)
+	bad := environment(cmd.Flags(), env)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if server == "" && !cmd.Flags().Changed("data") {
-			server = env("EPOCH_SERVER")
+		if bad != nil {
+			return bad
+		}
+		if cmd.Flags().Changed("data") && !cmd.Flags().Changed("server") {
+			server = ""
 		}
 		var done any
 		var err error
 		switch {
 		case server != "":
-			token, readErr := secret(env, tokenPath)
-			if readErr != nil {
-				return readErr
-			}
-			done, err = remote(cmd.Context(), server, verb, strings.TrimSpace(token))
+			done, err = remote(cmd.Context(), server, verb, env("EPOCH_TOKEN"))
 		case cfg.Data == "":
 			return errdefs.Invalidf("--server or --data is missing: where is the registry?")
 		default:
@@ -82,7 +83,10 @@ func workCommand(verb string, env func(string) string) *cobra.Command {
 
 // local works on the data of a registry that is stopped.
 func local(ctx context.Context, cfg *Config, verb string, log *slog.Logger) (any, error) {
-	store, err := folder.Open(cfg.Data)
+	if _, err := folder.Open(cfg.Data); err != nil { // not to make one where a path is mistyped
+		return nil, err
+	}
+	store, err := cfg.store(ctx)
 	if err != nil {
 		return nil, err
 	}
