@@ -73,6 +73,12 @@ func (r *registry) has(repo, tag string) string {
 	return r.text[r.tags[registryURL+"/"+repo+":"+tag]]
 }
 
+// fail sets what a save or a wake ends with.
+func (s *shelf) fail(how *func() error, with func() error) {
+	defer s.lock()()
+	*how = with
+}
+
 func (s *shelf) lock() func() { s.mu.Lock(); return s.mu.Unlock }
 
 // knows sets and tells what the guest of a VM has in its memory.

@@ -230,6 +230,21 @@ func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error
 	return nil
 }
 
+// dropTag removes the hibernated state of a pod that is deleted and that nobody will ask for: one of a CocoonSet, or one
+// that is managed, may come back for it, and whoever made it removes it otherwise.
+func (w *worker) dropTag(ctx context.Context) {
+	pod, _, _ := w.look()
+	slept := w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
+	if !slept || !w.p.remote() || w.p.Snapshots == nil || contract.AsksSnapshot(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
+		convert.Member(pod).Set() != "" {
+		return
+	}
+	ref := w.p.ref(w.vmName, contract.HibernateSnapshotTag)
+	if err := w.p.Snapshots.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+		w.log.Warn("hibernated state of deleted pod stays in the registry", "op", ref, "err", err)
+	}
+}
+
 // elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs and those
 // that are told to sleep or to be restored do. digest is "" when only a peer could know.
 func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (digest string, sleeps bool, err error) {

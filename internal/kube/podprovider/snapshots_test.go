@@ -182,7 +182,7 @@ func TestAFailedPushWakesTheVMAndIsTriedAgain(t *testing.T) {
 		w.expectTold("Warning HibernateFailed")
 
 		// It goes away between the check and the push.
-		s.saveAs = func() error { s.registry.fall(errdefs.Unavailablef("cut")); return nil }
+		s.fail(&s.saveAs, func() error { s.registry.fall(errdefs.Unavailablef("cut")); return nil })
 		s.registry.fall(nil)
 		p = w.after(9 * time.Second)
 		expect(t, p, "Running running ready")
@@ -191,9 +191,7 @@ func TestAFailedPushWakesTheVMAndIsTriedAgain(t *testing.T) {
 		}
 		w.expectTold("Warning HibernatePushFailed")
 
-		s.mu.Lock()
-		s.saveAs = nil
-		s.mu.Unlock()
+		s.fail(&s.saveAs, nil)
 		s.registry.fall(nil)
 		expect(t, w.after(2*time.Minute), asleepPod)
 		if s.registry.has(vmName, "hibernate") != "here" {
@@ -363,7 +361,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		s.knows(vmName, "whole")
 		w.annotate(contract.KeyHibernate, "true")
 		w.after(time.Second)
-		s.wakeAs = func() error { return errdefs.DataLossf("memory-ranges is cut short") }
+		s.fail(&s.wakeAs, func() error { return errdefs.DataLossf("memory-ranges is cut short") })
 		w.annotate(contract.KeyHibernate, "")
 		expect(t, w.after(5*time.Second), "Running running ready")
 		if s.knows(vmName) != "whole" {
@@ -389,7 +387,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		w.after(time.Second)
 		w.annotate(contract.KeyHibernate, "true")
 		w.after(time.Second)
-		s.wakeAs = func() error { return errdefs.Exhaustedf("no memory is left") }
+		s.fail(&s.wakeAs, func() error { return errdefs.Exhaustedf("no memory is left") })
 		w.annotate(contract.KeyHibernate, "")
 		p := w.after(10 * time.Second)
 		expect(t, p, asleepPod)
@@ -397,9 +395,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("annotations %v", p.Annotations)
 		}
 		w.expectTold("Warning WakeFailed")
-		s.mu.Lock()
-		s.wakeAs = nil
-		s.mu.Unlock()
+		s.fail(&s.wakeAs, nil)
 		expect(t, w.after(time.Minute), "Running running ready")
 	})
 	synctest.Test(t, func(t *testing.T) { // asked for, and nowhere
@@ -740,7 +736,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Errorf("%d saves for a registry that is away", n)
 		}
 		s.registry.fall(nil)
-		s.saveAs = func() error { return errdefs.Exhaustedf("no space") }
+		s.fail(&s.saveAs, func() error { return errdefs.Exhaustedf("no space") })
 		w.after(2 * time.Minute)
 		w.expectTold("Warning SnapshotSaveFailed", "no space")
 		tries := s.called("save " + vmName)
@@ -748,9 +744,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 		if n := s.called("save "+vmName) - tries; n < 55 || n > 65 {
 			t.Errorf("%d tries in an hour, want one a minute", n)
 		}
-		s.mu.Lock()
-		s.saveAs = nil
-		s.mu.Unlock()
+		s.fail(&s.saveAs, nil)
 		s.knows(vmName, "the latest")
 		expect(t, w.after(2*time.Minute), "gone")
 		if s.count() != 0 || s.registry.has(vmName, "latest") != "the latest" {
@@ -838,6 +832,16 @@ func TestDeletingTheHibernated(t *testing.T) {
 		expect(t, w.after(5*time.Second), "gone")
 		if got := s.content[s.snaps[vmName].ID]; s.count() != 0 || got != "asleep" {
 			t.Errorf("%d VMs, saved %q", s.count(), got)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // a plain pod comes back for nothing
+		s := newKept()
+		w := asleep(t, s, false)
+		defer w.stop()
+		w.kill()
+		expect(t, w.after(time.Second), "gone")
+		if s.count() != 0 || len(s.registry.tags) != 0 {
+			t.Errorf("%d VMs, tags %v", s.count(), s.registry.tags)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // a seat that is given up keeps its tag

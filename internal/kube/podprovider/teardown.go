@@ -75,6 +75,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 	if w.p.Snapshots != nil && len(rec.SnapshotIDs) > 0 { // one may be for its forks, who are of no use without it
 		w.p.discard(ctx, forkName(w.vmName))
 	}
+	w.dropTag(ctx)
 	w.p.Metrics.done("delete", nil)
 	w.log.Info("vm removed", "vm", rec.ID)
 	return 0, true
