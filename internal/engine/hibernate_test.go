@@ -240,36 +240,38 @@ func TestHibernatedClone(t *testing.T) {
 	r.clearAll("gold")
 }
 
+// goBack restores the VM of rec to the snapshot "gold" of when it had written "one" and two lines.
+func (r *rig) goBack(what string, rec vm.Record, g *enginetest.Guest) {
+	r.t.Helper()
+	if g != nil {
+		r.write(g, "later.")
+		g.Print(5)
+	}
+	got := r.must(r.Restore(r.t.Context(), "web", "gold"))
+	if got.State != vm.StateRunning || got.Snapshot != "" || got.Cloned || nicOf(got) != nicOf(rec) {
+		r.t.Errorf("%s: restored %+v", what, got)
+	}
+	r.await("web", "ready", ready)
+	if self := r.world.Guest(rec.ID).Self(); r.disk(rec.ID) != "one." || self.Lines != 2 || self.Down || self.Hostname != "web" {
+		r.t.Errorf("%s: it is %+v, its disk holds %q", what, self, r.disk(rec.ID))
+	}
+	if got := r.overlays(rec.ID); len(got) != 1 {
+		r.t.Errorf("%s: its folder has %v", what, got)
+	}
+	r.world.Guest(rec.ID).Print(1)
+	r.logs("web", "line 3\n")
+}
+
 func TestRestore(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, g := r.source()
 	x := r.saved("gold")
-	back := func(what string, g *enginetest.Guest) {
-		t.Helper()
-		if g != nil {
-			r.write(g, "later.")
-			g.Print(5)
-		}
-		got := r.must(r.Restore(ctx, "web", "gold"))
-		if got.State != vm.StateRunning || got.Snapshot != "" || got.Cloned || nicOf(got) != nicOf(rec) {
-			t.Errorf("%s: restored %+v", what, got)
-		}
-		r.await("web", "ready", ready)
-		if self := r.world.Guest(rec.ID).Self(); r.disk(rec.ID) != "one." || self.Lines != 2 || self.Down || self.Hostname != "web" {
-			t.Errorf("%s: it is %+v, its disk holds %q", what, self, r.disk(rec.ID))
-		}
-		if got := r.overlays(rec.ID); len(got) != 1 {
-			t.Errorf("%s: its folder has %v", what, got)
-		}
-		r.world.Guest(rec.ID).Print(1)
-		r.logs("web", "line 3\n")
-	}
-	back("running", g)
+	r.goBack("running", rec, g)
 	r.must(r.Stop(ctx, "web", 0))
-	back("stopped", nil)
+	r.goBack("stopped", rec, nil)
 	r.write(r.world.Guest(rec.ID), "asleep.")
 	r.must(r.Hibernate(ctx, "web", ""))
-	back("hibernated", nil)
+	r.goBack("hibernated", rec, nil)
 	if all, err := r.world.Snapshots().List(ctx); err != nil || len(all) != 1 {
 		t.Errorf("there are %d snapshots, %v", len(all), err)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -36,14 +37,22 @@ func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
 	return out, nil
 }
 
-// ImageInUse reports whether a VM stands on the image. In doubt, before everything is recovered, it says so.
+// ImageInUse reports whether a VM or a snapshot stands on the image. In doubt, as before everything is recovered, it says
+// so.
 func (e *Engine) ImageInUse(digest string) bool {
 	select {
 	case <-e.life.recovered:
 	default:
 		return true
 	}
-	return slices.ContainsFunc(e.index.all(), func(m *machine) bool { return m.record().ImageDigest == digest })
+	if slices.ContainsFunc(e.index.all(), func(m *machine) bool { return m.record().ImageDigest == digest }) {
+		return true
+	}
+	if e.snapshots == nil {
+		return false
+	}
+	saved, err := e.snapshots.List(e.life.serving)
+	return err != nil || slices.ContainsFunc(saved, func(x snapshot.Snapshot) bool { return x.ImageDigest == digest })
 }
 
 // Watch calls fn with every change after the revision until ctx ends or fn fails, and returns that error. With a

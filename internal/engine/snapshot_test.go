@@ -126,6 +126,9 @@ func TestSaveAndClone(t *testing.T) {
 	}
 	r.await("a", "ready", ready)
 
+	if !r.ImageInUse("sha256:demo") || r.ImageInUse("sha256:other") {
+		t.Error("image use is wrong")
+	}
 	y := r.saved("second") // on top of the first
 	d := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "second"}))
 	if d.Spec.Name != "cocoon-clone-"+string(d.ID) || r.disk(d.ID) != "one.two." {
