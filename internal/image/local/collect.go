@@ -16,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // Collect frees what limits allow to free. Content that no name refers to goes first, then images unused for too long,
@@ -338,7 +339,7 @@ func (s *Store) usage() (sum int64, err error) {
 			return err
 		}
 		if info, err := d.Info(); err == nil {
-			sum += occupied(info)
+			sum += sparse.Occupied(info)
 		}
 		return nil
 	})

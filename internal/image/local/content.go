@@ -2,7 +2,6 @@ package local
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
 	"cocoonstack.io/cocoon/internal/qcow2"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -196,14 +196,14 @@ func writeSynced(path string, fill func(*os.File) error) (size int64, err error)
 // room occupies the disk.
 func copySparse(f *os.File, r io.Reader, limit, room int64) (int64, error) {
 	const chunk = 64 << 10
-	buf, zeros := make([]byte, chunk), make([]byte, chunk)
+	buf := make([]byte, chunk)
 	var size int64
 	for {
 		n, err := io.ReadFull(r, buf)
 		if size+int64(n) > limit {
 			return 0, errdefs.Exhaustedf("the disk image is larger than the limit of %d bytes", limit)
 		}
-		if n > 0 && !bytes.Equal(buf[:n], zeros[:n]) {
+		if n > 0 && !sparse.IsZero(buf[:n]) {
 			if room -= int64(n); room < 0 {
 				return 0, errdefs.Exhaustedf("the disk image needs more room than there is; `cocoon image rm` frees some")
 			}

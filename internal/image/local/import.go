@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/compress"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // Import reads an image from r, recognises it, and makes it durable under name before it returns.
@@ -221,7 +222,7 @@ func (s *Store) buildInto(ctx context.Context, out string, b builder) error {
 		if err != nil {
 			return fmt.Errorf("build image: %w", err)
 		}
-		rec.Length, rec.Size = info.Size(), occupied(info)
+		rec.Length, rec.Size = info.Size(), sparse.Occupied(info)
 	}
 	if err := atomicfile.WriteFile(filepath.Join(out, unclaimedFile), nil, 0o600); err != nil {
 		return err

@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/ext4"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -158,7 +159,7 @@ func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, o
 			return record{}, fmt.Errorf("look at a layer: %w", err)
 		}
 		rec.VirtualSize += info.Size()
-		rec.Size += occupied(info)
+		rec.Size += sparse.Occupied(info)
 	}
 	return rec, nil
 }

@@ -3,9 +3,7 @@ package local
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -61,11 +59,4 @@ func (s *Store) room() (int64, error) {
 	}
 	free := int64(fs.Bavail) * fs.Bsize
 	return free - min(reserve, free/8), nil
-}
-
-func occupied(info fs.FileInfo) int64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512
-	}
-	return info.Size()
 }

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -90,7 +91,7 @@ func onDisk(dir string) (sum int64) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil {
-			sum += occupied(info)
+			sum += sparse.Occupied(info)
 		}
 	}
 	return sum
