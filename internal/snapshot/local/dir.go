@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -34,10 +36,10 @@ func exportDir(ctx context.Context, from string, snap snapshot.Snapshot, dir str
 	case err == nil:
 		made = true
 	case !errors.Is(err, fs.ErrExist):
-		return exportFull(err)
+		return folderFault(exportFull(err))
 	default:
 		if there, err := os.ReadDir(dir); err != nil {
-			return err
+			return folderFault(err)
 		} else if len(there) > 0 {
 			return errdefs.Preconditionf("the folder is not empty; name another one")
 		}
@@ -67,6 +69,20 @@ func exportDir(ctx context.Context, from string, snap snapshot.Snapshot, dir str
 		return exportFull(err)
 	}
 	return atomicfile.SyncDir(filepath.Dir(dir))
+}
+
+// folderFault gives an error about a folder that a person named its class.
+func folderFault(err error) error {
+	switch {
+	case errdefs.ClassOf(err) != errdefs.Internal:
+	case errors.Is(err, fs.ErrNotExist):
+		return errdefs.Invalidf("the folder that it is in does not exist; make that first (%w)", err)
+	case errors.Is(err, unix.ENOTDIR):
+		return errdefs.Invalidf("it is no folder (%w)", err)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		return errdefs.Preconditionf("cocoond may not do that there (%w)", err)
+	}
+	return err
 }
 
 // exportFull is full for a folder that is not the store's.
@@ -148,8 +164,10 @@ func owned(path string, typ fs.FileMode) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && typ == fs.ModeDir:
 		return errdefs.Invalidf("there is no such folder")
-	case err != nil:
+	case errors.Is(err, fs.ErrNotExist):
 		return err
+	case err != nil:
+		return folderFault(err)
 	case info.Mode().Type() != typ && typ == fs.ModeDir:
 		return errdefs.Invalidf("it is no folder")
 	case info.Mode().Type() != typ:

@@ -557,6 +557,9 @@ func folders(t *testing.T, s snapshot.Store) {
 	}
 	class(t, "a folder with something in it", s.ExportDir(t.Context(), h, dir), errdefs.FailedPrecondition)
 	class(t, "relative", s.ExportDir(t.Context(), h, "there"), errdefs.InvalidArgument)
+	class(t, "in no folder", s.ExportDir(t.Context(), h, filepath.Join(dir, "a", "b")), errdefs.InvalidArgument)
+	class(t, "in a file", s.ExportDir(t.Context(), h, filepath.Join(dir, snapshot.FileMeta, "a")), errdefs.InvalidArgument)
+	class(t, "a file", s.ExportDir(t.Context(), h, filepath.Join(dir, snapshot.FileMeta)), errdefs.InvalidArgument)
 	outside, err := s.HoldDir(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
