@@ -1,0 +1,267 @@
+package podprovider
+
+import (
+	"encoding/base64"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func TestClones(t *testing.T) {
+	clone := func(image string, more ...string) func(*corev1.Pod) {
+		m := map[string]string{contract.KeyMode: "clone", contract.KeyImage: image}
+		for i := 0; i < len(more); i += 2 {
+			m[more[i]] = more[i+1]
+		}
+		return asks(m)
+	}
+	template := func(t *testing.T, s *shelf, name string) {
+		t.Helper()
+		rec, err := s.Launch(t.Context(), vm.Spec{Name: "template", Image: "x"}.Default())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.knows("template", "in "+name)
+		if _, err := s.SaveSnapshot(t.Context(), string(rec.ID), vm.SaveSpec{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Remove(t.Context(), "template", true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("local", func(t *testing.T) {
+		for image, name := range map[string]string{"base": "base", "base:latest": "base", "base:v2": "base:v2", "team/base": "team___base"} {
+			synctest.Test(t, func(t *testing.T) {
+				s := newKept()
+				template(t, s, name)
+				w := keeping(t, s, true)
+				defer w.stop()
+				w.create(pod(clone(image)))
+				expect(t, w.after(time.Second), "Running running ready")
+				if got := s.knows(vmName); got != "in "+name {
+					t.Errorf("%s has %q", image, got)
+				}
+			})
+		}
+	})
+	t.Run("pulled", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base:v2")
+			if _, err := s.PushSnapshot(t.Context(), "base:v2", registryURL+"/base:v2", snapshot.Auth{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			_ = s.RemoveSnapshot(t.Context(), "base:v2")
+			w := keeping(t, s, false)
+			defer w.stop()
+			w.create(pod(clone("base:v2")))
+			expect(t, w.after(time.Second), "Running running ready")
+			if s.names() != "base:v2" {
+				t.Errorf("here is %s", s.names())
+			}
+			w.expectTold("Normal Pulled Successfully pulled snapshot")
+		})
+	})
+	t.Run("nowhere", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(clone("base")))
+			expect(t, w.after(time.Second), "Pending waiting:CreateContainerError")
+			w.expectTold("no registry to pull it from")
+			template(t, s, "base")
+			expect(t, w.after(time.Minute), "Running running ready")
+		})
+	})
+	t.Run("of another hypervisor", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(clone("base", contract.KeyBackend, "firecracker")))
+			p := w.after(time.Second)
+			expect(t, p, "Failed/VMRejected")
+			if !strings.Contains(p.Status.Message, "taken by fake and cannot go on in firecracker") || s.count() != 0 {
+				t.Errorf("%s, %d VMs", p.Status.Message, s.count())
+			}
+		})
+	})
+	t.Run("of a folder", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x"})))
+			expect(t, w.after(time.Second), "Running running ready")
+			if got := s.knows(vmName); got != "of /srv/x" {
+				t.Errorf("it has %q", got)
+			}
+		})
+	})
+	t.Run("of a folder with another hypervisor's", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x", contract.KeyBackend: "firecracker"})))
+			expect(t, w.after(time.Second), "Failed/VMRejected")
+			if s.count() != 0 {
+				t.Error("a VM is left")
+			}
+		})
+	})
+	t.Run("newer in the registry", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			if _, err := s.PushSnapshot(t.Context(), "base", registryURL+"/base:latest", snapshot.Auth{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			s.registry.mu.Lock()
+			s.registry.tags[registryURL+"/base:latest"], s.registry.text["sha256:new"] = "sha256:new", "newer"
+			s.registry.mu.Unlock()
+			w := keeping(t, s, false)
+			defer w.stop()
+			w.create(pod(clone("base", contract.KeyForcePull, "true")))
+			expect(t, w.after(time.Second), "Running running ready")
+			if got := s.knows(vmName); got != "newer" {
+				t.Errorf("it has %q", got)
+			}
+		})
+	})
+	t.Run("no snapshots here", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := start(t, newEngine())
+			defer w.stop()
+			w.create(pod(clone("base")))
+			expect(t, w.after(time.Second), "Failed/VMRejected")
+		})
+	})
+}
+
+func TestANameThatNoRegistryTakes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bare bool
+		want string
+	}{"registry": {false, "Failed/PodNotSupported"}, "alone": {true, "Running running ready"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := keeping(t, newKept(), tc.bare)
+				defer w.stop()
+				w.create(pod(managedRun, asks(map[string]string{contract.KeyName: "Web"})))
+				expect(t, w.after(time.Second), tc.want)
+			})
+		})
+	}
+}
+
+func TestForks(t *testing.T) {
+	fork := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Name, p.UID = name, types.UID("uid-"+name)
+			asks(map[string]string{contract.KeyForkFrom: vmName})(p)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newKept()
+		s.takes = time.Second
+		w := keeping(t, s, true)
+		defer w.stop()
+		w.create(pod(fork("a"))) // before there is a main
+		w.pass(time.Second)
+		w.create(pod())
+		w.after(2 * time.Second)
+		s.knows(vmName, "main's")
+		w.create(pod(fork("b")))
+		w.create(pod(fork("c")))
+		w.after(10 * time.Second)
+		for _, name := range []string{"b", "c"} {
+			if got := s.knows("vk-default-" + name); got != "main's" {
+				t.Errorf("%s has %q", name, got)
+			}
+		}
+		if n := s.called("save fork-" + vmName); n != 1 || s.count() != 4 {
+			t.Errorf("%d snapshots for three forks, %d VMs", n, s.count())
+		}
+
+		// Another main: what was taken of the one before is of no use.
+		w.engine.vanish()
+		w.after(time.Second)
+		w.create(pod(func(p *corev1.Pod) { p.UID = "uid-again" }))
+		w.after(time.Second)
+		s.knows(vmName, "the new main's")
+		w.create(pod(fork("d")))
+		w.after(5 * time.Second)
+		if got := s.knows("vk-default-d"); got != "the new main's" {
+			t.Errorf("d has %q", got)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // a VM of another namespace is not to be had
+		s := newKept()
+		if _, err := s.Launch(t.Context(), vm.Spec{Name: vmName, Image: "x", Labels: map[string]string{contract.VMLabelPodNamespace: "secret"}}.Default()); err != nil {
+			t.Fatal(err)
+		}
+		w := keeping(t, s, true)
+		defer w.stop()
+		p := pod(asks(map[string]string{contract.KeyForkFrom: vmName, contract.KeyName: "thief"}))
+		w.create(p)
+		expect(t, w.after(time.Second), "Failed/VMRejected")
+	})
+	synctest.Test(t, func(t *testing.T) { // a main on another node: what the registry has of it
+		s := newKept()
+		s.registry.tags[registryURL+"/"+"vk-default-main:latest"] = "sha256:1"
+		s.registry.text["sha256:1"] = "far away"
+		w := keeping(t, s, false)
+		defer w.stop()
+		w.create(pod(asks(map[string]string{contract.KeyForkFrom: "vk-default-main"})))
+		expect(t, w.after(time.Second), "Running running ready")
+		if got := s.knows(vmName); got != "far away" {
+			t.Errorf("it has %q", got)
+		}
+	})
+}
+
+func TestPostCloneHint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newKept()
+		s.boot = -1 // no agent
+		w := keeping(t, s, true)
+		defer w.stop()
+		s.snaps["base"] = snapshot.Snapshot{ID: "base", Name: "base", Hypervisor: "fake"}
+		w.reach.refuse.Store(true)
+		w.create(pod(asks(map[string]string{contract.KeyMode: "clone", contract.KeyImage: "base"})))
+		p := w.after(20 * time.Second)
+		if p.Annotations[contract.KeyPostCloneHint] != "" {
+			t.Error("there is a hint before anybody could answer")
+		}
+		p = w.after(20 * time.Second)
+		text, err := base64.StdEncoding.DecodeString(p.Annotations[contract.KeyPostCloneHint])
+		if err != nil || !strings.Contains(string(text), "02:00:00:00:00:01") || ready(p) {
+			t.Errorf("hint %q, %v, pod %s", text, err, sketch(p))
+		}
+		w.expectTold("Warning PostCloneHint")
+		writes := w.writes()
+		w.after(time.Hour)
+		if n := w.writes() - writes; n != 0 {
+			t.Errorf("%d writes in an hour of waiting", n)
+		}
+		rec, _ := s.Inspect(t.Context(), vmName)
+		s.change(rec.ID, func(r *vm.Record) { r.AgentReady, r.Resume = true, nil })
+		w.reach.refuse.Store(false)
+		p = w.after(10 * time.Second)
+		expect(t, p, "Running running ready")
+		if _, there := p.Annotations[contract.KeyPostCloneHint]; there {
+			t.Error("the hint is left")
+		}
+	})
+}
