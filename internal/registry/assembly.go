@@ -192,10 +192,10 @@ func (a *assembly) record(ctx context.Context, c artifact.Config, titled map[str
 		return nil, "", err
 	}
 	var is struct{ ID, Name string }
-	if json.Unmarshal(raw, &is) != nil || is.ID == "" || is.ID != c.SnapshotID {
-		return nil, "", nil
+	if err := json.Unmarshal(raw, &is); err == nil && is.ID != "" && is.ID == c.SnapshotID {
+		return raw, is.Name, nil
 	}
-	return raw, is.Name, nil
+	return nil, "", nil
 }
 
 // file adds one file of a snapshot.

@@ -126,8 +126,8 @@ func TestDamageBreaksTheDownload(t *testing.T) {
 	for _, te := range []string{"TE: ", "TE: trailers"} {
 		r := newRig(t, registry.Config{}, content.Config{})
 		disk := r.pushDisk("disk", "latest")
-		damage(t, r.dir, 12345) // the last part
-		resp, body, err := r.try(t.Context(), "GET", "/dl/disk", nil, te)
+		damage(t, r.dir, 12345)                                           // the last part
+		resp, body, err := r.try(t.Context(), "GET", "/dl/disk", nil, te) //nolint:bodyclose // try closed it
 		if err == nil {
 			t.Fatalf("%s: %s with %d of %d bytes and no error", te, resp.Status, len(body), len(disk))
 		}
@@ -187,7 +187,8 @@ func TestDownloadOfASnapshot(t *testing.T) {
 			l3 := r.layer("vm/one", artifact.MediaMemory+artifact.SuffixZstd, "memory-ranges", three, 2)
 			add(l1, l2, l3, r.layer("vm/one", artifact.MediaState+artifact.SuffixZstd, "vmstate", packed(t, state)))
 			c.Files["memory-ranges"] = artifact.File{Mode: 0o600, Size: 6 * mib, Chunks: []artifact.Chunk{
-				{Offset: mib, Length: mib, Layer: l1.Digest.String()}, {Offset: 2 * mib, Length: mib, Layer: l2.Digest.String()},
+				{Offset: mib, Length: mib, Layer: l1.Digest.String()},
+				{Offset: 2 * mib, Length: mib, Layer: l2.Digest.String()},
 				{Offset: 5 * mib, Length: mib / 2, Layer: l3.Digest.String()},
 			}}
 			c.Files["vmstate"] = artifact.File{Mode: 0o600, Size: int64(len(state))}

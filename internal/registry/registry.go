@@ -121,7 +121,7 @@ func (g *Registry) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	}()
 	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	err := g.serve(r)
+	err := g.serve(r) //nolint:contextcheck // the request carries it
 	switch {
 	case err == nil:
 	case rec.status != 0: // too late to say it: the client must not take what it has for all

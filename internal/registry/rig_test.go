@@ -103,7 +103,7 @@ func (r *rig) do(method, path string, body []byte, headers ...string) reply {
 
 func (r *rig) send(method, path string, body io.Reader, headers ...string) reply {
 	r.t.Helper()
-	resp, data, err := r.try(r.t.Context(), method, path, body, headers...)
+	resp, data, err := r.try(r.t.Context(), method, path, body, headers...) //nolint:bodyclose // try closed it
 	if err != nil {
 		r.t.Fatalf("%s %s: %v", method, path, err)
 	}

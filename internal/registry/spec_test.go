@@ -455,3 +455,14 @@ func TestTokenEndpoint(t *testing.T) {
 		}
 	}
 }
+
+func TestQuotaIsDenied(t *testing.T) {
+	r := newRig(t, registry.Config{}, content.Config{Quota: 3000})
+	r.pushBlob("a", pattern(2000, 1))
+	b := pattern(2000, 2)
+	r.want(r.do("POST", "/v2/a/blobs/uploads/?digest="+digest.FromBytes(b).String(), b), 403, content.Denied)
+	got := r.want(r.do("PATCH", r.begin("a"), b), 403, content.Denied)
+	if !strings.Contains(string(got.body), "quota") {
+		t.Errorf("%s", got.body)
+	}
+}

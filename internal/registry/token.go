@@ -34,13 +34,7 @@ func (g *Registry) origin(r *http.Request) string {
 func (g *Registry) challenge(r *request, f failure) string {
 	text := fmt.Sprintf("Bearer realm=%q,service=%q", g.origin(r.Request)+"/v2/token", service)
 	if r.route.Name != "" && content.CodeOf(f.err) != content.NameInvalid {
-		actions := string(access.Pull)
-		switch f.action {
-		case access.Push:
-			actions = "pull,push"
-		case access.Delete:
-			actions = "pull,push,delete"
-		}
+		actions := map[access.Action]string{access.Pull: "pull", access.Push: "pull,push", access.Delete: "pull,push,delete"}[f.action]
 		text += fmt.Sprintf(",scope=%q", "repository:"+r.route.Name+":"+actions)
 	}
 	if f.invalid {

@@ -54,9 +54,6 @@ func (l *leases) pin(all ...digest.Digest) (release func()) {
 	}
 }
 
-// use notes a use.
-func (l *leases) use(d digest.Digest) { l.pin(d)() }
-
 // remove calls f unless the digest is in use or was used after the cutoff; nobody can pin it meanwhile.
 func (l *leases) remove(d digest.Digest, cutoff time.Time, f func() error) (removed bool, err error) {
 	l.mu.Lock()

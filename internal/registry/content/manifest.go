@@ -39,11 +39,6 @@ type Document struct {
 	Annotations   map[string]string `json:"annotations"`
 }
 
-// index reports whether the document lists manifests.
-func (d *Document) index() bool {
-	return d.MediaType == v1.MediaTypeImageIndex || d.MediaType == dockerList
-}
-
 // Type is the artifact type as referrers are filtered by.
 func (d *Document) Type() string {
 	if d.ArtifactType == "" && d.Config != nil {

@@ -7,6 +7,7 @@ package s3
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -149,7 +150,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	switch {
 	case n > 0:
 		return n, nil // an error comes again
-	case err == io.EOF: //nolint:errorlint // io.Reader returns io.EOF itself
+	case errors.Is(err, io.EOF):
 		return 0, errdefs.Unavailablef("read %s: the S3 service ended %d bytes early", r.key, r.size-r.pos)
 	}
 	return 0, fault("read", r.key, err)
