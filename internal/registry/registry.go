@@ -1,8 +1,8 @@
 // Package registry is the HTTP door of a registry: the OCI distribution specification, downloads of disks and snapshots
 // (/dl/), tokens, health and metrics.
 //
-// What it holds is package content's business, who may do what package access's. It does not listen; Handler is a
-// plain http.Handler.
+// What it holds is package content's business, who may do what package access's. It does not listen: a
+// Registry is an http.Handler.
 package registry
 
 import (

@@ -320,7 +320,7 @@ func TestKillDuringPushes(t *testing.T) {
 	}
 }
 
-func certificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
+func makeCertificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -348,7 +348,7 @@ func certificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
 }
 
 func TestTLSAndEnd(t *testing.T) {
-	cert, key, pool := certificate(t)
+	cert, key, pool := makeCertificate(t)
 	cfg := defaults()
 	cfg.Addr, cfg.Data, cfg.TokenFile, cfg.TLSCert, cfg.TLSKey = "127.0.0.1:0", t.TempDir(), tokenFile(t), cert, key
 	cfg.MetricsAddr = "127.0.0.1:0"
@@ -379,5 +379,45 @@ func TestTLSAndEnd(t *testing.T) {
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("a wanted end: %v", err)
+	}
+}
+
+func TestCertificateIsReadAgain(t *testing.T) {
+	cert, key, _ := makeCertificate(t)
+	c, err := loadCertificate(cert, key, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serves := func() string {
+		t.Helper()
+		c.looked = time.Time{}
+		pair, err := c.get(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(pair.Certificate[0])
+	}
+	first := serves()
+	newCert, newKey, _ := makeCertificate(t)
+	later := time.Now().Add(time.Minute)
+	replace := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(to, later, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace(newCert, cert)
+	if serves() != first {
+		t.Error("a certificate without its key is served")
+	}
+	replace(newKey, key)
+	if serves() == first {
+		t.Error("the new certificate is not served")
+	}
+	if _, err := loadCertificate(cert, cert, slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("a certificate for a key is taken")
 	}
 }

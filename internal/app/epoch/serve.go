@@ -28,6 +28,7 @@ const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
+	streamWindow  = 4 << 20 // what a client may send ahead in HTTP/2; the default is slow over a distance
 )
 
 // server is a registry with its doors.
@@ -76,12 +77,13 @@ func (s *server) run(ctx context.Context) error {
 	srv := &http.Server{Handler: s.registry, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 	serve := func() error { return srv.Serve(l) }
 	if s.cfg.TLSCert != "" {
-		pair, err := tls.LoadX509KeyPair(s.cfg.TLSCert, s.cfg.TLSKey)
+		cert, err := loadCertificate(s.cfg.TLSCert, s.cfg.TLSKey, s.log)
 		if err != nil {
 			l.Close()
-			return errdefs.Preconditionf("serving certificate: %w", err)
+			return err
 		}
-		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+		srv.TLSConfig = &tls.Config{GetCertificate: cert.get, MinVersion: tls.VersionTLS12}
+		srv.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow, MaxReceiveBufferPerConnection: 4 * streamWindow}
 		serve = func() error { return srv.ServeTLS(l, "", "") }
 	} else if host, _, err := net.SplitHostPort(l.Addr().String()); err != nil || !net.ParseIP(host).IsLoopback() {
 		s.log.Warn("plain HTTP on an address that others can reach: tokens and guest memory cross the network unencrypted; give --tls-cert", "addr", l.Addr().String())
