@@ -222,11 +222,11 @@ func TestHibernatedClone(t *testing.T) {
 	deaf.Store(true)
 	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
 	r.must(r.Hibernate(ctx, "a", ""))
-	deaf.Store(false)
 	woken := r.must(r.Wake(ctx, "a"))
 	if !woken.Cloned || woken.Itself() {
 		t.Errorf("woken %+v", woken)
 	}
+	deaf.Store(false)
 	r.await("a", "ready", ready)
 	if self := r.world.Guest(c.ID).Self(); self.Hostname != "a" || self.MAC != c.NICs[0].MAC || self.MachineID != c.Resume.MachineID || self.Down {
 		t.Errorf("it is %+v", self)

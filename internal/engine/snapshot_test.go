@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -302,8 +303,12 @@ func TestManyClones(t *testing.T) {
 
 func TestQuiesce(t *testing.T) {
 	var frozen []bool
+	var broken atomic.Bool
 	r := newRig(t, func(r *rig) {
 		r.world.Fault = func(call string) error {
+			if call == "driver.Save" && broken.Load() {
+				return errdefs.Unavailablef("fault")
+			}
 			if call == "driver.Save done" {
 				for _, rec := range value(r.List(r.t.Context())) {
 					frozen = append(frozen, r.world.Guest(rec.ID).Self().Frozen)
@@ -323,18 +328,13 @@ func TestQuiesce(t *testing.T) {
 	if r.world.Guest(c.ID).Self().Frozen {
 		t.Error("the clone is frozen still")
 	}
-	r.world.Fault = func(call string) error {
-		if call == "driver.Save" {
-			return errdefs.Unavailablef("fault")
-		}
-		return nil
-	}
+	broken.Store(true)
 	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "again", Quiesce: true})
 	wantClass(t, "a save that fails", err, errdefs.Unavailable)
 	if g.Self().Frozen || g.Self().Paused {
 		t.Errorf("after a failed save the guest is %+v", g.Self())
 	}
-	r.world.Fault = func(string) error { return nil }
+	broken.Store(false)
 	r.must(r.Launch(ctx, vm.Spec{Name: "mute", Image: "disk"}))
 	_, err = r.SaveSnapshot(ctx, "mute", vm.SaveSpec{Name: "mute", Quiesce: true})
 	wantClass(t, "quiesce without agent", err, errdefs.FailedPrecondition)
@@ -360,7 +360,12 @@ func TestCloneOfDiskGuest(t *testing.T) {
 		t.Errorf("the seed is in the snapshot: %+v", x.Disks)
 	}
 	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
-	c := r.await("a", "with interfaces of its own", func(v vm.Record) bool { return v.Itself() && !r.world.Guest(v.ID).Self().Down })
+	c := r.await("a", "with interfaces of its own", vm.Record.Itself)
+	limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := r.world.Guest(c.ID).Await(limited, func(s enginetest.Self) bool { return !s.Down }); err != nil {
+		t.Fatal(err)
+	}
 	self := r.world.Guest(c.ID).Self()
 	if c.AgentReady || c.Resume == nil || self.MAC != c.NICs[0].MAC || len(c.Disks) != 2 {
 		t.Errorf("the clone is %+v, its record %+v", self, c)
@@ -370,7 +375,7 @@ func TestCloneOfDiskGuest(t *testing.T) {
 		t.Errorf("its seed is %q, %v", seed, err)
 	}
 	r.restart()
-	r.await("a", "running", func(v vm.Record) bool { return v.State == vm.StateRunning && !r.world.Guest(v.ID).Self().Down })
+	r.await("a", "running", func(v vm.Record) bool { return v.State == vm.StateRunning && v.Itself() })
 	r.clearAll("gold")
 }
 

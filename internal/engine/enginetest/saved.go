@@ -117,6 +117,21 @@ type Self struct {
 	Frozen    bool
 }
 
+// Await waits until ok holds for what the guest is, or ctx ends.
+func (g *Guest) Await(ctx context.Context, ok func(Self) bool) error {
+	for {
+		_, changed := g.look()
+		if ok(g.Self()) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // Self asks the guest.
 func (g *Guest) Self() Self {
 	p, _ := g.look()
