@@ -190,7 +190,7 @@ type DiskOverlay struct {
 // Saved is what a save was like.
 type Saved struct {
 	Pause   time.Duration // that the guest was stopped; with Hold until the return
-	Method  string        // how memory was taken: background, precopy or stopped
+	Method  string        // how memory was taken, the driver's word: precopy or stopped
 	Memory  int64         // bytes of memory that are not zero
 	Machine vm.Machine    // that can resume it
 }

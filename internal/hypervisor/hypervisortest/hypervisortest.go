@@ -63,6 +63,9 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"Console", testConsole},
 		{"Guest", testGuest},
 		{"Pause", testPause},
+		{"Save", testSave},
+		{"Hold", testHold},
+		{"SaveFails", testSaveFails},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

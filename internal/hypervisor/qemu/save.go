@@ -264,7 +264,7 @@ func (s *save) until(ctx context.Context, want string) error {
 		if got == want {
 			return nil
 		}
-		if got == "failed" || got == "cancelled" {
+		if s.flow != nil && (got == "failed" || got == "cancelled") {
 			return s.why(ctx, got)
 		}
 	}
@@ -272,7 +272,7 @@ func (s *save) until(ctx context.Context, want string) error {
 
 // why says why a migration has failed. The reason is ours when our side of the stream broke.
 func (s *save) why(ctx context.Context, status string) error {
-	if err := s.flow.failure(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err := s.flow.wait(ctx); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) { // QEMU has closed, or is about to
 		return err
 	}
 	_, desc, err := migrating(ctx, s.c)
@@ -421,7 +421,7 @@ func (f *flow) wait(ctx context.Context) error {
 		_ = f.r.Close()
 		return f.err
 	case <-ctx.Done():
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 }
 
@@ -429,14 +429,4 @@ func (f *flow) wait(ctx context.Context) error {
 func (f *flow) end() {
 	_ = f.r.Close()
 	<-f.done
-}
-
-// failure is what went wrong on our side, nil when nothing has.
-func (f *flow) failure() error {
-	select {
-	case <-f.done:
-		return f.err
-	default:
-		return nil
-	}
 }
