@@ -1,0 +1,531 @@
+//go:build vm
+
+package cocoond_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const demo = "demo:latest"
+
+// node is a cocoond of the test's own, as a process that can be killed.
+type node struct {
+	*nodeclient.Client
+	t       *testing.T
+	dir     string
+	flags   []string
+	process *exec.Cmd
+}
+
+// newNode starts cocoond with the demo image, and clears away everything when the test ends.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	need.Tun(t)
+	need.QEMU(t)
+	kernel, initramfs := need.GuestKernel(t)
+	dir, err := os.MkdirTemp("", "cocoond-vm-") // short, for sockets below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // hypervisors have users of their own
+		t.Fatal(err)
+	}
+	n := &node{t: t, dir: dir, flags: []string{
+		"--config", filepath.Join(dir, "cocoond.yaml"), "--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run"),
+		"--kernel", kernel, "--initramfs", initramfs,
+	}}
+	if err := os.WriteFile(n.flags[1], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n.start()
+	t.Cleanup(func() {
+		if t.Failed() {
+			text, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("%s", text[max(0, len(text)-6000):])
+		}
+		_ = n.process.Process.Signal(syscall.SIGTERM)
+		_ = n.process.Wait()
+		if out, err := exec.Command(n.process.Path, append([]string{"shutdown"}, n.flags...)...).CombinedOutput(); err != nil {
+			t.Errorf("cocoond shutdown: %v\n%s", err, out)
+		}
+	})
+	tar, err := os.Open(need.Built(t, "bin/demo.tar", "make demo-image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tar.Close()
+	if _, err := n.ImportImage(t.Context(), demo, tar, nil); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	log, err := os.OpenFile(filepath.Join(n.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer log.Close()
+	n.process = exec.Command(need.Built(n.t, "bin/cocoond", "make binaries"), n.flags...)
+	n.process.Stdout, n.process.Stderr = log, log
+	if err := n.process.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	if n.Client, err = nodeclient.Dial(filepath.Join(n.dir, "run/cocoond.sock")); err != nil {
+		n.t.Fatal(err)
+	}
+	client := n.Client
+	n.t.Cleanup(func() { client.Close() })
+	n.until("cocoond answers", func() bool { _, err := n.Info(n.t.Context()); return err == nil })
+}
+
+// crash is kill -9 of cocoond, and its next start.
+func (n *node) crash() {
+	n.t.Helper()
+	_ = n.process.Process.Kill()
+	_ = n.process.Wait()
+	n.start()
+}
+
+func (n *node) until(what string, ok func() bool) {
+	n.t.Helper()
+	limit := time.NewTimer(2 * time.Minute)
+	defer limit.Stop()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			n.t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func (n *node) state(ref string) vm.State {
+	r, err := n.Inspect(n.t.Context(), ref)
+	if err != nil {
+		return ""
+	}
+	return r.State
+}
+
+func (n *node) ready(ref string) vm.Record {
+	n.t.Helper()
+	var r vm.Record
+	n.until(ref+" is ready", func() bool {
+		var err error
+		r, err = n.Inspect(n.t.Context(), ref)
+		return err == nil && r.State == vm.StateRunning && r.AgentReady
+	})
+	return r
+}
+
+// counting runs a VM whose main process counts in its log and in the file /n, and serves HTTP.
+func (n *node) counting(name string) vm.Record {
+	n.t.Helper()
+	_, err := n.Launch(n.t.Context(), vm.Spec{
+		Name: name, Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20, NICs: []vm.NICSpec{{}},
+		Process: vm.Process{Entrypoint: []string{"sh", "-c", "n=0; while :; do n=$((n+1)); echo count $n; echo $n >/n; sleep 0.1; done & exec /usr/bin/server"}},
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	r := n.ready(name)
+	n.until("it counts", func() bool { return len(n.counts(name)) > 3 })
+	return r
+}
+
+func (n *node) sh(ref, script string) string {
+	n.t.Helper()
+	var out, errs bytes.Buffer
+	code, err := n.Exec(n.t.Context(), ref, guest.Exec{Command: []string{"sh", "-c", script}}, guest.Streams{Stdout: &out, Stderr: &errs})
+	if err != nil || code != 0 {
+		n.t.Fatalf("%s: %s: code %d, %v, %s", ref, script, code, err, errs.String())
+	}
+	return strings.TrimSpace(out.String())
+}
+
+// counts is what ref has counted so far, from its log, which must have no gap and no line twice.
+func (n *node) counts(ref string) []int {
+	n.t.Helper()
+	var all []int
+	err := n.Logs(n.t.Context(), ref, guest.LogOptions{Tail: -1}, func(e guest.LogEntry) error {
+		if text, ok := strings.CutPrefix(strings.TrimSpace(string(e.Data)), "count "); ok {
+			i, err := strconv.Atoi(text)
+			if err != nil || len(all) > 0 && i != all[len(all)-1]+1 {
+				n.t.Errorf("%s: %q follows %v", ref, e.Data, all[max(0, len(all)-3):])
+			}
+			all = append(all, i)
+		}
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return all
+}
+
+// goesOn waits until ref has counted beyond what it had.
+func (n *node) goesOn(ref string) {
+	n.t.Helper()
+	had := 0
+	if c := n.counts(ref); len(c) > 0 {
+		had = c[len(c)-1]
+	}
+	n.until(ref+" counts on", func() bool { c := n.counts(ref); return len(c) > 0 && c[len(c)-1] > had+2 })
+}
+
+// sums are the digests of all files in a folder.
+func sums(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || d.Name() == "snapshot.json" { // which notes when it was used
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		h := sha256.New()
+		if _, err := io.Copy(h, f); err != nil {
+			return err
+		}
+		all[path] = fmt.Sprintf("%x", h.Sum(nil))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// guard watches the links of the machine for packets with the MAC or the IP of a VM that do not come from its tap.
+type guard struct {
+	fd   int
+	done chan struct{}
+
+	mu    sync.Mutex
+	seen  int
+	alien []string
+}
+
+func newGuard(t *testing.T, own vm.NIC) *guard {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tv := unix.NsecToTimeval(int64(100 * time.Millisecond))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		t.Fatal(err)
+	}
+	tap, err := net.InterfaceByName(own.Tap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &guard{fd: fd, done: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	go g.watch(ctx, tap.Index, own)
+	t.Cleanup(func() { cancel(); <-g.done })
+	return g
+}
+
+func htons(v uint16) uint16 { return v<<8 | v>>8 }
+
+func (g *guard) watch(ctx context.Context, tap int, own vm.NIC) {
+	defer close(g.done)
+	defer unix.Close(g.fd)
+	buf := make([]byte, 2048)
+	for ctx.Err() == nil {
+		n, from, err := unix.Recvfrom(g.fd, buf, 0)
+		ll, ok := from.(*unix.SockaddrLinklayer)
+		if err != nil || !ok || n < 14 || ll.Pkttype == unix.PACKET_OUTGOING || ll.Ifindex == tap {
+			continue // nothing, or what the host sends to a guest
+		}
+		mac, ip := senders(buf[:n])
+		g.mu.Lock()
+		g.seen++
+		if mac == own.MAC || ip == own.IP {
+			g.alien = append(g.alien, fmt.Sprintf("link %d: from %s (%s): % x", ll.Ifindex, mac, ip, buf[:min(n, 64)]))
+		}
+		g.mu.Unlock()
+	}
+}
+
+// senders reads who sends a frame: its MAC and, for ARP and IPv4, its IP.
+func senders(f []byte) (mac, ip string) {
+	mac = fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", f[6], f[7], f[8], f[9], f[10], f[11])
+	at := 0
+	switch binary.BigEndian.Uint16(f[12:]) {
+	case unix.ETH_P_IP:
+		at = 14 + 12
+	case unix.ETH_P_ARP:
+		at = 14 + 14
+	}
+	if at > 0 && len(f) >= at+4 {
+		ip = netip.AddrFrom4([4]byte(f[at : at+4])).String()
+	}
+	return mac, ip
+}
+
+// TestVMSixteenClones makes 16 VMs of one snapshot at once: each is itself, none is ever taken for the source, and the
+// snapshot stays as it is.
+func TestVMSixteenClones(t *testing.T) {
+	const number = 16
+	n := newNode(t)
+	source := n.counting("source")
+	who := "cat /sys/class/net/eth0/address; ip -o -4 addr show eth0 | grep -o 'inet [0-9.]*'; hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/uuid"
+	own := n.sh("source", who)
+	boot := n.sh("source", "cat /proc/sys/kernel/random/boot_id")
+	x, err := n.SaveSnapshot(t.Context(), "source", vm.SaveSpec{Name: "base", Quiesce: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !x.Quiesced {
+		t.Error("the guest's file systems were not frozen")
+	}
+	n.goesOn("source")
+	had := n.counts("source")
+	folder := filepath.Join(n.dir, "state")
+	before := sums(t, snapshotDir(t, folder, x.ID))
+	g := newGuard(t, source.NICs[0])
+
+	var wg sync.WaitGroup
+	for i := range number {
+		wg.Go(func() {
+			if _, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "base", Name: fmt.Sprintf("clone-%d", i)}); err != nil {
+				t.Errorf("clone %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	known := map[string]string{}
+	unique := func(name, who string) {
+		t.Helper()
+		lines := strings.Split(who, "\n")
+		if len(lines) != 5 {
+			t.Errorf("%s says %q", name, who)
+		}
+		for _, l := range lines {
+			if other, ok := known[l]; ok {
+				t.Errorf("%s and %s both have %s", name, other, l)
+			}
+			known[l] = name
+		}
+	}
+	unique("source", own)
+	for i := range number {
+		name := fmt.Sprintf("clone-%d", i)
+		r := n.ready(name)
+		got := n.sh(name, who)
+		unique(name, got)
+		if want := r.NICs[0].MAC + "\ninet " + r.NICs[0].IP + "\n" + name + "\n"; !strings.HasPrefix(got, want) {
+			t.Errorf("%s is %q, its record says %q", name, got, want)
+		}
+		if b := n.sh(name, "cat /proc/sys/kernel/random/boot_id"); b != boot {
+			t.Errorf("%s has booted", name)
+		}
+		if c := n.counts(name); len(c) > 0 && c[0] <= 3 {
+			t.Errorf("%s counts from the beginning: %v", name, c[:1])
+		}
+		n.goesOn(name)
+		reply, err := http.Get("http://" + r.NICs[0].IP + ":8080/")
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		page, _ := io.ReadAll(reply.Body)
+		reply.Body.Close()
+		if !bytes.Contains(page, []byte("Hello from "+name)) {
+			t.Errorf("%s answers %.80q", name, page)
+		}
+	}
+	if now := n.sh("source", who); now[:strings.LastIndex(now, "\n")] != own[:strings.LastIndex(own, "\n")] {
+		t.Errorf("the source was %q and is %q", own, now)
+	}
+	if now := n.counts("source"); len(now) <= len(had) {
+		t.Error("the source has stopped counting")
+	}
+	if after := sums(t, snapshotDir(t, folder, x.ID)); !maps.Equal(before, after) {
+		t.Errorf("the snapshot has changed: %v, before %v", after, before)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.seen == 0 || len(g.alien) > 0 {
+		t.Errorf("of %d packets of clones these are the source's: %s", g.seen, strings.Join(g.alien, "\n"))
+	}
+	t.Logf("%d packets of clones, none of the source", g.seen)
+	for i := range number {
+		if err := n.Remove(t.Context(), fmt.Sprintf("clone-%d", i), true); err != nil {
+			t.Error(err)
+		}
+	}
+	if after := sums(t, snapshotDir(t, folder, x.ID)); !maps.Equal(before, after) {
+		t.Error("removing the clones has changed the snapshot")
+	}
+}
+
+// snapshotDir finds the folder of a snapshot.
+func snapshotDir(t *testing.T, state, id string) string {
+	t.Helper()
+	found := ""
+	_ = filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Name() == "snapshot.json" && strings.Contains(path, id) {
+			found = filepath.Dir(path)
+		}
+		return nil
+	})
+	if found == "" {
+		t.Fatalf("snapshot %s has no folder below %s", id, state)
+	}
+	return found
+}
+
+// TestVMSleepSurvivesKills hibernates and wakes a VM while cocoond and QEMU are killed at many moments.
+func TestVMSleepSurvivesKills(t *testing.T) {
+	n := newNode(t)
+	first := n.counting("sleeper")
+	boot := n.sh("sleeper", "cat /proc/sys/kernel/random/boot_id")
+	same := func() {
+		t.Helper()
+		r := n.ready("sleeper")
+		if r.NICs[0].MAC != first.NICs[0].MAC || r.NICs[0].IP != first.NICs[0].IP {
+			t.Errorf("it was %v and is %v", first.NICs, r.NICs)
+		}
+		n.goesOn("sleeper")
+		if b := n.sh("sleeper", "cat /proc/sys/kernel/random/boot_id"); b != boot {
+			t.Fatal("it has booted: what was in its memory is lost")
+		}
+	}
+	sleep := func() {
+		t.Helper()
+		n.until("it sleeps", func() bool {
+			_, err := n.Hibernate(t.Context(), "sleeper", "")
+			return err == nil || n.state("sleeper") == vm.StateHibernated
+		})
+	}
+	wake := func() {
+		t.Helper()
+		n.until("it is awake", func() bool { _, err := n.Wake(t.Context(), "sleeper"); return err == nil })
+	}
+	sleep()
+	if got := n.state("sleeper"); got != vm.StateHibernated {
+		t.Fatalf("it is %s", got)
+	}
+	wake()
+	same()
+
+	// begin runs do beside the test, and returns when the moment has come, or it is over.
+	begin := func(do func(context.Context) error, moment func() bool) (wait func()) {
+		done := make(chan struct{})
+		go func() { defer close(done); _ = do(t.Context()) }()
+		n.until("the moment has come", func() bool {
+			select {
+			case <-done:
+				return true
+			default:
+				return moment()
+			}
+		})
+		return func() { <-done }
+	}
+	hibernate := func(ctx context.Context) error { _, err := n.Client.Hibernate(ctx, "sleeper", ""); return err }
+	rouse := func(ctx context.Context) error { _, err := n.Client.Wake(ctx, "sleeper"); return err }
+	written := func(least int64) func() bool { // bytes of a snapshot that is being made
+		return func() bool {
+			var size int64
+			_ = filepath.WalkDir(filepath.Join(n.dir, "state"), func(path string, d os.DirEntry, err error) error {
+				if err == nil && (d.Name() == "memory-ranges" || d.Name() == "vmstate") {
+					if st, err := os.Stat(path); err == nil {
+						size += st.Sys().(*syscall.Stat_t).Blocks * 512
+					}
+				}
+				return nil
+			})
+			return size >= least
+		}
+	}
+	gone := func() bool { return syscall.Kill(first.PID, 0) != nil }
+	for name, moment := range map[string]func() bool{
+		"at once": func() bool { return true }, "first bytes": written(1), "half of it": written(16 << 20), "the process has gone": gone,
+		"recorded": func() bool { return n.state("sleeper") == vm.StateHibernated },
+	} {
+		first.PID = n.ready("sleeper").PID
+		wait := begin(hibernate, moment)
+		n.crash()
+		wait()
+		t.Logf("hibernate, cocoond killed when: %s; then it is %s", name, n.state("sleeper"))
+		if n.state("sleeper") == vm.StateHibernated {
+			wake()
+		}
+		same()
+	}
+	for name, moment := range map[string]func() bool{
+		"at once":          func() bool { return true },
+		"it runs":          func() bool { return n.state("sleeper") == vm.StateRunning },
+		"it has a process": func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 },
+	} {
+		sleep()
+		wait := begin(rouse, moment)
+		n.crash()
+		wait()
+		t.Logf("wake, cocoond killed when: %s; then it is %s", name, n.state("sleeper"))
+		if n.state("sleeper") == vm.StateHibernated {
+			wake()
+		}
+		same()
+	}
+	// QEMU dies while it is woken: what was saved is still there until the guest has come to itself.
+	sleep()
+	wait := begin(rouse, func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 })
+	if r, err := n.Inspect(t.Context(), "sleeper"); err == nil && r.PID > 0 && !r.AgentReady {
+		_ = syscall.Kill(r.PID, syscall.SIGKILL)
+	}
+	wait()
+	n.until("it is asleep or awake", func() bool {
+		r, err := n.Inspect(t.Context(), "sleeper")
+		return err == nil && (r.State == vm.StateHibernated || r.State == vm.StateRunning && r.AgentReady || r.State == vm.StateStopped)
+	})
+	t.Logf("QEMU killed while it is woken; then it is %s", n.state("sleeper"))
+	if n.state("sleeper") == vm.StateHibernated {
+		wake()
+		same()
+	}
+	if err := n.Remove(t.Context(), "sleeper", true); err != nil {
+		t.Fatal(err)
+	}
+	list, err := n.ListSnapshots(t.Context())
+	if err != nil || len(list) > 0 {
+		t.Errorf("left: %v, %v", list, err)
+	}
+}
