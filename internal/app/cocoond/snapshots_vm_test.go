@@ -129,8 +129,9 @@ func (n *node) until(what string, ok func() bool) {
 	}
 }
 
-func (n *node) state(ref string) vm.State {
-	r, err := n.Inspect(n.t.Context(), ref)
+// state is that of the VM called sleeper.
+func (n *node) state() vm.State {
+	r, err := n.Inspect(n.t.Context(), "sleeper")
 	if err != nil {
 		return ""
 	}
@@ -431,7 +432,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		t.Helper()
 		n.until("it sleeps", func() bool {
 			_, err := n.Hibernate(t.Context(), "sleeper", "")
-			return err == nil || n.state("sleeper") == vm.StateHibernated
+			return err == nil || n.state() == vm.StateHibernated
 		})
 	}
 	wake := func() {
@@ -439,16 +440,16 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		n.until("it is awake", func() bool { _, err := n.Wake(t.Context(), "sleeper"); return err == nil })
 	}
 	sleep()
-	if got := n.state("sleeper"); got != vm.StateHibernated {
+	if got := n.state(); got != vm.StateHibernated {
 		t.Fatalf("it is %s", got)
 	}
 	wake()
 	same()
 
 	// begin runs do beside the test, and returns when the moment has come, or it is over.
-	begin := func(do func(context.Context) error, moment func() bool) (wait func()) {
-		done := make(chan struct{})
-		go func() { defer close(done); _ = do(t.Context()) }()
+	begin := func(do func(*nodeclient.Client), moment func() bool) (wait func()) {
+		done, client := make(chan struct{}), n.Client
+		go func() { defer close(done); do(client) }()
 		n.until("the moment has come", func() bool {
 			select {
 			case <-done:
@@ -459,8 +460,8 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		})
 		return func() { <-done }
 	}
-	hibernate := func(ctx context.Context) error { _, err := n.Client.Hibernate(ctx, "sleeper", ""); return err }
-	rouse := func(ctx context.Context) error { _, err := n.Client.Wake(ctx, "sleeper"); return err }
+	hibernate := func(c *nodeclient.Client) { _, _ = c.Hibernate(t.Context(), "sleeper", "") }
+	rouse := func(c *nodeclient.Client) { _, _ = c.Wake(t.Context(), "sleeper") }
 	written := func(least int64) func() bool { // bytes of a snapshot that is being made
 		return func() bool {
 			var size int64
@@ -478,34 +479,34 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 	gone := func() bool { return syscall.Kill(first.PID, 0) != nil }
 	for name, moment := range map[string]func() bool{
 		"at once": func() bool { return true }, "first bytes": written(1), "half of it": written(16 << 20), "the process has gone": gone,
-		"recorded": func() bool { return n.state("sleeper") == vm.StateHibernated },
+		"recorded": func() bool { return n.state() == vm.StateHibernated },
 	} {
 		first.PID = n.ready("sleeper").PID
 		wait := begin(hibernate, moment)
 		n.crash()
 		wait()
-		t.Logf("hibernate, cocoond killed when: %s; then it is %s", name, n.state("sleeper"))
-		if n.state("sleeper") == vm.StateHibernated {
+		t.Logf("hibernate, cocoond killed when: %s; then it is %s", name, n.state())
+		if n.state() == vm.StateHibernated {
 			wake()
 		}
 		same()
 	}
 	for name, moment := range map[string]func() bool{
 		"at once":          func() bool { return true },
-		"it runs":          func() bool { return n.state("sleeper") == vm.StateRunning },
+		"it runs":          func() bool { return n.state() == vm.StateRunning },
 		"it has a process": func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 },
 	} {
 		sleep()
 		wait := begin(rouse, moment)
 		n.crash()
 		wait()
-		t.Logf("wake, cocoond killed when: %s; then it is %s", name, n.state("sleeper"))
-		if n.state("sleeper") == vm.StateHibernated {
+		t.Logf("wake, cocoond killed when: %s; then it is %s", name, n.state())
+		if n.state() == vm.StateHibernated {
 			wake()
 		}
 		same()
 	}
-	// QEMU dies while it is woken: what was saved is still there until the guest has come to itself.
+	// QEMU dies while it is woken: either it has not begun to go on, or it has ended as any VM whose process dies.
 	sleep()
 	wait := begin(rouse, func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 })
 	if r, err := n.Inspect(t.Context(), "sleeper"); err == nil && r.PID > 0 && !r.AgentReady {
@@ -516,9 +517,17 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		r, err := n.Inspect(t.Context(), "sleeper")
 		return err == nil && (r.State == vm.StateHibernated || r.State == vm.StateRunning && r.AgentReady || r.State == vm.StateStopped)
 	})
-	t.Logf("QEMU killed while it is woken; then it is %s", n.state("sleeper"))
-	if n.state("sleeper") == vm.StateHibernated {
+	t.Logf("QEMU killed while it is woken; then it is %s", n.state())
+	switch n.state() {
+	case vm.StateHibernated:
 		wake()
+		same()
+	case vm.StateStopped:
+		if _, err := n.Start(t.Context(), "sleeper"); err != nil {
+			t.Error(err)
+		}
+		n.ready("sleeper")
+	default:
 		same()
 	}
 	if err := n.Remove(t.Context(), "sleeper", true); err != nil {
