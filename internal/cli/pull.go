@@ -51,7 +51,7 @@ func pullPolicyFlag(cmd *cobra.Command, p *pullPolicy, name string, value image.
 func (a *app) imagePullCommand() *cobra.Command {
 	var policy pullPolicy
 	var force, quiet bool
-	var authFile string
+	var authFile, tokenFile string
 	var out format
 	cmd := &cobra.Command{
 		Use:   "pull NAME",
@@ -63,7 +63,8 @@ NAME may be a container image of a registry (debian:12, ghcr.io/org/image@sha256
 that has not changed since it was fetched is not transferred again, and a transfer that breaks off is resumed. Interrupted
 with Ctrl-C it leaves nothing.
 
-Credentials for registries are those of --auth-file, then those of the daemon's own docker configuration.`,
+Credentials for registries are the token in --token-file, those of --auth-file, then those of the daemon's own docker
+configuration.`,
 		Example: `  cocoon image pull debian:12
   cocoon image pull --policy missing https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-genericcloud-amd64.qcow2
   cocoon image pull --auth-file ~/.docker/config.json registry.example.com/team/app:1.4`,
@@ -78,6 +79,16 @@ Credentials for registries are those of --auth-file, then those of the daemon's 
 				if r.Auth, err = readAuth(authFile); err != nil {
 					return err
 				}
+			}
+			if tokenFile != "" {
+				if !strings.Contains(args[0], "/") {
+					return errdefs.Invalidf("--token-file is for a name that says its registry: HOST/REPOSITORY")
+				}
+				token, err := readToken(tokenFile)
+				if err != nil {
+					return err
+				}
+				r.Auth = append([]image.RegistryAuth{{Registry: registryHost(args[0]), Token: token}}, r.Auth...)
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				img, err := a.pull(cmd.Context(), c, r, quiet)
@@ -98,6 +109,7 @@ Credentials for registries are those of --auth-file, then those of the daemon's 
 	pullPolicyFlag(cmd, &policy, "policy", image.PullAlways, "always: ask whether there is something newer; missing: only when it is not here; never")
 	cmd.Flags().BoolVar(&force, "force", false, "fetch anew even what has not changed, and in place of an imported image")
 	cmd.Flags().StringVar(&authFile, "auth-file", "", "docker config.json with credentials for registries")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`FILE` with a bearer token for the registry that NAME says")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress; print the id")
 	outputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false

@@ -46,13 +46,11 @@ func (f *remoteFlags) auth(ref string, getenv func(string) string) (snapshot.Aut
 	}
 	switch {
 	case f.tokenFile != "":
-		token, err := readSmall(f.tokenFile, "the token")
+		token, err := readToken(f.tokenFile)
 		if err != nil {
 			return a, err
 		}
-		if a.Token = strings.TrimSpace(string(token)); a.Token == "" {
-			return a, errdefs.Invalidf("%s holds no token", f.tokenFile)
-		}
+		a.Token = token
 	case f.authFile != "":
 		all, err := readAuth(f.authFile)
 		if err != nil {
@@ -67,12 +65,33 @@ func (f *remoteFlags) auth(ref string, getenv func(string) string) (snapshot.Aut
 		}
 		return a, errdefs.Invalidf("%s holds no credentials for %s", f.authFile, host)
 	default:
-		a.Token = strings.TrimSpace(getenv("EPOCH_TOKEN"))
-	}
-	if strings.ContainsAny(a.Token, " \t\r\n") {
-		return a, errdefs.Invalidf("the token for the registry has blanks in it; it is one word")
+		token, err := oneWord(getenv("EPOCH_TOKEN"))
+		if err != nil {
+			return a, err
+		}
+		a.Token = token
 	}
 	return a, nil
+}
+
+func readToken(path string) (string, error) {
+	data, err := readSmall(path, "the token")
+	if err != nil {
+		return "", err
+	}
+	token, err := oneWord(string(data))
+	if err == nil && token == "" {
+		err = errdefs.Invalidf("%s holds no token", path)
+	}
+	return token, err
+}
+
+func oneWord(token string) (string, error) {
+	token = strings.TrimSpace(token)
+	if strings.ContainsAny(token, " \t\r\n") {
+		return "", errdefs.Invalidf("the token for the registry has blanks in it; it is one word")
+	}
+	return token, nil
 }
 
 // registryHost is HOST[:PORT] of a reference or of a key in a docker configuration.

@@ -289,6 +289,17 @@ func TestPushAndPullProveWhoTheyAre(t *testing.T) {
 			t.Errorf("%s: image push: %d %q %q, came as %+v", name, code, out, errOut, n.shelf.image)
 		}
 	}
+	n := &node{env: map[string]string{"EPOCH_TOKEN": "not for everybody"}}
+	cocoon := serve(t, n)
+	if code, _, errOut := cocoon("", "image", "pull", "--token-file", token, "oci://reg.example:5000/demo:1"); code != 0 || len(n.pulls.asked) != 1 || !reflect.DeepEqual(n.pulls.asked[0].Auth, []image.RegistryAuth{{Registry: "reg.example:5000", Token: "s3cret"}}) {
+		t.Errorf("image pull: %d %q, asked %+v", code, errOut, n.pulls.asked)
+	}
+	if code, _, errOut := cocoon("", "image", "pull", "demo:1", "--token-file", token); code != 2 || !strings.Contains(errOut, "HOST/REPOSITORY") {
+		t.Errorf("image pull without a registry: %d %q", code, errOut)
+	}
+	if code, _, errOut := cocoon("", "image", "pull", "r/demo"); code != 0 || n.pulls.asked[1].Auth != nil {
+		t.Errorf("image pull: %d %q, asked %+v", code, errOut, n.pulls.asked[1])
+	}
 	for _, args := range [][]string{{"--token-file", write("empty", "\n")}, {"--token-file", write("two", "s3cret words")}, {"--auth-file", docker}} {
 		code, _, errOut := serve(t, &node{})("", append([]string{"snapshot", "push", "warm", "other/x"}, args...)...)
 		if code != 2 || strings.Contains(errOut, "s3cret") || strings.Contains(errOut, "pw") {
