@@ -117,7 +117,7 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.Ro
 		if err == nil {
 			return out, nil
 		}
-		retry := true
+		var retry bool
 		if e, ok := errors.AsType[*transport.Error](err); ok {
 			switch retry = transient(e.StatusCode); {
 			case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:

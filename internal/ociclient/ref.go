@@ -119,14 +119,14 @@ func clip(s string) string {
 
 // checkHost returns the host without its port.
 func checkHost(host string) (string, error) {
-	name, port := host, ""
+	name := host
 	if strings.HasPrefix(host, "[") || strings.Contains(host, ":") {
 		n, p, err := net.SplitHostPort(host)
 		switch {
 		case err == nil:
-			name, port = n, p
-			if v, perr := strconv.ParseUint(port, 10, 16); perr != nil || v == 0 {
-				return "", errdefs.Invalidf("the port %q is no number from 1 to 65535", port)
+			name = n
+			if v, perr := strconv.ParseUint(p, 10, 16); perr != nil || v == 0 {
+				return "", errdefs.Invalidf("the port %q is no number from 1 to 65535", p)
 			}
 		case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
 			name = host[1 : len(host)-1]

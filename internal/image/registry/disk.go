@@ -90,7 +90,7 @@ func (c *chain) Read(b []byte) (int, error) {
 		if n > 0 || err == nil {
 			return n, nil
 		}
-		if err != io.EOF { //nolint:errorlint // io.Reader's own end
+		if err != io.EOF {
 			return 0, err
 		}
 		if _, err := io.Copy(io.Discard, c.blob); err != nil { // to the verdict on the digest
