@@ -14,7 +14,7 @@ import (
 const (
 	page = 4 << 10 // chunks begin and end at multiples of it
 
-	minAverage = 256 << 10
+	minAverage = 512 << 10
 	maxAverage = 16 << 20
 	maxChunk   = 2 * maxAverage
 

@@ -41,7 +41,7 @@ func cutPages(t testing.TB, data []byte, holes bool) []artifact.Extent {
 
 func TestChunks(t *testing.T) {
 	random := rand.New(rand.NewChaCha8([32]byte{1}))
-	data := make([]byte, 24<<20)
+	data := make([]byte, 48<<20)
 	fill(random, data)
 	for range 300 { // zeros of all lengths
 		at, n := random.IntN(len(data)/pageSize)*pageSize, (1+random.IntN(40))*pageSize
@@ -50,7 +50,7 @@ func TestChunks(t *testing.T) {
 	chunks := cutPages(t, data, false)
 	end := int64(0)
 	for _, c := range chunks {
-		if c.Offset%pageSize != 0 || c.Offset < end || c.Length > 512<<10 || c.Length <= 0 {
+		if c.Offset%pageSize != 0 || c.Offset < end || c.Length > 1<<20 || c.Length <= 0 {
 			t.Fatalf("chunk %+v after byte %d", c, end)
 		}
 		if bytes.ContainsFunc(data[end:c.Offset], func(r rune) bool { return r != 0 }) {
@@ -61,7 +61,7 @@ func TestChunks(t *testing.T) {
 	if bytes.ContainsFunc(data[end:], func(r rune) bool { return r != 0 }) {
 		t.Fatal("the last bytes are in no chunk")
 	}
-	if n := len(data) / (256 << 10); len(chunks) < n/3 || len(chunks) > 4*n {
+	if n := len(data) / (512 << 10); len(chunks) < n/3 || len(chunks) > 4*n {
 		t.Errorf("%d chunks of %d bytes", len(chunks), len(data))
 	}
 	if !slices.Equal(chunks, cutPages(t, data, true)) {
@@ -69,7 +69,7 @@ func TestChunks(t *testing.T) {
 	}
 	// A page that changes leaves the chunks far from it alone; pages that move take their chunks with them.
 	other := bytes.Clone(data)
-	other[10<<20] ^= 1
+	other[20<<20] ^= 1
 	if again := cutPages(t, other, false); common(data, chunks, other, again) < len(chunks)-4 {
 		t.Errorf("one page changed, and of %d chunks %d are the same", len(chunks), common(data, chunks, other, again))
 	}

@@ -41,6 +41,22 @@ func (e *encoder) encode(raw []byte) ([]byte, bool) {
 	return e.out, true
 }
 
+// keep is how large a buffer may be that a worker keeps for its next chunk: the larger ones are bounded by the budget only
+// while they are in use.
+const keep = 4 << 20
+
+func (e *encoder) trim() {
+	if cap(e.out) > keep {
+		e.out = nil
+	}
+}
+
+func (d *decoder) trim() {
+	if cap(d.out) > keep {
+		d.out = nil
+	}
+}
+
 // decoder undoes it. It is for one goroutine.
 type decoder struct {
 	z   *zstd.Decoder

@@ -196,7 +196,7 @@ func (p *pull) fetch(ctx context.Context) error {
 		}
 		return nil
 	})
-	for range min(parallel, max(1, len(tasks))) {
+	for range min(pullers, max(1, len(tasks))) {
 		g.Go(func() error {
 			w, err := p.newWorker()
 			if err != nil {
@@ -304,7 +304,10 @@ func (w *worker) do(ctx context.Context, t task) error {
 	if err := w.p.room.Acquire(ctx, need); err != nil {
 		return err
 	}
-	defer w.p.room.Release(need)
+	defer func() {
+		w.trim()
+		w.p.room.Release(need)
+	}()
 	data, ok := w.borrow(t)
 	if !ok {
 		var err error
@@ -320,6 +323,17 @@ func (w *worker) do(ctx context.Context, t task) error {
 		w.p.m.done(int64(len(data)))
 	}
 	return nil
+}
+
+// trim lets go of what the budget does not count between chunks.
+func (w *worker) trim() {
+	w.dec.trim()
+	if w.enc != nil {
+		w.enc.trim()
+	}
+	if cap(w.raw) > keep {
+		w.raw = nil
+	}
 }
 
 // fetch returns the bytes of a chunk from the registry.

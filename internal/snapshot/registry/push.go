@@ -188,7 +188,7 @@ type job struct {
 	raw   []byte
 }
 
-// send reads the files once, one after the other, while parallel workers compress, hash and upload.
+// send reads the files once, one after the other, while workers beside it compress, hash and upload.
 func (p *push) send(ctx context.Context) error {
 	p.room = semaphore.NewWeighted(budget)
 	g, ctx := errgroup.WithContext(ctx)
@@ -202,7 +202,7 @@ func (p *push) send(ctx context.Context) error {
 		}
 		return nil
 	})
-	for range parallel {
+	for range pushers {
 		g.Go(func() error {
 			e, err := newEncoder(p.c.cfg.Uncompressed)
 			if err != nil {
@@ -210,6 +210,7 @@ func (p *push) send(ctx context.Context) error {
 			}
 			for j := range jobs {
 				err := p.work(ctx, e, j)
+				e.trim()
 				p.put(j.raw)
 				if err != nil {
 					return err

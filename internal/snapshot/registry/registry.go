@@ -3,8 +3,8 @@
 //
 // It starts no VM, keeps no credentials, and decides nothing about what a snapshot may be used for.
 //
-// Bounds. A push and a pull move eight blobs at once and hold at most 192 MiB of chunks, and as much again of compressed
-// ones; a guest of at most 512 MiB needs a tenth of that. Nothing is spooled to disk.
+// Bounds. A push moves 16 blobs at once, a pull eight. Both hold at most 192 MiB of chunks, as much again of compressed
+// ones, and 4 MiB for each blob that moves; a guest of at most 1 GiB needs a tenth of that. Nothing is spooled to disk.
 package registry
 
 import (
@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	parallel = 8         // blobs that move at once
-	budget   = 192 << 20 // bytes of uncompressed chunks in memory
+	pushers = 16        // blobs that are sent at once: mostly they wait for the registry's disk
+	pullers = 8         // blobs that are fetched at once
+	budget  = 192 << 20 // bytes of uncompressed chunks in memory
 )
 
 // Config tunes a Client.

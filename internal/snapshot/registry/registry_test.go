@@ -20,6 +20,9 @@ func TestThereAndBack(t *testing.T) {
 			"whole":        func(c *registry.Config) { c.Whole = true },
 			"no index":     func(c *registry.Config) { c.Index = "" },
 		} {
+			if name != "epoch" && (kind == "no index" || kind == "uncompressed") {
+				continue // nothing in them depends on the registry
+			}
 			t.Run(name+"/"+kind, func(t *testing.T) { thereAndBack(t, serve(), change) })
 		}
 	}

@@ -93,7 +93,7 @@ func (s *store) save(t testing.TB, g guest) snapshot.Held {
 		t.Fatal(err)
 	}
 	if g.memory == 0 {
-		g.memory = 32 << 20
+		g.memory = 20 << 20
 	}
 	random := rand.New(rand.NewChaCha8([32]byte{byte(g.seed), byte(g.seed >> 8)}))
 	memory := create(t, filepath.Join(d.Dir(), snapshot.FileMemory), g.memory)
