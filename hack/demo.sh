@@ -95,12 +95,13 @@ step "hibernate it" cocoon vm hibernate twin
 step "wake it" cocoon vm wake twin
 step "it went on" cocoon vm exec twin -- sh -c 'echo "$(hostname) up $(cut -d" " -f1 /proc/uptime) s"'
 printf 'demo-token\n' >"$dir/tokens" && chmod 600 "$dir/tokens"
-epoch serve --addr 127.0.0.1:0 --addr-file "$dir/epoch.addr" --data "$dir/epoch" --token-file "$dir/tokens" >"$dir/epoch.log" 2>&1 &
+epoch serve --addr 127.0.0.1:0 --data "$dir/epoch" --token-file "$dir/tokens" >"$dir/log/epoch.log" 2>&1 &
 epoch=$!
-until [ -s "$dir/epoch.addr" ]; do sleep 0.05; done
+until grep -q msg=serving "$dir/log/epoch.log"; do sleep 0.05; done
+golden=http://$(sed -n 's/.*msg=serving.* addr=\([^ ]*\).*/\1/p' "$dir/log/epoch.log")/demo/golden:1
 export EPOCH_TOKEN=demo-token
-step "push it to a registry of ours" cocoon snapshot push golden "http://$(cat "$dir/epoch.addr")/demo/golden:1"
-step "pull it" cocoon snapshot pull --name copy "http://$(cat "$dir/epoch.addr")/demo/golden:1"
+step "push it to a registry of ours" cocoon snapshot push golden "$golden"
+step "pull it" cocoon snapshot pull --name copy "$golden"
 step "remove it all" sh -c 'cocoon vm rm --force twin pulled && cocoon snapshot rm copy && cocoon snapshot rm golden'
 kill "$epoch" && epoch=
 
