@@ -90,10 +90,10 @@ step "images" cocoon image list
 
 step "save it while it runs" cocoon snapshot save --name golden pulled
 step "a clone goes on from there" cocoon vm clone --name twin golden
-step "as somebody else" cocoon vm exec twin -- sh -c 'echo "$(hostname) $(cat /sys/class/net/eth0/address) up $(cut -d" " -f1 /proc/uptime) s"'
+step "as somebody else" cocoon vm exec twin -- sh -c 'hostname; cat /sys/class/net/eth0/address; uptime'
 step "hibernate it" cocoon vm hibernate twin
 step "wake it" cocoon vm wake twin
-step "it went on" cocoon vm exec twin -- sh -c 'echo "$(hostname) up $(cut -d" " -f1 /proc/uptime) s"'
+step "it went on" cocoon vm exec twin -- sh -c 'hostname; uptime'
 printf 'demo-token\n' >"$dir/tokens" && chmod 600 "$dir/tokens"
 epoch serve --addr 127.0.0.1:0 --data "$dir/epoch" --token-file "$dir/tokens" >"$dir/log/epoch.log" 2>&1 &
 epoch=$!
