@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -357,71 +356,6 @@ func (s *Store) reserve(name, id string) error {
 	}
 	s.names[name] = id
 	return nil
-}
-
-// held implements snapshot.Held.
-type held struct {
-	s       snapshot.Snapshot
-	dir     string
-	release func()
-}
-
-func (h *held) Snapshot() snapshot.Snapshot { return h.s.Clone() }
-func (h *held) Dir() string                 { return h.dir }
-func (h *held) Release()                    { h.release() }
-
-// Hold implements snapshot.Store. It counts as a use: Snapshot.UsedAt.
-// Errors: NotFound, DataLoss when files of it are missing.
-func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
-	if err := s.Open(ctx); err != nil {
-		return nil, err
-	}
-	h, err := s.hold(ref)
-	if err != nil {
-		return nil, err
-	}
-	known := map[string]bool{}
-	for _, f := range h.s.Files() {
-		known[f] = true
-	}
-	if err := checkFiles(h.dir, h.s, known); err != nil {
-		h.Release()
-		return nil, err
-	}
-	return h, nil
-}
-
-func (s *Store) hold(ref string) (*held, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e, err := s.find(ref)
-	if err != nil {
-		return nil, err
-	}
-	if e.bad != nil {
-		return nil, e.bad
-	}
-	e.holds++
-	e.s.UsedAt = time.Now().UTC()
-	s.touch(e.s.ID, e.s.UsedAt)
-	release := sync.OnceFunc(func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		e.holds--
-	})
-	return &held{s: e.s.Clone(), dir: s.path(e.s.ID), release: release}, nil
-}
-
-// touch notes the time of a use. Losing one to a power cut costs nothing, so nothing is synced.
-func (s *Store) touch(id string, at time.Time) {
-	path := s.path("used", id)
-	err := os.Chtimes(path, at, at)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = os.WriteFile(path, nil, 0o600)
-	}
-	if err != nil {
-		s.cfg.Log.Warn("the last use of a snapshot is not noted", "snapshot", id, "err", err)
-	}
 }
 
 // load reads the record in the folder of a snapshot.
