@@ -86,8 +86,8 @@ func ParseManifest(mediaType string, body []byte) (*Document, error) {
 			return bad("a manifest has a config and no manifests")
 		}
 	case v1.MediaTypeImageIndex, dockerList:
-		if d.Config != nil || d.Layers != nil {
-			return bad("an index has neither config nor layers")
+		if d.Config != nil || d.Layers != nil || d.Manifests == nil {
+			return bad("an index has a list of manifests, and neither config nor layers")
 		}
 	default:
 		return bad("manifests of type %q are not kept here", d.MediaType)
