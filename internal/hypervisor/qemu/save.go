@@ -14,7 +14,6 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
-	"cocoonstack.io/cocoon/internal/hypervisor/qemu/stream"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -363,70 +362,4 @@ func (s *save) discard() (err error) {
 		err = errors.Join(err, os.Remove(f.Name()))
 	}
 	return err
-}
-
-// flow is our side of the stream.
-type flow struct {
-	r       *os.File
-	done    chan struct{} // closed when the stream has ended; then the fields below are there
-	machine string
-	used    int64
-	err     error
-}
-
-// pipeSize is how much QEMU can write ahead of us.
-const pipeSize = 1 << 20
-
-// newFlow returns the end of a pipe to which QEMU writes. What it writes goes into the files. ctx ends, with the error
-// as its cause, when that fails.
-func newFlow(ctx context.Context, memory, state *os.File) (context.Context, *flow, *os.File, error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return ctx, nil, nil, fmt.Errorf("make a pipe: %w", err)
-	}
-	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, pipeSize) // without it saves are only slower
-	for _, f := range []*os.File{memory, state} {
-		if err := errors.Join(f.Truncate(0), rewind(f)); err != nil {
-			_, _ = r.Close(), w.Close()
-			return ctx, nil, nil, err
-		}
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	f := &flow{r: r, done: make(chan struct{})}
-	go func() {
-		defer close(f.done)
-		m := stream.NewFile(memory)
-		if f.machine, f.err = stream.Split(r, "mem", m, state); f.err == nil {
-			f.used, f.err = m.Finish()
-		}
-		if f.err != nil {
-			_ = r.Close()
-		}
-		if f.err != nil && !errors.Is(f.err, io.ErrUnexpectedEOF) { // otherwise it was QEMU that gave up, and tells why
-			cancel(f.err)
-		}
-	}()
-	return ctx, f, w, nil
-}
-
-func rewind(f *os.File) error {
-	_, err := f.Seek(0, 0)
-	return err
-}
-
-// wait waits for the end of the stream.
-func (f *flow) wait(ctx context.Context) error {
-	select {
-	case <-f.done:
-		_ = f.r.Close()
-		return f.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// end gives the stream up.
-func (f *flow) end() {
-	_ = f.r.Close()
-	<-f.done
 }
