@@ -23,7 +23,7 @@ const benchMemory = 512 << 20
 // benchServers are on the disk of the tests, and in this process: their work counts.
 func benchServers(b *testing.B) map[string]func() string {
 	return map[string]func() string{
-		"epoch": func() string { return epoch(b, b.TempDir(), nil) },
+		"epoch": func() string { return epoch(b, b.TempDir()) },
 		"other": func() string {
 			return serve(b, func(http.Handler) http.Handler {
 				return ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)), ggcr.WithBlobHandler(ggcr.NewDiskBlobHandler(b.TempDir())))

@@ -50,7 +50,7 @@ func pullAndDie(dir string) int {
 func TestKilledPull(t *testing.T) {
 	here := newStore(t)
 	h := here.save(t, guest{name: "s", seed: 1})
-	ref := epoch(t, t.TempDir(), nil) + "/vm/web:v1"
+	ref := epoch(t, t.TempDir()) + "/vm/web:v1"
 	push(t, client(t, here, nil), h, ref)
 	self, err := os.Executable()
 	if err != nil {

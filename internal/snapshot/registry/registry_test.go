@@ -11,7 +11,7 @@ import (
 
 func TestThereAndBack(t *testing.T) {
 	for name, serve := range map[string]func() string{
-		"epoch":                  func() string { return epoch(t, t.TempDir(), nil) },
+		"epoch":                  func() string { return epoch(t, t.TempDir()) },
 		"another implementation": func() string { return serve(t, nil) },
 	} {
 		for kind, change := range map[string]func(*registry.Config){
@@ -70,7 +70,7 @@ func thereAndBack(t *testing.T, host string, change func(*registry.Config)) {
 func TestDownloadFromEpoch(t *testing.T) {
 	here, there := newStore(t), newStore(t)
 	h := here.save(t, guest{name: "s", seed: 1})
-	host := epoch(t, t.TempDir(), nil)
+	host := epoch(t, t.TempDir())
 	for n, change := range []func(*registry.Config){nil, func(c *registry.Config) { c.Whole = true }} {
 		push(t, client(t, here, change), h, host+"/vm/web:latest")
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+host+"/dl/vm/web", nil)

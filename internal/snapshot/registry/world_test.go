@@ -248,7 +248,7 @@ func serve(t testing.TB, wrap func(http.Handler) http.Handler) string {
 }
 
 // epoch runs our own registry, with a token of all rights. It returns HOST:PORT and its folder.
-func epoch(t testing.TB, dir string, wrap func(http.Handler) http.Handler) string {
+func epoch(t testing.TB, dir string) string {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	objects, err := folder.New(dir)
@@ -267,10 +267,7 @@ func epoch(t testing.TB, dir string, wrap func(http.Handler) http.Handler) strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	var h http.Handler = epochserver.New(epochserver.Config{}, store, tokens, prometheus.NewRegistry(), log)
-	if wrap != nil {
-		h = wrap(h)
-	}
+	h := epochserver.New(epochserver.Config{}, store, tokens, prometheus.NewRegistry(), log)
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
 	return strings.TrimPrefix(srv.URL, "http://")
