@@ -81,7 +81,9 @@ func (e *Engine) save(ctx context.Context, m *machine, spec vm.SaveSpec) (snapsh
 	if _, err := e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { listed(r, x.ID) }); err != nil {
 		// The snapshot is there and complete; only the list of it in the record is not. The next recovery adds it.
 		e.log.Error("snapshot saved, and the journal does not take it", "vm", m.id, "snapshot", x.ID, "err", err)
+		return x, nil
 	}
+	e.shorten(ctx, m)
 	return x, nil
 }
 
@@ -117,6 +119,9 @@ type capturer struct {
 // capture finds out how m can be saved, or says why it cannot.
 func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	r := m.record()
+	if err := roomOnTop(r); err != nil {
+		return capturer{}, err
+	}
 	switch r.State {
 	case vm.StateCreated, vm.StateStopped:
 		return capturer{}, nil

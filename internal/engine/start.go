@@ -72,6 +72,7 @@ func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record
 	var back undo.Stack
 	r, err := e.plugAndIgnite(ctx, m, step, &back)
 	if err == nil {
+		e.shorten(ctx, m)
 		return r, nil
 	}
 	if undone := back.Run(ctx); undone != nil {

@@ -117,5 +117,6 @@ func (e *Engine) cleanUp(ctx context.Context, m *machine, r vm.Record, id string
 		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
 		return r, nil
 	}
+	e.shorten(ctx, m)
 	return settled, nil
 }
