@@ -112,6 +112,9 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 		for _, n := range x.NIC {
 			r.Resume.MACs = append(r.Resume.MACs, n.MAC)
 		}
+		if r.Spec.Storage > x.Storage {
+			r.Resume.Storage = r.Spec.Storage
+		}
 	}
 	return r, img, nil
 }
@@ -220,7 +223,7 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 	}}
 	if r.Cloned {
 		f.log, f.incoming = m.log.BeginForeign, incomingOf(h)
-		f.incoming.LinksDown = true
+		f.incoming.LinksDown, f.incoming.Grown = true, grown(r)
 	}
 	return e.fire(ctx, m, r, f, back)
 }
@@ -228,6 +231,17 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 // incomingOf is the saved state of h.
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
 	return &hypervisor.Incoming{State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory)}
+}
+
+// grown are the serials of the disks of r that are larger than its guest, which goes on, knows.
+func grown(r vm.Record) []string {
+	var serials []string
+	for _, d := range r.Disks {
+		if r.Resume != nil && r.Resume.Storage > 0 && d.Role == vm.RoleCOW {
+			serials = append(serials, d.Serial)
+		}
+	}
+	return serials
 }
 
 // disksFrom makes the disks of a snapshot for m, in a folder of their own.

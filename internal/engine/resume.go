@@ -106,6 +106,7 @@ func resumedOf(r vm.Record) guest.Resumed {
 	out := guest.Resumed{
 		Now: time.Now(), Entropy: make([]byte, entropyBytes), Hostname: setup.Hostname, NICs: setup.NICs, Hosts: setup.Hosts,
 	}
+	out.Storage = r.Resume.Storage
 	_, _ = rand.Read(out.Entropy) // never fails
 	if r.Resume.Clone {
 		out.Clone = &guest.CloneIdentity{MACs: r.Resume.MACs, MachineID: r.Resume.MachineID, SSHHostKeys: r.Resume.SSHHostKeys}

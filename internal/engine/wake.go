@@ -77,7 +77,7 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 		r.Resume = &vm.Resume{}
 	}
 	incoming := incomingOf(h)
-	incoming.Alone, incoming.LinksDown = true, !r.Itself()
+	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
 	startedAt, restarts := r.StartedAt, r.Restarts
 	return e.fire(ctx, m, r, firing{
 		incoming: incoming, log: m.log.Resume, done: e.step(stepClean),

@@ -45,6 +45,8 @@ type Resumed struct {
 	Hostname string
 	NICs     []vm.NIC // with the MACs and addresses that they shall have
 	Hosts    []string // lines added to /etc/hosts
+
+	Storage int64 // bytes of the writable disk, when it is larger than when the state was saved; its file system grows
 }
 
 // CloneIdentity is what two guests resumed from one state must not share.

@@ -23,6 +23,7 @@ type Resumption struct {
 	Now     time.Time // zero: not known
 	Entropy []byte    // secret
 	Clone   *Clone    // nil: the machine is who it was
+	Storage int64     // bytes that the writable disk has by now; 0: it has not changed
 }
 
 // Clone is what two machines resumed from one state must not share, beyond their Identity.
@@ -99,6 +100,7 @@ func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	res := Resumption{
 		Identity: Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts()},
 		Entropy:  r.GetEntropy(),
+		Storage:  r.GetStorage(),
 	}
 	if ns := r.GetNowUnixNano(); ns > 0 {
 		res.Now = time.Unix(0, ns)
@@ -108,6 +110,8 @@ func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 		return Resumption{}, errdefs.Invalidf("%d bytes of entropy are more than the %d that a guest takes", len(res.Entropy), maxEntropy)
 	case len(res.Hostname) > maxHostname || strings.ContainsAny(res.Hostname, "\x00\r\n"):
 		return Resumption{}, errdefs.Invalidf("%q is not a host name", res.Hostname)
+	case res.Storage < 0:
+		return Resumption{}, errdefs.Invalidf("a disk cannot have %d bytes", res.Storage)
 	}
 	c := r.GetClone()
 	if c == nil {

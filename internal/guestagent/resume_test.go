@@ -41,7 +41,7 @@ func clone() guest.Resumed {
 	return guest.Resumed{
 		Now: time.Unix(1700000000, 5), Entropy: []byte("from the host"), Hostname: "copy", Hosts: []string{"10.0.0.9 db"},
 		NICs:  []vm.NIC{{MAC: cloneMAC, IP: "10.0.0.3", Prefix: 24, Gateway: "10.0.0.1"}},
-		Clone: &guest.CloneIdentity{MACs: []string{sourceMAC}, MachineID: machineID},
+		Clone: &guest.CloneIdentity{MACs: []string{sourceMAC}, MachineID: machineID}, Storage: 20 << 30,
 	}
 }
 
@@ -73,7 +73,7 @@ func TestResumedReachesTheMachineAndRepeatsItsAnswer(t *testing.T) {
 	got := m.resumed[0]
 	m.mu.Unlock()
 	if got.Hostname != "copy" || !got.Now.Equal(time.Unix(1700000000, 5)) || string(got.Entropy) != "from the host" ||
-		got.Clone == nil || got.Clone.MACs[0] != sourceMAC || got.Clone.MachineID != machineID || got.NICs[0].MAC != cloneMAC {
+		got.Clone == nil || got.Clone.MACs[0] != sourceMAC || got.Clone.MachineID != machineID || got.NICs[0].MAC != cloneMAC || got.Storage != 20<<30 {
 		t.Errorf("the machine was told %+v", got)
 	}
 	waitFor(t, func() bool { m.mu.Lock(); defer m.mu.Unlock(); return m.forgot > 0 })
@@ -98,6 +98,7 @@ func TestResumedRefusesNonsenseBeforeItChangesAnything(t *testing.T) {
 	a, m := newAgent(t)
 	for name, change := range map[string]func(*guest.Resumed){
 		"entropy":       func(r *guest.Resumed) { r.Entropy = make([]byte, 1<<16) },
+		"negative disk": func(r *guest.Resumed) { r.Storage = -1 },
 		"long name":     func(r *guest.Resumed) { r.Hostname = strings.Repeat("x", 65) },
 		"two lines":     func(r *guest.Resumed) { r.Hostname = "a\nb" },
 		"machine id":    func(r *guest.Resumed) { r.Clone.MachineID = "abc" },

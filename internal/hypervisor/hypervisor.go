@@ -118,6 +118,8 @@ type Incoming struct {
 	Alone bool
 	// LinksDown keeps every interface without carrier from before the guest's first instruction until SetLink.
 	LinksDown bool
+	// Grown are the serials of the disks that are larger than when the state was saved. The guest is told.
+	Grown []string
 }
 
 // Info is what Probe found.

@@ -236,6 +236,7 @@ type Resume struct {
 	MACs        []string `json:"macs,omitempty"`          // that the guest's interfaces have, in the order of Record.NICs
 	MachineID   string   `json:"machine_id,omitempty"`    // 32 hex digits that the clone gets
 	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone makes its own
+	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, when it has grown since the state was saved
 }
 
 // Itself reports whether the interfaces of r's guest are its own: false means that the guest still thinks it has those of

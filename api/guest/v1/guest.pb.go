@@ -1668,7 +1668,8 @@ type ResumedRequest struct {
 	Hostname      string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Nics          []*NIC                 `protobuf:"bytes,4,rep,name=nics,proto3" json:"nics,omitempty"`
 	Hosts         []string               `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
-	Clone         *CloneIdentity         `protobuf:"bytes,6,opt,name=clone,proto3" json:"clone,omitempty"` // absent: the guest is who it was
+	Clone         *CloneIdentity         `protobuf:"bytes,6,opt,name=clone,proto3" json:"clone,omitempty"`      // absent: the guest is who it was
+	Storage       int64                  `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"` // bytes of the writable disk, when it is larger than when the state was saved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1743,6 +1744,13 @@ func (x *ResumedRequest) GetClone() *CloneIdentity {
 		return x.Clone
 	}
 	return nil
+}
+
+func (x *ResumedRequest) GetStorage() int64 {
+	if x != nil {
+		return x.Storage
+	}
+	return 0
 }
 
 type CloneIdentity struct {
@@ -2127,14 +2135,15 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\tprocesses\x18\x06 \x01(\x05R\tprocesses\x12$\n" +
 	"\x0eload_average_1\x18\a \x01(\x01R\floadAverage1\x12(\n" +
 	"\x10network_rx_bytes\x18\b \x01(\x03R\x0enetworkRxBytes\x12(\n" +
-	"\x10network_tx_bytes\x18\t \x01(\x03R\x0enetworkTxBytes\"\xe0\x01\n" +
+	"\x10network_tx_bytes\x18\t \x01(\x03R\x0enetworkTxBytes\"\xfa\x01\n" +
 	"\x0eResumedRequest\x12\"\n" +
 	"\rnow_unix_nano\x18\x01 \x01(\x03R\vnowUnixNano\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
 	"\bhostname\x18\x03 \x01(\tR\bhostname\x12(\n" +
 	"\x04nics\x18\x04 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
 	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x124\n" +
-	"\x05clone\x18\x06 \x01(\v2\x1e.cocoon.guest.v1.CloneIdentityR\x05clone\"f\n" +
+	"\x05clone\x18\x06 \x01(\v2\x1e.cocoon.guest.v1.CloneIdentityR\x05clone\x12\x18\n" +
+	"\astorage\x18\a \x01(\x03R\astorage\"f\n" +
 	"\rCloneIdentity\x12\x12\n" +
 	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x1d\n" +
 	"\n" +

@@ -1541,6 +1541,7 @@ type Resume struct {
 	Macs          []string               `protobuf:"bytes,2,rep,name=macs,proto3" json:"macs,omitempty"`
 	MachineId     string                 `protobuf:"bytes,3,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
 	SshHostKeys   bool                   `protobuf:"varint,4,opt,name=ssh_host_keys,json=sshHostKeys,proto3" json:"ssh_host_keys,omitempty"`
+	Storage       int64                  `protobuf:"varint,5,opt,name=storage,proto3" json:"storage,omitempty"` // bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1601,6 +1602,13 @@ func (x *Resume) GetSshHostKeys() bool {
 		return x.SshHostKeys
 	}
 	return false
+}
+
+func (x *Resume) GetStorage() int64 {
+	if x != nil {
+		return x.Storage
+	}
+	return 0
 }
 
 type Boot struct {
@@ -6434,13 +6442,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06resume\x18\x1a \x01(\v2\x16.cocoon.node.v1.ResumeR\x06resume\x12\x16\n" +
 	"\x06cloned\x18\x1b \x01(\bR\x06clonedB\f\n" +
 	"\n" +
-	"_exit_code\"u\n" +
+	"_exit_code\"\x8f\x01\n" +
 	"\x06Resume\x12\x14\n" +
 	"\x05clone\x18\x01 \x01(\bR\x05clone\x12\x12\n" +
 	"\x04macs\x18\x02 \x03(\tR\x04macs\x12\x1d\n" +
 	"\n" +
 	"machine_id\x18\x03 \x01(\tR\tmachineId\x12\"\n" +
-	"\rssh_host_keys\x18\x04 \x01(\bR\vsshHostKeys\"l\n" +
+	"\rssh_host_keys\x18\x04 \x01(\bR\vsshHostKeys\x12\x18\n" +
+	"\astorage\x18\x05 \x01(\x03R\astorage\"l\n" +
 	"\x04Boot\x12\x16\n" +
 	"\x06kernel\x18\x01 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x02 \x01(\tR\x06initrd\x12\x18\n" +

@@ -24,6 +24,7 @@ var (
 func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedReply, error) {
 	r := &guestv1.ResumedRequest{
 		NowUnixNano: g.Now.UnixNano(), Entropy: g.Entropy, Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts,
+		Storage: g.Storage,
 	}
 	if g.Now.IsZero() { // has no Unix time
 		r.NowUnixNano = 0

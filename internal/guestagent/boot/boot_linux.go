@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent/ext4"
 )
 
 // Serials by which the disks of an OCI guest are found; the host gives them (internal/image).
@@ -115,7 +116,19 @@ func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the writable disk: %w", err)
 	}
+	if err := grow(upper, disk); err != nil {
+		fmt.Fprintf(os.Stderr, "cocoon-guest: %v\n", err) // what there is can be used all the same
+	}
 	return disk, switchRoot(rootDir)
+}
+
+// grow gives the file system of disk all of dev: a clone's disk may be larger than its source's.
+func grow(dev string, disk *os.File) error {
+	smaller, err := ext4.Smaller(dev)
+	if err != nil || !smaller {
+		return err
+	}
+	return ext4.Grow(disk)
 }
 
 // mountImage mounts a layer's disk read-only, with the file system its superblock names.

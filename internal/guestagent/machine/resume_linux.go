@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/guestagent"
+	"cocoonstack.io/cocoon/internal/guestagent/ext4"
 )
 
 // Of linux/random.h.
@@ -47,7 +48,27 @@ func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
 	if err := configure(ctx, r.NICs, olds); err != nil {
 		return err
 	}
-	return writeFiles("/etc", r.Identity, overwrite)
+	if err := writeFiles("/etc", r.Identity, overwrite); err != nil {
+		return err
+	}
+	return m.grow(ctx, r.Storage)
+}
+
+// growPatience is how long the kernel may take to learn that its disk has grown.
+const growPatience = 10 * time.Second
+
+// grow waits until the writable disk has size bytes, 0 for one that has not changed, and gives its file system all of it.
+// A disk that is not ours to grow is left alone.
+func (m *Machine) grow(ctx context.Context, size int64) error {
+	if size == 0 || m.disk == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, growPatience)
+	defer cancel()
+	if err := ext4.Await(ctx, m.disk, size); err != nil {
+		return err
+	}
+	return ext4.Grow(m.disk)
 }
 
 // Forget implements guestagent.Machine.

@@ -296,8 +296,11 @@ func (c *command) basics(p hypervisor.Plan) {
 	}
 }
 
+// diskNode is what QEMU calls the top of Plan.Disks[i].
+func diskNode(i int) string { return fmt.Sprintf("disk%d", i) }
+
 func (c *command) disk(i int, d vm.Disk, bootable bool) {
-	node := fmt.Sprintf("disk%d", i)
+	node := diskNode(i)
 	c.layer(node, d)
 	dev := props{"driver": "virtio-blk-pci", "drive": node, "id": "virtio-" + node}
 	if d.Serial != "" {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -33,11 +34,51 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 					return err
 				}
 			}
-			return cont(ctx, c)
+			if err := cont(ctx, c); err != nil {
+				return err
+			}
+			return l.tellGrown(ctx, c)
 		case "failed":
 			return errdefs.DataLossf("QEMU does not take the saved state of %s", l.plan.Incoming.State)
 		}
 	}
+}
+
+// tellGrown tells the guest of the disks that are larger than it knows. QEMU reads a disk's size from its file, and says
+// that it has changed when it is set, also to what it is.
+func (l *launch) tellGrown(ctx context.Context, c *qmp.Client) error {
+	for n, d := range l.plan.Disks {
+		if !slices.Contains(l.plan.Incoming.Grown, d.Serial) || d.ReadOnly {
+			continue
+		}
+		size, err := sizeOf(ctx, c, diskNode(n))
+		if err != nil {
+			return err
+		}
+		if err := c.Execute(ctx, "block_resize", props{"node-name": diskNode(n), "size": size}, nil); err != nil {
+			return fmt.Errorf("tell the guest that disk %s has grown: %w", d.Serial, err)
+		}
+	}
+	return nil
+}
+
+// sizeOf asks how many bytes a node has for the guest.
+func sizeOf(ctx context.Context, c *qmp.Client, node string) (int64, error) {
+	var nodes []struct {
+		Name  string `json:"node-name"`
+		Image struct {
+			Size int64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	if err := c.Execute(ctx, "query-named-block-nodes", props{"flat": true}, &nodes); err != nil {
+		return 0, err
+	}
+	for _, n := range nodes {
+		if n.Name == node {
+			return n.Image.Size, nil
+		}
+	}
+	return 0, errdefs.NotFoundf("QEMU has no disk %s", node)
 }
 
 // migrationStatus is the status that a MIGRATION event tells, "" for another event.
