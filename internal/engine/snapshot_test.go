@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -245,6 +246,31 @@ func TestCloneRefusals(t *testing.T) {
 	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a", Cold: true, Memory: 2 << 30, Storage: 20 << 30}))
 	if c.Cloned || c.Spec.Memory != 2<<30 || c.Spec.Storage != 20<<30 || c.Driver != "fake" {
 		t.Errorf("cloned %+v", c)
+	}
+	r.clearAll("gold")
+}
+
+// TestCloneWithALargerDisk is told of it, also by a daemon that was not there when it began.
+func TestCloneWithALargerDisk(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	r.saved("gold")
+	same := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "same"}))
+	r.await("same", "ready", ready)
+	if self := r.world.Guest(same.ID).Self(); self.Larger != "" || self.Storage != 0 {
+		t.Errorf("a disk like the source's has grown: %+v", self)
+	}
+	c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a", Storage: 20 << 30}))
+	r.restart()
+	r.await("a", "ready", ready)
+	if self := r.world.Guest(c.ID).Self(); self.Larger != image.SerialCOW || self.Storage != 20<<30 {
+		t.Errorf("the clone is %+v", self)
+	}
+	r.must(r.Hibernate(ctx, "a", ""))
+	r.must(r.Wake(ctx, "a"))
+	r.await("a", "ready", ready)
+	if self := r.world.Guest(c.ID).Self(); self.Larger != "" || self.Storage != 0 {
+		t.Errorf("woken, it is told again: %+v", self)
 	}
 	r.clearAll("gold")
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -20,7 +21,7 @@ func TestVMClonesGrow(t *testing.T) {
 	n := newNode(t)
 	n.counting("source")
 	const sum = "echo 3 >/proc/sys/vm/drop_caches; sha256sum </data"
-	data := n.sh("source", "dd if=/dev/urandom of=/data bs=1M count=40 2>/dev/null; sync; "+sum)
+	data := n.sh("source", "dd if=/dev/urandom of=/data bs=1M count=8 2>/dev/null; sync; "+sum)
 	boot := n.sh("source", "cat /proc/sys/kernel/random/boot_id")
 	save := func(ref string) {
 		t.Helper()
@@ -47,15 +48,16 @@ func TestVMClonesGrow(t *testing.T) {
 		{"source", "live", 20 << 30, false},
 		{"source", "cold", 20 << 30, true},
 		{"live", "again", 40 << 30, false},
-		{"live", "again-cold", 41 << 30, true},
 	} {
-		if c.from == "live" && c.cold == false {
+		if c.from == "live" {
 			save("live")
 		}
 		if _, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: c.from, Name: c.name, Storage: c.storage, Cold: c.cold}); err != nil {
 			t.Fatal(err)
 		}
+		began := time.Now()
 		n.ready(c.name)
+		t.Logf("%s is ready after %s", c.name, time.Since(began))
 		has := size(c.name)
 		if c.storage == 0 && has != own || c.storage > 0 && (has < c.storage/100*97 || has > c.storage) {
 			t.Errorf("%s has %d bytes of the %d asked for, its source %d", c.name, has, c.storage, own)
@@ -67,13 +69,13 @@ func TestVMClonesGrow(t *testing.T) {
 			t.Errorf("%s reads %s, its source wrote %s", c.name, got, data)
 		}
 		if c.storage > 0 { // more than the source's disk could take, and it is there when the caches are not
-			n.sh(c.name, "dd if=/dev/urandom of=/more bs=1M count=150 2>/dev/null && sync && sha256sum </more >/sum && "+sum+" >/dev/null && [ \"$(sha256sum </more)\" = \"$(cat /sum)\" ]")
+			n.sh(c.name, "dd if=/dev/urandom of=/more bs=1M count=70 2>/dev/null && sync && sha256sum </more >/sum && "+sum+" >/dev/null && [ \"$(sha256sum </more)\" = \"$(cat /sum)\" ]")
 		}
 		if got := n.sh(c.name, sum); got != data {
 			t.Errorf("%s, having written more, reads %s, its source wrote %s", c.name, got, data)
 		}
 	}
-	for _, name := range []string{"live", "cold", "again", "again-cold"} {
+	for _, name := range []string{"live", "cold", "again"} {
 		if _, err := n.Stop(t.Context(), name, 0); err != nil {
 			t.Fatal(err)
 		}

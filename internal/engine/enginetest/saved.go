@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -62,6 +63,7 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	if was.Written != len(content) {
 		return errdefs.DataLossf("the guest knows of %d bytes on its disk, which has %d", was.Written, len(content))
 	}
+	was.Larger, was.Storage = strings.Join(p.Incoming.Grown, " "), 0
 	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, p.Incoming.LinksDown
 	*pr = was
 	return nil
@@ -115,6 +117,8 @@ type Self struct {
 	Paused    bool
 	Down      bool // its first interface has no carrier
 	Frozen    bool
+	Larger    string // serials of the disks that it was told to be larger when it went on
+	Storage   int64  // to which it has grown its file system then, bytes
 }
 
 // Await waits until ok holds for what the guest is, or ctx ends.
@@ -135,7 +139,7 @@ func (g *Guest) Await(ctx context.Context, ok func(Self) bool) error {
 // Self asks the guest.
 func (g *Guest) Self() Self {
 	p, _ := g.look()
-	return Self{p.Hostname, p.MachineID, p.MAC, p.Lines, p.Resumed, p.Paused, p.Down, p.Frozen}
+	return Self{p.Hostname, p.MachineID, p.MAC, p.Lines, p.Resumed, p.Paused, p.Down, p.Frozen, p.Larger, p.Storage}
 }
 
 // Save implements hypervisor.Snapshotter.
@@ -241,6 +245,7 @@ func (s resumer) Resumed(_ context.Context, r guest.Resumed) (guest.ResumedReply
 	}
 	s.g.change(func() {
 		s.g.p.Resumed++
+		s.g.p.Storage = max(s.g.p.Storage, r.Storage)
 		s.g.p.Hostname, s.g.p.Frozen = r.Hostname, false
 		if r.Clone != nil {
 			s.g.p.MachineID = r.Clone.MachineID

@@ -93,6 +93,8 @@ type proc struct {
 	MachineID string `json:"machine_id"`
 	Resumed   int    `json:"resumed"` // how often the guest was brought to itself
 	Frozen    bool   `json:"frozen"`
+	Larger    string `json:"larger"`  // see Self
+	Storage   int64  `json:"storage"` // see Self
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

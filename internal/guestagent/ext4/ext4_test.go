@@ -32,7 +32,7 @@ func TestSmaller(t *testing.T) {
 		if out, err := exec.Command(mkfs, "-q", "-F", "-b", "4096", "-O", features, dev).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		for grown, want := range map[int64]bool{size: false, size + 4095: false, size + 4096: true, size << 20: true} {
+		for grown, want := range map[int64]bool{size: false, size + 4095: false, size + 4096: true, size << 8: true} {
 			if err := os.Truncate(dev, grown); err != nil {
 				t.Fatal(err)
 			}
