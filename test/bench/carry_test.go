@@ -63,12 +63,16 @@ func carry(t *testing.T, results *table) {
 		took samples
 	}{{"push to epoch", push}, {"pull from epoch", pull}} {
 		rate := float64(floor.median()) / float64(r.took.median())
-		results.add(row{what: r.what + " (A), slower of sha256 and synced write of as many bytes (B)", a: speed(r.took.median()), b: speed(floor.median()),
-			figure: fmt.Sprintf("%.2f x", rate), goal: ">= 0.8 x", missed: rate < 0.8, n: carryRounds})
+		results.add(row{
+			what: r.what + " (A), slower of sha256 and synced write of as many bytes (B)", a: speed(r.took.median()), b: speed(floor.median()),
+			figure: fmt.Sprintf("%.2f x", rate), goal: ">= 0.8 x", missed: rate < 0.8, n: carryRounds,
+		})
 	}
 	share := float64(movedAgain) / float64(moved)
-	results.add(row{what: "second push of the same (A), first (B): bytes moved", a: mib(movedAgain), b: mib(moved), figure: fmt.Sprintf("%.2f %%, %s", share*100, ms(again.median())),
-		goal: "<= 5 %", missed: share > 0.05, n: carryRounds})
+	results.add(row{
+		what: "second push of the same (A), first (B): bytes moved", a: mib(movedAgain), b: mib(moved), figure: fmt.Sprintf("%.2f %%, %s", share*100, ms(again.median())),
+		goal: "<= 5 %", missed: share > 0.05, n: carryRounds,
+	})
 }
 
 // epoch is a registry of the benchmark's own.
