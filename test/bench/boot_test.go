@@ -257,7 +257,16 @@ func plain(t *testing.T, argv []string, boot vm.Boot, files map[string]string) [
 	return out
 }
 
-func (b *bare) once(t *testing.T, n int) (took booted) {
+// bareRun is one process of a bare machine.
+type bareRun struct {
+	dir   string
+	pid   int
+	began time.Time
+	stop  func()
+}
+
+// run starts the commands with fresh copies of the disks. Preparing them is not part of the time.
+func (b *bare) run(t *testing.T, n int) bareRun {
 	t.Helper()
 	dir := filepath.Join(b.dir, fmt.Sprint(n))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -279,14 +288,21 @@ func (b *bare) once(t *testing.T, n int) (took booted) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	return bareRun{dir: dir, pid: cmd.Process.Pid, began: began, stop: func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if t.Failed() {
 			t.Logf("the bare QEMU said: %s", errs.Bytes())
 		}
 		_ = os.RemoveAll(dir)
-	}()
+	}}
+}
+
+func (b *bare) once(t *testing.T, n int) (took booted) {
+	t.Helper()
+	r := b.run(t, n)
+	defer r.stop()
+	dir, began := r.dir, r.began
 	answered := make(chan error, 1)
 	var at time.Time
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -298,7 +314,7 @@ func (b *bare) once(t *testing.T, n int) (took booted) {
 		answered <- err
 	}()
 	took.init = initLine(t, filepath.Join(dir, "console.log")).Sub(began)
-	took.cpu = cpuOf(t, cmd.Process.Pid)
+	took.cpu = cpuOf(t, r.pid)
 	if err := <-answered; err != nil {
 		t.Fatal("the agent of the bare QEMU:", err)
 	}

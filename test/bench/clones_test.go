@@ -4,18 +4,15 @@ package bench
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -284,33 +281,9 @@ func newBareClone(t *testing.T, d *daemon, ready *readiness) *bareClone {
 // once runs the commands and returns how long it took until the agent had been told who the guest is.
 func (b *bareClone) once(t *testing.T, n int) time.Duration {
 	t.Helper()
-	dir := filepath.Join(b.dir, fmt.Sprint(n))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for i, template := range b.disks {
-		run(t, "cp", "--sparse=always", "--reflink=auto", template, filepath.Join(dir, fmt.Sprintf("disk%d", i)))
-	}
-	var args []string
-	for _, a := range b.args[1:] {
-		args = append(args, strings.ReplaceAll(a, "%s", dir))
-	}
-	var errs bytes.Buffer
-	cmd := exec.Command(b.args[0], args...)
-	cmd.Stderr = &errs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	began := time.Now()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("the bare QEMU said: %s", errs.Bytes())
-		}
-		_ = os.RemoveAll(dir)
-	}()
+	r := b.run(t, n)
+	defer r.stop()
+	dir, began := r.dir, r.began
 	socket := filepath.Join(dir, "qmp.sock")
 	until(t, 10*time.Second, "the bare QEMU listens", func() bool { _, err := os.Stat(socket); return err == nil })
 	q := dialQMP(t, socket)
