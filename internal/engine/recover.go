@@ -196,6 +196,10 @@ func (e *Engine) adopt(ctx context.Context, m *machine) error {
 		return err
 	}
 	if m.run.Load() != nil {
+		// We stop guests only for moments, of which a crash can be one.
+		if err := e.unpause(ctx, m); err != nil {
+			return err
+		}
 		if r.State == vm.StateRunning {
 			return nil
 		}

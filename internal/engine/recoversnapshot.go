@@ -41,9 +41,6 @@ func (e *Engine) recoverSave(ctx context.Context, m *machine, in journal.Intent)
 	if err := e.adopt(ctx, m); err != nil {
 		return err
 	}
-	if err := e.unpause(ctx, m); err != nil {
-		return err
-	}
 	there, err := e.committed(ctx, args.Snapshot)
 	if err != nil {
 		return err
@@ -57,7 +54,7 @@ func (e *Engine) recoverSave(ctx context.Context, m *machine, in journal.Intent)
 	return err
 }
 
-// unpause has the guest of m go on if it has one that was stopped for a save. A process that has ended is no error.
+// unpause has the guest of m go on if it has one that was stopped for a save or for merging layers. A process that has ended is no error.
 func (e *Engine) unpause(ctx context.Context, m *machine) error {
 	run := m.run.Load()
 	if run == nil {
@@ -108,9 +105,6 @@ func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.In
 	if err := e.adopt(ctx, m); err != nil {
 		return err
 	}
-	if err := e.unpause(ctx, m); err != nil {
-		return err
-	}
 	if there {
 		if err := e.snapshots.Remove(ctx, args.Snapshot); err != nil {
 			e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", args.Snapshot, "err", err)
@@ -132,6 +126,9 @@ func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent)
 		return err
 	}
 	if m.run.Load() != nil {
+		if err := e.unpause(ctx, m); err != nil {
+			return err
+		}
 		_, err := e.cleanUp(ctx, m, r, args.Snapshot)
 		e.tidy(m)
 		return err

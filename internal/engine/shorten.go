@@ -45,7 +45,8 @@ func (e *Engine) shorten(ctx context.Context, m *machine) {
 	if !ok {
 		return
 	}
-	for i, d := range m.record().Disks {
+	was := m.record().Disks
+	for i, d := range was {
 		if d.ReadOnly || layers(d) < mergeLayers {
 			continue
 		}
@@ -64,5 +65,5 @@ func (e *Engine) shorten(ctx context.Context, m *machine) {
 			return
 		}
 	}
-	e.tidy(m)
+	e.tidy(m, ownFiles(e.stateDir(m.id), was)...)
 }

@@ -54,7 +54,10 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 		return e.sleepOn(ctx, m, r, &back, err)
 	}
 	h.Release()
-	return e.cleanUp(ctx, m, woken, r.Snapshot)
+	if _, err = e.cleanUp(ctx, m, woken, r.Snapshot); err == nil {
+		e.shorten(ctx, m)
+	}
+	return m.record(), err
 }
 
 // rouse has m go on from h. Nothing is written to the journal before the process runs: until then the VM is hibernated.
@@ -117,6 +120,5 @@ func (e *Engine) cleanUp(ctx context.Context, m *machine, r vm.Record, id string
 		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
 		return r, nil
 	}
-	e.shorten(ctx, m)
 	return settled, nil
 }

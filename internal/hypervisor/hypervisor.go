@@ -215,13 +215,6 @@ type NICSwapper interface {
 	SwapNIC(ctx context.Context, nic int, mac string) error
 }
 
-// Warmer is the ability of a Driver to have processes ready for VMs that go on from one saved state.
-type Warmer interface {
-	// Warm keeps up to n processes ready for plans like p, which has an Incoming, and starts missing ones in the
-	// background; n 0 ends them. Launch uses one when its plan fits, and starts a fresh one otherwise.
-	Warm(ctx context.Context, p Plan, n int) error
-}
-
 // Wrapper is implemented by decorators of Instance or Driver so that As can look through them.
 type Wrapper interface{ Unwrap() any }
 

@@ -4,6 +4,8 @@ package cocoond_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/vm"
@@ -28,6 +30,9 @@ func TestVMLayersAreMerged(t *testing.T) {
 	}
 	if most := deepest(n.ready("web")); most >= saves {
 		t.Errorf("after %d saves a disk stands on %d layers", saves, most)
+	}
+	if _, err := os.Stat(filepath.Join(n.dir, "state/vms", string(n.ready("web").ID), "cow.qcow2")); err == nil {
+		t.Error("the first layer is still in the VM's folder, although it was merged")
 	}
 	n.goesOn("web")
 	all := func() {

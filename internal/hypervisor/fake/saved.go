@@ -66,7 +66,7 @@ func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hyperviso
 	}
 	saved := hypervisor.Saved{Pause: time.Since(began), Method: "stopped", Memory: used, Machine: machine}
 	if !p.Hold {
-		saved.Method = "background"
+		saved.Method = "precopy"
 	}
 	if p.Taken != nil {
 		p.Taken()

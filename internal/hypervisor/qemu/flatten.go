@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -64,12 +65,14 @@ func (i *instance) flatten(ctx context.Context, c *qmp.Client, serial string, ba
 // flush makes QEMU write what it holds back of its disks: until then only the old chain is true after its death. It has
 // no command for that alone, but does it when it stops the guest, for as long as it takes.
 func (i *instance) flush(ctx context.Context, c *qmp.Client) error {
+	ctx = context.WithoutCancel(ctx) // a guest that was stopped for this goes on, whatever becomes of who asked
 	now, err := status(ctx, c)
-	if err == nil {
-		err = c.Execute(ctx, "stop", nil, nil)
+	if err != nil {
+		return err
 	}
-	if err == nil && now == "running" {
-		err = cont(context.WithoutCancel(ctx), c)
+	err = c.Execute(ctx, "stop", nil, nil)
+	if now == "running" {
+		err = errors.Join(err, cont(ctx, c))
 	}
 	return err
 }
