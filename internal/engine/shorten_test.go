@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -23,4 +24,34 @@ func TestSavesEndBeforeTheLayersAreTooMany(t *testing.T) {
 		return
 	}
 	t.Errorf("%d layers were put on a disk", enough)
+}
+
+// A crash may come while a guest stands still for a moment, outside any operation that the journal knows.
+func TestAGuestFoundPausedGoesOn(t *testing.T) {
+	r := newRig(t)
+	rec := r.must(r.Launch(t.Context(), spec("web")))
+	r.await("web", "ready", ready)
+	r.stop()
+	inst, err := r.world.Driver().Adopt(t.Context(), hypervisor.Handle(rec.Handle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pauser, ok := hypervisor.As[hypervisor.Pauser](inst)
+	if !ok {
+		t.Fatal("the driver pauses no guest")
+	}
+	if err := pauser.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !r.world.Guest(rec.ID).Self().Paused {
+		t.Fatal("it was not paused")
+	}
+	r.start()
+	<-r.Recovered()
+	if r.world.Guest(rec.ID).Self().Paused {
+		t.Error("after the restart of the daemon it stands still")
+	}
+	if err := inst.Close(); err != nil {
+		t.Error(err)
+	}
 }
