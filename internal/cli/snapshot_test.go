@@ -24,7 +24,7 @@ var warm = snapshot.Snapshot{
 	ID: "zyxwvutsrqponmlkjihgfedcba", Name: "warm", Description: "d", Image: "demo:latest", ImageDigest: "sha256:1", ImageType: vm.ImageOCI, ImageBlobIDs: []string{"sha256:2"},
 	Hypervisor: "qemu", Machine: vm.Machine{Driver: "qemu", Version: "7.2", Type: "pc-q35-7.2", Arch: "amd64", Accel: vm.AccelTCG, CPU: "max"},
 	CPU: 2, Memory: 1 << 30, Storage: 10 << 30, NICs: 2, Network: "default", Source: snapshot.Source{VMID: "abcdefghijklmnop", VMName: "web"},
-	Live: true, Size: 96 << 20, Pause: 12345678, Method: "background", CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
+	Live: true, Size: 96 << 20, Pause: 12345678, Method: "precopy", CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
 }
 
 // shelf carries warm anywhere and back.
@@ -179,7 +179,7 @@ func TestSnapshotJSONKeys(t *testing.T) {
     "cpu": "max"
   },
   "pause_ms": 12.345,
-  "method": "background",
+  "method": "precopy",
   "quiesced": false,
   "used_at": null
 }
