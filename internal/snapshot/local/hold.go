@@ -69,7 +69,8 @@ func (s *Store) touch(id string, at time.Time) {
 	path := s.path("used", id)
 	err := os.Chtimes(path, at, at)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.WriteFile(path, nil, 0o600)
+		// A new file gets the kernel's coarse clock, which may be behind ours by a tick.
+		err = errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, at, at))
 	}
 	if err != nil {
 		s.cfg.Log.Warn("the last use of a snapshot is not noted", "snapshot", id, "err", err)
