@@ -65,7 +65,7 @@ func TestSettingsByWeight(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o.NodeName != "by-flag" || o.KubeletPort != 10400 || o.Pool != "blue" || o.ReservePercent != 5 || o.Orphans != "destroy" ||
-		o.Kubeconfig != "/k" || o.socket != "/s" || o.level != "debug" || o.Memory != "64Gi" {
+		o.Kubeconfig != "/k" || o.Socket != "/s" || o.LogLevel != "debug" || o.Memory != "64Gi" {
 		t.Errorf("%+v", o)
 	}
 	o, err = parse(nil, func(string) string { return "" }, &bytes.Buffer{})
@@ -80,10 +80,62 @@ func TestSettingsByWeight(t *testing.T) {
 	if code := Main(t.Context(), []string{"--help"}, func(string) string { return "" }, &help, &help); code != 0 {
 		t.Errorf("help ended with %d", code)
 	}
-	for _, s := range new(options).settings() {
-		if !strings.Contains(help.String(), "$"+s.env) || !strings.Contains(help.String(), "--"+s.flag) {
-			t.Errorf("the help does not tell of %s", s.env)
+	for _, s := range Settings() {
+		for _, word := range []string{"$" + s.Env, "--" + s.Flag, s.Key + ":"} {
+			if !strings.Contains(help.String(), word) {
+				t.Errorf("the help does not tell of %s", word)
+			}
 		}
+	}
+}
+
+// Every setting can be said in three ways, and the weightier way wins.
+func TestEachSettingInThreeWays(t *testing.T) {
+	say := map[string][3]string{"string": {"of-file", "of-env", "of-flag"}, "int": {"11", "12", "13"}, "bool": {"true", "false", "true"}}
+	for i, s := range Settings() {
+		values := say[s.value.Type()]
+		path := filepath.Join(t.TempDir(), "vk.yaml")
+		if err := os.WriteFile(path, []byte(s.Key+": "+values[0]+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for n, args := range [][]string{{"--config=" + path}, nil, {"--config=" + path, "--" + s.Flag + "=" + values[2]}} {
+			env := func(k string) string {
+				switch {
+				case k == s.Env && n > 0:
+					return values[1]
+				case k == "VK_CONFIG" && n == 1:
+					return path
+				}
+				return ""
+			}
+			o, err := parse(args, env, &bytes.Buffer{})
+			if err != nil {
+				t.Fatalf("%s: %v", s.Flag, err)
+			}
+			if got := o.settings()[i].value.String(); got != values[n] {
+				t.Errorf("%s by way %d is %q, not %q", s.Flag, n, got, values[n])
+			}
+		}
+	}
+}
+
+// The documented variables have the documented defaults. EPOCH_URL is the exception that docs/compat.md gives reasons for.
+func TestDocumentedDefaults(t *testing.T) {
+	want := map[string]string{
+		"KUBECONFIG": "", "VK_NODE_NAME": "cocoon-pool", "VK_LOG_LEVEL": "info", "EPOCH_URL": "", "EPOCH_CA_CERT": "",
+		"VK_LEASES_PATH": "/var/lib/cocoon/net/leases.json", "VK_ORPHAN_POLICY": "alert",
+		"VK_NODE_IP": "", "VK_NODE_POOL": "default", "VK_PROVIDER_ID": "", "VK_TLS_CERT": "/etc/cocoon/vk/tls/vk-kubelet.crt",
+		"VK_TLS_KEY": "/etc/cocoon/vk/tls/vk-kubelet.key", "VK_METRICS_ADDR": ":9091", "VK_RESERVE_PERCENT": "20",
+		"VK_NODE_CPU": "", "VK_NODE_MEM": "", "VK_NODE_STORAGE": "", "VK_NODE_HUGEPAGES": "", "VK_NODE_PODS": "256",
+	}
+	for _, s := range Settings() {
+		if d, ok := want[s.Env]; ok && d != s.Default {
+			t.Errorf("%s is %q by default, not %q", s.Env, s.Default, d)
+		}
+		delete(want, s.Env)
+	}
+	if len(want) > 0 {
+		t.Errorf("nobody reads %v", want)
 	}
 }
 
@@ -104,6 +156,8 @@ func TestBadSettings(t *testing.T) {
 		{"--peers=node-2:0"},
 		{"--log-level=loud"},
 		{"--what"},
+		{"--no-role=maybe"},
+		{"--config=/dev/null"},
 		{"stray"},
 	} {
 		var out bytes.Buffer
