@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Generates the protobuf code under api/. With --check: fails if what is committed differs. Needs protoc.
+# Generates the code under api/ (protobuf, deep copies) and the CRDs in deploy/crds. With --check: fails if what is
+# committed differs. Needs protoc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GOWORK=off
@@ -7,10 +8,14 @@ command -v protoc >/dev/null || { echo "protoc is missing: apt-get install proto
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-GOBIN="$out/bin" go install -modfile=tools/go.mod google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+GOBIN="$out/bin" go install -modfile=tools/go.mod \
+  google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc sigs.k8s.io/controller-tools/cmd/controller-gen
 mapfile -t protos < <(cd api && find . -name '*.proto' -printf '%P\n' | sort)
 PATH="$out/bin:$PATH" protoc -I api --go_out="$out" --go-grpc_out="$out" \
   --go_opt=module=cocoonstack.io/cocoon --go-grpc_opt=module=cocoonstack.io/cocoon "${protos[@]}"
+mkdir -p "$out/api/cocoonset/v1" "$out/deploy/crds"
+"$out/bin/controller-gen" object paths=./api/cocoonset/v1 output:object:dir="$out/api/cocoonset/v1"
+"$out/bin/controller-gen" crd paths=./api/cocoonset/v1 output:crd:dir="$out/deploy/crds"
 
 status=0
 while IFS= read -r f; do
@@ -20,5 +25,5 @@ while IFS= read -r f; do
   else
     cp "$out/$f" "$f"
   fi
-done < <(cd "$out" && find api -name '*.pb.go')
+done < <(cd "$out" && find api deploy -type f)
 exit "$status"
