@@ -11,8 +11,7 @@ shift
 
 export COCOON_TEST_KERNEL=$PWD/bin/guest/vmlinux COCOON_TEST_INITRD=$PWD/bin/guest/initramfs COCOON_TEST_IMAGE=$PWD/bin/demo.tar
 case $mode in
-  vm) mapfile -t packages < <(grep -rlE '^//go:build vm' --include='*_test.go' internal | xargs -n1 dirname | sort -u | sed 's|^|./|') ;;
-  e2e) packages=(./test/e2e) ;;
+  vm | e2e) mapfile -t packages < <(grep -rlE "^//go:build $mode" --include='*_test.go' internal deploy test | xargs -n1 dirname | sort -u | sed 's|^|./|') ;;
   bench) packages=(./test/bench); set -- -v "$@" ;; # without -v the table is hidden
   *) echo "usage: hack/test.sh vm|e2e|bench" >&2; exit 2 ;;
 esac

@@ -50,7 +50,7 @@ const (
 // CocoonSetSpec is what is wanted.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.hibernatePolicy) || self.hibernatePolicy != 'release' || (self.agent.replicas == 0 && (!has(self.toolboxes) || size(self.toolboxes) == 0))",message="release needs agent.replicas 0 and no toolboxes: sub-agents are forked from a main VM that runs",fieldPath=".hibernatePolicy",reason=FieldValueInvalid
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.snapshotCompatibilityClass) || oldSelf.snapshotCompatibilityClass == '' || (has(self.snapshotCompatibilityClass) && self.snapshotCompatibilityClass == oldSelf.snapshotCompatibilityClass)",message="cannot be changed once it is set: the snapshots of the set are of that class",fieldPath=".snapshotCompatibilityClass",reason=FieldValueForbidden
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.snapshotCompatibilityClass) || size(oldSelf.snapshotCompatibilityClass) == 0 || (has(self.snapshotCompatibilityClass) && self.snapshotCompatibilityClass == oldSelf.snapshotCompatibilityClass)",message="cannot be changed once it is set: the snapshots of the set are of that class",fieldPath=".snapshotCompatibilityClass",reason=FieldValueForbidden
 // +kubebuilder:validation:XValidation:rule="!has(self.toolboxes) || self.toolboxes.all(t, t.mode == 'static' || (has(t.backend) ? t.backend : 'cloud-hypervisor') == (has(self.agent.backend) ? self.agent.backend : 'cloud-hypervisor'))",message="a toolbox must have the backend of the agent, unless it is static",fieldPath=".toolboxes",reason=FieldValueInvalid
 type CocoonSetSpec struct {
 	// Suspend hibernates every VM of the set; false wakes them.
@@ -182,9 +182,9 @@ type VMOptions struct {
 
 // ToolboxSpec is a VM beside the agents.
 //
-// +kubebuilder:validation:XValidation:rule="self.mode == 'static' || (has(self.image) && self.image != '')",message="is required, unless mode is static",fieldPath=".image",reason=FieldValueRequired
-// +kubebuilder:validation:XValidation:rule="self.mode != 'static' || (has(self.staticIP) && self.staticIP != '')",message="is required in mode static",fieldPath=".staticIP",reason=FieldValueRequired
-// +kubebuilder:validation:XValidation:rule="self.mode != 'static' || (has(self.staticVMID) && self.staticVMID != '')",message="is required in mode static",fieldPath=".staticVMID",reason=FieldValueRequired
+// +kubebuilder:validation:XValidation:rule="self.mode == 'static' || (has(self.image) && size(self.image) > 0)",message="is required, unless mode is static",fieldPath=".image",reason=FieldValueRequired
+// +kubebuilder:validation:XValidation:rule="self.mode != 'static' || (has(self.staticIP) && size(self.staticIP) > 0)",message="is required in mode static",fieldPath=".staticIP",reason=FieldValueRequired
+// +kubebuilder:validation:XValidation:rule="self.mode != 'static' || (has(self.staticVMID) && size(self.staticVMID) > 0)",message="is required in mode static",fieldPath=".staticVMID",reason=FieldValueRequired
 // +kubebuilder:validation:XValidation:rule="!self.name.matches('^[0-9]+$')",message="must not be a number: those are the agents' slots",fieldPath=".name",reason=FieldValueInvalid
 // +kubebuilder:validation:XValidation:rule="self.mode != 'clone' || !has(self.image) || self.image.matches('^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?$')",message="of a clone must be repo[:tag], without a host's port or a digest",fieldPath=".image",reason=FieldValueInvalid
 // +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'firecracker' || self.mode == 'run'",message="firecracker needs mode run",fieldPath=".mode",reason=FieldValueInvalid

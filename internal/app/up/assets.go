@@ -9,6 +9,7 @@ import (
 type Assets struct {
 	ControlPlane string // cocoon-up, which also is kubectl
 	Daemon       string // cocoond
+	Epoch        string
 	Kernel       string
 	Initramfs    string
 	DemoImage    string
@@ -19,6 +20,7 @@ func FindAssets() Assets {
 	return Assets{
 		ControlPlane: assets.Path("cocoon-up"),
 		Daemon:       assets.Path("cocoond"),
+		Epoch:        assets.Path("epoch"),
 		Kernel:       assets.Path("guest/vmlinux"),
 		Initramfs:    assets.Path("guest/initramfs"),
 		DemoImage:    assets.Path("demo.tar"),
@@ -27,7 +29,7 @@ func FindAssets() Assets {
 
 // check returns a FailedPrecondition error that names the first missing file.
 func (a Assets) check() error {
-	for _, p := range []string{a.ControlPlane, a.Daemon, a.Kernel, a.Initramfs, a.DemoImage} {
+	for _, p := range []string{a.ControlPlane, a.Daemon, a.Epoch, a.Kernel, a.Initramfs, a.DemoImage} {
 		if !assets.Exists(p) {
 			return errdefs.Preconditionf("%s is missing; `make build` makes it", p)
 		}

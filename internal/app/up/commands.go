@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -39,6 +40,7 @@ func Commands(dir func() string) []*cobra.Command {
 func upCommand(dir func() string) *cobra.Command {
 	var o Options
 	var detach, supervise bool
+	var nodes int
 	cmd := &cobra.Command{
 		Use:   "up [--dir DIR] [--detach]",
 		Short: "Run a whole cluster on this machine: control plane and a virtual node whose pods are VMs",
@@ -48,10 +50,12 @@ The folder keeps the cluster: stop it, kill it or reboot, and the same command b
 disks and certificates. DIR/kubeconfig is written when the node is Ready. The node is called cocoon-node-0 unless
 --node-name or VK_NODE_NAME says otherwise. A pod runs there when it tolerates virtual-kubelet.io/provider.
 
-The image cocoon/demo:latest is there from the start and needs no network.`,
+The image cocoon/demo:latest is there from the start and needs no network. --nodes and --with are kept with the folder, as
+names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
   cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
   kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes
+  cocoon up --dir /tmp/three --nodes 3 --with epoch
   cocoon down --dir /var/lib/cocoon-demo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -59,6 +63,9 @@ The image cocoon/demo:latest is there from the start and needs no network.`,
 				return errdefs.Invalidf("say where the cluster shall live: cocoon up --dir DIR")
 			}
 			o.Assets = FindAssets()
+			if cmd.Flags().Changed("nodes") {
+				o.Nodes = &nodes
+			}
 			if o.NodeName == "" {
 				o.NodeName = os.Getenv("VK_NODE_NAME")
 			}
@@ -73,9 +80,13 @@ The image cocoon/demo:latest is there from the start and needs no network.`,
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&detach, "detach", "d", false, "return when the node is Ready and keep running in the background")
-	f.StringVar(&o.NodeName, "node-name", "", "name of the virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
+	f.IntVar(&nodes, "nodes", 1, "number of virtual nodes; 0 runs the control plane alone")
+	f.StringSliceVar(&o.With, "with", nil, "what else to run, separated by commas: "+strings.Join(parts, ", "))
+	f.StringVar(&o.NodeName, "node-name", "", "name of the (first) virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
 	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))
 	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on loopback (default %d, or the next free one)", defaultNodePort))
+	f.IntVar(&o.MetricsPort, "metrics-port", 0, fmt.Sprintf("port of the virtual node's Prometheus metrics on loopback (default %d, or the next free one)", defaultMetricsPort))
+	f.IntVar(&o.EpochPort, "epoch-port", 0, fmt.Sprintf("port of the registry on loopback (default %d, or the next free one)", defaultEpochPort))
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -137,13 +148,19 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 		return fmt.Errorf("locate the cocoon binary: %w", err)
 	}
 	args := []string{"up", "--supervise", "--dir", o.Dir}
-	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort} {
+	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort, "--metrics-port": o.MetricsPort, "--epoch-port": o.EpochPort} {
 		if v != 0 {
 			args = append(args, flag, fmt.Sprint(v))
 		}
 	}
 	if o.NodeName != "" {
 		args = append(args, "--node-name", o.NodeName)
+	}
+	if o.Nodes != nil {
+		args = append(args, "--nodes", fmt.Sprint(*o.Nodes))
+	}
+	if o.With != nil {
+		args = append(args, "--with="+strings.Join(o.With, ","))
 	}
 	cmd := exec.Command(exe, args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile

@@ -81,20 +81,25 @@ func endProcess(ctx context.Context, pid int, mine func() bool) error {
 	}
 }
 
-// stopVMsOf stops every VM of an instance whose cocoond is not running, and takes its network down.
+// stopVMsOf stops every VM of an instance whose daemons are not running, and takes their networks down. It goes by the
+// configurations that were written: a node that is no longer wanted may have left VMs too.
 func stopVMsOf(ctx context.Context, l layout, a Assets) error {
-	if !assets.Exists(l.config("cocoond.yaml")) {
-		return nil
+	configs, err := filepath.Glob(l.config("cocoond*.yaml"))
+	if err != nil {
+		return fmt.Errorf("look for nodes: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopGuests)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, a.Daemon, "shutdown", "--config", l.config("cocoond.yaml"))
-	var out bytes.Buffer
-	cmd.Stderr = &out
-	if err := cmd.Run(); err != nil {
-		return errdefs.Unavailablef("stop the VMs of %s: %s (%w)", l.dir, strings.TrimSpace(out.String()), err)
+	var all []error
+	for _, config := range configs {
+		cmd := exec.CommandContext(ctx, a.Daemon, "shutdown", "--config", config)
+		var out bytes.Buffer
+		cmd.Stderr = &out
+		if err := cmd.Run(); err != nil {
+			all = append(all, errdefs.Unavailablef("stop the VMs of %s: %s (%w)", l.dir, strings.TrimSpace(out.String()), err))
+		}
 	}
-	return nil
+	return errors.Join(all...)
 }
 
 // lastLine returns the last non-empty line of a log, for an error message.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"path/filepath"
 
 	"sigs.k8s.io/yaml"
 
@@ -75,33 +76,45 @@ func controlPlaneConfig(l layout, p pki, s Settings) object {
 	}
 }
 
-// cocoondConfig is the file of cocoond; its keys are documented in `cocoond --help`.
-func cocoondConfig(l layout, p pki, s Settings, a Assets) object {
+// cocoondConfig is the file of a node's cocoond; its keys are documented in `cocoond --help`.
+func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 	id := fnv.New32a()
-	_, _ = id.Write([]byte(l.dir)) // never fails
-	// Names of links and tables tell the instances of one machine apart.
+	_, _ = id.Write([]byte(filepath.Dir(n.folder("state")))) // never fails
+	// Names of links and tables tell the nodes of one machine apart.
 	instance := fmt.Sprintf("%06x", id.Sum32()&0xffffff)
+	var ports NodeSettings
+	for _, node := range s.Nodes {
+		if node.Name == n.name {
+			ports = node
+		}
+	}
+	virtualNode := object{
+		"kubeconfig":     n.kubeconfig(),
+		"nodeName":       n.name,
+		"nodeIP":         nodeIP,
+		"noRole":         true, // see labelNode
+		"reservePercent": 20,
+		"bindAddress":    nodeIP,
+		"kubeletPort":    ports.Port,
+		"metricsAddr":    fmt.Sprintf("%s:%d", nodeIP, ports.MetricsPort),
+		"tlsCert":        p.crt(n.suffixed("kubelet")),
+		"tlsKey":         p.key(n.suffixed("kubelet")),
+		"clientCA":       p.crt("ca"),
+		// The instance is ours alone: a VM whose pod was deleted while we were down has nobody else to remove it.
+		"orphans": "destroy",
+	}
+	if s.with(partEpoch) {
+		virtualNode["epochURL"] = fmt.Sprintf("http://%s:%d", nodeIP, s.EpochPort)
+		virtualNode["epochTokenFile"] = n.epochTokens()
+	}
 	return object{
-		"stateDir": l.join("state"),
-		"runDir":   l.join("run"),
-		"socket":   l.socket(),
-		"guest":    object{"kernel": a.Kernel, "initramfs": a.Initramfs},
-		"network":  object{"instance": instance, "bridge": "cocoon" + instance},
-		"qemu":     object{"cgroup": "cocoon-" + instance},
-		"images":   object{"mappings": l.mappings()},
-		"virtualNode": object{
-			"kubeconfig":     l.config("node.kubeconfig"),
-			"nodeName":       s.NodeName,
-			"nodeIP":         nodeIP,
-			"noRole":         true, // see labelNode
-			"reservePercent": 20,
-			"bindAddress":    nodeIP,
-			"kubeletPort":    s.NodePort,
-			"tlsCert":        p.crt("kubelet"),
-			"tlsKey":         p.key("kubelet"),
-			"clientCA":       p.crt("ca"),
-			// The instance is ours alone: a VM whose pod was deleted while we were down has nobody else to remove it.
-			"orphans": "destroy",
-		},
+		"stateDir":    n.folder("state"),
+		"runDir":      n.folder("run"),
+		"socket":      n.socket(),
+		"guest":       object{"kernel": a.Kernel, "initramfs": a.Initramfs},
+		"network":     object{"instance": instance, "bridge": "cocoon" + instance},
+		"qemu":        object{"cgroup": "cocoon-" + instance},
+		"images":      object{"mappings": n.mappings()},
+		"virtualNode": virtualNode,
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 func TestKubeconfigHoldsEverything(t *testing.T) {
 	dir := t.TempDir()
-	s := Settings{NodeName: "n1", APIPort: 7443}
+	s := Settings{APIPort: 7443}
 	p := made(t, filepath.Join(dir, "pki"), time.Now(), s)
 	path := filepath.Join(dir, "kubeconfig")
 	if err := writeKubeconfig(path, p, s, "admin"); err != nil {
@@ -80,9 +80,17 @@ func TestKubeconfigHoldsEverything(t *testing.T) {
 }
 
 func TestInstancesOfOneMachineAreToldApart(t *testing.T) {
-	a := cocoondConfig(layout{"/a"}, pki{}, Settings{}, Assets{})["network"].(object)
-	b := cocoondConfig(layout{"/b"}, pki{}, Settings{}, Assets{})["network"].(object)
-	again := cocoondConfig(layout{"/a"}, pki{}, Settings{NodeName: "other"}, Assets{})["network"].(object)
+	network := func(dir string, i int, names ...string) object {
+		s := Settings{}
+		for _, name := range names {
+			s.Nodes = append(s.Nodes, NodeSettings{Name: name})
+		}
+		return cocoondConfig(layout{dir}.node(s, i), pki{}, s, Assets{})["network"].(object)
+	}
+	a, b, again := network("/a", 0, "n"), network("/b", 0, "n"), network("/a", 0, "other")
+	if first, second := network("/a", 0, "n-0", "n-1"), network("/a", 1, "n-0", "n-1"); first["instance"] == second["instance"] || first["bridge"] == second["bridge"] {
+		t.Errorf("two nodes of an instance have %v and %v", first, second)
+	}
 	for _, key := range []string{"instance", "bridge"} {
 		if a[key] == b[key] {
 			t.Errorf("two instances share %s %v", key, a[key])

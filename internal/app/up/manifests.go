@@ -30,7 +30,7 @@ type manifest struct {
 // manifests are the objects that every instance has: the custom resources we read, and the rights of the node to.
 func manifests() ([]manifest, error) {
 	var out []manifest
-	for _, text := range [][]byte{crds.ImageMappings, crds.NodeRights} {
+	for _, text := range [][]byte{crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements} {
 		for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 			var object struct {
 				Kind     string                           `json:"kind"`

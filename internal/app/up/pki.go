@@ -79,9 +79,13 @@ func (p pki) ensure(s Settings) error {
 		{name: "controller-manager", cn: "system:kube-controller-manager", signing: ca},
 		{name: "scheduler", cn: "system:kube-scheduler", signing: ca},
 		{name: "apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", orgs: []string{"system:masters"}, signing: ca},
-		{name: "node", cn: "system:node:" + s.NodeName, orgs: []string{"system:nodes"}, signing: ca},
-		{name: "kubelet", cn: s.NodeName, server: true, signing: ca, dns: []string{s.NodeName, "localhost"}, ips: loopback},
 		{name: "front-proxy-client", cn: "front-proxy-client", signing: front},
+	}
+	for i := range s.Nodes {
+		n := layout{}.node(s, i)
+		leaves = append(leaves,
+			leaf{name: n.suffixed("node"), cn: "system:node:" + n.name, orgs: []string{"system:nodes"}, signing: ca},
+			leaf{name: n.suffixed("kubelet"), cn: n.name, server: true, signing: ca, dns: []string{n.name, "localhost"}, ips: loopback})
 	}
 	for _, l := range leaves {
 		if err := p.leaf(l); err != nil {

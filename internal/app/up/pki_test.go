@@ -53,7 +53,7 @@ func roots(t *testing.T, p pki, ca string) *x509.CertPool {
 }
 
 func TestCertificatesFitTheirUse(t *testing.T) {
-	s := Settings{NodeName: "n1", APIPort: 6443, NodePort: 10250}
+	s := Settings{APIPort: 6443, Nodes: []NodeSettings{{Name: "n1", Port: 10250}, {Name: "n2"}}}
 	p := made(t, t.TempDir(), time.Now(), s)
 	for _, c := range []struct {
 		name, ca, cn, org string
@@ -104,7 +104,7 @@ func TestCertificatesFitTheirUse(t *testing.T) {
 }
 
 func TestKeysAreTheOwnersAlone(t *testing.T) {
-	p := made(t, t.TempDir(), time.Now(), Settings{NodeName: "n1"})
+	p := made(t, t.TempDir(), time.Now(), Settings{Nodes: []NodeSettings{{Name: "n1"}}})
 	keys, err := filepath.Glob(p.join("*.key"))
 	if err != nil || len(keys) < 9 {
 		t.Fatalf("keys %v, %v", keys, err)
@@ -118,7 +118,7 @@ func TestKeysAreTheOwnersAlone(t *testing.T) {
 
 func TestARestartTouchesNothing(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	s := Settings{NodeName: "n1"}
+	s := Settings{Nodes: []NodeSettings{{Name: "n1"}}}
 	made(t, dir, now, s)
 	before := files(t, dir)
 	made(t, dir, now.Add(24*time.Hour), s)
@@ -131,7 +131,7 @@ func TestARestartTouchesNothing(t *testing.T) {
 
 func TestLeavesAreRenewedKeysAndAuthoritiesKept(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	s := Settings{NodeName: "n1"}
+	s := Settings{Nodes: []NodeSettings{{Name: "n1"}}}
 	made(t, dir, now, s)
 	before := files(t, dir)
 	later := now.Add(leafLife - leafRenew + time.Hour)
@@ -153,8 +153,8 @@ func TestLeavesAreRenewedKeysAndAuthoritiesKept(t *testing.T) {
 
 func TestAnotherNodeNameIsAnotherCertificate(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	made(t, dir, now, Settings{NodeName: "n1"})
-	p := made(t, dir, now, Settings{NodeName: "n2"})
+	made(t, dir, now, Settings{Nodes: []NodeSettings{{Name: "n1"}}})
+	p := made(t, dir, now, Settings{Nodes: []NodeSettings{{Name: "n2"}}})
 	cert, err := p.loadCert("node")
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestAnotherNodeNameIsAnotherCertificate(t *testing.T) {
 // Whichever file a killed start has not written, or the user has removed, the next start makes a set that fits together.
 func TestMissingFilesAreMadeAnew(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	s := Settings{NodeName: "n1"}
+	s := Settings{Nodes: []NodeSettings{{Name: "n1"}}}
 	p := made(t, dir, now, s)
 	for name := range files(t, dir) {
 		if err := os.Remove(p.join(name)); err != nil {
@@ -191,7 +191,7 @@ func TestMissingFilesAreMadeAnew(t *testing.T) {
 
 // A damaged certificate is made anew from its key; a damaged key is not replaced behind the user's back.
 func TestDamagedFiles(t *testing.T) {
-	s := Settings{NodeName: "n1"}
+	s := Settings{Nodes: []NodeSettings{{Name: "n1"}}}
 	for _, name := range []string{"ca.key", "admin.key", "sa.key", "ca.crt", "admin.crt"} {
 		for _, data := range []string{"", "no PEM", "-----BEGIN X-----\nAAAA\n-----END X-----\n"} {
 			p := made(t, t.TempDir(), time.Now(), s)
@@ -214,7 +214,7 @@ func TestDamagedFiles(t *testing.T) {
 
 // A real handshake: what clients and servers of an instance do all day.
 func TestHandshake(t *testing.T) {
-	p := made(t, t.TempDir(), time.Now(), Settings{NodeName: "n1"})
+	p := made(t, t.TempDir(), time.Now(), Settings{Nodes: []NodeSettings{{Name: "n1"}}})
 	server, err := tls.LoadX509KeyPair(p.crt("kubelet"), p.key("kubelet"))
 	if err != nil {
 		t.Fatal(err)

@@ -4,34 +4,46 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
-	"time"
+	"strings"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// leftoverLimit is how long processes of an earlier supervisor may take to end.
-const leftoverLimit = 20 * time.Second
-
 const (
-	defaultNodeName = "cocoon-node-0"
-	defaultAPIPort  = 6443
-	defaultNodePort = 10250
-	serviceCIDR     = "10.96.0.0/16"
-	serviceIP       = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
-	nodeIP          = "127.0.0.1"
+	defaultNodeName    = "cocoon-node-0"
+	defaultAPIPort     = 6443
+	defaultNodePort    = 10250
+	defaultMetricsPort = 9091
+	defaultEpochPort   = 8080
+	serviceCIDR        = "10.96.0.0/16"
+	serviceIP          = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
+	nodeIP             = "127.0.0.1"
+	mostNodes          = 16
 )
 
 // Settings are the choices of an instance that must outlive a restart. They are kept in DIR/up.json.
 type Settings struct {
-	NodeName string `json:"nodeName"`
-	APIPort  int    `json:"apiPort"`
-	NodePort int    `json:"nodePort"` // the kubelet API of the virtual node
+	APIPort   int            `json:"apiPort"`
+	Nodes     []NodeSettings `json:"nodes"`
+	With      []string       `json:"with,omitempty"` // what runs beside control plane and nodes
+	EpochPort int            `json:"epochPort,omitempty"`
+
+	// As instances with one node kept it.
+	NodeName string `json:"nodeName,omitempty"`
+	NodePort int    `json:"nodePort,omitempty"`
+}
+
+// NodeSettings are the choices of one virtual node.
+type NodeSettings struct {
+	Name        string `json:"name"`
+	Port        int    `json:"port"`        // the kubelet API
+	MetricsPort int    `json:"metricsPort"` // Prometheus
 }
 
 // layout is where an instance keeps its files.
@@ -43,12 +55,41 @@ func (l layout) join(parts ...string) string {
 func (l layout) settings() string   { return l.join("up.json") }
 func (l layout) lock() string       { return l.join("up.lock") }
 func (l layout) kubeconfig() string { return l.join("kubeconfig") }
-func (l layout) socket() string     { return l.join("run", "cocoond.sock") }
 func (l layout) log(name string) string {
 	return l.join("log", name+".log")
 }
 func (l layout) config(name string) string { return l.join("etc", name) }
 func (l layout) mappings() string          { return l.join("etc", "images.d") } // image name mappings, the user's to fill
+func (l layout) epochTokens() string       { return l.config("epoch-tokens") }
+
+// nodeLayout is where one virtual node keeps its files. Those of the first stand where `cocoon --dir DIR` looks for them.
+type nodeLayout struct {
+	layout
+	name  string
+	first bool
+}
+
+func (l layout) node(s Settings, i int) nodeLayout {
+	return nodeLayout{layout: l, name: s.Nodes[i].Name, first: i == 0}
+}
+
+func (n nodeLayout) folder(name string) string {
+	if n.first {
+		return n.join(name)
+	}
+	return n.join("nodes", n.name, name)
+}
+func (n nodeLayout) kubeconfig() string   { return n.config(n.suffixed("node") + ".kubeconfig") }
+func (n nodeLayout) daemonConfig() string { return n.config(n.suffixed("cocoond") + ".yaml") }
+func (n nodeLayout) socket() string       { return filepath.Join(n.folder("run"), "cocoond.sock") }
+
+// suffixed is the name of a file that each node has.
+func (n nodeLayout) suffixed(name string) string {
+	if n.first {
+		return name
+	}
+	return name + "-" + n.name
+}
 
 var nodeNameRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
@@ -57,13 +98,50 @@ func (o Options) check() error {
 	if o.NodeName != "" && (len(o.NodeName) > 63 || !nodeNameRE.MatchString(o.NodeName)) {
 		return errdefs.Invalidf("node name %q is not a DNS name of at most 63 characters", o.NodeName)
 	}
-	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort} {
+	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort, "node's metrics": o.MetricsPort, "registry": o.EpochPort} {
 		if port < 0 || port > 65535 {
 			return errdefs.Invalidf("port %d of the %s is not between 1 and 65535", port, what)
 		}
 	}
+	if o.Nodes != nil && (*o.Nodes < 0 || *o.Nodes > mostNodes) {
+		return errdefs.Invalidf("%d nodes are not between 0 and %d", *o.Nodes, mostNodes)
+	}
+	for _, part := range o.With {
+		if !slices.Contains(parts, part) {
+			return errdefs.Invalidf("%q cannot run beside the nodes; choose from %s", part, strings.Join(parts, ", "))
+		}
+	}
 	return nil
 }
+
+// nodeName is the name of the i-th node beside one called first: a number at the end counts on.
+func nodeName(first string, i int) string {
+	if i == 0 {
+		return first
+	}
+	base := first
+	if cut := strings.LastIndexByte(first, '-'); cut > 0 {
+		if n, err := strconv.Atoi(first[cut+1:]); err == nil {
+			return fmt.Sprintf("%s-%d", first[:cut], n+i)
+		}
+	}
+	return fmt.Sprintf("%s-%d", base, i)
+}
+
+// check refuses what no instance can have chosen.
+func (s Settings) check() error {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, With: s.With}).check(); err != nil {
+		return err
+	}
+	for _, n := range s.Nodes {
+		if err := (Options{NodeName: n.Name, NodePort: n.Port, MetricsPort: n.MetricsPort}).check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s Settings) with(part string) bool { return slices.Contains(s.With, part) }
 
 // settle merges what was asked with what an earlier start decided, picks free ports for the rest and keeps the result.
 // The ports are the caller's until it closes p. Preconditions: o.check() found nothing.
@@ -74,87 +152,60 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		if err := json.Unmarshal(data, &s); err != nil {
 			return s, errdefs.DataLossf("%s is damaged (%w); remove it to choose ports anew", l.settings(), err)
 		}
-		if err := (Options{NodeName: s.NodeName, APIPort: s.APIPort, NodePort: s.NodePort}).check(); err != nil {
+		if len(s.Nodes) == 0 && s.NodeName != "" {
+			s.Nodes = []NodeSettings{{Name: s.NodeName, Port: s.NodePort}}
+		}
+		s.NodeName, s.NodePort = "", 0
+		if err := s.check(); err != nil {
 			return s, errdefs.DataLossf("%s is damaged (%w); remove it to choose anew", l.settings(), err)
 		}
-	case !errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, os.ErrNotExist):
+		s.Nodes = []NodeSettings{{}}
+	default:
 		return s, fmt.Errorf("read settings: %w", err)
 	}
-	if o.NodeName != "" {
-		s.NodeName = o.NodeName
+	if o.With != nil {
+		s.With = o.With
 	}
-	if s.NodeName == "" {
-		s.NodeName = defaultNodeName
+	if o.Nodes != nil {
+		s.Nodes = slices.Grow(s.Nodes, *o.Nodes)[:min(len(s.Nodes), *o.Nodes)]
+		for len(s.Nodes) < *o.Nodes {
+			s.Nodes = append(s.Nodes, NodeSettings{})
+		}
 	}
 	var err error
 	if s.APIPort, err = p.choose("API server", "--api-port", o.APIPort, s.APIPort, defaultAPIPort); err != nil {
 		return s, err
 	}
-	if s.NodePort, err = p.choose("virtual node", "--node-port", o.NodePort, s.NodePort, defaultNodePort); err != nil {
-		return s, err
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		var port, metrics int
+		if i == 0 {
+			port, metrics = o.NodePort, o.MetricsPort
+			if o.NodeName != "" {
+				n.Name = o.NodeName
+			}
+			if n.Name == "" {
+				n.Name = defaultNodeName
+			}
+		} else {
+			n.Name = nodeName(s.Nodes[0].Name, i)
+		}
+		if n.Port, err = p.choose("virtual node", "--node-port", port, n.Port, defaultNodePort); err != nil {
+			return s, err
+		}
+		if n.MetricsPort, err = p.choose("node's metrics", "--metrics-port", metrics, n.MetricsPort, defaultMetricsPort); err != nil {
+			return s, err
+		}
+	}
+	if s.with(partEpoch) {
+		if s.EpochPort, err = p.choose("registry", "--epoch-port", o.EpochPort, s.EpochPort, defaultEpochPort); err != nil {
+			return s, err
+		}
 	}
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return s, fmt.Errorf("encode settings: %w", err)
 	}
 	return s, atomicfile.WriteFile(l.settings(), append(data, '\n'), 0o600)
-}
-
-// ports are the TCP ports of one instance. A server binds its port seconds after it was chosen; until then, and as long
-// as the supervisor lives, an abstract unix socket of the port's name tells other supervisors that it is taken. The
-// kernel gives it back when the process ends, however it ends.
-type ports struct{ held []net.Listener }
-
-func (p *ports) Close() {
-	for _, l := range p.held {
-		l.Close()
-	}
-}
-
-// choose returns the port that was asked for or kept from before, which must be free, else the usual one if it is free,
-// else any free one: two instances on one machine do not get into each other's way.
-func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
-	fixed := asked
-	if fixed == 0 {
-		fixed = kept
-	}
-	if fixed != 0 {
-		if !p.wait(fixed, asked == 0) {
-			return 0, errdefs.Exhaustedf("port %d of the %s is taken by another program; choose another with %s", fixed, what, flag)
-		}
-		return fixed, nil
-	}
-	for port := usual; port < usual+1000 && port <= 65535; port++ {
-		if p.take(port) {
-			return port, nil
-		}
-	}
-	return 0, errdefs.Exhaustedf("no port from %d on is free for the %s; choose one with %s", usual, what, flag)
-}
-
-// wait takes a port, and if patient gives the processes of a supervisor that was just killed the time to end.
-func (p *ports) wait(port int, patient bool) bool {
-	deadline := time.Now().Add(leftoverLimit)
-	for !p.take(port) {
-		if !patient || time.Now().After(deadline) {
-			return false
-		}
-		<-time.After(100 * time.Millisecond)
-	}
-	return true
-}
-
-func (p *ports) take(port int) bool {
-	claim, err := net.Listen("unix", "@cocoon-up-port-"+strconv.Itoa(port))
-	if err != nil {
-		return false
-	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(nodeIP, strconv.Itoa(port)))
-	if err != nil {
-		claim.Close()
-		return false
-	}
-	ln.Close()
-	p.held = append(p.held, claim)
-	return true
 }

@@ -1,9 +1,11 @@
 package up
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -34,32 +36,55 @@ func free(t *testing.T) int {
 
 func TestSettle(t *testing.T) {
 	l := layout{t.TempDir()}
-	api, node := free(t), free(t)
-	var p ports
-	s, err := settle(l, Options{APIPort: api, NodePort: node}, &p)
-	if err != nil {
-		t.Fatal(err)
+	api, node, metrics, registry := free(t), free(t), free(t), free(t)
+	settled := func(o Options) Settings {
+		t.Helper()
+		var p ports
+		defer p.Close()
+		s, err := settle(l, o, &p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
 	}
-	p.Close()
-	if want := (Settings{NodeName: defaultNodeName, APIPort: api, NodePort: node}); s != want {
+	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics})
+	if want := (Settings{APIPort: api, Nodes: []NodeSettings{{defaultNodeName, node, metrics}}}); !reflect.DeepEqual(s, want) {
 		t.Errorf("got %+v, want %+v", s, want)
 	}
 	// What was chosen once stays, until something else is asked for.
-	again, err := settle(l, Options{NodeName: "other"}, &p)
-	if err != nil {
-		t.Fatal(err)
+	three := 3
+	s = settled(Options{NodeName: "other-7", Nodes: &three, With: []string{partEpoch}, EpochPort: registry})
+	if len(s.Nodes) != 3 || s.Nodes[0] != (NodeSettings{"other-7", node, metrics}) || s.Nodes[1].Name != "other-8" || s.Nodes[2].Port == s.Nodes[1].Port || s.EpochPort != registry || !s.with(partEpoch) {
+		t.Errorf("got %+v", s)
 	}
-	p.Close()
-	if want := (Settings{NodeName: "other", APIPort: api, NodePort: node}); again != want {
-		t.Errorf("got %+v, want %+v", again, want)
+	if again := settled(Options{}); !reflect.DeepEqual(again, s) {
+		t.Errorf("got %+v, want %+v", again, s)
+	}
+	none := 0
+	if s := settled(Options{Nodes: &none, With: []string{}}); len(s.Nodes) != 0 || len(s.With) != 0 || len(settled(Options{}).Nodes) != 0 {
+		t.Errorf("a control plane alone is %+v", s)
 	}
 	if fi, err := os.Stat(l.settings()); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", fi, err)
 	}
 }
 
+func TestSettleReadsWhatOneNodeKept(t *testing.T) {
+	l := layout{t.TempDir()}
+	api, node := free(t), free(t)
+	if err := os.WriteFile(l.settings(), fmt.Appendf(nil, `{"nodeName":"old","apiPort":%d,"nodePort":%d}`, api, node), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var p ports
+	defer p.Close()
+	s, err := settle(l, Options{}, &p)
+	if err != nil || s.APIPort != api || len(s.Nodes) != 1 || s.Nodes[0].Name != "old" || s.Nodes[0].Port != node || s.Nodes[0].MetricsPort == 0 {
+		t.Errorf("got %+v, %v", s, err)
+	}
+}
+
 func TestSettleRefuses(t *testing.T) {
-	busy := taken(t)
+	busy, many := taken(t), mostNodes+1
 	for _, c := range []struct {
 		name  string
 		o     Options
@@ -74,6 +99,8 @@ func TestSettleRefuses(t *testing.T) {
 		{"large port", Options{NodePort: 65536}, "", errdefs.InvalidArgument, "65536"},
 		{"port taken", Options{APIPort: busy}, "", errdefs.ResourceExhausted, "--api-port"},
 		{"node port taken", Options{NodePort: busy}, "", errdefs.ResourceExhausted, "--node-port"},
+		{"too many nodes", Options{Nodes: &many}, "", errdefs.InvalidArgument, "17"},
+		{"unknown part", Options{With: []string{"epoch", "docker"}}, "", errdefs.InvalidArgument, `"docker"`},
 		{"damaged file", Options{}, "{", errdefs.DataLoss, "up.json"},
 		{"changed by hand", Options{}, `{"nodeName":"A","apiPort":1}`, errdefs.DataLoss, "up.json"},
 	} {

@@ -20,11 +20,15 @@ import (
 
 // Options are what the user asked of `cocoon up`. Zero values keep what an earlier start of the instance chose.
 type Options struct {
-	Dir      string
-	NodeName string
-	APIPort  int
-	NodePort int
-	Assets   Assets
+	Dir         string
+	Nodes       *int     // number of virtual nodes; with none the instance is a control plane alone
+	NodeName    string   // of the first node
+	With        []string // what runs beside them: the names in parts
+	APIPort     int
+	NodePort    int // of the first node
+	MetricsPort int // of the first node
+	EpochPort   int
+	Assets      Assets
 }
 
 // Report tells one finished step and how long it took.
@@ -94,19 +98,29 @@ func (in *instance) prepare() (err error) {
 	if in.api, err = newAPIClient(in.pki, in.settings); err != nil {
 		return err
 	}
-	for user, path := range map[string]string{
-		"controller-manager": in.config("controller-manager.kubeconfig"),
-		"scheduler":          in.config("scheduler.kubeconfig"),
-		"node":               in.config("node.kubeconfig"),
-	} {
-		if err := writeKubeconfig(path, in.pki, in.settings, user); err != nil {
+	for _, user := range []string{"controller-manager", "scheduler"} {
+		if err := writeKubeconfig(in.config(user+".kubeconfig"), in.pki, in.settings, user); err != nil {
+			return err
+		}
+	}
+	for i := range in.settings.Nodes {
+		n := in.node(in.settings, i)
+		if err := os.MkdirAll(n.folder("run"), 0o700); err != nil {
+			return fmt.Errorf("make folder of node %s: %w", n.name, err)
+		}
+		if err := writeKubeconfig(n.kubeconfig(), in.pki, in.settings, n.suffixed("node")); err != nil {
+			return err
+		}
+		if err := writeYAML(n.daemonConfig(), cocoondConfig(n, in.pki, in.settings, in.opts.Assets)); err != nil {
+			return err
+		}
+	}
+	for _, name := range in.settings.With {
+		if err := in.part(name).prepare(); err != nil {
 			return err
 		}
 	}
 	if err := writeYAML(in.config("control-plane.yaml"), controlPlaneConfig(in.layout, in.pki, in.settings)); err != nil {
-		return err
-	}
-	if err := writeYAML(in.config("cocoond.yaml"), cocoondConfig(in.layout, in.pki, in.settings, in.opts.Assets)); err != nil {
 		return err
 	}
 	in.report("certificates and configuration", time.Since(began))
@@ -121,11 +135,12 @@ func (in *instance) controlPlane() child {
 	}
 }
 
-func (in *instance) daemon() child {
+func (in *instance) daemon(n nodeLayout) child {
+	name := n.suffixed("cocoond")
 	return child{
-		name: "cocoond", path: in.opts.Assets.Daemon,
-		args: []string{"--config", in.config("cocoond.yaml")},
-		log:  in.layout.log("cocoond"), stop: stopDaemon,
+		name: name, path: in.opts.Assets.Daemon,
+		args: []string{"--config", n.daemonConfig()},
+		log:  in.layout.log(name), stop: stopDaemon,
 	}
 }
 
@@ -181,32 +196,21 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	}
 	in.report("custom resources are installed", time.Since(began))
 
-	began = time.Now()
-	since := began.Truncate(time.Second)
-	ended = launch(in.daemon())
-	if r.err = in.await(ctx, in.daemon(), ended, in.daemonAnswers); r.err != nil {
-		return r
+	for _, name := range in.settings.With {
+		began = time.Now()
+		part := in.part(name)
+		ended := launch(part.child)
+		if r.err = in.await(ctx, part.child, ended, part.ready); r.err != nil {
+			return r
+		}
+		in.report(name+" answers", time.Since(began))
 	}
-	in.report("cocoond answers", time.Since(began))
 
-	began = time.Now()
-	if r.err = in.importDemo(ctx); r.err != nil {
-		return r
+	for i := range in.settings.Nodes {
+		if r.err = in.startNode(ctx, in.node(in.settings, i), launch); r.err != nil {
+			return r
+		}
 	}
-	in.report("image "+demoImage, time.Since(began))
-
-	began = time.Now()
-	r.err = in.await(ctx, in.daemon(), ended, func(ctx context.Context) bool {
-		return in.api.nodeReady(ctx, in.settings.NodeName, since) && in.api.hasDefaultServiceAccount(ctx)
-	})
-	if r.err != nil {
-		return r
-	}
-	if r.err = in.api.labelNode(ctx, in.settings.NodeName); r.err != nil {
-		return r
-	}
-	in.report("node "+in.settings.NodeName+" is Ready", time.Since(began))
-
 	if r.err = writeKubeconfig(in.kubeconfig(), in.pki, in.settings, "admin"); r.err == nil {
 		ready()
 	}
@@ -232,8 +236,39 @@ func (in *instance) await(ctx context.Context, c child, ended <-chan error, ok f
 	return nil
 }
 
-func (in *instance) daemonAnswers(ctx context.Context) bool {
-	c, err := nodeclient.Dial(in.socket())
+// startNode starts one virtual node and waits until pods can run there.
+func (in *instance) startNode(ctx context.Context, n nodeLayout, launch func(child) <-chan error) error {
+	began := time.Now()
+	since := began.Truncate(time.Second)
+	daemon := in.daemon(n)
+	ended := launch(daemon)
+	if err := in.await(ctx, daemon, ended, n.answers); err != nil {
+		return err
+	}
+	in.report(daemon.name+" answers", time.Since(began))
+
+	began = time.Now()
+	if err := n.importDemo(ctx, in.opts.Assets); err != nil {
+		return err
+	}
+	in.report("image "+demoImage, time.Since(began))
+
+	began = time.Now()
+	err := in.await(ctx, daemon, ended, func(ctx context.Context) bool {
+		return in.api.nodeReady(ctx, n.name, since) && in.api.hasDefaultServiceAccount(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	if err := in.api.labelNode(ctx, n.name); err != nil {
+		return err
+	}
+	in.report("node "+n.name+" is Ready", time.Since(began))
+	return nil
+}
+
+func (n nodeLayout) answers(ctx context.Context) bool {
+	c, err := nodeclient.Dial(n.socket())
 	if err != nil {
 		return false
 	}
@@ -243,13 +278,13 @@ func (in *instance) daemonAnswers(ctx context.Context) bool {
 }
 
 // importDemo makes the demo image available without any network. An instance that has it keeps it.
-func (in *instance) importDemo(ctx context.Context) error {
-	c, err := nodeclient.Dial(in.socket())
+func (n nodeLayout) importDemo(ctx context.Context, a Assets) error {
+	c, err := nodeclient.Dial(n.socket())
 	if err != nil {
 		return fmt.Errorf("import demo image: %w", err)
 	}
 	defer c.Close()
-	f, err := os.Open(in.opts.Assets.DemoImage)
+	f, err := os.Open(a.DemoImage)
 	if err != nil {
 		return fmt.Errorf("import demo image: %w", err)
 	}

@@ -1,0 +1,71 @@
+package up
+
+import (
+	"net"
+	"strconv"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// leftoverLimit is how long processes of an earlier supervisor may take to end.
+const leftoverLimit = 20 * time.Second
+
+// ports are the TCP ports of one instance. A server binds its port seconds after it was chosen; until then, and as long
+// as the supervisor lives, an abstract unix socket of the port's name tells other supervisors that it is taken. The
+// kernel gives it back when the process ends, however it ends.
+type ports struct{ held []net.Listener }
+
+func (p *ports) Close() {
+	for _, l := range p.held {
+		l.Close()
+	}
+}
+
+// choose returns the port that was asked for or kept from before, which must be free, else the usual one if it is free,
+// else any free one: two instances on one machine do not get into each other's way.
+func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
+	fixed := asked
+	if fixed == 0 {
+		fixed = kept
+	}
+	if fixed != 0 {
+		if !p.wait(fixed, asked == 0) {
+			return 0, errdefs.Exhaustedf("port %d of the %s is taken by another program; choose another with %s", fixed, what, flag)
+		}
+		return fixed, nil
+	}
+	for port := usual; port < usual+1000 && port <= 65535; port++ {
+		if p.take(port) {
+			return port, nil
+		}
+	}
+	return 0, errdefs.Exhaustedf("no port from %d on is free for the %s; choose one with %s", usual, what, flag)
+}
+
+// wait takes a port, and if patient gives the processes of a supervisor that was just killed the time to end.
+func (p *ports) wait(port int, patient bool) bool {
+	deadline := time.Now().Add(leftoverLimit)
+	for !p.take(port) {
+		if !patient || time.Now().After(deadline) {
+			return false
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+	return true
+}
+
+func (p *ports) take(port int) bool {
+	claim, err := net.Listen("unix", "@cocoon-up-port-"+strconv.Itoa(port))
+	if err != nil {
+		return false
+	}
+	ln, err := net.Listen("tcp", net.JoinHostPort(nodeIP, strconv.Itoa(port)))
+	if err != nil {
+		claim.Close()
+		return false
+	}
+	ln.Close()
+	p.held = append(p.held, claim)
+	return true
+}
