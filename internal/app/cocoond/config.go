@@ -64,19 +64,21 @@ type Fake struct {
 
 // NetworkConfig is the node's own network. NAT and Enabled are pointers to tell "false" from "not said".
 type NetworkConfig struct {
-	Enabled        *bool    `json:"enabled,omitempty"`  // default true; without it VMs have no interfaces
-	Name           string   `json:"name,omitempty"`     // default "default"
-	Instance       string   `json:"instance,omitempty"` // tells daemons apart that share a network namespace
-	Bridge         string   `json:"bridge,omitempty"`   // default cocoon0
-	Subnet         string   `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
-	Gateway        string   `json:"gateway,omitempty"`
-	NetNS          string   `json:"netns,omitempty"` // name or path of the network namespace
-	DNS            []string `json:"dns,omitempty"`
-	MTU            int      `json:"mtu,omitempty"`
-	NAT            *bool    `json:"nat,omitempty"` // default true
-	MasqueradeLink string   `json:"masqueradeLink,omitempty"`
-	Isolation      bool     `json:"isolation,omitempty"` // guests do not reach each other
-	Leases         string   `json:"leases,omitempty"`    // path of the lease file
+	Enabled        *bool          `json:"enabled,omitempty"`  // default true; without it VMs have no interfaces
+	Name           string         `json:"name,omitempty"`     // default "default"
+	Instance       string         `json:"instance,omitempty"` // tells daemons apart that share a network namespace
+	Bridge         string         `json:"bridge,omitempty"`   // default cocoon0
+	Subnet         string         `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
+	Gateway        string         `json:"gateway,omitempty"`
+	NetNS          string         `json:"netns,omitempty"` // name or path of the network namespace
+	DNS            []string       `json:"dns,omitempty"`
+	Search         []string       `json:"search,omitempty"` // domains that guests complete names with
+	Routes         []bridge.Route `json:"routes,omitempty"` // that guests have besides the default one
+	MTU            int            `json:"mtu,omitempty"`
+	NAT            *bool          `json:"nat,omitempty"` // default true
+	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
+	Isolation      bool           `json:"isolation,omitempty"` // guests do not reach each other
+	Leases         string         `json:"leases,omitempty"`    // path of the lease file
 }
 
 // Log says what is logged and how.
@@ -202,7 +204,8 @@ func (c *Config) bridge() bridge.Config {
 		dns = nil // the host's resolvers
 	}
 	return bridge.Config{
-		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, DNS: dns, MTU: n.MTU,
+		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, DNS: dns,
+		Search: n.Search, Routes: n.Routes, MTU: n.MTU,
 		NAT: yes(n.NAT), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
 		StateDir: filepath.Join(c.StateDir, "network", strings.ReplaceAll(n.Name, string(filepath.Separator), "_")), LeasePath: n.Leases,
 	}

@@ -57,6 +57,7 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 			return nil, err
 		}
 		d.network = keep(n)
+		d.metrics.registry.MustRegister(networkCollector{n})
 	}
 	return d, nil
 }

@@ -22,6 +22,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
@@ -37,6 +38,8 @@ type Network struct {
 	file  *ipam.File
 	dirty chan struct{} // capacity 1: the lease file is behind
 
+	answers tally
+
 	mu   sync.RWMutex // held for reading by changes of single taps, for writing by those of the network
 	live *live        // nil until Setup succeeded
 
@@ -50,6 +53,7 @@ type live struct {
 	prefix  netip.Prefix
 	gateway netip.Addr
 	dns     []netip.Addr
+	routes  []dhcp.Route
 	mtu     int
 	rules   rules
 	gate    *gate // checks senders at the taps; nil when nobody does
@@ -84,6 +88,15 @@ func (n *Network) Subnet() (netip.Prefix, netip.Addr) {
 		return netip.Prefix{}, netip.Addr{}
 	}
 	return lv.prefix, lv.gateway
+}
+
+// Addresses returns how many addresses are leased, and how many there are for VMs; zeros before Setup.
+func (n *Network) Addresses() (leased, total int) {
+	lv, err := n.up()
+	if err != nil {
+		return 0, 0
+	}
+	return lv.pool.Size()
 }
 
 // up returns what Setup found, or why nothing can be done yet.

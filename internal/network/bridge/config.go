@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
@@ -25,6 +27,8 @@ type Config struct {
 	Subnet  string   // IPv4 CIDR, or SubnetAuto (the default)
 	Gateway string   // our address; the first of Subnet by default
 	DNS     []string // nil: the host's resolvers, as far as guests can reach them; empty: none
+	Search  []string // domains that guests complete names with
+	Routes  []Route  // that guests have besides the default one
 	MTU     int      // bytes; 0: that of the link with the default route
 
 	NAT            bool   // guests reach other networks under the host's address
@@ -36,9 +40,16 @@ type Config struct {
 	LeasePath string // StateDir/leases.json by default
 }
 
+// Route is a way of guests to other addresses than by the gateway.
+type Route struct {
+	To  string `json:"to"`            // IPv4 CIDR
+	Via string `json:"via,omitempty"` // address in the subnet; "" for the link itself
+}
+
 var (
-	labelRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
-	linkRE  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$`)
+	domainRE = regexp.MustCompile(`^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+	labelRE  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+	linkRE   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$`)
 )
 
 func (c Config) withDefaults() (Config, error) {
@@ -80,7 +91,43 @@ func (c Config) withDefaults() (Config, error) {
 			return c, errdefs.Invalidf("network %s: DNS server %q is not an IPv4 address", c.Name, d)
 		}
 	}
+	for _, d := range c.Search {
+		if len(d) > 253 || !domainRE.MatchString(d) {
+			return c, errdefs.Invalidf("network %s: search domain %q is not a domain name", c.Name, d)
+		}
+	}
+	routes, err := c.routes()
+	if err != nil {
+		return c, err
+	}
+	// The addresses only have to be as long as those that Setup finds.
+	any4 := netip.AddrFrom4([4]byte{10})
+	told := dhcp.Config{Server: any4, Router: any4, Prefix: netip.PrefixFrom(any4, 8), DNS: make([]netip.Addr, max(len(c.DNS), 3)), Search: c.Search, Routes: routes, MTU: 1500}
+	for i := range told.DNS {
+		told.DNS[i] = any4
+	}
+	if err := told.Check(); err != nil {
+		return c, fmt.Errorf("network %s: %w", c.Name, err)
+	}
 	return c, nil
+}
+
+func (c Config) routes() ([]dhcp.Route, error) {
+	var out []dhcp.Route
+	for _, r := range c.Routes {
+		to, err := netip.ParsePrefix(r.To)
+		if err != nil || !to.Addr().Is4() || to != to.Masked() {
+			return nil, errdefs.Invalidf("network %s: a route to %q is not to an IPv4 subnet such as 192.168.7.0/24", c.Name, r.To)
+		}
+		route := dhcp.Route{To: to}
+		if r.Via != "" {
+			if route.Via, err = netip.ParseAddr(r.Via); err != nil || !route.Via.Is4() {
+				return nil, errdefs.Invalidf("network %s: the route to %s goes by %q, which is no IPv4 address", c.Name, r.To, r.Via)
+			}
+		}
+		out = append(out, route)
+	}
+	return out, nil
 }
 
 // gatewayIn returns our address in prefix.

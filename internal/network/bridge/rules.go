@@ -34,6 +34,7 @@ type rules struct {
 const (
 	setSenders = "senders" // tap . mac
 	setGuests  = "guests"  // tap . mac . address
+	chainDHCP  = "dhcp"    // what is for a DHCP server
 )
 
 // empty reports whether there is nothing to ask of nftables at all.
@@ -203,8 +204,12 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 		Name: "prerouting", Table: t, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(-300),
 	})
+	asks := c.AddChain(&nftables.Chain{Name: chainDHCP, Table: t})
 	for _, e := range r.sender() {
 		c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: e})
+	}
+	for _, e := range r.asker() {
+		c.AddRule(&nftables.Rule{Table: t, Chain: asks, Exprs: e})
 	}
 	return nil
 }
@@ -216,10 +221,25 @@ func (r rules) sender() [][]expr.Any {
 	return [][]expr.Any{
 		join([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(r.tapPrefix)}}, accept()),
 		join(loadTap(), loadEther(), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setSenders, SetID: setSendersID, Invert: true}}, drop()),
+		join(etherType(unix.ETH_P_IP), proto(unix.IPPROTO_UDP), dport(67), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainDHCP}}),
 		join(etherType(unix.ETH_P_IP), loadTap(), loadEther(), loadNetwork(12, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
 		join(etherType(unix.ETH_P_ARP), loadTap(), loadNetwork(8, 6, unix.NFT_REG_2), loadNetwork(14, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
 		join(etherType(unix.ETH_P_ARP), loadNetwork(14, 4, 1), equal(zero.AsSlice()), accept()),
-		join(etherType(unix.ETH_P_IP), source(netip.PrefixFrom(zero, 32)), proto(unix.IPPROTO_UDP), dport(67), accept()),
+		drop(),
+	}
+}
+
+// asker checks DHCP: the hardware address in the message, which the server goes by, is the sender's own. Of a message
+// in fragments the first one ends here when it is too short to show it.
+func (r rules) asker() [][]expr.Any {
+	const udpHeader, chaddr = 8, 28
+	itself := join(loadTap(), []expr.Any{
+		&expr.Payload{DestRegister: unix.NFT_REG_2, Base: expr.PayloadBaseTransportHeader, Offset: udpHeader + chaddr, Len: 6},
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: setSenders, SetID: setSendersID},
+	})
+	return [][]expr.Any{
+		join(itself, loadTap(), loadEther(), loadNetwork(12, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
+		join(itself, source(netip.PrefixFrom(netip.AddrFrom4([4]byte{}), 32)), accept()),
 		drop(),
 	}
 }

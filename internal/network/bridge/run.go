@@ -7,9 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/network/bridge/dhcp"
+	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -44,7 +45,8 @@ func (n *Network) Run(ctx context.Context) error {
 
 func (n *Network) dhcpConfig(lv *live) dhcp.Config {
 	return dhcp.Config{
-		Server: lv.gateway, Router: lv.gateway, Prefix: lv.prefix, DNS: lv.dns, MTU: lv.mtu, LeaseTime: leaseTime,
+		Server: lv.gateway, Router: lv.gateway, Prefix: lv.prefix, DNS: lv.dns, Search: n.cfg.Search, Routes: lv.routes,
+		MTU: lv.mtu, LeaseTime: leaseTime,
 	}
 }
 
@@ -82,9 +84,41 @@ func (r reservations) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
 	return dhcp.Reservation{IP: l.IP, Hostname: hostname(l.VM)}, ok
 }
 
-func (r reservations) Renewed(mac net.HardwareAddr) {
-	r.pool.Renew(mac.String(), time.Now())
-	r.n.markDirty()
+func (r reservations) Answered(a dhcp.Answer) {
+	r.n.answers.add(a.Kind)
+	if a.Kind == dhcp.Ack {
+		r.pool.Renew(a.MAC.String(), time.Now())
+		r.n.markDirty()
+	}
+	if a.Kind == dhcp.Declined {
+		r.pool.Decline(a.MAC.String(), time.Now())
+	}
+}
+
+// tally counts DHCP messages by what was done about them.
+type tally struct {
+	mu     sync.Mutex
+	byKind map[dhcp.Kind]uint64
+}
+
+func (t *tally) add(k dhcp.Kind) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byKind == nil {
+		t.byKind = map[dhcp.Kind]uint64{}
+	}
+	t.byKind[k]++
+}
+
+// DHCPMessages returns how many messages guests sent since the daemon started, by what was done about them.
+func (n *Network) DHCPMessages() map[string]uint64 {
+	n.answers.mu.Lock()
+	defer n.answers.mu.Unlock()
+	out := map[string]uint64{}
+	for k, v := range n.answers.byKind {
+		out[string(k)] = v
+	}
+	return out
 }
 
 // hostname is a VM's name as a DNS label.

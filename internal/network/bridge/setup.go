@@ -118,6 +118,9 @@ func (n *Network) settle(prefix netip.Prefix, leases []ipam.Lease, taps []tap) (
 	if lv.mtu == 0 {
 		lv.mtu = defaultMTU()
 	}
+	if lv.routes, err = n.cfg.routes(); err != nil {
+		return nil, err
+	}
 	owner := n.cfg.owner()
 	lv.rules = rules{
 		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),

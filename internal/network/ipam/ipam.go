@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -51,6 +52,9 @@ type Request struct {
 	MAC   string // "" for the one that belongs to the name
 }
 
+// Quarantine is how long an address that another machine was seen to have is not given to anybody, as long as there are others.
+const Quarantine = 10 * time.Minute
+
 type key struct {
 	id    vm.ID
 	index int
@@ -65,7 +69,8 @@ type Pool struct {
 	byMAC    map[string]*Lease
 	byIP     map[netip.Addr]*Lease
 	attached map[*Lease]bool
-	version  uint64 // grows with every change
+	declined map[netip.Addr]time.Time // the end of the quarantine; not in the file
+	version  uint64                   // grows with every change
 }
 
 // New returns an empty pool. It refuses a subnet without room for a gateway and one guest, or no subnet at all.
@@ -76,7 +81,7 @@ func New(cfg Config) (*Pool, error) {
 	if !cfg.Prefix.Contains(cfg.Gateway) {
 		return nil, errdefs.Invalidf("gateway %s is not in subnet %s", cfg.Gateway, cfg.Prefix)
 	}
-	p := &Pool{cfg: cfg}
+	p := &Pool{cfg: cfg, declined: map[netip.Addr]time.Time{}}
 	p.reset()
 	return p, nil
 }
@@ -153,9 +158,11 @@ func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if held := p.byKey[key{r.ID, r.Index}]; held != nil {
+		p.replace(held, r, now)
 		return *held, false, nil
 	}
 	if held := p.leftover(r); held != nil {
+		p.replace(held, r, now)
 		delete(p.byKey, key{held.ID, held.Index})
 		held.ID, held.VM, held.Index, held.Tap, held.Expiry = r.ID, r.Name, r.Index, "", p.expiry(now)
 		p.byKey[key{r.ID, r.Index}] = held
@@ -166,13 +173,38 @@ func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error
 	if err != nil {
 		return Lease{}, false, err
 	}
-	ip, err := p.freeIP(r)
+	ip, err := p.freeIP(r, now)
 	if err != nil {
 		return Lease{}, false, err
 	}
 	held := p.put(Lease{MAC: mac, IP: ip, Expiry: p.expiry(now), VM: r.Name, ID: r.ID, Index: r.Index})
 	p.version++
 	return *held, true, nil
+}
+
+// replace gives a lease that no guest uses now another address, if its own is in quarantine and there is another.
+func (p *Pool) replace(held *Lease, r Request, now time.Time) {
+	if p.attached[held] || !now.Before(p.declined[held.IP]) {
+		return
+	}
+	ip, err := p.freeIP(r, now)
+	if err != nil || now.Before(p.declined[ip]) {
+		return
+	}
+	delete(p.byIP, held.IP)
+	held.IP = ip
+	p.byIP[ip] = held
+	p.version++
+}
+
+// Decline puts the address of a guest, which found another machine under it, in quarantine. The guest keeps the lease,
+// since all that is known about it says so, and gets another address when its tap is made anew.
+func (p *Pool) Decline(mac string, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byMAC[mac]; held != nil {
+		p.declined[held.IP] = now.Add(Quarantine)
+	}
 }
 
 // Attach notes the tap that carries the lease.
@@ -252,6 +284,7 @@ func (p *Pool) Renew(mac string, now time.Time) {
 func (p *Pool) Refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	maps.DeleteFunc(p.declined, func(_ netip.Addr, end time.Time) bool { return !now.Before(end) })
 	for _, l := range p.byIP {
 		switch {
 		case l.Owned() && l.Expiry.Before(now.Add(p.cfg.TTL/2)):
@@ -275,6 +308,13 @@ func (p *Pool) Snapshot() ([]Lease, uint64) {
 	}
 	slices.SortFunc(out, func(a, b Lease) int { return a.IP.Compare(b.IP) })
 	return out, p.version
+}
+
+// Size returns how many addresses are leased, and how many the subnet has for VMs.
+func (p *Pool) Size() (leased, total int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.byIP), 1<<(32-p.cfg.Prefix.Bits()) - 3 // without network, broadcast and gateway
 }
 
 // Version grows with every change.
@@ -351,20 +391,31 @@ func (p *Pool) nameMAC(r Request, salt int) string {
 	return net.HardwareAddr{0x02, sum[0], sum[1], sum[2], sum[3], sum[4]}.String()
 }
 
-// freeIP starts at the address of the name and takes the next one that is free.
-func (p *Pool) freeIP(r Request) (netip.Addr, error) {
+// freeIP starts at the address of the name and takes the next one that is free, and not in quarantine if possible.
+func (p *Pool) freeIP(r Request, now time.Time) (netip.Addr, error) {
 	base := binary.BigEndian.Uint32(p.cfg.Prefix.Addr().AsSlice())
 	hosts := uint32(1)<<(32-p.cfg.Prefix.Bits()) - 2 // without network and broadcast
 	if uint32(len(p.byIP)) >= hosts-1 {              // and without the gateway
 		return netip.Addr{}, errdefs.Exhaustedf("all %d addresses of subnet %s are taken; remove VMs or configure a larger subnet", hosts-1, p.cfg.Prefix)
 	}
 	sum := hash("ip", r.Name, strconv.Itoa(r.Index))
+	var disputed netip.Addr
 	for i, at := uint32(0), binary.BigEndian.Uint32(sum[:4])%hosts; i < hosts; i, at = i+1, (at+1)%hosts {
 		var b [4]byte
 		binary.BigEndian.PutUint32(b[:], base+1+at)
-		if ip := netip.AddrFrom4(b); ip != p.cfg.Gateway && p.byIP[ip] == nil {
+		ip := netip.AddrFrom4(b)
+		if ip == p.cfg.Gateway || p.byIP[ip] != nil {
+			continue
+		}
+		if !now.Before(p.declined[ip]) {
 			return ip, nil
 		}
+		if !disputed.IsValid() {
+			disputed = ip
+		}
+	}
+	if disputed.IsValid() {
+		return disputed, nil
 	}
 	return netip.Addr{}, errdefs.Exhaustedf("no address of subnet %s is free; remove VMs or configure a larger subnet", p.cfg.Prefix)
 }

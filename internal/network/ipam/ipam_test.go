@@ -255,3 +255,34 @@ func FuzzParse(f *testing.F) {
 		_ = pool(t, "10.88.0.0/16").Load(again, now)
 	})
 }
+
+func TestDeclined(t *testing.T) {
+	now := time.Now()
+	p := pool(t, "10.1.0.0/29")
+	first, _, err := p.Reserve(Request{ID: "1", Name: "web"}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Attach("1", 0, "tap1")
+	p.Decline(first.MAC, now)
+	if l, _, err := p.Reserve(Request{ID: "1", Name: "web"}, now); err != nil || l.IP != first.IP {
+		t.Errorf("a guest that runs was moved to %s (%v)", l.IP, err)
+	}
+	p.Detach(first.MAC, "tap1")
+	moved, _, err := p.Reserve(Request{ID: "1", Name: "web"}, now)
+	if err != nil || moved.IP == first.IP || moved.MAC != first.MAC {
+		t.Errorf("started anew it got %s %s, in quarantine is %s (%v)", moved.MAC, moved.IP, first.IP, err)
+	}
+	seen := map[netip.Addr]bool{moved.IP: true}
+	for i := range 4 {
+		l, _, err := p.Reserve(Request{ID: vm.ID(fmt.Sprint("n", i)), Name: fmt.Sprint("n", i)}, now)
+		if err != nil || seen[l.IP] || (l.IP == first.IP) != (i == 3) {
+			t.Errorf("VM %d got %s (%v): the address in quarantine comes last", i, l.IP, err)
+		}
+		seen[l.IP] = true
+	}
+	p.Refresh(now.Add(Quarantine))
+	if len(p.declined) != 0 {
+		t.Error("the quarantine does not end")
+	}
+}

@@ -13,8 +13,9 @@ import (
 type Table interface {
 	// Lookup returns the reservation of mac.
 	Lookup(mac net.HardwareAddr) (Reservation, bool)
-	// Renewed is called when mac was told that the address is its own for another lease time.
-	Renewed(mac net.HardwareAddr)
+	// Answered is called before an answer is sent, and when there is none. After Ack the address is the guest's for
+	// another lease time; after Declined another machine was seen to have it.
+	Answered(a Answer)
 }
 
 // Serve answers on s until ctx ends, closes s, and returns nil then, or why it could not go on.
@@ -38,9 +39,7 @@ func Serve(ctx context.Context, s *Socket, c Config, t Table, log *slog.Logger) 
 			continue
 		}
 		a := c.Answer(buf[:n], t.Lookup)
-		if a.Kind == Ack {
-			t.Renewed(a.MAC)
-		}
+		t.Answered(a)
 		if a.Packet != nil {
 			err = s.send(c.Server, a)
 		}

@@ -1,16 +1,21 @@
 // Package dhcp answers DHCPv4 where addresses are decided already: each known MAC gets its own, nobody else gets anything.
 //
-// Config.Answer is a pure function from packet to packet; Serve is the thin loop around it. The package chooses no
-// address, keeps no lease and configures no link.
+// Config.Answer is a pure function from packet to packet, to the letter of RFC 2131 with the options of RFC 2132, 3397
+// (search list), 3442 (classless routes) and 6842 (client identifier); Serve is the thin loop around it. The package
+// chooses no address, keeps no lease and configures no link.
 package dhcp
 
 import (
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/iana"
+	"github.com/insomniacslk/dhcp/rfc1035label"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // Config is what every guest of a network is told.
@@ -19,8 +24,32 @@ type Config struct {
 	Prefix    netip.Prefix
 	Router    netip.Addr // zero for none
 	DNS       []netip.Addr
-	MTU       int // 0 for none
+	Search    []string // domains to complete names with; the first is the guest's own
+	Routes    []Route  // besides the one through Router
+	MTU       int      // 0 for none
 	LeaseTime time.Duration
+}
+
+// Route is a way to other addresses than those behind Router.
+type Route struct {
+	To  netip.Prefix
+	Via netip.Addr // zero: on this link
+}
+
+// maxMessage is what every client must accept: RFC 2131 section 2, less the headers of IP and UDP.
+const maxMessage = 576 - 28
+
+// Check returns an InvalidArgument error when guests that accept no more than they must cannot be told all of c.
+func (c Config) Check() error {
+	req, err := dhcpv4.New(dhcpv4.WithHwAddr(make(net.HardwareAddr, 6)))
+	if err != nil {
+		return errdefs.New(errdefs.Internal, "make a DHCP message: %w", err)
+	}
+	res := Reservation{IP: c.Server, Hostname: strings.Repeat("x", 63)}
+	if n := len(c.reply(Answer{}, req, res, Ack).Packet); n > maxMessage {
+		return errdefs.Invalidf("search domains and routes make DHCP messages of %d bytes, and clients accept %d; configure fewer", n, maxMessage)
+	}
+	return nil
 }
 
 // Reservation is the address that belongs to one MAC.
@@ -83,13 +112,26 @@ func (c Config) Answer(payload []byte, lookup func(net.HardwareAddr) (Reservatio
 		}
 		return c.reply(a, req, res, Inform)
 	case dhcpv4.MessageTypeRelease:
-		a.Kind = Released
+		a.Kind = ifOurs(Released, c.meant(req) && addr(req.ClientIPAddr) == res.IP)
 	case dhcpv4.MessageTypeDecline:
-		a.Kind = Declined
+		a.Kind = ifOurs(Declined, c.meant(req) && addr(req.RequestedIPAddress()) == res.IP)
 	default:
 		a.Kind = Ignored
 	}
 	return a
+}
+
+func ifOurs(kind Kind, ours bool) Kind {
+	if !ours {
+		return Ignored
+	}
+	return kind
+}
+
+// meant reports whether req is for this server: it names it, or none.
+func (c Config) meant(req *dhcpv4.DHCPv4) bool {
+	id := req.ServerIdentifier()
+	return id == nil || addr(id) == c.Server
 }
 
 // wellFormed refuses what a guest on our own wire cannot rightly send; a relay would make us send elsewhere.
@@ -100,7 +142,7 @@ func wellFormed(req *dhcpv4.DHCPv4) bool {
 
 // request tells the four states of RFC 2131 4.3.2 apart.
 func (c Config) request(a Answer, req *dhcpv4.DHCPv4, res Reservation) Answer {
-	if id := req.ServerIdentifier(); id != nil && addr(id) != c.Server {
+	if !c.meant(req) {
 		a.Kind = Ignored // the guest chose another server
 		return a
 	}
@@ -122,8 +164,10 @@ func (c Config) reply(a Answer, req *dhcpv4.DHCPv4, res Reservation, kind Kind) 
 	}
 	a.Kind, a.To = kind, broadcast
 	resp.UpdateOption(dhcpv4.OptServerIdentifier(c.Server.AsSlice()))
+	resp.Options.Del(dhcpv4.OptionRelayAgentInformation) // only relays add it, and guests are none
 	if kind == Nak {
 		resp.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeNak))
+		resp.UpdateOption(dhcpv4.OptMessage("the address of this interface is " + res.IP.String()))
 		resp.SetBroadcast()
 		a.Packet = resp.ToBytes()
 		return a
@@ -136,9 +180,13 @@ func (c Config) reply(a Answer, req *dhcpv4.DHCPv4, res Reservation, kind Kind) 
 	if kind != Inform {
 		resp.YourIPAddr = res.IP.AsSlice()
 		resp.UpdateOption(dhcpv4.OptIPAddressLeaseTime(c.LeaseTime))
+		resp.UpdateOption(dhcpv4.OptRenewTimeValue(c.LeaseTime / 2))
+		resp.UpdateOption(dhcpv4.OptRebindingTimeValue(c.LeaseTime / 8 * 7))
 	}
 	resp.ServerIPAddr = c.Server.AsSlice()
-	resp.ClientIPAddr = req.ClientIPAddr
+	if kind != Offer {
+		resp.ClientIPAddr = req.ClientIPAddr
+	}
 	c.tell(resp, res)
 	if !req.IsBroadcast() || addr(req.ClientIPAddr) == res.IP {
 		a.To = res.IP
@@ -161,12 +209,35 @@ func (c Config) tell(resp *dhcpv4.DHCPv4, res Reservation) {
 		}
 		resp.UpdateOption(dhcpv4.OptDNS(ips...))
 	}
+	if len(c.Search) > 0 {
+		resp.UpdateOption(dhcpv4.OptDomainName(c.Search[0]))
+		resp.UpdateOption(dhcpv4.OptDomainSearch(&rfc1035label.Labels{Labels: c.Search}))
+	}
+	if len(c.Routes) > 0 {
+		resp.UpdateOption(dhcpv4.OptClasslessStaticRoute(c.routes()...))
+	}
 	if res.Hostname != "" {
 		resp.UpdateOption(dhcpv4.OptHostName(res.Hostname))
 	}
 	if c.MTU > 0 {
 		resp.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{byte(c.MTU >> 8), byte(c.MTU)}))
 	}
+}
+
+// routes are all the guest has: who reads them does not look at the router option any more (RFC 3442).
+func (c Config) routes() []*dhcpv4.Route {
+	out := make([]*dhcpv4.Route, 0, len(c.Routes)+1)
+	if c.Router.IsValid() {
+		out = append(out, &dhcpv4.Route{Dest: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Router: c.Router.AsSlice()})
+	}
+	for _, r := range c.Routes {
+		via := net.IPv4zero.To4()
+		if r.Via.IsValid() {
+			via = r.Via.AsSlice()
+		}
+		out = append(out, &dhcpv4.Route{Dest: &net.IPNet{IP: r.To.Addr().AsSlice(), Mask: net.CIDRMask(r.To.Bits(), 32)}, Router: via})
+	}
+	return out
 }
 
 func addr(ip net.IP) netip.Addr {

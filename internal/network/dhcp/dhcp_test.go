@@ -2,12 +2,15 @@ package dhcp
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 var (
@@ -68,8 +71,15 @@ func TestAnswer(t *testing.T) {
 		"request of nothing":           {packet(t, request), Nak, broadcast},
 		"inform":                       {packet(t, inform, has("10.88.0.7")), Inform, ours},
 		"inform for another":           {packet(t, inform, has("10.88.0.8")), Ignored, netip.Addr{}},
-		"release":                      {packet(t, dhcpv4.MessageTypeRelease, has("10.88.0.7")), Released, netip.Addr{}},
-		"decline":                      {packet(t, dhcpv4.MessageTypeDecline, asks("10.88.0.7")), Declined, netip.Addr{}},
+		"rebinding":                    {packet(t, request, has("10.88.0.7"), dhcpv4.WithBroadcast(true)), Ack, ours},
+		"request of a stranger":        {packet(t, request, asks("10.88.0.7"), stranger), Unknown, netip.Addr{}},
+		"release":                      {packet(t, dhcpv4.MessageTypeRelease, has("10.88.0.7"), chose("10.88.0.1")), Released, netip.Addr{}},
+		"release of another":           {packet(t, dhcpv4.MessageTypeRelease, has("10.88.0.8"), chose("10.88.0.1")), Ignored, netip.Addr{}},
+		"release to another server":    {packet(t, dhcpv4.MessageTypeRelease, has("10.88.0.7"), chose("10.88.0.9")), Ignored, netip.Addr{}},
+		"decline":                      {packet(t, dhcpv4.MessageTypeDecline, asks("10.88.0.7"), chose("10.88.0.1")), Declined, netip.Addr{}},
+		"decline of another":           {packet(t, dhcpv4.MessageTypeDecline, asks("10.88.0.8"), chose("10.88.0.1")), Ignored, netip.Addr{}},
+		"decline to another server":    {packet(t, dhcpv4.MessageTypeDecline, asks("10.88.0.7"), chose("10.88.0.9")), Ignored, netip.Addr{}},
+		"decline of a stranger":        {packet(t, dhcpv4.MessageTypeDecline, asks("10.88.0.7"), stranger), Unknown, netip.Addr{}},
 		"a server's message":           {packet(t, dhcpv4.MessageTypeOffer), Ignored, netip.Addr{}},
 		"relayed":                      {packet(t, discover, dhcpv4.WithRelay(net.IPv4(1, 2, 3, 4))), Ignored, netip.Addr{}},
 		"nothing":                      {nil, Ignored, netip.Addr{}},
@@ -104,6 +114,68 @@ func TestAckTellsTheNetwork(t *testing.T) {
 	a = config.Answer(packet(t, dhcpv4.MessageTypeInform, dhcpv4.WithClientIP(ours.AsSlice())), lookup)
 	if m, err = dhcpv4.FromBytes(a.Packet); err != nil || !m.YourIPAddr.IsUnspecified() || m.IPAddressLeaseTime(0) != 0 {
 		t.Errorf("inform: %v, %s", err, m.Summary())
+	}
+}
+
+// An answer of each kind has the fields that table 3 of RFC 2131 says, and no others.
+func TestFields(t *testing.T) {
+	c := config
+	c.Search = []string{"pods.example", "example"}
+	c.Routes = []Route{{To: netip.MustParsePrefix("192.168.0.0/16"), Via: netip.MustParseAddr("10.88.0.9")}, {To: netip.MustParsePrefix("10.99.0.0/20")}}
+	if err := c.Check(); err != nil {
+		t.Fatal(err)
+	}
+	id := dhcpv4.WithOption(dhcpv4.OptClientIdentifier([]byte{0xff, 1, 2, 3}))
+	relay := dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionRelayAgentInformation, []byte{1, 1, 9}))
+	renewing := dhcpv4.WithClientIP(ours.AsSlice())
+	tests := map[string]struct {
+		packet     []byte
+		ciaddr     bool
+		addressed  bool // yiaddr and the three times
+		configured bool // everything about the network
+	}{
+		"offer":  {packet(t, dhcpv4.MessageTypeDiscover, renewing, id, relay), false, true, true},
+		"ack":    {packet(t, dhcpv4.MessageTypeRequest, asks("10.88.0.7"), id, relay), false, true, true},
+		"renew":  {packet(t, dhcpv4.MessageTypeRequest, renewing, id), true, true, true},
+		"inform": {packet(t, dhcpv4.MessageTypeInform, renewing, id), true, false, true},
+		"nak":    {packet(t, dhcpv4.MessageTypeRequest, asks("10.88.0.8"), id), false, false, false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			m, err := dhcpv4.FromBytes(c.Answer(tt.packet, lookup).Packet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			times := m.IPAddressLeaseTime(0) == time.Hour && m.IPAddressRenewalTime(0) == time.Hour/2 && m.IPAddressRebindingTime(0) == time.Hour/8*7
+			if got := !m.ClientIPAddr.IsUnspecified(); got != tt.ciaddr {
+				t.Errorf("ciaddr %s", m.ClientIPAddr)
+			}
+			if got := addr(m.YourIPAddr) == ours; got != tt.addressed || times != tt.addressed {
+				t.Errorf("yiaddr %s, times %v", m.YourIPAddr, times)
+			}
+			var routes []string
+			for _, r := range m.ClasslessStaticRoute() {
+				routes = append(routes, r.String())
+			}
+			want := "[route to 0.0.0.0/0 via 10.88.0.1 route to 192.168.0.0/16 via 10.88.0.9 route to 10.99.0.0/20 via 0.0.0.0]"
+			told := fmt.Sprint(routes) == want && m.DomainName() == "pods.example" && m.DomainSearch() != nil && fmt.Sprint(m.DomainSearch().Labels) == "[pods.example example]"
+			if told != tt.configured || (m.SubnetMask() != nil) != tt.configured {
+				t.Errorf("the network is told: %v, routes %v, %s", told, routes, m.Summary())
+			}
+			if addr(m.ServerIdentifier()) != server || !bytes.Equal(m.Options.Get(dhcpv4.OptionClientIdentifier), []byte{0xff, 1, 2, 3}) || m.RelayAgentInfo() != nil {
+				t.Error(m.Summary())
+			}
+		})
+	}
+}
+
+func TestCheck(t *testing.T) {
+	c := config
+	for i := range 60 {
+		c.Routes = append(c.Routes, Route{To: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16, byte(i), 0}), 24), Via: server})
+	}
+	if err := c.Check(); !errdefs.IsInvalid(err) {
+		t.Errorf("more routes than a message holds: %v", err)
 	}
 }
 

@@ -1,0 +1,30 @@
+package cocoond
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"cocoonstack.io/cocoon/internal/network/bridge"
+)
+
+// networkCollector tells of the bridge network, asked whenever Prometheus asks.
+type networkCollector struct{ net *bridge.Network }
+
+var (
+	dhcpMessages = prometheus.NewDesc("cocoon_dhcp_messages_total",
+		"DHCP messages of guests by what was done about them; declined means that another machine has a guest's address.", []string{"result"}, nil)
+	networkAddresses = prometheus.NewDesc("cocoon_network_addresses", "Addresses of the bridge network that VMs can have, and how many are leased.", []string{"state"}, nil)
+)
+
+func (networkCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- dhcpMessages
+	out <- networkAddresses
+}
+
+func (c networkCollector) Collect(out chan<- prometheus.Metric) {
+	for result, n := range c.net.DHCPMessages() {
+		out <- prometheus.MustNewConstMetric(dhcpMessages, prometheus.CounterValue, float64(n), result)
+	}
+	leased, total := c.net.Addresses()
+	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(leased), "leased")
+	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(total-leased), "free")
+}
