@@ -184,7 +184,7 @@ func (d *daemon) run(ctx context.Context) error {
 	defer h.close()
 	served := d.serve(h)
 	deps := nodeapi.Deps{
-		Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Pusher: d.puller, Snapshots: served, Host: d.newNode(h), Log: d.log,
+		Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Pusher: d.puller, Snapshots: served, Host: served.node, Log: d.log,
 	}
 	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {

@@ -11,7 +11,10 @@ import (
 )
 
 // A virtual node in this process has the engine itself and the shelf of its snapshots.
-var _ podprovider.Snapshots = (*served)(nil)
+var (
+	_ podprovider.Snapshots = (*served)(nil)
+	_ vkcocoon.Informer     = (*served)(nil)
+)
 
 // door is a way in that runs in this process, on the engine, until ctx ends.
 type door interface {

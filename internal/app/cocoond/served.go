@@ -8,6 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -20,11 +21,12 @@ type served struct {
 	*nodeapi.Shelf
 	metrics *metrics
 	network *keptNetwork
+	node    *node
 }
 
 // serve joins what the doors get.
 func (d *daemon) serve(h *host) *served {
-	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network}
+	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network, node: d.newNode(h)}
 	s.Shelf = &nodeapi.Shelf{
 		Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}
@@ -37,6 +39,9 @@ func (d *daemon) remote(h *host) snapshot.Remote {
 		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }
+
+// Info tells the virtual node of this process what its engine runs VMs on.
+func (s *served) Info(ctx context.Context) (nodewire.NodeInfo, error) { return s.node.Info(ctx) }
 
 func (s *served) Create(ctx context.Context, spec vm.Spec) (r vm.Record, err error) {
 	defer s.metrics.operation("create", time.Now(), &err)

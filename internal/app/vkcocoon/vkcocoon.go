@@ -33,13 +33,21 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/stats"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
 // Runtime runs the VMs: the engine itself, or the client of a node API. Both keep snapshots too.
 type Runtime = podprovider.Runtime
 
+// Informer is a Runtime that can tell what it runs VMs on.
+type Informer interface {
+	Info(ctx context.Context) (nodewire.NodeInfo, error)
+}
+
 var (
+	_ Informer              = (*nodeclient.Client)(nil)
 	_ podprovider.Runtime   = (*nodeclient.Client)(nil)
 	_ podprovider.Snapshots = (*nodeclient.Client)(nil)
 )
@@ -125,6 +133,7 @@ type parts struct {
 	registry *prometheus.Registry
 	events   record.EventBroadcaster
 	provider *podprovider.Provider
+	stats    *stats.Collector
 	node     *node.Node
 	kubelet  *kubelet.Server
 	mappings mappings
@@ -157,10 +166,15 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.stats, err = stats.New(stats.Config{Node: n.cfg.NodeName, Root: n.cfg.RootDir, Source: p.provider.Tracked, Log: n.log})
+	if err != nil {
+		return nil, err
+	}
+	p.registry.MustRegister(stats.Families{Collector: p.stats})
 	p.node, err = node.New(node.Config{
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
-		Healthy: p.provider.Health, ICMP: icmp, NoRole: n.cfg.NoRole,
+		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), ICMP: icmp, NoRole: n.cfg.NoRole,
 	})
 	if err != nil {
 		return nil, err
@@ -174,6 +188,30 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	})
 	p.kubelet, err = n.kubelet(p)
 	return p, err
+}
+
+// hypervisor returns how to ask what VMs run on by default; nil when nobody knows.
+func (n *Node) hypervisor() func(context.Context) (string, error) {
+	informer, ok := n.runtime.(Informer)
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context) (string, error) {
+		info, err := informer.Info(ctx)
+		if err != nil {
+			return "", errdefs.Unavailablef("ask the engine what it runs VMs on: %w", err)
+		}
+		for _, d := range info.Drivers {
+			switch {
+			case !d.Default:
+			case d.Error != "":
+				return "", errdefs.Preconditionf("%s cannot be used: %s", d.Name, d.Error)
+			default:
+				return fmt.Sprintf("%s %s, accelerated by %s", d.Name, d.Version, d.Accel), nil
+			}
+		}
+		return "", errdefs.Preconditionf("the engine names no default hypervisor")
+	}
 }
 
 func (n *Node) kubelet(p *parts) (*kubelet.Server, error) {
@@ -198,7 +236,15 @@ func (n *Node) kubelet(p *parts) (*kubelet.Server, error) {
 	}
 	return kubelet.New(kubelet.Config{
 		Addr: net.JoinHostPort(n.cfg.BindAddress, fmt.Sprint(n.cfg.KubeletPort)), TLS: tls, Auth: auth, Backend: p.provider, Healthy: p.provider.Health, Log: n.log,
+		More: p.routes(),
 	})
+}
+
+// routes are those of the kubelet API that are measured rather than asked of the provider.
+func (p *parts) routes() map[string]http.Handler {
+	all := p.stats.Routes()
+	all["GET /metrics"] = promhttp.HandlerFor(p.registry, promhttp.HandlerOpts{})
+	return all
 }
 
 // record starts writing events and returns how to stop. Events have a client of their own: statuses never queue behind them.

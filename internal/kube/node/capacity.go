@@ -1,21 +1,13 @@
 package node
 
 import (
-	"bufio"
-	"fmt"
-	"io/fs"
 	"math"
-	"os"
-	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/stats"
 )
 
 // Sizes force parts of the node's capacity; zero values are found out from the host.
@@ -32,92 +24,46 @@ const DefaultPods = 256
 
 const resourceHugepages = corev1.ResourceName(corev1.ResourceHugePagesPrefix + "2Mi")
 
-// host is where the figures come from.
-type host struct {
-	proc string // usually /proc
-	root string // a folder on the file system that holds the VMs' disks
-}
-
 // usage is what the host has and has left. Sizes are bytes.
 type usage struct {
 	cpus              int64
 	memory, memFree   int64
 	hugepages         int64
 	disk, diskFree    int64
+	inodes, inodeFree int64
 	pids, pidsCeiling int64
 }
 
-func (h host) measure() (usage, error) {
+func measure(h stats.Host) (usage, error) {
 	u := usage{cpus: int64(runtime.NumCPU())}
-	mem, err := h.meminfo()
+	m, err := h.Memory()
 	if err != nil {
 		return u, err
 	}
-	u.memory, u.memFree = mem["MemTotal"]<<10, mem["MemAvailable"]<<10
-	if mem["Hugepagesize"] == 2048 {
-		u.hugepages = mem["HugePages_Total"] * 2 << 20
+	u.memory, u.memFree, u.hugepages = m.Total, m.Available, m.Hugepages
+	d, err := h.Disk()
+	if err != nil {
+		return u, err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(h.existing(), &st); err != nil {
-		return u, fmt.Errorf("measure file system of %s: %w", h.root, err)
-	}
-	u.disk, u.diskFree = bytes(st.Blocks, st.Bsize), bytes(st.Bavail, st.Bsize)
-	u.pids, u.pidsCeiling = h.threads()
+	u.disk, u.diskFree, u.inodes, u.inodeFree = d.Total, d.Available, d.Inodes, d.InodesFree
+	u.pids, u.pidsCeiling = h.Threads()
 	return u, nil
 }
 
-// existing is the nearest folder above root that is there: the disks' folder may not have been made yet.
-func (h host) existing() string {
-	for dir := h.root; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
-			return dir
-		}
-	}
-}
+// Free space changes all the time, and each change of the node is a write that every watcher of nodes sees. So it is told
+// in steps, and a step is taken back only when it is well behind: storage whose free space goes to and fro does not flap.
+const storageStep = 1 << 30
 
-func bytes(blocks uint64, size int64) int64 {
-	if size <= 0 || blocks > math.MaxInt64/uint64(size) {
-		return math.MaxInt64
+// steady returns what to tell of free bytes when told was told before: told itself while free stays within a step above it.
+func steady(told, free int64) int64 {
+	step := int64(storageStep)
+	if free < 4*step {
+		step = 64 << 20 // what is left of a small or full disk matters
 	}
-	return int64(blocks) * size
-}
-
-func (h host) meminfo() (map[string]int64, error) {
-	f, err := os.Open(filepath.Join(h.proc, "meminfo"))
-	if err != nil {
-		return nil, fmt.Errorf("measure memory: %w", err)
+	if told > 0 && told <= free && free-told < 2*step {
+		return told
 	}
-	defer f.Close()
-	out := map[string]int64{}
-	for sc := bufio.NewScanner(f); sc.Scan(); {
-		key, rest, _ := strings.Cut(sc.Text(), ":")
-		if fields := strings.Fields(rest); len(fields) > 0 {
-			if n, err := strconv.ParseInt(fields[0], 10, 64); err == nil {
-				out[key] = n
-			}
-		}
-	}
-	if out["MemTotal"] == 0 {
-		return nil, errdefs.New(errdefs.Internal, "measure memory: no MemTotal in %s/meminfo", h.proc)
-	}
-	return out, nil
-}
-
-// threads returns how many there are and how many there may be; zeros when the host does not say.
-func (h host) threads() (now, most int64) {
-	text := func(name string) string {
-		b, err := fs.ReadFile(os.DirFS(h.proc), name)
-		if err != nil {
-			return ""
-		}
-		return string(b)
-	}
-	if f := strings.Fields(text("loadavg")); len(f) > 3 {
-		_, all, _ := strings.Cut(f[3], "/")
-		now, _ = strconv.ParseInt(all, 10, 64)
-	}
-	most, _ = strconv.ParseInt(strings.TrimSpace(text("sys/kernel/pid_max")), 10, 64)
-	return now, most
+	return free / step * step
 }
 
 // capacity returns what the node has and what it offers: all but reserve per cent. Of storage it offers only what is
@@ -156,8 +102,21 @@ func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceLi
 	return all, allocatable
 }
 
+// same reports whether two lists hold the same amounts.
+func same(a, b corev1.ResourceList) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for name, q := range a {
+		if other, ok := b[name]; !ok || q.Cmp(other) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // share is n less reserve per cent, without overflow.
 func share(n int64, reserve int) int64 {
 	keep := int64(100 - reserve)
-	return n/100*keep + n%100*keep/100
+	return min(n/100*keep+n%100*keep/100, math.MaxInt64)
 }

@@ -10,17 +10,31 @@ import (
 )
 
 // Where pressure begins: as with the real kubelet, except that a big disk that is nearly full still has room for VMs.
+// It ends only where half as much again is free, so that a node on the edge does not go to and fro.
 const (
 	leastMemory = 100 << 20 // bytes available
 	leastDisk   = 2 << 30   // bytes available, or 5 % of a smaller disk
+	leastInodes = 5         // per cent
 	leastPIDs   = 10        // per cent
 )
 
-// ConditionICMP tells whether readiness is found out by pings, or taken for granted once an address is known.
-const ConditionICMP corev1.NodeConditionType = "cocoonstack.io/ICMPProbe"
+// Conditions of our own.
+const (
+	// ConditionICMP tells whether readiness is found out by pings, or taken for granted once an address is known.
+	ConditionICMP corev1.NodeConditionType = "cocoonstack.io/ICMPProbe"
+	// ConditionHypervisor tells whether the hypervisor that VMs run on by default can be used.
+	ConditionHypervisor corev1.NodeConditionType = "cocoonstack.io/HypervisorUsable"
+)
+
+// hypervisor is what the engine says of its default driver.
+type hypervisor struct {
+	asked bool // false: nobody could tell
+	what  string
+	err   error
+}
 
 // conditions is pure but for asking whether the engine answers. Transition times change only with the status.
-func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error, now time.Time) []corev1.NodeCondition {
+func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error, hv hypervisor, now time.Time) []corev1.NodeCondition {
 	var out []corev1.NodeCondition
 	add := func(kind corev1.NodeConditionType, on bool, reason, message string) {
 		c := corev1.NodeCondition{
@@ -35,20 +49,42 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 		}
 		out = append(out, c)
 	}
-	if err := n.cfg.Healthy(); err != nil {
+	switch err := n.cfg.Healthy(); {
+	case err != nil:
 		add(corev1.NodeReady, false, "EngineUnreachable", err.Error())
-	} else {
+	case hv.err != nil:
+		add(corev1.NodeReady, false, "HypervisorUnusable", hv.err.Error())
+	default:
 		add(corev1.NodeReady, true, "KubeletReady", "the VM engine answers")
 	}
+	switch i := index(before, ConditionHypervisor); {
+	case hv.err != nil:
+		add(ConditionHypervisor, false, "ProbeFailed", hv.err.Error())
+	case hv.asked:
+		add(ConditionHypervisor, true, "ProbeSucceeded", hv.what)
+	case i >= 0:
+		out = append(out, before[i])
+	}
 	if measured != nil {
-		return append(out, carry(before, corev1.NodeReady)...) // unknown is not pressure: what was said stands
+		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor)...) // unknown is not pressure: what was said stands
+	}
+	// low applies the edge that counts: the upper one while there is pressure already.
+	low := func(kind corev1.NodeConditionType, free, least int64) bool {
+		if i := index(before, kind); i >= 0 && before[i].Status == corev1.ConditionTrue {
+			least += least / 2
+		}
+		return free < least
 	}
 	disk := min(int64(leastDisk), u.disk/20)
-	pressure(add, corev1.NodeMemoryPressure, u.memFree < leastMemory, "KubeletHasInsufficientMemory", "KubeletHasSufficientMemory",
+	pressure(add, corev1.NodeMemoryPressure, low(corev1.NodeMemoryPressure, u.memFree, leastMemory), "KubeletHasInsufficientMemory", "KubeletHasSufficientMemory",
 		fmt.Sprintf("less than %d MiB of memory are available", leastMemory>>20))
-	pressure(add, corev1.NodeDiskPressure, u.diskFree < disk, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure",
-		fmt.Sprintf("less than %d MiB of disk are available", disk>>20))
-	pressure(add, corev1.NodePIDPressure, u.pidsCeiling > 0 && (u.pidsCeiling-u.pids)*100 < u.pidsCeiling*leastPIDs,
+	why := fmt.Sprintf("less than %d MiB of disk are available", disk>>20)
+	full := low(corev1.NodeDiskPressure, u.diskFree, disk)
+	if !full && u.inodes > 0 {
+		full, why = low(corev1.NodeDiskPressure, u.inodeFree, u.inodes/100*leastInodes), fmt.Sprintf("less than %d %% of the disk's inodes are free", leastInodes)
+	}
+	pressure(add, corev1.NodeDiskPressure, full, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure", why)
+	pressure(add, corev1.NodePIDPressure, u.pidsCeiling > 0 && low(corev1.NodePIDPressure, u.pidsCeiling-u.pids, u.pidsCeiling/100*leastPIDs),
 		"KubeletHasInsufficientPID", "KubeletHasSufficientPID", fmt.Sprintf("less than %d %% of all process ids are free", leastPIDs))
 	add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have addresses of their own")
 	if n.cfg.ICMP {
@@ -71,9 +107,9 @@ func index(all []corev1.NodeCondition, kind corev1.NodeConditionType) int {
 	return slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == kind })
 }
 
-// carry returns the conditions of before but kind.
-func carry(before []corev1.NodeCondition, kind corev1.NodeConditionType) []corev1.NodeCondition {
-	return slices.DeleteFunc(slices.Clone(before), func(c corev1.NodeCondition) bool { return c.Type == kind })
+// carry returns the conditions of before but those that are said anew.
+func carry(before []corev1.NodeCondition, anew ...corev1.NodeConditionType) []corev1.NodeCondition {
+	return slices.DeleteFunc(slices.Clone(before), func(c corev1.NodeCondition) bool { return slices.Contains(anew, c.Type) })
 }
 
 // alike reports whether two sets say the same, heartbeats aside.

@@ -19,6 +19,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/stats"
 )
 
 // Config describes one node.
@@ -34,21 +35,29 @@ type Config struct {
 	Root       string       // folder of the VMs' disks
 	Proc       string       // "" is /proc
 	Healthy    func() error // whether the VM engine answers
-	ICMP       bool         // whether guests can be pinged
-	NoRole     bool         // leave out the role label: the API server forbids it to a node's own credentials
+	// Hypervisor says what VMs run on by default, or why they cannot; an Unavailable error is no answer. Nil: not known.
+	Hypervisor func(context.Context) (string, error)
+	ICMP       bool // whether guests can be pinged
+	NoRole     bool // leave out the role label: the API server forbids it to a node's own credentials
 }
 
-// interval is how often the host is measured.
-const interval = 10 * time.Second
+// interval is how often the host is measured; the hypervisor is asked for at every sixth time.
+const (
+	interval       = 10 * time.Second
+	hypervisorTurn = 6
+)
 
 // Node feeds virtual-kubelet's node controller.
 type Node struct {
 	cfg  Config
-	host host
+	host stats.Host
+	turn int // of Run's goroutine alone
+	hv   hypervisor
 
 	mu     sync.Mutex
 	node   *corev1.Node
 	notify func(*corev1.Node)
+	told   int64 // bytes of free disk that the allocatable storage was reckoned from
 	poke   chan struct{}
 }
 
@@ -60,11 +69,8 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Pool == "" {
 		cfg.Pool = "default"
 	}
-	if cfg.Proc == "" {
-		cfg.Proc = "/proc"
-	}
-	n := &Node{cfg: cfg, host: host{proc: cfg.Proc, root: cfg.Root}, poke: make(chan struct{}, 1)}
-	u, err := n.host.measure()
+	n := &Node{cfg: cfg, host: stats.Host{Proc: cfg.Proc, Root: cfg.Root}, poke: make(chan struct{}, 1)}
+	u, err := measure(n.host)
 	if err != nil {
 		return nil, fmt.Errorf("measure this host: %w", err)
 	}
@@ -85,6 +91,8 @@ func Taint() corev1.Taint {
 }
 
 func (n *Node) object(u usage) *corev1.Node {
+	n.told = steady(0, u.diskFree)
+	u.diskFree = n.told
 	all, allocatable := capacity(u, n.cfg.Sizes, n.cfg.Reserve)
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
@@ -109,7 +117,7 @@ func (n *Node) object(u usage) *corev1.Node {
 	if n.cfg.NoRole {
 		delete(node.Labels, contract.LabelNodeRole)
 	}
-	node.Status.Conditions = n.conditions(nil, u, nil, time.Now())
+	node.Status.Conditions = n.conditions(nil, u, nil, hypervisor{}, time.Now())
 	return node
 }
 
@@ -179,16 +187,26 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// refresh measures, and tells the node controller when a condition has changed.
+// refresh measures, and tells the node controller when a condition or what the node offers has changed.
 func (n *Node) refresh(ctx context.Context) {
-	u, err := n.host.measure()
+	u, err := measure(n.host)
+	n.probe(ctx)
 	n.mu.Lock()
-	before := n.node.Status.Conditions
-	after := n.conditions(before, u, err, time.Now())
-	n.node.Status.Conditions = after
+	status := &n.node.Status
+	before := status.Conditions
+	after := n.conditions(before, u, err, n.hv, time.Now())
+	status.Conditions = after
+	changed := !alike(before, after)
+	if err == nil {
+		n.told = steady(n.told, u.diskFree)
+		u.diskFree = n.told
+		all, allocatable := capacity(u, n.cfg.Sizes, n.cfg.Reserve)
+		changed = changed || !same(all, status.Capacity) || !same(allocatable, status.Allocatable)
+		status.Capacity, status.Allocatable = all, allocatable
+	}
 	notify, node := n.notify, n.node.DeepCopy()
 	n.mu.Unlock()
-	if notify == nil || alike(before, after) {
+	if notify == nil || !changed {
 		return
 	}
 	// The callback waits for a controller that may have ended; it must not hold us then.
@@ -201,4 +219,23 @@ func (n *Node) refresh(ctx context.Context) {
 	case <-sent:
 	case <-ctx.Done():
 	}
+}
+
+// probe asks for the hypervisor when it is its turn, or as soon as somebody can tell.
+func (n *Node) probe(ctx context.Context) {
+	if n.cfg.Hypervisor == nil {
+		return
+	}
+	due := n.turn%hypervisorTurn == 0 || !n.hv.asked
+	n.turn++
+	if !due {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, interval)
+	defer cancel()
+	what, err := n.cfg.Hypervisor(ctx)
+	if ctx.Err() != nil || errdefs.IsUnavailable(err) {
+		return // what was said stands
+	}
+	n.hv = hypervisor{asked: true, what: what, err: err}
 }

@@ -19,12 +19,12 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// proc is a /proc with the given memory, in kB.
-func proc(t *testing.T, total, available string) string {
+// proc is a /proc of a machine with half its memory free and hardly a process id.
+func proc(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"meminfo": "MemTotal: " + total + " kB\nMemAvailable: " + available + " kB\nHugePages_Total: 3\nHugepagesize: 2048 kB\n",
+		"meminfo": "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\nHugePages_Total: 3\nHugepagesize: 2048 kB\n",
 		"loadavg": "0.1 0.2 0.3 1/950 77\n", "sys/kernel/pid_max": "1000\n",
 	} {
 		path := filepath.Join(dir, name)
@@ -69,7 +69,7 @@ func TestCapacity(t *testing.T) {
 
 func TestConditionsAreTrueAndStable(t *testing.T) {
 	var fault error
-	n, err := New(Config{Name: "node-1", IP: "192.0.2.1", Proc: proc(t, "8000000", "4000000"), Root: filepath.Join(t.TempDir(), "not", "there"), Healthy: func() error { return fault }})
+	n, err := New(Config{Name: "node-1", IP: "192.0.2.1", Proc: proc(t), Root: filepath.Join(t.TempDir(), "not", "there"), Healthy: func() error { return fault }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 	}
 	u := usage{memory: 8 << 30, memFree: 50 << 20, disk: 100 << 30, diskFree: 1 << 30}
 	later := time.Now().Add(time.Hour)
-	second := n.conditions(first, u, nil, later)
+	second := n.conditions(first, u, nil, hypervisor{}, later)
 	if get(second, corev1.NodeMemoryPressure).Status != corev1.ConditionTrue || get(second, corev1.NodeDiskPressure).Status != corev1.ConditionTrue {
 		t.Errorf("conditions: %+v", second)
 	}
@@ -99,7 +99,7 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 		t.Errorf("transition times: %+v", second)
 	}
 	fault = errdefs.Unavailablef("cocoond does not answer")
-	third := n.conditions(second, u, errors.New("no /proc"), later)
+	third := n.conditions(second, u, errors.New("no /proc"), hypervisor{}, later)
 	if c := get(third, corev1.NodeReady); c.Status != corev1.ConditionFalse || c.Reason != "EngineUnreachable" {
 		t.Errorf("ready: %+v", c)
 	}
@@ -108,10 +108,118 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 	}
 }
 
+// What goes to and fro around an edge is told once.
+func TestPressureHasTwoEdges(t *testing.T) {
+	n, err := New(Config{Name: "node-1", Proc: proc(t), Root: "/", Healthy: func() error { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	well := usage{memory: 8 << 30, memFree: 1 << 30, disk: 100 << 30, diskFree: 50 << 30, inodes: 1000, inodeFree: 500, pids: 10, pidsCeiling: 1000}
+	for _, c := range []struct {
+		kind corev1.NodeConditionType
+		set  func(u *usage, share int64) // of the edge, in per cent
+	}{
+		{corev1.NodeMemoryPressure, func(u *usage, share int64) { u.memFree = leastMemory * share / 100 }},
+		{corev1.NodeDiskPressure, func(u *usage, share int64) { u.diskFree = leastDisk * share / 100 }},
+		{corev1.NodeDiskPressure, func(u *usage, share int64) { u.inodeFree = 50 * share / 100 }},
+		{corev1.NodePIDPressure, func(u *usage, share int64) { u.pids = 1000 - 100*share/100 }},
+	} {
+		var now []corev1.NodeCondition
+		for _, step := range []struct {
+			share int64
+			want  corev1.ConditionStatus
+		}{{120, "False"}, {98, "True"}, {120, "True"}, {148, "True"}, {152, "False"}, {120, "False"}} {
+			u := well
+			c.set(&u, step.share)
+			now = n.conditions(now, u, nil, hypervisor{}, time.Now())
+			if got := now[index(now, c.kind)]; got.Status != step.want {
+				t.Errorf("%s at %d %% of its edge is %s", c.kind, step.share, got.Status)
+			}
+		}
+	}
+}
+
+func TestStorageIsToldInSteps(t *testing.T) {
+	const gi = 1 << 30
+	told := int64(0)
+	for _, c := range []struct{ free, want int64 }{
+		{50*gi + 7, 50 * gi},
+		{51*gi + 7, 50 * gi}, // a little more
+		{50 * gi, 50 * gi},
+		{50*gi - 1, 49 * gi}, // never more than there is
+		{50*gi + 5, 49 * gi},
+		{51 * gi, 51 * gi},
+		{3*gi + 5, 3 * gi},
+		{3*gi - 1, 3*gi - 64<<20},
+		{0, 0},
+	} {
+		if told = steady(told, c.free); told != c.want {
+			t.Errorf("%d bytes free are told as %d, want %d", c.free, told, c.want)
+		}
+	}
+}
+
+// What the host has may change, and what it runs VMs on may break and be mended; what stays is not written again.
+func TestCapacityAndHypervisorAreLive(t *testing.T) {
+	dir := proc(t)
+	var broken error
+	n, err := New(Config{
+		Name: "node-1", Proc: dir, Root: "/", Healthy: func() error { return nil }, Sizes: Sizes{Storage: resource.MustParse("10Gi")},
+		Hypervisor: func(context.Context) (string, error) { return "qemu 7.2", broken },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []*corev1.Node
+	n.NotifyNodeStatus(t.Context(), func(node *corev1.Node) { told = append(told, node) })
+	at := func(kind corev1.NodeConditionType) corev1.NodeCondition {
+		all := told[len(told)-1].Status.Conditions
+		return all[index(all, kind)]
+	}
+	n.refresh(t.Context())
+	if len(told) != 1 || at(ConditionHypervisor).Status != corev1.ConditionTrue || at(ConditionHypervisor).Message != "qemu 7.2" {
+		t.Fatalf("told %d times: %+v", len(told), told)
+	}
+	for range 2 * hypervisorTurn {
+		n.refresh(t.Context())
+	}
+	if len(told) != 1 {
+		t.Errorf("nothing changed and %d writes follow", len(told)-1)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "meminfo"), []byte("MemTotal: 9000000 kB\nMemAvailable: 4000000 kB\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.refresh(t.Context())
+	if q := told[len(told)-1].Status.Capacity[corev1.ResourceMemory]; len(told) != 2 || q.Value() != 9000000<<10 {
+		t.Errorf("told %d times, memory %v", len(told), q.String())
+	}
+	broken = errdefs.Preconditionf("QEMU is not installed")
+	for range hypervisorTurn {
+		n.refresh(t.Context())
+	}
+	if at(ConditionHypervisor).Status != corev1.ConditionFalse || at(corev1.NodeReady).Reason != "HypervisorUnusable" {
+		t.Errorf("broken: %+v", told[len(told)-1].Status.Conditions)
+	}
+	broken = errdefs.Unavailablef("cocoond does not answer")
+	for range hypervisorTurn {
+		n.refresh(t.Context())
+	}
+	if at(ConditionHypervisor).Status != corev1.ConditionFalse {
+		t.Error("no answer was taken for a good one")
+	}
+	broken = nil
+	for range hypervisorTurn {
+		n.refresh(t.Context())
+	}
+	if at(ConditionHypervisor).Status != corev1.ConditionTrue || at(corev1.NodeReady).Status != corev1.ConditionTrue {
+		t.Errorf("mended: %+v", told[len(told)-1].Status.Conditions)
+	}
+}
+
 func TestServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		healthy := errors.New("starting")
-		n, err := New(Config{Name: "node-1", Proc: proc(t, "8000000", "4000000"), Root: "/", Port: 10250, ProviderID: "x://1", Healthy: func() error { return healthy }})
+		n, err := New(Config{Name: "node-1", Proc: proc(t), Root: "/", Port: 10250, ProviderID: "x://1", Healthy: func() error { return healthy }})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -115,7 +115,7 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 		n++
 	}
 	if p.cfg.Orphans != OrphanKeep {
-		p.Metrics.orphans.Set(float64(n))
+		p.Metrics.orphans.Add(float64(n))
 	}
 }
 

@@ -4,6 +4,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"cocoonstack.io/cocoon/internal/kube/stats"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Metrics are the provider's own counters, under the names people's dashboards know.
@@ -12,7 +15,7 @@ type Metrics struct {
 	boot      *prometheus.HistogramVec
 	probe     prometheus.Histogram
 	tableSize prometheus.Gauge
-	orphans   prometheus.Gauge
+	orphans   prometheus.Counter
 
 	save         prometheus.Histogram
 	push         prometheus.Histogram
@@ -35,7 +38,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Buckets: []float64{.0005, .001, .005, .01, .05, .1, .5, 1, 3},
 		}),
 		tableSize: prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_vm_table_size", Help: "Tracked VM count."}),
-		orphans:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_orphan_vm_total", Help: "Orphan VMs at startup."}),
+		orphans:   prometheus.NewCounter(prometheus.CounterOpts{Name: "vk_cocoon_orphan_vm_total", Help: "Orphan VMs at startup."}),
 	}
 	seconds := func(name, help string) prometheus.Histogram {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1200}})
@@ -50,7 +53,49 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	m.pullTotal = count("vk_cocoon_snapshot_pull_total", "Snapshot pulls.")
 	m.cloneFromDir = count("vk_cocoon_clone_from_dir_total", "Annotation-driven --from-dir clone attempts.")
 	r.MustRegister(m.lifecycle, m.boot, m.probe, m.tableSize, m.orphans, m.save, m.push, m.pull, m.pushTotal, m.pullTotal, m.cloneFromDir)
+	for _, r := range []string{"success", "error"} { // known from the start: a rate needs the zero before the first
+		m.pushTotal.WithLabelValues(r)
+		m.pullTotal.WithLabelValues(r)
+		m.cloneFromDir.WithLabelValues(r)
+		for _, op := range []string{"create", "delete", "restart"} {
+			m.lifecycle.WithLabelValues(op, r)
+		}
+	}
 	return m
+}
+
+// Tracked are the VMs of the pods, as the engine's events have told of them; it asks nobody.
+func (p *Provider) Tracked() []stats.VM {
+	p.mu.Lock()
+	all := make([]*worker, 0, len(p.byUID))
+	for _, w := range p.byUID {
+		all = append(all, w)
+	}
+	p.mu.Unlock()
+	out := make([]stats.VM, 0, len(all))
+	for _, w := range all {
+		pod, rec, lost := w.look()
+		if rec == nil || lost || rec.ID == "" {
+			continue
+		}
+		v := stats.VM{
+			ID: rec.ID, Name: rec.Spec.Name, Namespace: pod.Namespace, Pod: pod.Name, UID: string(pod.UID),
+			Container: pod.Spec.Containers[0].Name, Backend: rec.Driver, StartedAt: rec.StartedAt,
+		}
+		if rec.State == vm.StateRunning {
+			v.PID = rec.PID
+		}
+		for _, n := range rec.NICs {
+			v.Taps = append(v.Taps, stats.Tap{Name: n.Tap, NetNS: n.NetNS})
+		}
+		for _, d := range rec.Disks {
+			if d.Role == vm.RoleCOW {
+				v.COW = d.Path
+			}
+		}
+		out = append(out, v)
+	}
+	return out
 }
 
 func result(err error) string {

@@ -1,0 +1,36 @@
+package cocoond
+
+import (
+	"context"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/metricsdoc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// empty is a node that has nothing.
+type empty struct{}
+
+func (empty) List(context.Context) ([]vm.Record, error)                { return nil, nil }
+func (empty) Usage(context.Context) (int64, error)                     { return 0, nil }
+func (empty) Problems(context.Context) ([]image.MappingProblem, error) { return nil, nil }
+
+type emptyShelf struct{}
+
+func (emptyShelf) List(context.Context) ([]snapshot.Snapshot, error) { return nil, nil }
+
+// described is a collector that is only asked what it has.
+type described struct{ prometheus.Collector }
+
+func (described) Collect(chan<- prometheus.Metric) {}
+
+func TestMetricsAreDocumented(t *testing.T) {
+	m := newMetrics()
+	m.watch(empty{})
+	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyShelf{}}, described{networkCollector{}})
+	metricsdoc.Check(t, "cocoond", m.registry)
+}

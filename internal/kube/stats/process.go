@@ -1,0 +1,166 @@
+package stats
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// reader reads small files of the kernel into one buffer: a scrape reads thousands.
+type reader struct{ buf [4096]byte }
+
+// read returns the beginning of the file at path, good until the next call.
+func (r *reader) read(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, r.buf[:])
+	if err != nil {
+		return nil, err
+	}
+	return r.buf[:n], nil
+}
+
+// processStat is the part of /proc/PID/stat that counts.
+type processStat struct {
+	start uint64 // ticks since boot
+	cpu   uint64 // nanoseconds of all its threads, ended ones included
+	rss   uint64 // bytes
+}
+
+func (h Host) process(r *reader, pid int) (processStat, error) {
+	data, err := r.read(h.proc() + "/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return processStat{}, errdefs.NotFoundf("process %d has ended: %w", pid, err)
+	}
+	return parseProcessStat(data)
+}
+
+// parseProcessStat reads one line of /proc/PID/stat. The command name may hold anything, so fields are counted from behind
+// its last parenthesis.
+func parseProcessStat(data []byte) (st processStat, err error) {
+	const state, utime, stime, start, rss = 0, 11, 12, 19, 21 // fields 3, 14, 15, 22 and 24 of proc(5)
+	i := bytes.LastIndexByte(data, ')')
+	if i < 0 {
+		return st, errdefs.New(errdefs.Internal, "stat line %.40q has no command name", data)
+	}
+	var field int
+	var ticks uint64
+	for f := range bytes.FieldsSeq(data[i+1:]) {
+		var to *uint64
+		switch field {
+		case state:
+			if f[0] == 'Z' || f[0] == 'X' {
+				return st, errdefs.NotFoundf("the process has ended")
+			}
+		case utime, stime:
+			n, err := strconv.ParseUint(string(f), 10, 64)
+			if err != nil {
+				return st, fmt.Errorf("CPU time in stat line: %w", err)
+			}
+			ticks += n
+		case start:
+			to = &st.start
+		case rss:
+			to = &st.rss
+		}
+		if to != nil {
+			if *to, err = strconv.ParseUint(string(f), 10, 64); err != nil {
+				return st, fmt.Errorf("stat line: %w", err)
+			}
+		}
+		if field++; field > rss {
+			st.cpu = ticks * uint64(userTick)
+			st.rss *= uint64(os.Getpagesize())
+			return st, nil
+		}
+	}
+	return st, errdefs.New(errdefs.Internal, "stat line %.40q is too short", data)
+}
+
+// cgroup2 is where the cgroup v2 tree is mounted, also on hybrid hosts; "" if nowhere.
+func (h Host) cgroup2() string {
+	f, err := os.Open(h.proc() + "/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		mount, fs, ok := strings.Cut(sc.Text(), " - ")
+		if fields := strings.Fields(mount); ok && len(fields) > 4 && strings.HasPrefix(fs, "cgroup2 ") {
+			return unescape.Replace(fields[4])
+		}
+	}
+	return ""
+}
+
+// ownCgroup is the folder of the cgroup that holds v's process and no other; "" when it shares one.
+func (h Host) ownCgroup(r *reader, mount string, v VM) string {
+	if mount == "" {
+		return ""
+	}
+	data, err := r.read(h.proc() + "/" + strconv.Itoa(v.PID) + "/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::")
+		if !ok || filepath.Base(path) != string(v.ID) {
+			continue // one that is named after the VM was made for it
+		}
+		if dir := filepath.Join(mount, path); unix.Access(filepath.Join(dir, "cpu.stat"), unix.R_OK) == nil {
+			return dir
+		}
+	}
+	return ""
+}
+
+// cgroupCPU returns the nanoseconds that the processes of a cgroup have used.
+func (r *reader) cgroupCPU(dir string) (uint64, bool) {
+	data, err := r.read(dir + "/cpu.stat")
+	if err != nil {
+		return 0, false
+	}
+	usec, ok := keyed(data, "usage_usec")
+	return usec * 1000, ok
+}
+
+// cgroupMemory returns what a cgroup holds less the file pages that nobody used lately; false without memory controller.
+func (r *reader) cgroupMemory(dir string) (uint64, bool) {
+	data, err := r.read(dir + "/memory.current")
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(bytes.TrimSpace(data)), 10, 64)
+	if err != nil {
+		return 0, false
+	}
+	if data, err = r.read(dir + "/memory.stat"); err != nil {
+		return 0, false
+	}
+	inactive, _ := keyed(data, "inactive_file")
+	return n - min(n, inactive), true
+}
+
+// keyed finds "key VALUE" among lines.
+func keyed(data []byte, key string) (uint64, bool) {
+	for line := range bytes.Lines(data) {
+		k, v, ok := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+		if ok && string(k) == key {
+			n, err := strconv.ParseUint(string(v), 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}

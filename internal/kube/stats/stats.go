@@ -1,0 +1,230 @@
+// Package stats measures what VMs and their host use, from /proc, cgroups and the counters of links, and serves it as a
+// kubelet does (/stats/summary, /metrics/resource) and to Prometheus (vk_cocoon_*).
+//
+// It starts no process and asks nobody but the kernel, and it does not know which VMs there are: its Source does.
+package stats
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// VM is one VM that belongs to a pod, as its owner knows it.
+type VM struct {
+	ID        vm.ID
+	Name      string // of the VM
+	Namespace string // of the pod, as the next three
+	Pod       string
+	UID       string
+	Container string // all that the VM uses counts as this container's
+	Backend   string // hypervisor driver
+	PID       int    // of the hypervisor process; 0 when none runs
+	StartedAt time.Time
+	Taps      []Tap
+	COW       string // path of the writable disk; "" for none
+}
+
+// Tap is the host's end of a VM's network interface.
+type Tap struct {
+	Name  string
+	NetNS string // path of the network namespace it is in; "" for this process's
+}
+
+// Config says where to look.
+type Config struct {
+	Node   string
+	Proc   string // "" is /proc
+	Root   string // folder on the file system that holds the VMs' disks
+	Source func() []VM
+	Log    *slog.Logger
+	// Owns reports whether the process with v.PID is v's: a pid may be another machine's or a later process's. Nil: its
+	// arguments name the VM.
+	Owns func(proc string, v VM) bool
+}
+
+// Collector measures when it is asked. It keeps only what makes counters go on when a VM gets a new process.
+// Safe for concurrent use.
+type Collector struct {
+	cfg   Config
+	host  Host
+	links func(netns string) (map[string]link, error)
+
+	mu       sync.Mutex
+	cgroup2  string // mount point; "" for none
+	accounts map[vm.ID]*account
+}
+
+// New returns a Collector.
+func New(cfg Config) (*Collector, error) {
+	if cfg.Source == nil || cfg.Log == nil {
+		return nil, errdefs.Invalidf("statistics need a source of VMs and a logger")
+	}
+	if cfg.Owns == nil {
+		cfg.Owns = named
+	}
+	h := Host{Proc: cfg.Proc, Root: cfg.Root}
+	return &Collector{cfg: cfg, host: h, links: readLinks, cgroup2: h.cgroup2(), accounts: map[vm.ID]*account{}}, nil
+}
+
+// Usage is what one VM used. What could not be measured is nil: unknown is not zero.
+type Usage struct {
+	VM      VM
+	At      time.Time
+	Process *ProcessUsage // nil when no process of the VM runs on this host
+	Network *NetworkUsage
+	Disk    *uint64 // bytes that the writable disk occupies
+}
+
+// ProcessUsage is what the hypervisor process used, and so guest and hypervisor together.
+type ProcessUsage struct {
+	Since      time.Time     // when CPU was zero: the VM's first start that was seen
+	CPU        time.Duration // of all runs since then; never falls
+	RSS        uint64        // bytes of memory that are resident
+	WorkingSet uint64        // bytes: of the VM's cgroup without inactive file pages, RSS where it has none
+}
+
+// NetworkUsage counts bytes and errors as the guest sees them: received is what the host sent. None ever falls.
+type NetworkUsage struct {
+	RxBytes, TxBytes   uint64
+	RxErrors, TxErrors uint64
+}
+
+// Collect measures every VM of the Source, in its order.
+func (c *Collector) Collect() []Usage {
+	all := c.cfg.Source()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	links := map[string]map[string]link{}
+	out := make([]Usage, len(all))
+	known := make(map[vm.ID]bool, len(all))
+	var r reader
+	for i, v := range all {
+		known[v.ID] = true
+		a := c.accounts[v.ID]
+		if a == nil {
+			a = &account{taps: map[string]*tapAccount{}}
+			c.accounts[v.ID] = a
+		}
+		u := Usage{VM: v, Disk: occupied(v.COW)}
+		u.Process = c.process(&r, v, a)
+		u.At = time.Now()
+		if u.Process != nil {
+			u.Network = c.network(v, a, links)
+		}
+		out[i] = u
+	}
+	for id := range c.accounts {
+		if !known[id] {
+			delete(c.accounts, id)
+		}
+	}
+	return out
+}
+
+// total is a counter that goes on when what it reads starts again at zero.
+type total struct{ before, last uint64 }
+
+// renew is called when the thing that is read has been replaced.
+func (t *total) renew() { t.before, t.last = t.before+t.last, 0 }
+
+// now takes a reading. One that fell is of something new.
+func (t *total) now(v uint64) uint64 {
+	if v < t.last {
+		t.renew()
+	}
+	t.last = v
+	return t.before + v
+}
+
+// account is what must be remembered of a VM between two looks.
+type account struct {
+	pid    int
+	start  uint64 // of the process, in ticks since boot; with the pid its identity
+	cgroup string // folder of the VM's own cgroup; "" for none
+	since  time.Time
+	cpu    total
+	taps   map[string]*tapAccount
+}
+
+type tapAccount struct {
+	index  int
+	totals [4]total
+}
+
+// process measures the hypervisor process of v; nil when it is not to be seen from here.
+func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
+	if v.PID <= 0 {
+		return nil
+	}
+	st, err := c.host.process(r, v.PID)
+	if err != nil {
+		return nil // ended, or another machine's
+	}
+	if v.PID != a.pid || st.start != a.start {
+		if !c.cfg.Owns(c.host.proc(), v) {
+			return nil
+		}
+		a.cpu.renew()
+		a.pid, a.start = v.PID, st.start
+		a.cgroup = c.host.ownCgroup(r, c.cgroup2, v)
+		if a.since.IsZero() {
+			a.since = v.StartedAt
+		}
+	}
+	u := &ProcessUsage{Since: a.since, RSS: st.rss, WorkingSet: st.rss}
+	used := st.cpu
+	if a.cgroup != "" {
+		ns, ok := r.cgroupCPU(a.cgroup)
+		if !ok {
+			return nil // it goes with its process; the two must not be mixed in one counter
+		}
+		used = ns
+		if n, ok := r.cgroupMemory(a.cgroup); ok {
+			u.WorkingSet = n
+		}
+	}
+	u.CPU = time.Duration(a.cpu.now(max(used, a.cpu.last)))
+	return u
+}
+
+// network adds up v's taps; nil when one of them is not to be seen.
+func (c *Collector) network(v VM, a *account, seen map[string]map[string]link) *NetworkUsage {
+	if len(v.Taps) == 0 {
+		return nil
+	}
+	var sum [4]uint64
+	for _, t := range v.Taps {
+		there, ok := seen[t.NetNS]
+		if !ok {
+			var err error
+			if there, err = c.links(t.NetNS); err != nil {
+				c.cfg.Log.Debug("links not read", "netns", t.NetNS, "err", err)
+			}
+			seen[t.NetNS] = there
+		}
+		l, ok := there[t.Name]
+		if !ok {
+			return nil
+		}
+		ta := a.taps[t.Name]
+		if ta == nil {
+			ta = &tapAccount{index: l.index}
+			a.taps[t.Name] = ta
+		}
+		if ta.index != l.index {
+			ta.index = l.index
+			for i := range ta.totals {
+				ta.totals[i].renew()
+			}
+		}
+		for i, n := range l.counters {
+			sum[i] += ta.totals[i].now(n)
+		}
+	}
+	// What the host's end received the guest sent.
+	return &NetworkUsage{RxBytes: sum[linkTx], TxBytes: sum[linkRx], RxErrors: sum[linkTxErrors], TxErrors: sum[linkRxErrors]}
+}

@@ -1,0 +1,70 @@
+package stats
+
+import (
+	"context"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+// Summary is what a kubelet answers at /stats/summary.
+func (c *Collector) Summary(context.Context) *summary.Summary {
+	s := &summary.Summary{Node: c.node(), Pods: []summary.PodStats{}}
+	for _, u := range c.Collect() {
+		if u.Process != nil {
+			s.Pods = append(s.Pods, pod(u))
+		}
+	}
+	return s
+}
+
+func (c *Collector) node() summary.NodeStats {
+	now := metav1.Now()
+	n := summary.NodeStats{NodeName: c.cfg.Node}
+	if used, boot, err := c.host.CPU(); err == nil {
+		n.StartTime = metav1.NewTime(boot)
+		n.CPU = &summary.CPUStats{Time: now, UsageCoreNanoSeconds: nanoseconds(used)}
+	}
+	if m, err := c.host.Memory(); err == nil {
+		n.Memory = &summary.MemoryStats{
+			Time: now, AvailableBytes: number(m.Total - m.WorkingSet()), UsageBytes: number(m.Total - m.Free), WorkingSetBytes: number(m.WorkingSet()),
+		}
+	}
+	if d, err := c.host.Disk(); err == nil {
+		n.Fs = &summary.FsStats{
+			Time: now, AvailableBytes: number(d.Available), CapacityBytes: number(d.Total), UsedBytes: number(d.Total - d.Available),
+			Inodes: number(d.Inodes), InodesFree: number(d.InodesFree), InodesUsed: number(d.Inodes - d.InodesFree),
+		}
+	}
+	if have, most := c.host.Threads(); most > 0 {
+		n.Rlimit = &summary.RlimitStats{Time: now, MaxPID: &most, NumOfRunningProcesses: &have}
+	}
+	return n
+}
+
+func pod(u Usage) summary.PodStats {
+	at, since := metav1.NewTime(u.At), metav1.NewTime(u.Process.Since)
+	cpu := &summary.CPUStats{Time: at, UsageCoreNanoSeconds: nanoseconds(u.Process.CPU)}
+	memory := &summary.MemoryStats{Time: at, UsageBytes: &u.Process.RSS, WorkingSetBytes: &u.Process.WorkingSet, RSSBytes: &u.Process.RSS}
+	p := summary.PodStats{
+		PodRef: summary.PodReference{Name: u.VM.Pod, Namespace: u.VM.Namespace, UID: u.VM.UID}, StartTime: since, CPU: cpu, Memory: memory,
+		Containers: []summary.ContainerStats{{Name: u.VM.Container, StartTime: since, CPU: cpu, Memory: memory}},
+	}
+	if n := u.Network; n != nil {
+		card := summary.InterfaceStats{Name: "eth0", RxBytes: &n.RxBytes, RxErrors: &n.RxErrors, TxBytes: &n.TxBytes, TxErrors: &n.TxErrors}
+		p.Network = &summary.NetworkStats{Time: at, InterfaceStats: card, Interfaces: []summary.InterfaceStats{card}}
+	}
+	if u.Disk != nil {
+		disk := &summary.FsStats{Time: at, UsedBytes: u.Disk}
+		p.EphemeralStorage, p.Containers[0].Rootfs = disk, disk
+	}
+	return p
+}
+
+func nanoseconds(d time.Duration) *uint64 { return number(d.Nanoseconds()) }
+
+func number(n int64) *uint64 {
+	u := uint64(max(n, 0))
+	return &u
+}
