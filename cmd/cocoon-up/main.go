@@ -1,5 +1,5 @@
-// Command cocoon-up is a Kubernetes control plane for one machine, and kubectl,
-// in one binary. The "cocoon up" verb writes its configuration and starts it.
+// Command cocoon-up is a Kubernetes control plane for one machine, kubectl and
+// metrics-server in one binary. The "cocoon up" verb writes its configuration and starts it.
 package main
 
 import (
@@ -9,11 +9,13 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/applet"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/controlplane"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubectl"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/metricsserver"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/version"
 )
 
 const usage = `usage: cocoon-up control-plane --config FILE
        cocoon-up kubectl ARGS...
+       cocoon-up metrics-server FLAGS...
        cocoon-up version
 `
 
@@ -24,6 +26,8 @@ func main() {
 		os.Exit(controlplane.Main(args, os.Stderr))
 	case applet.Kubectl:
 		kubectl.Main(args)
+	case applet.MetricsServer:
+		os.Exit(metricsserver.Main(args))
 	case applet.Version:
 		version.Main(os.Stdout)
 	default:

@@ -76,12 +76,18 @@ func controlPlaneConfig(l layout, p pki, s Settings) object {
 	}
 }
 
-// cocoondConfig is the file of a node's cocoond; its keys are documented in `cocoond --help`.
-func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
+// instanceID tells the nodes of one machine apart in names of links, tables and cgroups.
+func instanceID(n nodeLayout) string {
 	id := fnv.New32a()
 	_, _ = id.Write([]byte(filepath.Dir(n.folder("state")))) // never fails
-	// Names of links and tables tell the nodes of one machine apart.
-	instance := fmt.Sprintf("%06x", id.Sum32()&0xffffff)
+	return fmt.Sprintf("%06x", id.Sum32()&0xffffff)
+}
+
+func bridgeName(n nodeLayout) string { return "cocoon" + instanceID(n) }
+
+// cocoondConfig is the file of a node's cocoond; its keys are documented in `cocoond --help`.
+func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
+	instance := instanceID(n)
 	var ports NodeSettings
 	for _, node := range s.Nodes {
 		if node.Name == n.name {
@@ -112,7 +118,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"runDir":      n.folder("run"),
 		"socket":      n.socket(),
 		"guest":       object{"kernel": a.Kernel, "initramfs": a.Initramfs},
-		"network":     object{"instance": instance, "bridge": "cocoon" + instance},
+		"network":     object{"instance": instance, "bridge": bridgeName(n)},
 		"qemu":        object{"cgroup": "cocoon-" + instance},
 		"images":      object{"mappings": n.mappings()},
 		"virtualNode": virtualNode,

@@ -19,6 +19,11 @@ var collections = map[string]string{
 	"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 	"Role":                     "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
 	"RoleBinding":              "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+	"ClusterRole":              "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+	"ClusterRoleBinding":       "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"Service":                  "/api/v1/namespaces/%s/services",
+	"EndpointSlice":            "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
+	"APIService":               "/apis/apiregistration.k8s.io/v1/apiservices",
 }
 
 // manifest is one object to be there.
@@ -29,8 +34,12 @@ type manifest struct {
 
 // manifests are the objects that every instance has: the custom resources we read, and the rights of the node to.
 func manifests() ([]manifest, error) {
+	return parseManifests(crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements)
+}
+
+func parseManifests(texts ...[]byte) ([]manifest, error) {
 	var out []manifest
-	for _, text := range [][]byte{crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements} {
+	for _, text := range texts {
 		for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 			var object struct {
 				Kind     string                           `json:"kind"`
@@ -63,9 +72,14 @@ func (in *instance) installManifests(ctx context.Context, ended <-chan error) er
 	if err != nil {
 		return err
 	}
+	return in.install(ctx, list, in.controlPlane(), ended)
+}
+
+// install applies manifests; it gives up when the child c ends.
+func (in *instance) install(ctx context.Context, list []manifest, c child, ended <-chan error) error {
 	for _, m := range list {
 		var failed error
-		err := in.await(ctx, in.controlPlane(), ended, func(ctx context.Context) bool {
+		err := in.await(ctx, c, ended, func(ctx context.Context) bool {
 			failed = in.api.apply(ctx, m)
 			return failed == nil || !errdefs.IsUnavailable(failed)
 		})

@@ -6,8 +6,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -28,8 +30,51 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/virtletimagemappings.virtlet.k8s",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles/cocoon-image-mappings",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings/cocoon-image-mappings",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonsets.cocoonset.cocoonstack.io",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonhibernations.cocoonset.cocoonstack.io",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/vmplacements.cocoonset.cocoonstack.io",
 	}; !slices.Equal(paths, want) {
 		t.Errorf("paths %q", paths)
+	}
+}
+
+func TestMetricsServerManifests(t *testing.T) {
+	p := pki{dir: t.TempDir(), now: time.Now()}
+	if err := p.ensure(Settings{}); err != nil {
+		t.Fatal(err)
+	}
+	in := &instance{pki: p, settings: Settings{ServerPort: 4443}}
+	list, err := in.metricsServerManifests("192.0.2.1")
+	if err != nil || len(list) != 8 {
+		t.Fatalf("%d manifests, %v", len(list), err)
+	}
+	slice := list[6]
+	if slice.path != "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices/metrics-server" || !strings.Contains(string(slice.body), `"192.0.2.1"`) || !strings.Contains(string(slice.body), `4443`) {
+		t.Errorf("%s: %s", slice.path, slice.body)
+	}
+	if list[7].path != metricsServerAPI {
+		t.Errorf("the API is at %s", list[7].path)
+	}
+}
+
+// A registration of ours goes with its component; somebody else's stays.
+func TestRegistrationIsTakenBack(t *testing.T) {
+	for by, want := range map[string]bool{"cocoon-up": true, "helm": false, "": false} {
+		deleted := false
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case by == "":
+				http.NotFound(w, r)
+			case r.Method == http.MethodDelete:
+				deleted = true
+			default:
+				_, _ = io.WriteString(w, `{"metadata":{"uid":"u","labels":{"app.kubernetes.io/managed-by":"`+by+`"}}}`)
+			}
+		}))
+		if err := (&apiClient{base: srv.URL, http: srv.Client()}).remove(t.Context(), metricsServerAPI); err != nil || deleted != want {
+			t.Errorf("of %q: deleted %v, %v", by, deleted, err)
+		}
+		srv.Close()
 	}
 }
 
@@ -59,7 +104,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 3 {
+	if len(tries) != 6 {
 		t.Errorf("sent: %v", tries)
 	}
 }

@@ -14,15 +14,19 @@ import (
 )
 
 // What can run beside the control plane and the nodes, in the order of their start.
-const partEpoch = "epoch" // the registry, known to every node
+const (
+	partEpoch         = "epoch"          // the registry, known to every node
+	partMetricsServer = "metrics-server" // kubectl top, autoscaling
+)
 
-var parts = []string{partEpoch}
+var parts = []string{partEpoch, partMetricsServer}
 
 // part is one of them.
 type part struct {
 	child
 	prepare func() error // writes its files; idempotent
 	ready   func(context.Context) bool
+	late    bool // it needs a node
 }
 
 const stopPart = 10 * time.Second
@@ -32,6 +36,8 @@ func (in *instance) part(name string) part {
 	switch name {
 	case partEpoch:
 		return in.epoch()
+	case partMetricsServer:
+		return in.metricsServer()
 	}
 	panic("no part is called " + name)
 }

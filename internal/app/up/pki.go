@@ -79,6 +79,8 @@ func (p pki) ensure(s Settings) error {
 		{name: "controller-manager", cn: "system:kube-controller-manager", signing: ca},
 		{name: "scheduler", cn: "system:kube-scheduler", signing: ca},
 		{name: "apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", orgs: []string{"system:masters"}, signing: ca},
+		{name: partMetricsServer, cn: metricsServerUser, signing: ca},
+		{name: "metrics-server-serving", cn: partMetricsServer, server: true, signing: ca, dns: []string{partMetricsServer + ".kube-system.svc"}},
 		{name: "front-proxy-client", cn: "front-proxy-client", signing: front},
 	}
 	for i := range s.Nodes {

@@ -21,6 +21,7 @@ const (
 	defaultNodePort    = 10250
 	defaultMetricsPort = 9091
 	defaultEpochPort   = 8080
+	defaultServerPort  = 4443 // of metrics-server
 	serviceCIDR        = "10.96.0.0/16"
 	serviceIP          = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
 	nodeIP             = "127.0.0.1"
@@ -33,6 +34,8 @@ type Settings struct {
 	Nodes     []NodeSettings `json:"nodes"`
 	With      []string       `json:"with,omitempty"` // what runs beside control plane and nodes
 	EpochPort int            `json:"epochPort,omitempty"`
+	// ServerPort is metrics-server's.
+	ServerPort int `json:"metricsServerPort,omitempty"`
 
 	// As instances with one node kept it.
 	NodeName string `json:"nodeName,omitempty"`
@@ -200,6 +203,14 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if s.with(partEpoch) {
 		if s.EpochPort, err = p.choose("registry", "--epoch-port", o.EpochPort, s.EpochPort, defaultEpochPort); err != nil {
+			return s, err
+		}
+	}
+	if s.with(partMetricsServer) {
+		if len(s.Nodes) == 0 {
+			return s, errdefs.Invalidf("%s needs a node: it listens on the node's bridge", partMetricsServer)
+		}
+		if s.ServerPort, err = p.choose(partMetricsServer, "--with=", 0, s.ServerPort, defaultServerPort); err != nil {
 			return s, err
 		}
 	}

@@ -57,6 +57,12 @@ func TestSettle(t *testing.T) {
 	if len(s.Nodes) != 3 || s.Nodes[0] != (NodeSettings{"other-7", node, metrics}) || s.Nodes[1].Name != "other-8" || s.Nodes[2].Port == s.Nodes[1].Port || s.EpochPort != registry || !s.with(partEpoch) {
 		t.Errorf("got %+v", s)
 	}
+	if with := settled(Options{With: []string{partEpoch, partMetricsServer}}); with.ServerPort == 0 || !with.with(partMetricsServer) {
+		t.Errorf("got %+v", with)
+	}
+	if s = settled(Options{With: []string{partEpoch}}); s.with(partMetricsServer) {
+		t.Errorf("got %+v", s)
+	}
 	if again := settled(Options{}); !reflect.DeepEqual(again, s) {
 		t.Errorf("got %+v, want %+v", again, s)
 	}

@@ -199,6 +199,9 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	for _, name := range in.settings.With {
 		began = time.Now()
 		part := in.part(name)
+		if part.late {
+			continue
+		}
 		ended := launch(part.child)
 		if r.err = in.await(ctx, part.child, ended, part.ready); r.err != nil {
 			return r
@@ -210,6 +213,9 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 		if r.err = in.startNode(ctx, in.node(in.settings, i), launch); r.err != nil {
 			return r
 		}
+	}
+	if r.err = in.runMetricsServer(ctx, launch); r.err != nil {
+		return r
 	}
 	if r.err = writeKubeconfig(in.kubeconfig(), in.pki, in.settings, "admin"); r.err == nil {
 		ready()

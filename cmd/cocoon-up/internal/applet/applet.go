@@ -6,9 +6,10 @@ import "path/filepath"
 
 // The programs in the binary.
 const (
-	ControlPlane = "control-plane"
-	Kubectl      = "kubectl"
-	Version      = "version"
+	ControlPlane  = "control-plane"
+	Kubectl       = "kubectl"
+	MetricsServer = "metrics-server"
+	Version       = "version"
 )
 
 // Resolve returns the program named by argv and the arguments meant for it. A
