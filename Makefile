@@ -56,6 +56,7 @@ check: lint tidy-check generate-check test-arch ## format, vet, lint, layers, do
 lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
+	@go -C hack/promlint test $(GOFLAGS_) .
 	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh
 
 .PHONY: test-arch
@@ -66,6 +67,7 @@ test-arch: ## the house rules: layers and package comments
 tidy-check:
 	@GOWORK=off go mod tidy -diff
 	@GOWORK=off go -C tools mod tidy -diff
+	@GOWORK=off go -C hack/promlint mod tidy -diff
 
 .PHONY: generate
 generate: ## regenerate protobuf code
