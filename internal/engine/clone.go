@@ -230,7 +230,11 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 
 // incomingOf is the saved state of h.
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
-	return &hypervisor.Incoming{State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory)}
+	in := &hypervisor.Incoming{State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory)}
+	if h.Snapshot().MemoryBase != "" {
+		in.Base = filepath.Join(h.Dir(), snapshot.FileBase)
+	}
+	return in
 }
 
 // grown are the serials of the disks of r that are larger than its guest, which goes on, knows.

@@ -70,7 +70,9 @@ func TestRealStore(t *testing.T) {
 	if _, down := host.Memory(a.ID); !down[0] {
 		t.Error("the clone has a carrier before it is itself")
 	}
-	r.saved("second")
+	if y := r.saved("second"); x.MemoryBase != "" || y.MemoryBase != x.ID {
+		t.Errorf("saved twice, their memory stands on %q and %q", x.MemoryBase, y.MemoryBase)
+	}
 	whole("saved again", "web")
 
 	slept := r.must(r.Hibernate(ctx, "web", ""))

@@ -161,9 +161,16 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 		return x, err
 	}
 	if c.run != nil {
-		saved, quiesced, err := e.saveMemory(ctx, m, c, draft.Dir(), overlays)
+		base, err := draft.Base(ctx, kin(m.record())...)
 		if err != nil {
 			return x, err
+		}
+		saved, quiesced, err := e.saveMemory(ctx, m, c, draft.Dir(), base != "", overlays)
+		if err != nil {
+			return x, err
+		}
+		if saved.Delta {
+			x.MemoryBase = base
 		}
 		x.Live, x.Machine, x.Pause, x.Method, x.Quiesced = true, saved.Machine, saved.Pause, saved.Method, quiesced
 	}
@@ -175,6 +182,17 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 		x.ImageManifest = img.Digest
 	}
 	return draft.Commit(ctx, x)
+}
+
+// kin are the snapshots whose memory that of r is most like: those taken of it, the last one first, then that which it
+// goes on from.
+func kin(r vm.Record) []string {
+	ids := slices.Clone(r.SnapshotIDs)
+	slices.Reverse(ids)
+	if r.Snapshot != "" {
+		ids = append(ids, r.Snapshot)
+	}
+	return ids
 }
 
 // overlay puts an empty overlay on each writable disk of m, on record, and returns them for the driver.
@@ -210,9 +228,12 @@ func (e *Engine) overlaysOn(ctx context.Context, m *machine) (disks []vm.Disk, o
 }
 
 // saveMemory has the driver save the guest and change its disks, with its file systems frozen if c can do that.
-func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir string, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
+func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir string, based bool, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
 	plan := hypervisor.SavePlan{
 		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold,
+	}
+	if based {
+		plan.Base = dir + "/" + snapshot.FileBase
 	}
 	if c.freezer != nil {
 		limited, cancel := context.WithTimeout(ctx, freezeTimeout)

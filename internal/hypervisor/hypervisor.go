@@ -113,6 +113,7 @@ type Plan struct {
 type Incoming struct {
 	State  string // path: devices and CPUs, as Save wrote them
 	Memory string // path: the guest's memory, as Save wrote it
+	Base   string // path: the memory that Memory is a delta to; "": it is whole
 	// Alone says that no other VM goes on from this memory now, which saves copying what the guest writes. Otherwise the
 	// memory is mapped copy-on-write and shared by all VMs that go on from it.
 	Alone bool
@@ -164,6 +165,9 @@ type Snapshotter interface {
 type SavePlan struct {
 	State  string // path of a file that Save makes: devices and CPUs, the driver's own format
 	Memory string // path of a file that Save makes: the guest's memory, sparse, as large as it is
+	// Base is the path of whole memory, saved before, that the guest's may be much like: then Save may make Memory a delta
+	// to it, as package sparse has them. "": there is none.
+	Base string
 	// Overlays become the guest's writable disks at the instant of the save; what they stand on is written to no more.
 	// One that is in use already, because an attempt before this one came so far, is no error while the guest has stood
 	// since. FailedPrecondition when it runs: the instant is over, and another overlay on top of that one is needed.
@@ -194,6 +198,7 @@ type Saved struct {
 	Pause   time.Duration // that the guest was stopped; with Hold until the return
 	Method  string        // how memory was taken, the driver's word: precopy or stopped
 	Memory  int64         // bytes of memory that are not zero
+	Delta   bool          // SavePlan.Memory has only what differs from SavePlan.Base
 	Machine vm.Machine    // that can resume it
 }
 

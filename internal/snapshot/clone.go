@@ -24,11 +24,15 @@ func (s Snapshot) Clone() Snapshot {
 	return s
 }
 
-// Files returns the names of the files that the snapshot consists of besides FileMeta, in the order in which they travel.
+// Files returns the names of the files in the snapshot's folder besides FileMeta, in the order in which they travel.
+// Those of Whole travel.
 func (s Snapshot) Files() []string {
 	var names []string
 	if s.Live {
 		names = append(names, FileState, FileMemory)
+	}
+	if s.Live && s.MemoryBase != "" {
+		names = append(names, FileBase)
 	}
 	for _, d := range s.Disks {
 		for _, l := range d.Layers {
@@ -36,6 +40,13 @@ func (s Snapshot) Files() []string {
 		}
 	}
 	return names
+}
+
+// Whole returns the record of the same snapshot with its memory in one file, as Held.Open shows it and as it travels.
+func (s Snapshot) Whole() Snapshot {
+	s = s.Clone()
+	s.MemoryBase = ""
+	return s
 }
 
 // Foreign returns what the record is worth on another machine: without what is only true where it was made, such as the

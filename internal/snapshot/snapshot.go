@@ -10,6 +10,7 @@ import (
 	"io"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -17,7 +18,8 @@ import (
 const (
 	FileMeta   = "snapshot.json" // Snapshot as JSON; written last: a folder without it is no snapshot
 	FileState  = "vmstate"       // devices and CPUs, the driver's own format; absent in a snapshot of disks alone
-	FileMemory = "memory-ranges" // the guest's memory, sparse
+	FileMemory = "memory-ranges" // the guest's memory, sparse; or, of a snapshot with a MemoryBase, what differs from FileBase
+	FileBase   = "memory-base"   // the whole memory of an earlier snapshot
 )
 
 // Snapshot is what is known of one snapshot. The JSON is public API (`cocoon snapshot inspect`).
@@ -44,12 +46,14 @@ type Snapshot struct {
 	Network string `json:"network,omitempty"`
 	Windows bool   `json:"windows,omitempty"`
 
-	Source Source    `json:"source"`
-	Live   bool      `json:"live"`  // it has memory and devices; otherwise a VM of it boots
-	Disks  []Disk    `json:"disks"` // in the order the guest sees them
-	Boot   vm.Boot   `json:"boot"`
-	NIC    []vm.NIC  `json:"nic,omitempty"` // the interfaces as the guest knows them
-	Record vm.Record `json:"record"`        // of the source: a clone inherits its process, volumes and mounts
+	Source Source  `json:"source"`
+	Live   bool    `json:"live"`  // it has memory and devices; otherwise a VM of it boots
+	Disks  []Disk  `json:"disks"` // in the order the guest sees them
+	Boot   vm.Boot `json:"boot"`
+	// MemoryBase is the id of the snapshot, which may be gone, whose memory is in FileBase; "": FileMemory is whole.
+	MemoryBase string    `json:"memory_base,omitempty"`
+	NIC        []vm.NIC  `json:"nic,omitempty"` // the interfaces as the guest knows them
+	Record     vm.Record `json:"record"`        // of the source: a clone inherits its process, volumes and mounts
 
 	Size      int64             `json:"size"`            // bytes that it occupies
 	Pause     time.Duration     `json:"pause,omitempty"` // nanoseconds that the guest was stopped
@@ -136,6 +140,10 @@ type Draft interface {
 	// folder without copying where that is possible, and returns how the snapshot describes it. Files that nobody writes
 	// to any more only. imageDisk tells the image's files, at which it stops.
 	Link(ctx context.Context, d vm.Disk, imageDisk func(path string) bool) (Disk, error)
+	// Base makes the whole memory that there is with the first of some snapshots FileBase, for memory that is saved as a
+	// delta to it, and returns the id for Snapshot.MemoryBase. "": none of them has one. A record without MemoryBase does
+	// away with it.
+	Base(ctx context.Context, refs ...string) (id string, err error)
 	// Commit makes everything durable, then the snapshot visible. s.ID, Name, Size and CreatedAt are filled in.
 	Commit(ctx context.Context, s Snapshot) (Snapshot, error)
 	// Discard gives it up; after Commit it does nothing.
@@ -147,6 +155,9 @@ type Held interface {
 	Snapshot() Snapshot
 	// Dir is the folder with its files. They must not be written to.
 	Dir() string
+	// Open opens a file for reading, by its name. FileMemory is whole, however it is kept.
+	// Errors: DataLoss when it is missing or damaged.
+	Open(name string) (*sparse.File, error)
 	Release()
 }
 

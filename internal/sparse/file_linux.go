@@ -70,18 +70,23 @@ const copyBuffer = 1 << 20
 // Copy makes dst, which is empty, a copy of src: by Clone where that can be done, else by copying its data. Blocks of
 // zeros become holes.
 func Copy(ctx context.Context, dst, src *os.File) error {
-	info, err := src.Stat()
+	f, err := NewFile(src)
 	if err != nil {
 		return err
 	}
 	if err := Clone(dst, src); !errdefs.Is(err, errdefs.Unsupported) {
 		return err
 	}
-	m, err := Extents(src, info.Size())
+	return CopyData(ctx, dst, f)
+}
+
+// CopyData makes dst, which is empty, a copy of src by copying its data. Blocks of zeros become holes.
+func CopyData(ctx context.Context, dst *os.File, src *File) error {
+	m, err := src.Extents()
 	if err != nil {
 		return err
 	}
-	if err := dst.Truncate(info.Size()); err != nil {
+	if err := dst.Truncate(src.Size()); err != nil {
 		return err
 	}
 	buf := make([]byte, copyBuffer)

@@ -3,25 +3,32 @@
 package cocoond_test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A VM that is saved and put to sleep again and again does not stand on ever more layers, and loses nothing by that.
+// A VM that is saved and put to sleep again and again does not stand on ever more layers, and each snapshot has of its
+// memory only what has changed; it loses nothing by that.
 func TestVMLayersAreMerged(t *testing.T) {
 	n := newNode(t)
 	n.counting("web")
 	const saves = 12
 	for i := range saves {
 		n.sh("web", fmt.Sprintf("echo %d >/file-%d; sync", i, i))
-		name := fmt.Sprintf("s%d", i)
-		if _, err := n.SaveSnapshot(t.Context(), "web", vm.SaveSpec{Name: name}); err != nil {
+		name, began := fmt.Sprintf("s%d", i), time.Now()
+		x, err := n.SaveSnapshot(t.Context(), "web", vm.SaveSpec{Name: name})
+		if err != nil {
 			t.Fatal(err)
 		}
+		t.Logf("%s took %s, its guest stood for %s", name, time.Since(began).Round(time.Millisecond), x.Pause)
 		if i%2 == 0 {
 			if err := n.RemoveSnapshot(t.Context(), name); err != nil {
 				t.Fatal(err)
@@ -58,6 +65,7 @@ func TestVMLayersAreMerged(t *testing.T) {
 	}
 	n.ready("web")
 	all()
+	n.clonesOfDelta("s11")
 	clone, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "s11", Name: "copy", Cold: true})
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +79,55 @@ func TestVMLayersAreMerged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// clonesOfDelta clones a snapshot whose memory stands on that of another, which is gone, and what it is elsewhere.
+func (n *node) clonesOfDelta(name string) {
+	t := n.t
+	t.Helper()
+	x, err := n.GetSnapshot(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(n.dir, "state/snapshots", x.ID)
+	own, base := occupied(t, filepath.Join(dir, "memory-ranges")), occupied(t, filepath.Join(dir, "memory-base"))
+	t.Logf("%d KiB of %d KiB of memory were written", own>>10, base>>10)
+	if own*10 > base*3 {
+		t.Errorf("a snapshot has %d bytes of memory of its own beside %d of an earlier one", own, base)
+	}
+	var stream bytes.Buffer
+	if err := n.ExportSnapshot(t.Context(), name, &stream); err != nil {
+		t.Fatal(err)
+	}
+	moved, err := n.ImportSnapshot(t.Context(), "moved", "", &stream, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(n.dir, "state/snapshots", moved.ID, "memory-base")); err == nil {
+		t.Error("what was imported is not whole")
+	}
+	for _, from := range []string{name, "moved"} {
+		if _, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: from, Name: "of-" + from}); err != nil {
+			t.Fatal(err)
+		}
+		n.ready("of-" + from)
+		n.goesOn("of-" + from)
+		if got := n.sh("of-"+from, "cat /file-11; sha256sum /bin/busybox /usr/bin/server"); !strings.HasPrefix(got, "11\n") || got[3:] != n.sh("web", "sha256sum /bin/busybox /usr/bin/server") {
+			t.Errorf("a clone of %s: %q", from, got)
+		}
+		if err := n.Remove(t.Context(), "of-"+from, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func occupied(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sparse.Occupied(info)
 }
 
 // deepest is how many files the largest chain of r's disks has.

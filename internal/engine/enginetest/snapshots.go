@@ -14,6 +14,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -138,6 +139,15 @@ func (h *held) Snapshot() snapshot.Snapshot { return h.x }
 
 // Dir implements snapshot.Held.
 func (h *held) Dir() string { return h.dir }
+
+// Open implements snapshot.Held.
+func (h *held) Open(name string) (*sparse.File, error) {
+	f, err := os.Open(filepath.Join(h.dir, name))
+	if err != nil {
+		return nil, errdefs.DataLossf("open %s: %w", name, err)
+	}
+	return sparse.NewFile(f)
+}
 
 // Release implements snapshot.Held.
 func (h *held) Release() {
@@ -272,6 +282,9 @@ func (d *draft) ID() string { return d.id }
 
 // Dir implements snapshot.Draft.
 func (d *draft) Dir() string { return d.s.w.path("drafts", d.id) }
+
+// Base implements snapshot.Draft: memory is whole in this world.
+func (d *draft) Base(context.Context, ...string) (string, error) { return "", nil }
 
 // Link implements snapshot.Draft.
 func (d *draft) Link(_ context.Context, disk vm.Disk, imageDisk func(string) bool) (snapshot.Disk, error) {

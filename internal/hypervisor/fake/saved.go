@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -57,14 +57,14 @@ func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hyperviso
 			err = errors.Join(fmt.Errorf("save VM %s: %w", i.v.Plan.ID, err), remove(p.State), remove(p.Memory))
 		}
 	}()
-	used, err := i.hold(p)
+	used, delta, err := i.hold(p)
 	if err != nil {
 		return hypervisor.Saved{}, err
 	}
 	if err := i.usable(ctx, OpSaved); err != nil {
 		return hypervisor.Saved{}, errors.Join(err, i.setPaused(context.WithoutCancel(ctx), false))
 	}
-	saved := hypervisor.Saved{Pause: time.Since(began), Method: "stopped", Memory: used, Machine: machine}
+	saved := hypervisor.Saved{Pause: time.Since(began), Method: "stopped", Memory: used, Delta: delta, Machine: machine}
 	if !p.Hold {
 		saved.Method = "precopy"
 	}
@@ -75,7 +75,7 @@ func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hyperviso
 }
 
 // hold writes the state and changes the disks at one instant, after which the guest is paused if p says so.
-func (i *Instance) hold(p hypervisor.SavePlan) (used int64, err error) {
+func (i *Instance) hold(p hypervisor.SavePlan) (used int64, delta bool, err error) {
 	h := i.d.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -83,28 +83,42 @@ func (i *Instance) hold(p hypervisor.SavePlan) (used int64, err error) {
 	for _, o := range p.Overlays {
 		at := slices.IndexFunc(disks, func(d vm.Disk) bool { return d.Serial == o.Serial })
 		if at < 0 {
-			return 0, errdefs.Invalidf("the VM has no disk %s", o.Serial)
+			return 0, false, errdefs.Invalidf("the VM has no disk %s", o.Serial)
 		}
 		if _, err := os.Stat(o.Disk.Path); err != nil {
-			return 0, errdefs.Preconditionf("open the new disk %s: %w", o.Serial, err)
+			return 0, false, errdefs.Preconditionf("open the new disk %s: %w", o.Serial, err)
 		}
 		disks[at] = o.Disk
 	}
 	text, err := json.Marshal(state{Name, i.v.Plan.CPUs, i.v.Plan.Memory, len(i.v.Plan.NICs), len(i.v.Memory)})
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	if err := os.WriteFile(p.State, text, 0o600); err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	if err := os.WriteFile(p.Memory, []byte(i.v.Memory), 0o600); err != nil {
-		return 0, err
-	}
-	if err := os.Truncate(p.Memory, i.v.Plan.Memory); err != nil {
-		return 0, err
+	if delta, err = i.saveMemory(p); err != nil {
+		return 0, false, err
 	}
 	i.v.Plan.Disks, i.v.Paused = disks, i.v.Paused || p.Hold
-	return int64(len(i.v.Memory)), h.save(i.v)
+	return int64(len(i.v.Memory)), delta, h.save(i.v)
+}
+
+// saveMemory writes what the guest remembers, as a delta to a base that is as large.
+func (i *Instance) saveMemory(p hypervisor.SavePlan) (delta bool, err error) {
+	text, size := i.v.Memory, i.v.Plan.Memory
+	f, err := os.OpenFile(p.Memory, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return false, err
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Truncate(size))
+	if base, serr := os.Stat(p.Base); p.Base != "" && serr == nil && base.Size() == size {
+		own := sparse.NewPages(size)
+		own.Add([]sparse.Extent{{Length: int64(len(text))}})
+		delta, err = true, errors.Join(err, sparse.EndDelta(f, size, own))
+	}
+	return delta, errors.Join(err, f.Close())
 }
 
 // recall returns what the guest of a saved state remembers.
@@ -120,18 +134,34 @@ func recall(p hypervisor.Plan) (string, error) {
 	if s.CPUs != p.CPUs || s.Memory != p.Memory || s.NICs != len(p.NICs) {
 		return "", errdefs.DataLossf("the saved state is of a VM with %d CPUs, %d bytes and %d interfaces", s.CPUs, s.Memory, s.NICs)
 	}
-	info, err := os.Stat(p.Incoming.Memory)
-	if err != nil || info.Size() != s.Memory || s.Length < 0 || s.Length > maxState {
-		return "", errdefs.DataLossf("the saved memory is missing or has another size than %d bytes", s.Memory)
-	}
-	memory, err := readStart(p.Incoming.Memory, s.Length)
-	if err == nil && len(memory) != s.Length {
-		err = io.ErrUnexpectedEOF
-	}
+	f, err := openMemory(p.Incoming)
 	if err != nil {
+		return "", errdefs.DataLossf("open the saved memory: %w", err)
+	}
+	defer f.Close()
+	if f.Size() != s.Memory || s.Length < 0 || s.Length > maxState {
+		return "", errdefs.DataLossf("the saved memory has another size than %d bytes", s.Memory)
+	}
+	memory := make([]byte, s.Length)
+	if _, err := f.ReadAt(memory, 0); err != nil && s.Length > 0 {
 		return "", errdefs.DataLossf("read the saved memory: %w", err)
 	}
 	return string(memory), nil
+}
+
+func openMemory(in *hypervisor.Incoming) (*sparse.File, error) {
+	f, err := os.Open(in.Memory)
+	if err != nil {
+		return nil, err
+	}
+	if in.Base == "" {
+		return sparse.NewFile(f)
+	}
+	base, err := os.Open(in.Base)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return sparse.NewDelta(f, base)
 }
 
 func readStart(path string, limit int) ([]byte, error) {

@@ -61,7 +61,15 @@ func testSave(t *testing.T, s *suite) {
 	} else if err := saved.Machine.Resumes(host); err != nil {
 		t.Error(err)
 	}
-	one, two := s.launch(t, s.from(t, plan)), s.launch(t, s.from(t, plan))
+	second := savePlan(t)
+	second.Base = plan.Memory
+	again, err := snapshotter.Save(s.ctx(t), second)
+	if err != nil || !again.Delta || saved.Delta {
+		t.Fatalf("Save again: %+v, %v; before: %+v", again, err, saved)
+	}
+	later := s.from(t, second)
+	later.Incoming.Base = second.Base
+	one, two := s.launch(t, s.from(t, plan)), s.launch(t, later)
 	for _, j := range []hypervisor.Instance{i, one, two} {
 		s.state(t, j, hypervisor.Running)
 	}

@@ -17,16 +17,16 @@ type flow struct {
 	r       *os.File
 	done    chan struct{} // closed when the stream has ended; then the fields below are there
 	machine string
-	used    int64
+	written stream.Written
 	err     error
 }
 
 // pipeSize is how much QEMU can write ahead of us.
 const pipeSize = 1 << 20
 
-// newFlow returns the end of a pipe to which QEMU writes. What it writes goes into the files. ctx ends, with the error
-// as its cause, when that fails.
-func newFlow(ctx context.Context, memory, state *os.File) (context.Context, *flow, *os.File, error) {
+// newFlow returns the end of a pipe to which QEMU writes. What it writes goes into the files; memory that is much like
+// base, which may be nil, becomes a delta to it. ctx ends, with the error as its cause, when that fails.
+func newFlow(ctx context.Context, memory, base, state *os.File) (context.Context, *flow, *os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return ctx, nil, nil, fmt.Errorf("make a pipe: %w", err)
@@ -42,9 +42,9 @@ func newFlow(ctx context.Context, memory, state *os.File) (context.Context, *flo
 	f := &flow{r: r, done: make(chan struct{})}
 	go func() {
 		defer close(f.done)
-		m := stream.NewFile(memory)
+		m := stream.NewFile(memory, base)
 		if f.machine, f.err = stream.Split(r, "mem", m, state); f.err == nil {
-			f.used, f.err = m.Finish()
+			f.written, f.err = m.Finish()
 		}
 		if f.err != nil {
 			_ = r.Close()

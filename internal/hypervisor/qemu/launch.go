@@ -144,9 +144,9 @@ func (l *launch) remember(ctx context.Context) (err error) {
 	}
 	size := l.plan.Memory >> 20 << 20
 	if in.Alone {
-		l.memory, err = loadAlone(ctx, in.Memory, size)
+		l.memory, err = loadAlone(ctx, in.Memory, in.Base, size)
 	} else {
-		l.memory, err = l.d.memory.use(ctx, in.Memory, size)
+		l.memory, err = l.d.memory.use(ctx, in.Memory, in.Base, size)
 	}
 	if err == nil {
 		m := l.memory

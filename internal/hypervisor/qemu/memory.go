@@ -5,14 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // memory is a guest's saved memory in a memfd, and one user's hold of it.
@@ -29,8 +32,8 @@ func (m *memory) release() {
 }
 
 // loadAlone makes a memory for a single VM, which then writes to it.
-func loadAlone(ctx context.Context, path string, size int64) (*memory, error) {
-	src, err := openMemory(path, size)
+func loadAlone(ctx context.Context, path, base string, size int64) (*memory, error) {
+	src, err := openMemory(path, base, size)
 	if err != nil {
 		return nil, err
 	}
@@ -42,25 +45,37 @@ func loadAlone(ctx context.Context, path string, size int64) (*memory, error) {
 	return &memory{file: f, free: sync.OnceFunc(func() { _ = f.Close() })}, nil
 }
 
-// openMemory opens a file of saved memory that must have size bytes.
-func openMemory(path string, size int64) (*os.File, error) {
+// openMemory opens a file of saved memory that must have size bytes, and what it stands on if it is a delta.
+func openMemory(path, base string, size int64) (*sparse.File, error) {
+	src, err := openSaved(path, base)
+	if err != nil {
+		return nil, err
+	}
+	if src.Size() != size {
+		_ = src.Close()
+		return nil, errdefs.DataLossf("the saved memory %s has %d bytes; the VM's has %d", path, src.Size(), size)
+	}
+	return src, nil
+}
+
+func openSaved(path, base string) (*sparse.File, error) {
 	f, err := openData(file{kind: fileRead, path: path})
 	if err != nil {
 		return nil, err
 	}
-	st, err := f.Stat()
-	if err == nil && st.Size() != size {
-		err = errdefs.DataLossf("the saved memory %s has %d bytes; the VM's has %d", path, st.Size(), size)
+	if base == "" {
+		return sparse.NewFile(f)
 	}
+	under, err := openData(file{kind: fileRead, path: base})
 	if err != nil {
 		_ = f.Close()
 		return nil, err
 	}
-	return f, nil
+	return sparse.NewDelta(f, under)
 }
 
 // load copies src into a new memfd. Holes stay holes.
-func load(ctx context.Context, src *os.File, size int64) (_ *os.File, err error) {
+func load(ctx context.Context, src *sparse.File, size int64) (_ *os.File, err error) {
 	fd, err := unix.MemfdCreate("guest", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("load saved memory: %w", err)
@@ -78,7 +93,7 @@ func load(ctx context.Context, src *os.File, size int64) (_ *os.File, err error)
 	if err := dst.Truncate(size); err != nil {
 		return nil, fmt.Errorf("load saved memory: %w", err)
 	}
-	if err := copyData(ctx, dst, src, size); err != nil {
+	if err := copyData(ctx, dst, src); err != nil {
 		return nil, fmt.Errorf("load saved memory %s: %w", src.Name(), err)
 	}
 	return dst, nil
@@ -87,13 +102,15 @@ func load(ctx context.Context, src *os.File, size int64) (_ *os.File, err error)
 // loadPiece is what one worker copies at once.
 const loadPiece = 4 << 20
 
-type extent struct{ at, end int64 }
-
 // copyData copies what is not a hole, with a few workers.
-func copyData(ctx context.Context, dst, src *os.File, size int64) error {
+func copyData(ctx context.Context, dst *os.File, src *sparse.File) error {
+	data, err := src.Extents()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	pieces := make(chan extent)
+	pieces := make(chan sparse.Extent)
 	var workers sync.WaitGroup
 	for range min(runtime.NumCPU(), 4) {
 		workers.Go(func() {
@@ -105,49 +122,22 @@ func copyData(ctx context.Context, dst, src *os.File, size int64) error {
 			}
 		})
 	}
-	err := extents(src, size, func(e extent) bool {
-		select {
-		case pieces <- e:
-			return true
-		case <-ctx.Done():
-			return false
-		}
-	})
-	close(pieces)
-	workers.Wait()
-	if err == nil {
-		err = context.Cause(ctx)
-	}
-	return err
-}
-
-// extents calls each with the parts of f that hold data, until it returns false.
-func extents(f *os.File, size int64, each func(extent) bool) error {
-	for at := int64(0); at < size; {
-		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			return nil // holes to the end
-		}
-		if err != nil {
-			return err
-		}
-		end, err := unix.Seek(int(f.Fd()), data, unix.SEEK_HOLE)
-		if err != nil {
-			return err
-		}
-		for at = data; at < min(end, size); at += loadPiece {
-			if !each(extent{at, min(at+loadPiece, end, size)}) {
-				return nil
+	for _, e := range data {
+		for ; e.Length > 0 && ctx.Err() == nil; e.Offset, e.Length = e.Offset+loadPiece, e.Length-loadPiece {
+			select {
+			case pieces <- sparse.Extent{Offset: e.Offset, Length: min(e.Length, loadPiece)}:
+			case <-ctx.Done():
 			}
 		}
-		at = end
 	}
-	return nil
+	close(pieces)
+	workers.Wait()
+	return context.Cause(ctx)
 }
 
-func copyPiece(dst, src *os.File, e extent, buf []byte) error {
-	for at := e.at; at < e.end; {
-		n, err := src.ReadAt(buf[:min(int64(len(buf)), e.end-at)], at)
+func copyPiece(dst *os.File, src *sparse.File, e sparse.Extent, buf []byte) error {
+	for at := e.Offset; at < e.End(); {
+		n, err := src.ReadAt(buf[:min(int64(len(buf)), e.End()-at)], at)
 		if errors.Is(err, io.EOF) {
 			return errdefs.DataLossf("it was cut short")
 		}
@@ -192,9 +182,9 @@ type template struct {
 	idle  time.Time // since when there are none
 }
 
-// use returns the memory in the file at path, loaded by this call or another.
-func (t *templates) use(ctx context.Context, path string, size int64) (*memory, error) {
-	src, err := openMemory(path, size)
+// use returns the memory in the file at path, which is whole or a delta to that at base, loaded by this call or another.
+func (t *templates) use(ctx context.Context, path, base string, size int64) (*memory, error) {
+	src, err := openMemory(path, base, size)
 	if err != nil {
 		return nil, err
 	}
@@ -217,13 +207,13 @@ func (t *templates) use(ctx context.Context, path string, size int64) (*memory, 
 }
 
 // entry finds the template of src or begins to load it, and takes src over.
-func (t *templates) entry(ctx context.Context, path string, src *os.File) (*template, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
+func (t *templates) entry(ctx context.Context, path string, src *sparse.File) (*template, error) {
+	info, err := src.Stat()
+	if err != nil {
 		_ = src.Close()
 		return nil, fmt.Errorf("look at saved memory %s: %w", path, err)
 	}
-	key := memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
+	key := keyOf(info)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if tm := t.all[key]; tm != nil {
@@ -240,9 +230,9 @@ func (t *templates) entry(ctx context.Context, path string, src *os.File) (*temp
 	return tm, nil
 }
 
-func (t *templates) load(ctx context.Context, tm *template, src *os.File) {
+func (t *templates) load(ctx context.Context, tm *template, src *sparse.File) {
 	defer src.Close()
-	f, err := load(ctx, src, tm.key.size)
+	f, err := load(ctx, src, src.Size())
 	if err == nil {
 		// From now on nobody can change it, whatever a guest does to its QEMU.
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
@@ -316,8 +306,13 @@ func (t *templates) forget(tm *template) {
 }
 
 func same(key memoryKey, path string) bool {
-	var st unix.Stat_t
-	return unix.Stat(path, &st) == nil && key == memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
+	info, err := os.Stat(path)
+	return err == nil && key == keyOf(info)
+}
+
+func keyOf(info fs.FileInfo) memoryKey {
+	st, _ := info.Sys().(*syscall.Stat_t) // always, on Linux
+	return memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
 }
 
 // hostMemory is how many bytes of memory the host has.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 const testMemory = 12 << 20
@@ -52,7 +53,7 @@ func sameBytes(t *testing.T, f *os.File, path string) {
 func TestTemplateIsSealed(t *testing.T) {
 	ts := templates{budget: 1 << 30}
 	path := savedMemory(t, "memory", 7)
-	m, err := ts.use(t.Context(), path, testMemory)
+	m, err := ts.use(t.Context(), path, "", testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ func TestTemplateIsLoadedOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range cap(files) {
 		wg.Go(func() {
-			m, err := ts.use(t.Context(), path, testMemory)
+			m, err := ts.use(t.Context(), path, "", testMemory)
 			if err != nil {
 				t.Error(err)
 				return
@@ -120,7 +121,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 	var held []*memory
 	for n := range 6 {
 		path := savedMemory(t, "memory", byte(n+1))
-		m, err := ts.use(t.Context(), path, testMemory)
+		m, err := ts.use(t.Context(), path, "", testMemory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +145,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 	if err := os.Remove(paths[5]); err != nil {
 		t.Fatal(err)
 	}
-	m, err := ts.use(t.Context(), paths[4], testMemory)
+	m, err := ts.use(t.Context(), paths[4], "", testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 func TestTemplateOfNewContent(t *testing.T) {
 	ts := templates{budget: 1 << 30}
 	path := savedMemory(t, "memory", 1)
-	old, err := ts.use(t.Context(), path, testMemory)
+	old, err := ts.use(t.Context(), path, "", testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +166,7 @@ func TestTemplateOfNewContent(t *testing.T) {
 	if err := os.Rename(savedMemory(t, "memory2", 2), path); err != nil {
 		t.Fatal(err)
 	}
-	m, err := ts.use(t.Context(), path, testMemory)
+	m, err := ts.use(t.Context(), path, "", testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +176,7 @@ func TestTemplateOfNewContent(t *testing.T) {
 
 func TestLoadAlone(t *testing.T) {
 	path := savedMemory(t, "memory", 9)
-	m, err := loadAlone(t.Context(), path, testMemory)
+	m, err := loadAlone(t.Context(), path, "", testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,19 +187,61 @@ func TestLoadAlone(t *testing.T) {
 	m.release()
 }
 
+// TestLoadDelta loads memory that is kept as what differs from another.
+func TestLoadDelta(t *testing.T) {
+	base, path := savedMemory(t, "base", 9), filepath.Join(t.TempDir(), "delta")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := sparse.NewPages(testMemory)
+	own.Set(2)
+	own.Set(testMemory/4096 - 1) // zero now
+	_, err = f.WriteAt(bytes.Repeat([]byte{8}, 4096), 2*4096)
+	err = errors.Join(err, f.Truncate(testMemory), sparse.EndDelta(f, testMemory, own), f.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(want[2*4096:], bytes.Repeat([]byte{8}, 4096))
+	clear(want[testMemory-4096:])
+	whole := filepath.Join(t.TempDir(), "whole")
+	if err := os.WriteFile(whole, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ts := templates{budget: 1 << 30}
+	for _, use := range []func(context.Context, string, string, int64) (*memory, error){ts.use, loadAlone} {
+		m, err := use(t.Context(), path, base, testMemory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameBytes(t, m.file, whole)
+		m.release()
+		if _, err := use(t.Context(), path, "", testMemory); !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("without its base: %v", err)
+		}
+		if _, err := use(t.Context(), base, path, testMemory); !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("the wrong way round: %v", err)
+		}
+	}
+}
+
 func TestMemoryRefused(t *testing.T) {
 	ts := templates{budget: 1 << 30}
 	path := savedMemory(t, "memory", 9)
-	for name, use := range map[string]func(context.Context, string, int64) (*memory, error){"shared": ts.use, "alone": loadAlone} {
-		if _, err := use(t.Context(), path, testMemory+4096); !errdefs.Is(err, errdefs.DataLoss) {
+	for name, use := range map[string]func(context.Context, string, string, int64) (*memory, error){"shared": ts.use, "alone": loadAlone} {
+		if _, err := use(t.Context(), path, "", testMemory+4096); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("%s: a file that is too short: %v", name, err)
 		}
-		if _, err := use(t.Context(), filepath.Dir(path), testMemory); !errdefs.IsFailedPrecondition(err) {
+		if _, err := use(t.Context(), filepath.Dir(path), "", testMemory); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: a folder: %v", name, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := use(ctx, path, testMemory); !errors.Is(err, context.Canceled) && err != nil {
+		if _, err := use(ctx, path, "", testMemory); !errors.Is(err, context.Canceled) && err != nil {
 			t.Errorf("%s: cancelled: %v", name, err)
 		}
 	}

@@ -36,6 +36,7 @@ type save struct {
 	kvm     bool
 	disks   disks
 	files   []*os.File // memory and state
+	base    *os.File   // the memory that this one may stand on; nil: none
 	flow    *flow
 	method  string
 	pause   time.Duration
@@ -50,6 +51,9 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 	s := &save{i: i, plan: p, ear: i.listen()}
 	defer i.deafen(s.ear)
 	saved, err := s.run(ctx)
+	if s.base != nil {
+		_ = s.base.Close()
+	}
 	if err != nil {
 		err = errors.Join(i.orEnded(err), s.discard())
 		return hypervisor.Saved{}, fmt.Errorf("save VM %s: %w", i.h.ID, err)
@@ -112,7 +116,12 @@ func (s *save) makeFiles(context.Context) error {
 		}
 		s.files = append(s.files, f)
 	}
-	return nil
+	if s.plan.Base == "" {
+		return nil
+	}
+	var err error
+	s.base, err = openData(file{kind: fileRead, path: s.plan.Base})
+	return err
 }
 
 // prepare does all that can be done while the guest runs.
@@ -217,7 +226,7 @@ func (s *save) migrate(ctx context.Context) (context.Context, error) {
 	const name = "save"
 	var w *os.File
 	var err error
-	ctx, s.flow, w, err = newFlow(ctx, s.files[0], s.files[1])
+	ctx, s.flow, w, err = newFlow(ctx, s.files[0], s.base, s.files[1])
 	if err != nil {
 		return ctx, err
 	}
@@ -325,7 +334,7 @@ func (s *save) result() hypervisor.Saved {
 		accel = vm.AccelKVM
 	}
 	facts := binaryFacts{version: fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Micro), machine: s.flow.machine}
-	return hypervisor.Saved{Pause: s.pause, Method: s.method, Memory: s.flow.used, Machine: machineOf(facts, accel)}
+	return hypervisor.Saved{Pause: s.pause, Method: s.method, Memory: s.flow.written.Used, Delta: s.flow.written.Delta, Machine: machineOf(facts, accel)}
 }
 
 // abort brings the guest back to where it was.

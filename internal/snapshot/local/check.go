@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -76,6 +77,8 @@ func check(s snapshot.Snapshot) error {
 		return bad("bytes of storage", s.Storage)
 	case s.NICs < 0 || s.NICs > maxNICs || len(s.NIC) > maxNICs:
 		return bad("network interfaces", int64(max(s.NICs, len(s.NIC))))
+	case s.MemoryBase != "" && (!vm.ID(s.MemoryBase).Valid() || !s.Live):
+		return errdefs.Invalidf("snapshot %s: its memory cannot stand on that of %.100q", name(s), s.MemoryBase)
 	case s.Size < 0 || s.Pause < 0:
 		return bad("bytes, or a pause before its beginning", s.Size)
 	case len(s.Disks) > maxDisks:
@@ -121,14 +124,19 @@ func checkDisk(d snapshot.Disk, seen map[string]bool) error {
 
 // checkSize reports whether a file of the snapshot s may have size bytes.
 func checkSize(s snapshot.Snapshot, file string, size int64) error {
-	limit := int64(maxBytes)
+	limit, exact := int64(maxBytes), false
 	switch file {
 	case snapshot.FileState:
 		limit = maxState
 	case snapshot.FileMemory:
 		limit = s.Memory
+		if exact = s.MemoryBase != ""; exact {
+			limit = sparse.DeltaSize(s.Memory)
+		}
+	case snapshot.FileBase:
+		limit, exact = s.Memory, true
 	}
-	if size < 0 || size > limit {
+	if size < 0 || size > limit || exact && size != limit {
 		return errdefs.Invalidf("snapshot %s: %s has %d bytes, where its record allows %d", name(s), file, size, limit)
 	}
 	return nil
@@ -152,6 +160,13 @@ func checkFiles(dir string, s snapshot.Snapshot, known map[string]bool) error {
 		if err := checkSize(s, file, info.Size()); err != nil {
 			return err
 		}
+	}
+	if s.Live && s.MemoryBase != "" { // that the two belong together
+		f, err := openFile(dir, s, snapshot.FileMemory)
+		if err != nil {
+			return fmt.Errorf("snapshot %s: %w", name(s), err)
+		}
+		_ = f.Close()
 	}
 	for _, d := range s.Disks {
 		for n, l := range d.Layers {

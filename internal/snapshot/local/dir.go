@@ -21,13 +21,13 @@ import (
 // Errors: InvalidArgument for a relative path, FailedPrecondition for a folder that is not empty.
 func (s *Store) ExportDir(ctx context.Context, h snapshot.Held, dir string) error {
 	snap := h.Snapshot()
-	if err := exportDir(ctx, h.Dir(), snap, dir); err != nil {
+	if err := exportDir(ctx, h, snap, dir); err != nil {
 		return fmt.Errorf("export snapshot %s to %s: %w", name(snap), dir, err)
 	}
 	return nil
 }
 
-func exportDir(ctx context.Context, from string, snap snapshot.Snapshot, dir string) (err error) {
+func exportDir(ctx context.Context, h snapshot.Held, snap snapshot.Snapshot, dir string) (err error) {
 	if !filepath.IsAbs(dir) {
 		return errdefs.Invalidf("an absolute path is needed")
 	}
@@ -56,16 +56,22 @@ func exportDir(ctx context.Context, from string, snap snapshot.Snapshot, dir str
 			_ = os.Remove(dir)
 		}
 	}()
-	for _, f := range snap.Files() {
+	whole := snap.Whole()
+	for _, f := range whole.Files() {
 		files = append(files, f)
-		if err := share(ctx, filepath.Join(dir, f), filepath.Join(from, f)); err != nil {
+		if f == snapshot.FileMemory && snap.MemoryBase != "" {
+			err = unite(ctx, filepath.Join(dir, f), h)
+		} else {
+			err = share(ctx, filepath.Join(dir, f), filepath.Join(h.Dir(), f))
+		}
+		if err != nil {
 			return exportFull(err)
 		}
 	}
 	if err := syncFiles(ctx, dir, files); err != nil {
 		return exportFull(err)
 	}
-	if err := store(dir, snap); err != nil { // last: it makes the folder a snapshot
+	if err := store(dir, whole); err != nil { // last: it makes the folder a snapshot
 		return exportFull(err)
 	}
 	return atomicfile.SyncDir(filepath.Dir(dir))
@@ -115,6 +121,20 @@ func share(ctx context.Context, path, src string) error {
 		return err
 	}
 	return sparse.LinkFile(ctx, path, src)
+}
+
+// unite makes path a copy of the memory of h, which is kept in two files.
+func unite(ctx context.Context, path string, h snapshot.Held) error {
+	in, err := h.Open(snapshot.FileMemory)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(sparse.CopyData(ctx, out, in), out.Close())
 }
 
 // HoldDir implements snapshot.Store.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -123,6 +125,50 @@ func sizeOf(d vm.Disk) (int64, error) {
 	return size, nil
 }
 
+// Base implements snapshot.Draft. Memory that is a delta itself gives what it stands on, so that no memory is ever in more
+// than two files; and the file is this snapshot's by a link of its own, whatever becomes of the others.
+func (d *draft) Base(ctx context.Context, refs ...string) (string, error) {
+	for _, ref := range refs {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		h, err := d.store.keep(ref, false)
+		switch {
+		case errdefs.IsNotFound(err), errdefs.Is(err, errdefs.DataLoss):
+			continue
+		case err != nil:
+			return "", err
+		}
+		id, err := d.base(h)
+		h.Release()
+		if id != "" || err != nil {
+			return id, err
+		}
+	}
+	return "", nil
+}
+
+func (d *draft) base(h *held) (string, error) {
+	s := h.s
+	id, file := s.ID, snapshot.FileMemory
+	if s.MemoryBase != "" {
+		id, file = s.MemoryBase, snapshot.FileBase
+	}
+	if !s.Live {
+		return "", nil
+	}
+	err := os.Link(filepath.Join(h.dir, file), filepath.Join(d.Dir(), snapshot.FileBase))
+	for _, no := range []error{unix.ENOENT, unix.EMLINK, unix.EPERM, unix.EOPNOTSUPP, unix.EXDEV} {
+		if errors.Is(err, no) {
+			return "", nil // a copy would cost what it is to save
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("let snapshot %s stand on the memory of %s: %w", d.name, name(s), full(err))
+	}
+	return id, nil
+}
+
 // Commit implements snapshot.Draft. A CreatedAt that is set is kept. Layers that Link did not make came from elsewhere:
 // they are looked into before a hypervisor is given them, and the record loses what is only true there.
 func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
@@ -154,6 +200,11 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	}
 	if slices.ContainsFunc(s.Files(), func(f string) bool { return layerRE.MatchString(f) && !d.linked[f] }) {
 		s = s.Foreign()
+	}
+	if s.MemoryBase == "" {
+		if err := os.Remove(filepath.Join(d.Dir(), snapshot.FileBase)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return s, err
+		}
 	}
 	if err := onlyThese(d.Dir(), s.Files()); err != nil {
 		return s, err

@@ -3,12 +3,16 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // held implements snapshot.Held.
@@ -22,13 +26,42 @@ func (h *held) Snapshot() snapshot.Snapshot { return h.s.Clone() }
 func (h *held) Dir() string                 { return h.dir }
 func (h *held) Release()                    { h.release() }
 
+// Open implements snapshot.Held.
+func (h *held) Open(name string) (*sparse.File, error) {
+	f, err := openFile(h.dir, h.s, name)
+	if err != nil {
+		return nil, fmt.Errorf("open %s of snapshot %s: %w", name, h.s.Name, err)
+	}
+	return f, nil
+}
+
+// openFile opens a file of the snapshot in dir, memory with what it stands on.
+func openFile(dir string, s snapshot.Snapshot, name string) (*sparse.File, error) {
+	f, err := openPlain(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errdefs.DataLossf("its file %s is missing", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if name != snapshot.FileMemory || s.MemoryBase == "" {
+		return sparse.NewFile(f)
+	}
+	base, err := openPlain(filepath.Join(dir, snapshot.FileBase))
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return sparse.NewDelta(f, base)
+}
+
 // Hold implements snapshot.Store. It counts as a use: Snapshot.UsedAt.
 // Errors: NotFound, DataLoss when files of it are missing.
 func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
-	h, err := s.hold(ref)
+	h, err := s.keep(ref, true)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +76,8 @@ func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	return h, nil
 }
 
-func (s *Store) hold(ref string) (*held, error) {
+// keep is Hold without a look at the files. used says whether it counts as a use.
+func (s *Store) keep(ref string, used bool) (*held, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, err := s.find(ref)
@@ -54,8 +88,10 @@ func (s *Store) hold(ref string) (*held, error) {
 		return nil, e.bad
 	}
 	e.holds++
-	e.s.UsedAt = time.Now().UTC()
-	s.touch(e.s.ID, e.s.UsedAt)
+	if used {
+		e.s.UsedAt = time.Now().UTC()
+		s.touch(e.s.ID, e.s.UsedAt)
+	}
 	release := sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -36,7 +36,8 @@ type Config struct {
 // Store implements snapshot.Store. Its folder:
 //
 //	lock             held by the process whose store it is
-//	<id>/            one snapshot: snapshot.json, vmstate, memory-ranges and the layers of its disks; mode 0700, files 0600
+//	<id>/            one snapshot: snapshot.json, vmstate, memory-ranges, memory-base if that is a delta, and the layers of
+//	                 its disks; mode 0700, files 0600
 //	used/<id>        empty; its time is when the snapshot was used last
 //	tmp/<id>/        a snapshot that is being made, or, as tmp/<id>.gone/, removed
 //
@@ -294,7 +295,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 // name is what a person knows a snapshot by.
 func name(s snapshot.Snapshot) string { return cmp.Or(s.Name, s.ID) }
 
-// Update implements snapshot.Store. ID, Live, Disks and Size stay what they are; a new name must be free.
+// Update implements snapshot.Store. ID, Live, MemoryBase, Disks and Size stay what they are; a new name must be free.
 func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
 	if err := s.Open(ctx); err != nil {
 		return snapshot.Snapshot{}, err
@@ -318,7 +319,7 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 	}
 	next := old.Clone()
 	change(&next)
-	next.ID, next.Live, next.Disks, next.Size = old.ID, old.Live, old.Clone().Disks, old.Size
+	next.ID, next.Live, next.Disks, next.Size, next.MemoryBase = old.ID, old.Live, old.Clone().Disks, old.Size, old.MemoryBase
 	if next.Name != old.Name {
 		if err := s.reserve(next.Name, next.ID); err != nil {
 			return snapshot.Snapshot{}, err

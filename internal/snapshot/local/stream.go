@@ -27,13 +27,13 @@ const flushEvery = 8 << 20
 // Export implements snapshot.Store.
 func (s *Store) Export(ctx context.Context, h snapshot.Held, w io.Writer) error {
 	snap := h.Snapshot()
-	if err := export(ctx, h.Dir(), snap, w); err != nil {
+	if err := export(ctx, h, snap.Whole(), w); err != nil {
 		return fmt.Errorf("export snapshot %s: %w", name(snap), err)
 	}
 	return nil
 }
 
-func export(ctx context.Context, dir string, snap snapshot.Snapshot, w io.Writer) error {
+func export(ctx context.Context, h snapshot.Held, snap snapshot.Snapshot, w io.Writer) error {
 	record, err := json.Marshal(snap)
 	if err != nil {
 		return err
@@ -43,32 +43,25 @@ func export(ctx context.Context, dir string, snap snapshot.Snapshot, w io.Writer
 		return err
 	}
 	for _, file := range snap.Files() {
-		if err := exportFile(ctx, b, dir, file); err != nil {
+		if err := exportFile(ctx, b, h, file); err != nil {
 			return err
 		}
 	}
 	return b.Close()
 }
 
-func exportFile(ctx context.Context, b *bundle.Writer, dir, file string) error {
-	f, err := openPlain(filepath.Join(dir, file))
-	if errors.Is(err, os.ErrNotExist) {
-		return errdefs.DataLossf("its file %s is missing", file)
-	}
+func exportFile(ctx context.Context, b *bundle.Writer, h snapshot.Held, file string) error {
+	f, err := h.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	info, err := f.Stat()
+	m, err := f.Extents()
 	if err != nil {
 		return err
 	}
-	m, err := sparse.Extents(f, info.Size())
-	if err != nil {
-		return err
-	}
-	entry := bundle.File{Name: file, Size: info.Size()}
-	if sparse.Data(m) < info.Size() {
+	entry := bundle.File{Name: file, Size: f.Size()}
+	if sparse.Data(m) < f.Size() {
 		entry.Extents = append([]sparse.Extent{}, m...) // not nil, even when all is a hole
 	}
 	return b.File(entry, interrupted{ctx, sparse.Reader(f, m)})

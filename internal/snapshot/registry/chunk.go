@@ -5,7 +5,6 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
-	"os"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/sparse"
@@ -121,9 +120,10 @@ func (c *chunker) flush() error {
 	return c.emit(c.start, b)
 }
 
-// run reads f, of the given size, from its beginning to its end. progress is told the bytes of data that were read.
-func (c *chunker) run(ctx context.Context, f *os.File, size int64, progress func(int64)) error {
-	data, err := sparse.Extents(f, size)
+// run reads f from its beginning to its end. progress is told the bytes of data that were read.
+func (c *chunker) run(ctx context.Context, f *sparse.File, progress func(int64)) error {
+	size := f.Size()
+	data, err := f.Extents()
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (c *chunker) run(ctx context.Context, f *os.File, size int64, progress func
 }
 
 // dataBytes counts what is not hole.
-func dataBytes(f *os.File, size int64) (int64, error) {
-	m, err := sparse.Extents(f, size)
+func dataBytes(f *sparse.File) (int64, error) {
+	m, err := f.Extents()
 	return sparse.Data(m), err
 }

@@ -375,7 +375,7 @@ func (w *worker) borrow(t task) ([]byte, bool) {
 		}
 		w.enc = e
 	}
-	f, err := os.Open(filepath.Join(h.Dir(), at.file))
+	f, err := h.Open(at.file)
 	if err != nil {
 		return nil, false
 	}

@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -81,7 +79,7 @@ type push struct {
 type file struct {
 	name   string
 	media  string
-	f      *os.File // nil: data is all
+	f      *sparse.File // nil: data is all
 	data   []byte
 	id     identity
 	sizing sizing
@@ -134,10 +132,7 @@ func (p *push) open() error {
 	for _, n := range filesOf(p.snap) {
 		f := &file{name: n.name, media: n.media}
 		p.files = append(p.files, f)
-		f.f, err = os.Open(filepath.Join(p.h.Dir(), n.name))
-		if errors.Is(err, os.ErrNotExist) {
-			return errdefs.DataLossf("the file %s of the snapshot is missing; remove the snapshot", n.name)
-		} else if err != nil {
+		if f.f, err = p.h.Open(n.name); err != nil {
 			return err
 		}
 		info, err := f.f.Stat()
@@ -145,19 +140,20 @@ func (p *push) open() error {
 			return err
 		}
 		f.id = identityOf(info)
-		f.desc = artifact.File{Mode: 0o600, Size: info.Size()}
+		size := f.f.Size()
+		f.desc = artifact.File{Mode: 0o600, Size: size}
 		if p.c.cfg.Whole {
-			f.total = info.Size()
+			f.total = size
 			continue
 		}
-		if info.Size() <= wholeFile {
-			f.total = info.Size()
-			if f.data, err = io.ReadAll(io.LimitReader(f.f, wholeFile+1)); err != nil {
+		if size <= wholeFile {
+			f.total = size
+			if f.data, err = io.ReadAll(io.NewSectionReader(f.f, 0, size)); err != nil {
 				return fmt.Errorf("read %s: %w", n.name, err)
 			}
 			continue
 		}
-		f.sizing = sizingOf(info.Size())
+		f.sizing = sizingOf(size)
 		f.sizing.average = min(f.sizing.average*p.coarse, maxAverage)
 		if d, ok := p.c.index.load(f.id); ok && !p.fresh && d.Average == f.sizing.average && d.Codec == p.codec() {
 			f.known = true
@@ -167,7 +163,7 @@ func (p *push) open() error {
 			}
 			continue
 		}
-		if f.total, err = dataBytes(f.f, info.Size()); err != nil {
+		if f.total, err = dataBytes(f.f); err != nil {
 			return err
 		}
 	}
@@ -257,7 +253,7 @@ func (p *push) read(ctx context.Context, f *file, jobs chan<- job) error {
 			return hand(job{f, c, b})
 		},
 	}
-	return c.run(ctx, f.f, f.id.size, p.m.done)
+	return c.run(ctx, f.f, p.m.done)
 }
 
 // get returns a chunk buffer when there is room for it.
@@ -362,14 +358,14 @@ const maxExtents = 100_000
 
 // whole sends the data of a file as one layer. It is read twice, to know first whether the registry has it.
 func (p *push) whole(ctx context.Context, f *file) error {
-	m, err := sparse.Extents(f.f, f.id.size)
+	m, err := f.f.Extents()
 	if err != nil {
 		return err
 	}
 	m = sparse.Coarsen(m, maxExtents)
 	size := sparse.Data(m)
-	if size < f.id.size {
-		f.desc.Size, f.desc.SparseSize, f.desc.SparseMap = 0, f.id.size, m
+	if size < f.f.Size() {
+		f.desc.Size, f.desc.SparseSize, f.desc.SparseMap = 0, f.f.Size(), m
 	}
 	if size == 0 {
 		return nil
@@ -512,7 +508,7 @@ func filesOf(s snapshot.Snapshot) []named {
 // recordOf is the record as it travels: without what only this node knows, so that an unchanged snapshot is the same
 // manifest again.
 func recordOf(s snapshot.Snapshot) ([]byte, error) {
-	s = s.Foreign()
+	s = s.Foreign().Whole()
 	s.Digest, s.UsedAt, s.Size = "", time.Time{}, 0
 	data, err := json.Marshal(s)
 	if err != nil {

@@ -3,30 +3,40 @@ package stream
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"os"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// File is a Memory that writes an image of the memory into a new, empty file: sparse, with holes for pages of zeros.
+// File is a Memory that writes an image of the memory into a new, empty file: sparse, with holes for pages of zeros. With
+// a base, pages that are as there are left out.
 type File struct {
 	f    *os.File
+	base *base // nil: every page is written
 	size int64
-	came bitmap // pages that came
-	full bitmap // pages that are not zero
-	run  []byte // pages that follow each other and are not written yet
-	at   int64  // of run
+	came sparse.Pages // pages that came
+	full sparse.Pages // pages that are not zero
+	own  sparse.Pages // with a base: pages that are not as there
+	run  []byte       // pages that follow each other and are not written yet
+	at   int64        // of run
 }
 
 // runLength is how many bytes are written at once. More gains nothing.
 const runLength = 1 << 20
 
-// NewFile writes to f, which stays the caller's.
-func NewFile(f *os.File) *File { return &File{f: f, run: make([]byte, 0, runLength)} }
+// NewFile writes to f. under, if not nil, is the file of an earlier memory that this one may be much like: when it is as
+// large and most of it is the same, f becomes a delta to it. Both stay the caller's.
+func NewFile(f, under *os.File) *File {
+	m := &File{f: f, run: make([]byte, 0, runLength)}
+	if under != nil {
+		m.base = &base{f: under}
+	}
+	return m
+}
 
 // Size implements Memory.
 func (m *File) Size(size int64) error {
@@ -36,12 +46,37 @@ func (m *File) Size(size int64) error {
 	if err := m.f.Truncate(size); err != nil {
 		return m.failed(err)
 	}
-	m.size, m.came, m.full = size, newBitmap(size/PageSize), newBitmap(size/PageSize)
-	return nil
+	m.size, m.came, m.full = size, sparse.NewPages(size), sparse.NewPages(size)
+	if m.base == nil {
+		return nil
+	}
+	fits, err := m.base.open(size)
+	if !fits {
+		m.base = nil
+	}
+	m.own = sparse.NewPages(size)
+	return err
 }
 
 // Page implements Memory.
 func (m *File) Page(at int64, data []byte) error {
+	n := at / PageSize
+	if m.base != nil {
+		same, err := m.base.same(at, data)
+		if err != nil {
+			return err
+		}
+		if same {
+			if err := m.drop(at); err != nil {
+				return err
+			}
+			m.came.Set(n)
+			m.full.Set(n)
+			m.own.Clear(n)
+			return nil
+		}
+		m.own.Set(n)
+	}
 	if len(m.run) > 0 && (at != m.at+int64(len(m.run)) || len(m.run) == runLength) {
 		if err := m.flush(); err != nil {
 			return err
@@ -51,21 +86,39 @@ func (m *File) Page(at int64, data []byte) error {
 		m.at = at
 	}
 	m.run = append(m.run, data...)
-	m.came.set(at / PageSize)
-	m.full.set(at / PageSize)
+	m.came.Set(n)
+	m.full.Set(n)
 	return nil
 }
 
 // Zero implements Memory.
 func (m *File) Zero(at int64) error {
-	m.came.set(at / PageSize)
-	if !m.full.has(at / PageSize) {
-		return nil // it is a hole
+	n := at / PageSize
+	if err := m.drop(at); err != nil {
+		return err
+	}
+	m.came.Set(n)
+	m.full.Clear(n)
+	if m.base == nil {
+		return nil
+	}
+	if m.base.data.Has(n) {
+		m.own.Set(n)
+	} else {
+		m.own.Clear(n)
+	}
+	return nil
+}
+
+// drop makes what f has of a page a hole.
+func (m *File) drop(at int64) error {
+	n := at / PageSize
+	if !m.full.Has(n) || m.base != nil && !m.own.Has(n) {
+		return nil // it is one
 	}
 	if err := m.flush(); err != nil {
 		return err
 	}
-	m.full.clear(at / PageSize)
 	err := unix.Fallocate(int(m.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, PageSize)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		_, err = m.f.WriteAt(make([]byte, PageSize), at)
@@ -89,29 +142,55 @@ func (m *File) failed(err error) error {
 	return fmt.Errorf("write the guest's memory: %w", err)
 }
 
-// Finish writes what is left and returns how many bytes are not zero. It returns DataLoss when a page never came.
-func (m *File) Finish() (used int64, err error) {
-	if err := m.flush(); err != nil {
-		return 0, err
-	}
-	if missing := m.size/PageSize - m.came.count(); missing != 0 || m.size == 0 {
-		return 0, errdefs.DataLossf("the hypervisor did not save %d of %d pages of memory", missing, m.size/PageSize)
-	}
-	return m.full.count() * PageSize, nil
+// Written is what became of a memory.
+type Written struct {
+	Used  int64 // bytes that are not zero
+	Delta bool  // the file has only what differs from the base
 }
 
-// bitmap has one bit for each page.
-type bitmap []uint64
-
-func newBitmap(n int64) bitmap { return make(bitmap, (n+63)/64) }
-
-func (b bitmap) set(n int64)      { b[n/64] |= 1 << (n % 64) }
-func (b bitmap) clear(n int64)    { b[n/64] &^= 1 << (n % 64) }
-func (b bitmap) has(n int64) bool { return b[n/64]&(1<<(n%64)) != 0 }
-
-func (b bitmap) count() (n int64) {
-	for _, w := range b {
-		n += int64(bits.OnesCount64(w))
+// Finish writes what is left. What differs from its base in more than half of what it has is made whole: it is not worth
+// keeping the base for. It returns DataLoss when a page never came.
+func (m *File) Finish() (Written, error) {
+	if err := m.flush(); err != nil {
+		return Written{}, err
 	}
-	return n
+	if missing := m.size/PageSize - m.came.Count(); missing != 0 || m.size == 0 {
+		return Written{}, errdefs.DataLossf("the hypervisor did not save %d of %d pages of memory", missing, m.size/PageSize)
+	}
+	w := Written{Used: m.full.Count() * PageSize}
+	if m.base == nil {
+		return w, nil
+	}
+	if shared := m.shared(); shared.Count() < (m.full.Count()+1)/2 {
+		return w, m.fill(shared)
+	}
+	w.Delta = true
+	return w, m.failed(sparse.EndDelta(m.f, m.size, m.own))
+}
+
+// shared are the pages that have data and are in the base alone.
+func (m *File) shared() sparse.Pages {
+	p := sparse.NewPages(m.size)
+	for n := range p {
+		p[n] = m.full[n] &^ m.own[n]
+	}
+	return p
+}
+
+// fill takes over pages of the base.
+func (m *File) fill(pages sparse.Pages) error {
+	buf := m.run[:cap(m.run)]
+	for _, e := range pages.Extents(m.size) {
+		for e.Length > 0 {
+			p := buf[:min(e.Length, int64(len(buf)))]
+			if err := m.base.read(p, e.Offset); err != nil {
+				return err
+			}
+			if _, err := m.f.WriteAt(p, e.Offset); err != nil {
+				return m.failed(err)
+			}
+			e.Offset, e.Length = e.Offset+int64(len(p)), e.Length-int64(len(p))
+		}
+	}
+	return nil
 }

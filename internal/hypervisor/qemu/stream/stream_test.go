@@ -75,7 +75,7 @@ func newFile(t testing.TB) *os.File {
 
 func TestSplit(t *testing.T) {
 	f := newFile(t)
-	m := NewFile(f)
+	m := NewFile(f, nil)
 	var state bytes.Buffer
 	machine, err := Split(bytes.NewReader(whole()), "mem", m, &state)
 	if err != nil || machine != "pc-q35-7.2" {
@@ -84,9 +84,9 @@ func TestSplit(t *testing.T) {
 	if !bytes.Equal(state.Bytes(), rest()) {
 		t.Errorf("the rest is %q", state.Bytes())
 	}
-	used, err := m.Finish()
-	if err != nil || used != 3*PageSize {
-		t.Errorf("Finish = %d, %v", used, err)
+	w, err := m.Finish()
+	if err != nil || w != (Written{Used: 3 * PageSize}) {
+		t.Errorf("Finish = %+v, %v", w, err)
 	}
 	got, err := os.ReadFile(f.Name())
 	if err != nil {
@@ -100,7 +100,7 @@ func TestSplit(t *testing.T) {
 
 func TestSplitOfRest(t *testing.T) {
 	var again bytes.Buffer
-	if _, err := Split(bytes.NewReader(rest()), "mem", NewFile(newFile(t)), &again); err != nil || !bytes.Equal(again.Bytes(), rest()) {
+	if _, err := Split(bytes.NewReader(rest()), "mem", NewFile(newFile(t), nil), &again); err != nil || !bytes.Equal(again.Bytes(), rest()) {
 		t.Errorf("what Split writes it does not read: %v", err)
 	}
 }
@@ -112,7 +112,7 @@ func TestSplitCut(t *testing.T) {
 		if n > 200 && n < end-200 && n%97 != 0 {
 			continue
 		}
-		_, err := Split(bytes.NewReader(all[:n]), "mem", NewFile(newFile(t)), io.Discard)
+		_, err := Split(bytes.NewReader(all[:n]), "mem", NewFile(newFile(t), nil), io.Discard)
 		if !errdefs.Is(err, errdefs.DataLoss) || !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Fatalf("cut after %d bytes: %v", n, err)
 		}
@@ -146,21 +146,21 @@ func TestSplitRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := Split(&tt.in.Buffer, "mem", NewFile(newFile(t)), io.Discard)
+			_, err := Split(&tt.in.Buffer, "mem", NewFile(newFile(t), nil), io.Discard)
 			if !errdefs.Is(err, tt.class) {
 				t.Errorf("%v (%v), want %v", err, errdefs.ClassOf(err), tt.class)
 			}
 		})
 	}
 	t.Run("no such memory", func(t *testing.T) {
-		if _, err := Split(bytes.NewReader(whole()), "pc.ram", NewFile(newFile(t)), io.Discard); !errdefs.Is(err, errdefs.Unsupported) {
+		if _, err := Split(bytes.NewReader(whole()), "pc.ram", NewFile(newFile(t), nil), io.Discard); !errdefs.Is(err, errdefs.Unsupported) {
 			t.Error(err)
 		}
 	})
 }
 
 func TestFinishMissesPages(t *testing.T) {
-	m := NewFile(newFile(t))
+	m := NewFile(newFile(t), nil)
 	if _, err := Split(bytes.NewReader(rest()), "mem", m, io.Discard); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestFinishMissesPages(t *testing.T) {
 func TestRuns(t *testing.T) {
 	const pages = 3*runLength/PageSize + 5
 	f := newFile(t)
-	m := NewFile(f)
+	m := NewFile(f, nil)
 	if err := m.Size(pages * PageSize); err != nil {
 		t.Fatal(err)
 	}
@@ -186,8 +186,8 @@ func TestRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if used, err := m.Finish(); err != nil || used != pages*PageSize {
-		t.Fatalf("Finish = %d, %v", used, err)
+	if w, err := m.Finish(); err != nil || w.Used != pages*PageSize {
+		t.Fatalf("Finish = %+v, %v", w, err)
 	}
 	got, err := os.ReadFile(f.Name())
 	if err != nil {

@@ -1,0 +1,71 @@
+package stream
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
+)
+
+// base is the earlier memory that pages are compared with. It is read, not mapped: a disk that fails is an error then,
+// and not the end of this process.
+type base struct {
+	f    *os.File
+	data sparse.Pages // that are not holes
+	buf  []byte       // what was read ahead
+	at   int64        // of buf
+	next int64        // behind the page that was asked for last
+}
+
+// readAhead is how much is read when one page after the other is asked for, as in the first pass of a save.
+const readAhead = 256 << 10
+
+// open reports whether the base is of size bytes, and finds out where it has data.
+func (b *base) open(size int64) (fits bool, err error) {
+	info, err := b.f.Stat()
+	if err != nil || info.Size() != size || size%sparse.Block != 0 {
+		return false, err
+	}
+	m, err := sparse.Extents(b.f, size)
+	if err != nil {
+		return false, err
+	}
+	b.data, b.next = sparse.NewPages(size), -1
+	b.data.Add(m)
+	b.buf = make([]byte, 0, readAhead)
+	return true, nil
+}
+
+// same reports whether the base has data, which are not zero, at at.
+func (b *base) same(at int64, data []byte) (bool, error) {
+	if !b.data.Has(at / PageSize) {
+		return false, nil
+	}
+	if off := at - b.at; off < 0 || off+PageSize > int64(len(b.buf)) {
+		length := int64(PageSize)
+		if at == b.next {
+			length = readAhead
+		}
+		b.buf, b.at = b.buf[:min(length, int64(len(b.data))*64*PageSize-at)], at
+		if err := b.read(b.buf, at); err != nil {
+			b.buf = b.buf[:0]
+			return false, err
+		}
+	}
+	b.next = at + PageSize
+	off := at - b.at
+	return bytes.Equal(b.buf[off:off+PageSize], data), nil
+}
+
+// read fills p with what is at at. Behind the end are zeros.
+func (b *base) read(p []byte, at int64) error {
+	n, err := b.f.ReadAt(p, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return errdefs.DataLossf("read the memory %s, which this one was to stand on: %w; remove the snapshots that have it", b.f.Name(), err)
+	}
+	clear(p[n:])
+	return nil
+}

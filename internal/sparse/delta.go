@@ -1,0 +1,181 @@
+package sparse
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// A delta is a file that has only what differs from another one of the same size, its base. Its blocks are at their own
+// places, so that a hole among them is zeros; behind them follow a bit for each block, which says whose it is, and:
+const (
+	deltaMagic   = "cocoond1"
+	deltaTrailer = 8 + 8 + 8 + 4 + 4 // magic, size, number of own blocks, checksum of all before it and the bits, zero
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// DeltaSize is how many bytes the delta of a file of size bytes has, holes included.
+func DeltaSize(size int64) int64 { return size + mapSize(size) }
+
+func mapSize(size int64) int64 { return (size/Block+7)/8 + deltaTrailer }
+
+// EndDelta makes f, which has the blocks of own and is size bytes long, the delta of a file.
+func EndDelta(f *os.File, size int64, own Pages) error {
+	_, err := f.WriteAt(encodeMap(size, own), size)
+	return err
+}
+
+func encodeMap(size int64, own Pages) []byte {
+	b := make([]byte, 0, len(own)*8+deltaTrailer)
+	for _, w := range own {
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	b = append(b[:(size/Block+7)/8], deltaMagic...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(size))
+	b = binary.LittleEndian.AppendUint64(b, uint64(own.Count()))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return append(b, 0, 0, 0, 0)
+}
+
+// parseMap reads what encodeMap wrote of a file of size bytes.
+func parseMap(b []byte, size int64) (Pages, error) {
+	if size < 0 || size%Block != 0 || int64(len(b)) != mapSize(size) {
+		return nil, errdefs.DataLossf("the map of its own blocks has %d bytes, which is not what a file of %d needs", len(b), size)
+	}
+	bits, own := b[:len(b)-deltaTrailer], NewPages(size)
+	for n := range own {
+		var word [8]byte
+		copy(word[:], bits[n*8:])
+		own[n] = binary.LittleEndian.Uint64(word[:])
+	}
+	if last := size / Block % 64; last != 0 {
+		own[len(own)-1] &= 1<<last - 1
+	}
+	if !bytes.Equal(encodeMap(size, own), b) {
+		return nil, errdefs.DataLossf("the map of its own blocks is damaged")
+	}
+	return own, nil
+}
+
+// File is a file with holes that is read: a plain one, or a delta together with its base, which look the same.
+// Several may read at once.
+type File struct {
+	f    *os.File
+	base *os.File // nil: f is all
+	own  Pages    // blocks that f has; the others are those of base
+	size int64
+}
+
+// NewFile returns f as it is, and takes it over, also when it fails.
+func NewFile(f *os.File) (*File, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &File{f: f, size: info.Size()}, nil
+}
+
+// NewDelta returns the file whose delta to base is f, and takes both over, also when it fails.
+// Errors: DataLoss when one of the two is damaged or they do not belong together.
+func NewDelta(f, base *os.File) (*File, error) {
+	own, size, err := readMap(f, base)
+	if err != nil {
+		_, _ = f.Close(), base.Close()
+		return nil, err
+	}
+	return &File{f: f, base: base, own: own, size: size}, nil
+}
+
+func readMap(f, base *os.File) (own Pages, size int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	under, err := base.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	if size = under.Size(); size%Block != 0 || info.Size() != DeltaSize(size) {
+		return nil, 0, errdefs.DataLossf("%s has %d bytes and cannot be what differs from a file of %d", f.Name(), info.Size(), size)
+	}
+	b := make([]byte, mapSize(size))
+	if _, err := f.ReadAt(b, size); err != nil {
+		return nil, 0, fmt.Errorf("read the map of %s: %w", f.Name(), err)
+	}
+	if own, err = parseMap(b, size); err != nil {
+		return nil, 0, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	return own, size, nil
+}
+
+// Name is that of the file, for messages.
+func (f *File) Name() string { return f.f.Name() }
+
+// Size returns how many bytes it has, holes included.
+func (f *File) Size() int64 { return f.size }
+
+// Stat tells which file it is. Of a delta it is the delta, whose size is another than Size.
+func (f *File) Stat() (fs.FileInfo, error) { return f.f.Stat() }
+
+// Close closes what was taken over.
+func (f *File) Close() error {
+	if f.base == nil {
+		return f.f.Close()
+	}
+	return errors.Join(f.f.Close(), f.base.Close())
+}
+
+// ReadAt implements io.ReaderAt.
+func (f *File) ReadAt(p []byte, off int64) (int, error) {
+	if f.base == nil {
+		return f.f.ReadAt(p, off)
+	}
+	if off < 0 || off >= f.size {
+		return 0, io.EOF
+	}
+	var end error
+	if int64(len(p)) > f.size-off {
+		p, end = p[:f.size-off], io.EOF
+	}
+	for done := 0; done < len(p); {
+		at := off + int64(done)
+		page := at / Block
+		from := f.base
+		if f.own.Has(page) {
+			from = f.f
+		}
+		last := (off + int64(len(p)) + Block - 1) / Block
+		upTo := (page + f.own.run(page, last)) * Block
+		n, err := from.ReadAt(p[done:min(int64(len(p)), upTo-off)], at)
+		if done += n; err != nil {
+			return done, err
+		}
+	}
+	return len(p), end
+}
+
+// Extents returns where it has data. One caller at a time.
+func (f *File) Extents() ([]Extent, error) {
+	m, err := Extents(f.f, f.size)
+	if f.base == nil || err != nil {
+		return m, err
+	}
+	data, under := NewPages(f.size), NewPages(f.size)
+	data.Add(m)
+	if m, err = Extents(f.base, f.size); err != nil {
+		return nil, err
+	}
+	under.Add(m)
+	for n := range data {
+		data[n] = data[n]&f.own[n] | under[n]&^f.own[n]
+	}
+	return data.Extents(f.size), nil
+}
