@@ -38,6 +38,7 @@ func TestBench(t *testing.T) {
 		name string
 		run  func(*testing.T, *table)
 	}{
+		{"probes", probes},
 		{"boot", boot},
 		{"clones", clones},
 		{"carry", carry},

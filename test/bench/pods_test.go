@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 
 const (
 	podRounds = 10
+	deaths    = 3
 	podImage  = "cocoon/demo:latest"
 	namespace = "default"
 )
@@ -109,6 +111,32 @@ func pods(t *testing.T, results *table) {
 	results.note("pod:    create to VM begun %s, VM begun to guest set up %s, to Running seen %s", ms(ofPods.before.median()), ms(ofPods.guest.median()), ms(ofPods.after.median()))
 	results.note("vm run: start to VM begun %s, VM begun to guest set up %s, to its return %s", ms(ofRuns.before.median()), ms(ofRuns.guest.median()), ms(ofRuns.after.median()))
 	writes.report(t, results)
+	var told samples
+	for n := range deaths {
+		told = append(told, c.death(t, fmt.Sprintf("death-%d", n)))
+	}
+	results.add(row{
+		what: "VM killed to pod status seen", a: ms(told.median()), goal: "< 100 ms", n: deaths, missed: told.median() >= 100*time.Millisecond,
+	})
+}
+
+// death kills the hypervisor process of a pod and returns how long the pod's status took to say so.
+func (c *cluster) death(t *testing.T, name string) time.Duration {
+	t.Helper()
+	w, _, gone := c.create(t, name)
+	w.await(t, name+" runs", runs)
+	_, rec := c.ready.wait(t, "vk-"+namespace+"-"+name)
+	began := time.Now()
+	if err := syscall.Kill(rec.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	at := w.await(t, name+" no longer runs", func(p *corev1.Pod) bool { return !runs(p) })
+	gone()
+	return at.Sub(began)
+}
+
+func runs(p *corev1.Pod) bool {
+	return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Running != nil
 }
 
 func (c *cluster) vmRun(t *testing.T, name string) trip {
@@ -123,13 +151,12 @@ func (c *cluster) vmRun(t *testing.T, name string) trip {
 	return newTrip(began, end, set, rec.CreatedAt)
 }
 
-// pod takes one pod from nothing over Running and Ready to nothing.
-func (c *cluster) pod(t *testing.T, name string) trip {
+// create makes a pod and returns when, a watch on it, and how to have it gone.
+func (c *cluster) create(t *testing.T, name string) (w *podWatch, began time.Time, gone func()) {
 	t.Helper()
 	api := c.kube.CoreV1().Pods(namespace)
 	seen := must(api.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}))(t)
-	defer seen.Stop()
-	w := &podWatch{events: seen.ResultChan()}
+	w = &podWatch{events: seen.ResultChan()}
 	grace := int64(5)
 	size := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(guestCPUs, resource.DecimalSI), corev1.ResourceMemory: *resource.NewQuantity(guestMemory, resource.BinarySI)}
 	pod := &corev1.Pod{
@@ -140,11 +167,22 @@ func (c *cluster) pod(t *testing.T, name string) trip {
 			Containers:                    []corev1.Container{{Name: "main", Image: podImage, Resources: corev1.ResourceRequirements{Limits: size}}},
 		},
 	}
-	began := time.Now()
+	began = time.Now()
 	must(api.Create(t.Context(), pod, metav1.CreateOptions{}))(t)
-	at := w.await(t, name+" runs", func(p *corev1.Pod) bool {
-		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Running != nil
-	})
+	return w, began, func() {
+		defer seen.Stop()
+		if err := api.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.await(t, name+" is gone", nil)
+	}
+}
+
+// pod takes one pod from nothing over Running and Ready to nothing.
+func (c *cluster) pod(t *testing.T, name string) trip {
+	t.Helper()
+	w, began, gone := c.create(t, name)
+	at := w.await(t, name+" runs", runs)
 	set, rec := c.ready.wait(t, "vk-"+namespace+"-"+name)
 	w.await(t, name+" is Ready", func(p *corev1.Pod) bool {
 		for _, cond := range p.Status.Conditions {
@@ -154,10 +192,7 @@ func (c *cluster) pod(t *testing.T, name string) trip {
 		}
 		return false
 	})
-	if err := api.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.await(t, name+" is gone", nil)
+	gone()
 	return newTrip(began, at, set, rec.CreatedAt)
 }
 

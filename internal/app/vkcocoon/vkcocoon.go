@@ -33,6 +33,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
@@ -105,6 +106,7 @@ func (n *Node) Run(ctx context.Context) error {
 	run("kubelet API", func(ctx context.Context) error { return parts.kubelet.Run(ctx, listener) })
 	run("client certificate authority", parts.followCA)
 	run("metrics", func(ctx context.Context) error { return n.serveMetrics(ctx, parts.registry) })
+	run("pings", parts.pinger.Run)
 	run("node conditions", parts.node.Run)
 	run("node registration", func(ctx context.Context) error { return parts.node.Serve(ctx, clients.main, n.log) })
 	run("image mappings", parts.mappings.run)
@@ -134,6 +136,7 @@ type parts struct {
 	events   record.EventBroadcaster
 	provider *podprovider.Provider
 	stats    *stats.Collector
+	pinger   *probe.Pinger // nil: nobody can be pinged
 	node     *node.Node
 	kubelet  *kubelet.Server
 	mappings mappings
@@ -143,10 +146,12 @@ type parts struct {
 
 func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p := &parts{clients: c, registry: prometheus.NewRegistry()}
-	prober, icmp := podprovider.NewNetProber()
-	if !icmp {
-		n.log.Warn("guests cannot be pinged, an address counts as ready; grant CAP_NET_RAW")
+	var err error
+	if p.pinger, err = probe.OpenPinger(); err != nil {
+		n.log.Warn("guests cannot be pinged, an address counts as ready; grant CAP_NET_RAW", "err", err)
 	}
+	metrics := podprovider.NewMetrics(p.registry)
+	metrics.PingedBy(p.pinger.Kind())
 	p.pods = informers.NewSharedInformerFactoryWithOptions(c.main, 0, informers.WithTransform(slim),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.cfg.NodeName).String()
@@ -154,12 +159,11 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	lister := p.pods.Core().V1().Pods().Lister()
 	p.events = record.NewBroadcaster(record.WithContext(ctx))
 	snapshots, _ := n.runtime.(podprovider.Snapshots)
-	var err error
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
 	}, podprovider.Deps{
-		Runtime: n.runtime, Snapshots: snapshots, Client: c.main, Prober: prober, Metrics: podprovider.NewMetrics(p.registry), Log: n.log,
+		Runtime: n.runtime, Snapshots: snapshots, Client: c.main, Prober: probe.NewNet(p.pinger), Metrics: metrics, Log: n.log,
 		Recorder: p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
 		Cached:   func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
 	})
@@ -174,7 +178,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p.node, err = node.New(node.Config{
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
-		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), ICMP: icmp, NoRole: n.cfg.NoRole,
+		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
 	})
 	if err != nil {
 		return nil, err

@@ -124,7 +124,7 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	for i, p := range c.Ports {
 		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has an address of its own; connect to it, or use a Service")
 	}
-	no(c.Lifecycle != nil, path.Child("lifecycle"), "lifecycle hooks cannot run in a VM")
+	errs = append(errs, checkHooks(c.Lifecycle, path.Child("lifecycle"))...)
 	foreign(c.Resources.Limits, path.Child("resources", "limits"), no)
 	foreign(c.Resources.Requests, path.Child("resources", "requests"), no)
 	no(len(c.Resources.Claims) > 0, path.Child("resources", "claims"), "devices cannot be given to a VM")
@@ -139,6 +139,23 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 				"the address of a VM is not known before it starts")
 		}
 		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "the environment cannot be read from a file of a volume")
+	}
+	return errs
+}
+
+// checkHooks refuses what the kubelet only fails at later.
+func checkHooks(l *corev1.Lifecycle, path *field.Path) field.ErrorList {
+	if l == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	for name, h := range map[string]*corev1.LifecycleHandler{"postStart": l.PostStart, "preStop": l.PreStop} {
+		if h != nil && h.Exec == nil && h.HTTPGet == nil && h.Sleep == nil {
+			errs = append(errs, field.Forbidden(path.Child(name, "tcpSocket"), "a hook is exec, httpGet or sleep"))
+		}
+	}
+	if l.StopSignal != nil && *l.StopSignal != corev1.SIGTERM {
+		errs = append(errs, field.Forbidden(path.Child("stopSignal"), "a VM's process is stopped by SIGTERM"))
 	}
 	return errs
 }

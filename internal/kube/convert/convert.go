@@ -145,20 +145,17 @@ func hostname(pod *corev1.Pod) string {
 	return strings.Trim(h, "-")
 }
 
-// Unserved names what pod asks for that is left out rather than refused, in words for an Event; nil when there is nothing.
-func Unserved(pod *corev1.Pod) []string {
-	c := container(pod)
-	if c == nil {
-		return nil
-	}
-	var out []string
-	for _, p := range []struct {
-		name  string
-		probe *corev1.Probe
-	}{{"livenessProbe", c.LivenessProbe}, {"readinessProbe", c.ReadinessProbe}, {"startupProbe", c.StartupProbe}} {
-		if p.probe != nil {
-			out = append(out, p.name)
+// ProbeCommand is the command of a probe of c, in which only variables whose values stand in the spec are replaced.
+func ProbeCommand(c *corev1.Container, command []string) []string {
+	values := map[string]string{}
+	for _, e := range c.Env {
+		if e.ValueFrom == nil {
+			values[e.Name] = expand(e.Value, values)
 		}
+	}
+	out := make([]string, len(command))
+	for i, arg := range command {
+		out[i] = expand(arg, values)
 	}
 	return out
 }

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -86,7 +87,12 @@ func TestCheckRefuses(t *testing.T) {
 		"non-root unknown":    {sc(corev1.SecurityContext{RunAsNonRoot: ptr(true)}), "set runAsUser"},
 		"non-root zero":       {sc(corev1.SecurityContext{RunAsNonRoot: ptr(true), RunAsUser: ptr(int64(0))}), "forbids user 0"},
 		"host port":           {on(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{HostPort: 80}} }), "hostPort"},
-		"lifecycle":           {on(func(c *corev1.Container) { c.Lifecycle = &corev1.Lifecycle{} }), "lifecycle"},
+		"hook by tcp": {on(func(c *corev1.Container) {
+			c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}}}
+		}), "lifecycle.preStop.tcpSocket"},
+		"stop signal": {on(func(c *corev1.Container) {
+			c.Lifecycle = &corev1.Lifecycle{StopSignal: new(corev1.SIGUSR1)}
+		}), "lifecycle.stopSignal"},
 		"hugepages": {on(func(c *corev1.Container) {
 			c.Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("2Mi")}
 		}), "hugepages-2Mi"},
@@ -276,8 +282,9 @@ func TestEnvWaitsForWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestUnserved(t *testing.T) {
-	if got := Unserved(plain(on(func(c *corev1.Container) { c.LivenessProbe = &corev1.Probe{} }))); len(got) != 1 {
+func TestProbeCommand(t *testing.T) {
+	c := corev1.Container{Env: []corev1.EnvVar{{Name: "A", Value: "1"}, {Name: "B", Value: "$(A)2"}, {Name: "C", ValueFrom: &corev1.EnvVarSource{}}}}
+	if got := ProbeCommand(&c, []string{"$(A)", "x$(B)", "$(C)"}); !slices.Equal(got, []string{"1", "x12", "$(C)"}) {
 		t.Errorf("got %v", got)
 	}
 }

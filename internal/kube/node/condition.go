@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/probe"
 )
 
 // Where pressure begins: as with the real kubelet, except that a big disk that is nearly full still has room for VMs.
@@ -87,9 +89,12 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	pressure(add, corev1.NodePIDPressure, u.pidsCeiling > 0 && low(corev1.NodePIDPressure, u.pidsCeiling-u.pids, u.pidsCeiling/100*leastPIDs),
 		"KubeletHasInsufficientPID", "KubeletHasSufficientPID", fmt.Sprintf("less than %d %% of all process ids are free", leastPIDs))
 	add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have addresses of their own")
-	if n.cfg.ICMP {
+	switch n.cfg.ICMP {
+	case probe.SocketRaw:
 		add(ConditionICMP, true, "RawSocket", "guests are ready when they answer a ping")
-	} else {
+	case probe.SocketPing:
+		add(ConditionICMP, true, "PingSocket", "guests are ready when they answer a ping")
+	default:
 		add(ConditionICMP, false, "NoRawSocket", "guests are ready when they have an address; grant CAP_NET_RAW to ping them")
 	}
 	return out

@@ -19,6 +19,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
 )
 
@@ -37,8 +38,8 @@ type Config struct {
 	Healthy    func() error // whether the VM engine answers
 	// Hypervisor says what VMs run on by default, or why they cannot; an Unavailable error is no answer. Nil: not known.
 	Hypervisor func(context.Context) (string, error)
-	ICMP       bool // whether guests can be pinged
-	NoRole     bool // leave out the role label: the API server forbids it to a node's own credentials
+	ICMP       probe.Socket // by what guests are pinged
+	NoRole     bool         // leave out the role label: the API server forbids it to a node's own credentials
 }
 
 // interval is how often the host is measured; the hypervisor is asked for at every sixth time.

@@ -213,9 +213,6 @@ func (w *worker) announce(rec *vm.Record) {
 		w.event(corev1.EventTypeNormal, eventStarted, "Created and started container %s as VM %s from %s %s",
 			pod.Spec.Containers[0].Name, rec.Spec.Name, kind, rec.Spec.Image)
 	}
-	if left := convert.Unserved(pod); len(left) > 0 && rec.Restarts == 0 {
-		w.event(corev1.EventTypeWarning, eventUnserved, "Not run in this VM: %s; it is ready when it answers on the network", strings.Join(left, ", "))
-	}
 	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
 		w.event(corev1.EventTypeWarning, eventUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))
 	}

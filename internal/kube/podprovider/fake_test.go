@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +21,9 @@ type engine struct {
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
-	down     error // every call fails with it
+	execAs   func(ctx context.Context, command string) (int, error) // nil: says hi and exits with 7
+	startAs  func() error                                           // nil: always succeeds
+	down     error                                                  // every call fails with it
 
 	mu       sync.Mutex
 	revision int64
@@ -139,6 +142,11 @@ func (e *engine) Start(_ context.Context, ref string) (vm.Record, error) {
 		return vm.Record{}, err
 	}
 	defer leave()
+	if e.startAs != nil {
+		if err := e.startAs(); err != nil {
+			return vm.Record{}, err
+		}
+	}
 	r := e.find(ref)
 	if r == nil {
 		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
@@ -253,7 +261,16 @@ func (e *engine) fall(err error) {
 	e.changed = make(chan struct{})
 }
 
-func (e *engine) Exec(_ context.Context, _ string, _ guest.Exec, s guest.Streams) (int, error) {
+func (e *engine) Exec(ctx context.Context, _ string, x guest.Exec, s guest.Streams) (int, error) {
+	command := strings.Join(x.Command, " ")
+	e.mu.Lock()
+	e.calls = append(e.calls, "exec "+command)
+	as := e.execAs
+	e.mu.Unlock()
+	if as != nil {
+		_, _ = s.Stdout.Write([]byte("said by " + command + "\n"))
+		return as(ctx, command)
+	}
 	_, err := s.Stdout.Write([]byte("hi\n"))
 	return 7, err
 }

@@ -124,8 +124,9 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 func (p *Provider) follow(ctx context.Context, revision int64) {
 	pause := followFirst
 	for ctx.Err() == nil {
-		began := time.Now()
+		began, heard := time.Now(), false
 		err := p.Runtime.Watch(ctx, revision, func(e vm.Event) error {
+			heard = true
 			p.setHealth(nil)
 			revision = max(revision, e.Revision)
 			p.dispatch(e)
@@ -139,7 +140,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 		case errdefs.IsFailedPrecondition(err):
 			next, stale = time.Millisecond, true // too far back; the list tells
 		case err != nil:
-			if time.Since(began) > followMost {
+			if heard || time.Since(began) > followMost { // it was connected
 				pause = followFirst
 			}
 			p.setHealth(err)

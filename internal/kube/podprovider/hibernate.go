@@ -24,15 +24,15 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tim
 		if up(rec) && itself(rec, w.answers()) {
 			wait = w.tidyUp(ctx, rec)
 		}
-		w.running(ctx, rec)
+		w.running(ctx, pod, rec)
 		return sooner(wait, w.hintAfter(rec))
 	}
 	if !up(rec) || !itself(rec, w.answers()) { // it is not itself yet, and must be before it can be saved
-		w.running(ctx, rec)
+		w.running(ctx, pod, rec)
 		return 0
 	}
 	if left := w.dozing.left(); left > 0 {
-		w.running(ctx, rec)
+		w.running(ctx, pod, rec)
 		return left
 	}
 	return w.fallAsleep(ctx, rec)
@@ -62,7 +62,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 		return w.notAsleep(ctx, eventHibernateFailed, err)
 	}
 	w.p.Metrics.save.Observe(time.Since(began).Seconds())
-	w.stopProbe()
+	w.stopVigil()
 	w.take(got)
 	return time.Millisecond
 }
@@ -96,7 +96,7 @@ func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.D
 
 // asleep looks after a hibernated VM: what it is in is brought to the registry and then it stays, or it is woken.
 func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
-	w.stopProbe()
+	w.stopVigil()
 	w.stopKeeper()
 	if !contract.Hibernate(pod.Annotations) {
 		return w.wakeLocal(ctx, rec)
@@ -285,6 +285,9 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, digest string)
 	})
 	if err == nil {
 		w.restored = true
+		w.mu.Lock()
+		w.hooked = rec.StartedAt // to the guest it is no new start
+		w.mu.Unlock()
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 	}
 	return w.cloned(ctx, rec, err)

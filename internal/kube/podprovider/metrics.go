@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -14,6 +15,8 @@ type Metrics struct {
 	lifecycle *prometheus.CounterVec
 	boot      *prometheus.HistogramVec
 	probe     prometheus.Histogram
+	probes    *prometheus.CounterVec
+	icmp      *prometheus.GaugeVec
 	tableSize prometheus.Gauge
 	orphans   prometheus.Counter
 
@@ -37,6 +40,8 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Name: "vk_cocoon_probe_duration_seconds", Help: "Per-probe health check time (ICMP or TCP).",
 			Buckets: []float64{.0005, .001, .005, .01, .05, .1, .5, 1, 3},
 		}),
+		probes:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vk_cocoon_container_probe_total", Help: "Probes of pod specs."}, []string{"probe", "result"}),
+		icmp:      prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "vk_cocoon_icmp_socket", Help: "1 for the kind of socket guests are pinged by; none: an address alone counts as ready."}, []string{"kind"}),
 		tableSize: prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_vm_table_size", Help: "Tracked VM count."}),
 		orphans:   prometheus.NewCounter(prometheus.CounterOpts{Name: "vk_cocoon_orphan_vm_total", Help: "Orphan VMs at startup."}),
 	}
@@ -52,7 +57,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	m.pushTotal = count("vk_cocoon_snapshot_push_total", "Snapshot pushes.")
 	m.pullTotal = count("vk_cocoon_snapshot_pull_total", "Snapshot pulls.")
 	m.cloneFromDir = count("vk_cocoon_clone_from_dir_total", "Annotation-driven --from-dir clone attempts.")
-	r.MustRegister(m.lifecycle, m.boot, m.probe, m.tableSize, m.orphans, m.save, m.push, m.pull, m.pushTotal, m.pullTotal, m.cloneFromDir)
+	r.MustRegister(m.lifecycle, m.boot, m.probe, m.probes, m.icmp, m.tableSize, m.orphans, m.save, m.push, m.pull, m.pushTotal, m.pullTotal, m.cloneFromDir)
 	for _, r := range []string{"success", "error"} { // known from the start: a rate needs the zero before the first
 		m.pushTotal.WithLabelValues(r)
 		m.pullTotal.WithLabelValues(r)
@@ -103,6 +108,23 @@ func result(err error) string {
 		return "error"
 	}
 	return "success"
+}
+
+// probed counts what a probe of a pod's spec found.
+func (m *Metrics) probed(kind string, r probe.Result) {
+	words := map[probe.Result]string{probe.Success: "successful", probe.Warning: "successful", probe.Failure: "failed", probe.Unknown: "unknown"}
+	m.probes.WithLabelValues(kind, words[r]).Inc()
+}
+
+// PingedBy says by which kind of socket guests are pinged.
+func (m *Metrics) PingedBy(kind probe.Socket) {
+	for _, k := range []probe.Socket{probe.SocketRaw, probe.SocketPing, probe.SocketNone} {
+		value := 0.0
+		if k == kind {
+			value = 1
+		}
+		m.icmp.WithLabelValues(string(k)).Set(value)
+	}
 }
 
 func (m *Metrics) done(op string, err error) {

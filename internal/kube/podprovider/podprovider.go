@@ -25,6 +25,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -104,6 +105,7 @@ type Provider struct {
 	leaving  ledger
 	turns    turns // of those who would make the same snapshot
 	objects  *objects
+	probes   *probe.Scheduler
 	wg       sync.WaitGroup
 }
 
@@ -138,7 +140,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	}
 	return &Provider{
 		cfg: cfg, Deps: deps, health: errdefs.Unavailablef("the VM engine was not asked yet"),
-		objects: newObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
+		probes: probe.NewScheduler(), objects: newObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
 	}, nil
 }
 
@@ -162,6 +164,7 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 		p.mu.Unlock()
 		p.wg.Wait()
 	}()
+	p.wg.Go(func() { _ = p.probes.Run(ctx) }) // ends with ctx, as everything does
 	revision, err := p.adopt(ctx)
 	if err != nil {
 		return err // only when ctx has ended

@@ -2,14 +2,13 @@ package podprovider
 
 import (
 	"context"
-	"fmt"
-	"net"
-	"strconv"
+	"sync"
 	"time"
 
-	probing "github.com/prometheus-community/pro-bing"
+	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -27,73 +26,96 @@ const (
 	probeCold     = 2 * time.Second // longest pause while not ready
 	probeSteady   = 5 * time.Second
 	probeFailures = 3
-	probeHead     = 250 * time.Millisecond // how long a fresh guest's first status waits for its first probe
+	probeHead     = 250 * time.Millisecond // how long a fresh guest's first status waits for its first probes
 )
 
-// NetProber probes over the network of this host.
-type NetProber struct{ raw bool }
+// vigil watches one run of one guest: whether it can be reached, and how its containers do.
+type vigil struct {
+	run   time.Time     // its start
+	first chan struct{} // closed after its first verdict
 
-// NewNetProber returns a prober and whether it can send ICMP echoes. Without the right to open raw sockets
-// (CAP_NET_RAW) it takes an address alone for readiness, which is weaker but better than none.
-func NewNetProber() (NetProber, bool) {
-	c, err := net.ListenPacket("ip4:icmp", "0.0.0.0")
-	if err != nil {
-		return NetProber{}, false
-	}
-	_ = c.Close()
-	return NetProber{raw: true}, true
+	mu     sync.Mutex
+	over   bool
+	tasks  []*probe.Task
+	hooks  []context.CancelFunc
+	unseen int // verdicts that first waits for
 }
 
-// Probe implements Prober.
-func (n NetProber) Probe(ctx context.Context, ip string, port int) error {
-	if port != 0 {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
-		if err != nil {
-			return fmt.Errorf("probe tcp port: %w", err)
-		}
-		return c.Close()
+// add has the vigil's end stop t. hook does the same for a running hook.
+func (v *vigil) add(t *probe.Task) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.tasks = append(v.tasks, t)
+	if v.over {
+		t.Stop()
 	}
-	if !n.raw {
-		return nil
-	}
-	p := probing.New(ip)
-	p.SetPrivileged(true)
-	p.Count, p.Timeout = 1, probeTimeout
-	if err := p.RunWithContext(ctx); err != nil {
-		return fmt.Errorf("ping %s: %w", ip, err)
-	}
-	if p.Statistics().PacketsRecv == 0 {
-		return errdefs.Unavailablef("%s does not answer pings", ip)
-	}
-	return nil
 }
 
-// probe watches one run of one guest. first is closed after its first verdict.
-type probe struct {
-	cancel context.CancelFunc
-	first  chan struct{}
+func (v *vigil) hook(cancel context.CancelFunc) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.hooks = append(v.hooks, cancel)
+	if v.over {
+		cancel()
+	}
 }
 
-// startProbe begins probing the present run of the guest. One that is trusted counts as ready until it fails.
-func (w *worker) startProbe(rec *vm.Record, trusted bool) *probe {
-	pr := &probe{first: make(chan struct{})}
+func (v *vigil) stop() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.over = true
+	for _, t := range v.tasks {
+		t.Stop()
+	}
+	for _, cancel := range v.hooks {
+		cancel()
+	}
+}
+
+// expect has first wait for one more verdict, unless that is too late; seen tells of one.
+func (v *vigil) expect() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	select {
+	case <-v.first:
+		return false
+	default:
+		v.unseen++
+		return true
+	}
+}
+
+func (v *vigil) seen() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.unseen--; v.unseen == 0 {
+		close(v.first)
+	}
+}
+
+// startVigil begins to watch the present run of the guest. One that is trusted counts as ready until it fails.
+func (w *worker) startVigil(pod *corev1.Pod, rec *vm.Record, trusted bool) *vigil {
+	v := &vigil{run: rec.StartedAt, first: make(chan struct{})}
 	w.mu.Lock()
-	w.probe, w.probed, w.ready = pr, rec.StartedAt, trusted
+	w.vigil, w.ready = v, trusted
 	w.mu.Unlock()
-	pr.cancel = w.background(func(ctx context.Context) { w.probeLoop(ctx, pr, trusted) })
-	return pr
+	v.expect()
+	w.watchContainers(v, pod, rec, trusted)
+	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
+	return v
 }
 
-func (w *worker) probeLoop(ctx context.Context, pr *probe, ready bool) {
-	failures, pause := 0, probeFirst
-	for n := 0; ; n++ {
+// reach is the check whether the guest can be reached.
+func (w *worker) reach(v *vigil, ready bool) probe.Check {
+	failures, pause, first := 0, probeFirst, true
+	return func(ctx context.Context) (time.Duration, bool) {
 		limit := probeGuess
 		if ready {
 			limit = probeTimeout
 		}
 		err := w.probeOnce(ctx, limit)
 		if ctx.Err() != nil {
-			return
+			return 0, false
 		}
 		switch {
 		case err == nil:
@@ -105,19 +127,18 @@ func (w *worker) probeLoop(ctx context.Context, pr *probe, ready bool) {
 		if ready {
 			err = nil
 		}
-		w.setReady(pr, ready, err)
-		if n == 0 {
-			close(pr.first)
+		w.setReady(v, ready, err)
+		if first {
+			first = false
+			v.seen()
 		}
-		next := probeSteady
-		if !ready {
-			next, pause = pause, min(pause*3/2, probeCold)
-		} else {
+		if ready {
 			pause = probeFirst
+			return probeSteady, true
 		}
-		if !sleep(ctx, nil, next, false) {
-			return
-		}
+		next := pause
+		pause = min(pause*3/2, probeCold)
+		return next, true
 	}
 }
 
@@ -132,4 +153,15 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 	err := w.p.Prober.Probe(ctx, ip, port)
 	w.p.Metrics.probe.Observe(time.Since(began).Seconds())
 	return err
+}
+
+// stopVigil ends the watch, and with it the readiness that only a watch can tell.
+func (w *worker) stopVigil() {
+	w.mu.Lock()
+	v := w.vigil
+	w.vigil, w.ready, w.unready = nil, false, ""
+	w.mu.Unlock()
+	if v != nil {
+		v.stop()
+	}
 }

@@ -34,9 +34,17 @@ type view struct {
 	last    *corev1.ContainerStateTerminated // the run before this one
 	again   bool                             // a stopped VM will be started again
 	ready   bool
-	unready string // why not
+	unready string            // why not
+	health  map[string]health // of the containers; those that are not in it are well
 	verdict *verdict
 	asleep  bool // hibernated, here or elsewhere
+}
+
+func (v view) healthOf(name string) health {
+	if h, ok := v.health[name]; ok {
+		return h
+	}
+	return well
 }
 
 // up reports whether a record's guest is set up and its main process runs; a disk image boots by itself.
@@ -88,7 +96,8 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 }
 
 func (v view) container() corev1.ContainerStatus {
-	c := corev1.ContainerStatus{Started: new(up(v.rec))}
+	h := v.healthOf(v.name())
+	c := corev1.ContainerStatus{Started: new(up(v.rec) && h.started && !h.starting)}
 	if len(v.pod.Spec.Containers) > 0 {
 		c.Name, c.Image = v.pod.Spec.Containers[0].Name, convert.Image(v.pod)
 	}
@@ -106,8 +115,10 @@ func (v view) container() corev1.ContainerStatus {
 	switch {
 	case v.asleep:
 		c.State.Waiting = &corev1.ContainerStateWaiting{Reason: reasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
+	case up(v.rec) && h.starting:
+		c.State.Waiting = v.waiting()
 	case up(v.rec):
-		c.Ready = v.ready
+		c.Ready = v.ready && *c.Started && h.ready
 		c.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(v.rec.StartedAt)}
 	case over(v.rec) && !v.again:
 		c.State.Terminated = terminated(v.rec)
@@ -160,7 +171,7 @@ func (v view) phase() corev1.PodPhase {
 			return corev1.PodSucceeded
 		}
 		return corev1.PodFailed
-	case up(v.rec), over(v.rec), v.asleep, v.last != nil:
+	case up(v.rec) && !v.healthOf(v.name()).starting, over(v.rec), v.asleep, v.last != nil:
 		return corev1.PodRunning
 	}
 	return corev1.PodPending
@@ -194,10 +205,13 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	case done:
 		set(corev1.ContainersReady, false, reasonPodFailed, "")
 		set(corev1.PodReady, false, reasonPodFailed, "")
-	case !running || !v.ready:
+	case !running || !v.ready || !v.containersReady():
 		why := "containers with unready status: [" + v.name() + "]"
-		if running && v.unready != "" {
+		switch {
+		case running && v.unready != "":
 			why += ": " + v.unready
+		case running && v.healthOf(v.name()).why != "":
+			why += ": " + v.healthOf(v.name()).why
 		}
 		if v.asleep {
 			why += ": the VM is hibernated"
@@ -215,6 +229,13 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	}
 	set(corev1.PodScheduled, true, "", "")
 	return out
+}
+
+func (v view) containersReady() bool {
+	return !slices.ContainsFunc(v.pod.Spec.Containers, func(c corev1.Container) bool {
+		h := v.healthOf(c.Name)
+		return h.starting || !h.started || !h.ready
+	})
 }
 
 func (v view) name() string {

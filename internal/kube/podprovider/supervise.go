@@ -7,6 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -14,29 +17,29 @@ import (
 const forgiveAfter = 2
 
 // running sees to it that a running VM is probed and that its status says so.
-func (w *worker) running(ctx context.Context, rec *vm.Record) {
+func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.again, w.due, w.pause = false, time.Time{}, pause{}
 	if !up(rec) {
-		w.stopProbe()
+		w.stopVigil()
 		w.publish(w.p.cfg.Settle)
 		return
 	}
 	w.announce(rec)
-	if w.probe == nil || !w.probed.Equal(rec.StartedAt) {
-		w.stopProbe()
+	if w.vigil == nil || !w.vigil.run.Equal(rec.StartedAt) {
+		w.stopVigil()
 		trusted := w.trusted
 		w.trusted = false
-		w.awaitProbe(ctx, w.startProbe(rec, trusted))
+		w.awaitVerdict(ctx, w.startVigil(pod, rec, trusted))
 	}
 	w.publish(0)
 }
 
-// awaitProbe gives the first probe a moment, so that a guest that answers at once is Running and Ready in one write.
-func (w *worker) awaitProbe(ctx context.Context, pr *probe) {
+// awaitVerdict gives the first probes a moment, so that a guest that answers at once is Running and Ready in one write.
+func (w *worker) awaitVerdict(ctx context.Context, v *vigil) {
 	t := time.NewTimer(probeHead)
 	defer t.Stop()
 	select {
-	case <-pr.first:
+	case <-v.first:
 	case <-t.C:
 	case <-ctx.Done():
 	}
@@ -44,13 +47,16 @@ func (w *worker) awaitProbe(ctx context.Context, pr *probe) {
 
 // stopped decides what follows the end of a run: another run after a pause, or the end of the pod.
 func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
-	w.stopProbe()
-	if !restarts(pod, rec) {
+	w.stopVigil()
+	if !w.restarts(pod, rec) {
 		w.again = false
 		w.publish(0)
 		return 0
 	}
 	w.again = true
+	if ask, _ := contract.ParseVMSpec(pod.Annotations); ask.Managed {
+		return w.restartInPlace(ctx, rec)
+	}
 	if !w.dueFor.Equal(rec.StoppedAt) || w.due.IsZero() {
 		w.schedule(rec)
 	}
@@ -74,13 +80,13 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 	return time.Millisecond
 }
 
-// restarts applies the pod's restart policy.
-func restarts(pod *corev1.Pod, rec *vm.Record) bool {
+// restarts applies the pod's restart policy. A run that we ended ourselves, because of a probe or hook, did not succeed.
+func (w *worker) restarts(pod *corev1.Pod, rec *vm.Record) bool {
 	switch pod.Spec.RestartPolicy {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return exitCode(rec) != 0
+		return exitCode(rec) != 0 || w.killed.Equal(rec.StartedAt)
 	default:
 		return true
 	}
@@ -100,16 +106,52 @@ func (w *worker) schedule(rec *vm.Record) {
 	w.backoff = min(max(2*w.backoff, w.p.cfg.BackoffBase), w.p.cfg.BackoffMax)
 }
 
-// evict gives up a pod whose VM has vanished: Failed, told, and its object deleted so that its controller makes another.
-func (w *worker) evict(ctx context.Context) time.Duration {
-	w.stopProbe()
+// How managed VMs are restarted: in place and at once, but not again and again. What cannot be restarted, or crashes too
+// soon, is given up, so that whoever manages it makes it anew.
+const (
+	restartCooldown = 30 * time.Second
+	inspectFirst    = time.Second
+	inspectMost     = 30 * time.Second
+	inspectBudget   = 30 * time.Minute // for an engine that does not answer
+)
+
+// restartInPlace starts a managed VM that has ended: its disk and addresses are kept.
+func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Duration {
+	if since := time.Since(w.restarted); !w.restarted.IsZero() && since < restartCooldown {
+		return w.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
+	}
+	w.last = terminated(rec)
+	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
+	if ctx.Err() != nil {
+		return time.Millisecond
+	}
+	w.p.Metrics.done("restart", err)
+	switch {
+	case err == nil:
+		w.tries, w.pause, w.again = 0, pause{}, false
+		w.restarted, w.unanswered = time.Now(), time.Time{}
+		w.event(corev1.EventTypeNormal, eventRestarted, "VM %s ended (%s) and was restarted in place", rec.Spec.Name, rec.Reason)
+		w.take(got)
+		return time.Millisecond
+	case !errdefs.IsUnavailable(err):
+		return w.evict(ctx, reasonRestartFailed, "VM "+rec.Spec.Name+" ended and cannot be restarted: "+err.Error())
+	case w.unanswered.IsZero():
+		w.unanswered = time.Now()
+	case time.Since(w.unanswered) > inspectBudget:
+		return w.evict(ctx, reasonInspect, "VM "+rec.Spec.Name+" ended, and the VM engine does not say what became of it: "+err.Error())
+	}
+	return w.retry(ctx, reasonRunError, err, inspectFirst, inspectMost)
+}
+
+// evict gives up a pod: Failed, told, and its object deleted so that its controller makes another. What is left of its VM
+// goes as with any deleted pod.
+func (w *worker) evict(ctx context.Context, reason, message string) time.Duration {
+	w.stopVigil()
 	w.stopKeeper()
-	_, rec, _ := w.look()
-	w.log.Warn("vm vanished", "vm", rec.ID)
-	w.verdict = &verdict{reason: reasonVMGone, message: "the VM " + rec.Spec.Name + " is gone; it was removed behind the pod's back or its host lost it"}
-	w.event(corev1.EventTypeWarning, reasonVMGone, "%s", w.verdict.message)
+	w.log.Warn("pod evicted", "op", reason, "err", message)
+	w.again, w.verdict = false, &verdict{reason: reason, message: message}
+	w.event(corev1.EventTypeWarning, reason, "%s", message)
 	w.p.Metrics.lifecycle.WithLabelValues("evict", "success").Inc()
-	w.vanish(rec)
 	w.publish(0)
 	if err := w.writer.flush(ctx); err != nil {
 		return 0
@@ -141,10 +183,13 @@ func (w *worker) late(pod *corev1.Pod) time.Duration {
 }
 
 // expire stops a pod that used up its active deadline.
-func (w *worker) expire(ctx context.Context, rec *vm.Record) time.Duration {
-	w.stopProbe()
+func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+	w.stopVigil()
 	if !over(rec) {
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), -1)
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, pod, rec, convert.Grace(pod)))
+		if ctx.Err() != nil {
+			return time.Millisecond
+		}
 		if err != nil {
 			return w.retry(ctx, reasonDeadline, err, time.Second, w.p.cfg.BackoffMax)
 		}

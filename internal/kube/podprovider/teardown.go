@@ -15,7 +15,7 @@ import (
 // to try again. The caller's ctx is cancelled when a shorter grace is wanted.
 func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) {
 	const again = time.Second
-	w.stopProbe()
+	w.stopVigil()
 	w.stopKeeper()
 	if !r.confirmed {
 		switch gone, leaving, err := w.askServer(ctx); {
@@ -50,7 +50,8 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		if !up(rec) {
 			grace = 0 // nothing runs in it yet that could shut down
 		}
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), grace)
+		pod, _, _ := w.look()
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, pod, rec, grace))
 		switch {
 		case ctx.Err() != nil:
 			return time.Millisecond, false

@@ -3,6 +3,8 @@ package podprovider
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -39,13 +41,19 @@ type worker struct {
 	removal   *removal              // wanted
 	interrupt context.CancelFunc    // ends the call the worker is in
 	keeper    *keeper               // of the VM's volumes; set by the worker's goroutine alone
-	ready     bool
+	ready     bool                  // the guest can be reached
 	unready   string
+	vigil     *vigil            // over the present run; nil: nobody watches
+	health    map[string]health // of the containers, by name
+	hooked    time.Time         // start of the run whose postStart hooks are over
+	sentence  *sentence         // on a container of the present run
 
 	// Of the worker's goroutine alone.
 	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
-	probe      *probe
-	probed     time.Time // start of the run that is probed
+	killed     time.Time                                      // start of the run that we ended, and that another one follows
+	bowed      time.Time                                      // start of the run whose preStop hooks have run
+	restarted  time.Time                                      // when a managed VM was started again
+	unanswered time.Time                                      // since when the engine does not say how to start it again
 	pause      pause
 	last       *corev1.ContainerStateTerminated
 	again      bool
@@ -103,9 +111,10 @@ func (w *worker) resume() {
 	if len(w.status.ContainerStatuses) > 0 {
 		w.last = w.status.ContainerStatuses[0].LastTerminationState.Terminated.DeepCopy()
 		w.begun = true
-		w.trusted = w.status.ContainerStatuses[0].Ready
+		w.trusted = slices.ContainsFunc(w.status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready })
 	}
 	if w.rec != nil {
+		w.resumeHealth(w.rec)
 		w.told = w.rec.StartedAt
 		if c := w.status.ContainerStatuses; len(c) > 0 && c[0].ContainerID == contract.ContainerIDScheme+string(w.rec.ID) {
 			w.image = pulled{name: c[0].Image, id: w.rec.ImageDigest, ref: c[0].ImageID}
@@ -119,7 +128,7 @@ func (w *worker) resume() {
 // run works until the VM is gone for good or ctx (the node's life) ends.
 func (w *worker) run(ctx context.Context) {
 	defer close(w.freed)
-	defer w.stopProbe()
+	defer w.stopVigil()
 	defer w.stopKeeper()
 	w.background = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
@@ -168,11 +177,12 @@ func (w *worker) step(ctx context.Context) time.Duration {
 		w.forget()
 		return time.Millisecond
 	case lost:
-		return w.evict(ctx)
+		w.vanish(rec)
+		return w.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" is gone; it was removed behind the pod's back or its host lost it")
 	case rec == nil:
 		return w.bringUp(ctx, pod)
 	case w.late(pod) <= 0:
-		return w.expire(ctx, rec)
+		return w.expire(ctx, pod, rec)
 	}
 	if rec.State != vm.StateHibernated {
 		w.keepVolumes(pod, rec)
@@ -180,7 +190,11 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	var wait time.Duration
 	switch rec.State {
 	case vm.StateRunning:
-		wait = w.awake(ctx, pod, rec)
+		if s := w.condemned(rec); s != nil {
+			wait = w.carryOut(ctx, pod, rec, s)
+		} else {
+			wait = w.awake(ctx, pod, rec)
+		}
 	case vm.StateHibernated:
 		wait = w.asleep(ctx, pod, rec)
 	case vm.StateCreated:
@@ -333,7 +347,7 @@ func (w *worker) forget() {
 	w.rec, w.lost = nil, false
 }
 
-func (w *worker) setReady(pr *probe, ready bool, why error) {
+func (w *worker) setReady(v *vigil, ready bool, why error) {
 	text := ""
 	if why != nil {
 		text = why.Error()
@@ -341,7 +355,7 @@ func (w *worker) setReady(pr *probe, ready bool, why error) {
 	w.mu.Lock()
 	fell := w.ready && !ready
 	// Of an earlier run, or a new wording of the same, which is not worth a write.
-	idle := w.probe != pr || w.ready == ready && (w.unready == "") == (text == "")
+	idle := w.vigil != v || w.ready == ready && (w.unready == "") == (text == "")
 	if !idle {
 		w.ready, w.unready = ready, text
 		w.poke()
@@ -377,6 +391,7 @@ func (w *worker) publish(hold time.Duration) {
 	v := view{
 		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
 		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
+		health: maps.Clone(w.health),
 	}
 	v.image, v.imageID = w.image.shown(w.rec)
 	if w.rec != nil && !over(w.rec) {
@@ -410,14 +425,4 @@ func (w *worker) event(kind, reason, format string, args ...any) {
 	pod := w.pod
 	w.mu.Unlock()
 	w.p.Recorder.Eventf(pod, kind, reason, format, args...)
-}
-
-func (w *worker) stopProbe() {
-	w.mu.Lock()
-	pr := w.probe
-	w.probe, w.ready, w.unready = nil, false, ""
-	w.mu.Unlock()
-	if pr != nil {
-		pr.cancel()
-	}
 }

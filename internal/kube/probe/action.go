@@ -1,0 +1,256 @@
+package probe
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const (
+	maxBody      = 10 << 10 // bytes of an answer that are looked at
+	maxRedirects = 10
+	agentProbe   = "kube-probe/1.37" // as of the kubelet whose behaviour this is: servers know it by this name
+	agentHook    = "kube-lifecycle/1.37"
+)
+
+// Exec runs a command in a container and returns what it said and its exit code.
+type Exec func(ctx context.Context, command []string) (output string, code int, err error)
+
+// Target is the container that is probed.
+type Target struct {
+	Container *corev1.Container
+	IP        string // of the guest; "" when it is not known
+	Exec      Exec
+}
+
+// Probe does what p says, once, and tells the result and why. The error is of a probe that could not be made; then the
+// result is Unknown.
+func (t Target) Probe(ctx context.Context, p *corev1.Probe) (Result, string, error) {
+	limit := time.Duration(max(p.TimeoutSeconds, 1)) * time.Second
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	switch {
+	case p.Exec != nil:
+		return t.exec(ctx, p.Exec.Command, limit)
+	case p.HTTPGet != nil:
+		return t.httpGet(ctx, p.HTTPGet)
+	case p.TCPSocket != nil:
+		return t.tcp(ctx, p.TCPSocket)
+	case p.GRPC != nil:
+		return t.grpc(ctx, p.GRPC, limit)
+	}
+	return Unknown, "", errdefs.Invalidf("the probe says nothing to do")
+}
+
+func (t Target) exec(ctx context.Context, command []string, limit time.Duration) (Result, string, error) {
+	output, code, err := t.Exec(ctx, command)
+	switch {
+	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return Failure, fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(command, " "), limit), nil
+	case err != nil:
+		return Unknown, "", err
+	case code != 0:
+		return Failure, output, nil
+	}
+	return Success, output, nil
+}
+
+func (t Target) tcp(ctx context.Context, a *corev1.TCPSocketAction) (Result, string, error) {
+	address, err := t.address(a.Host, a.Port)
+	if err != nil {
+		return Unknown, "", err
+	}
+	c, err := dialer().DialContext(ctx, "tcp", address)
+	if err != nil {
+		return Failure, err.Error(), nil //nolint:nilerr // that nobody answers is the result
+	}
+	c.Close()
+	return Success, "", nil
+}
+
+// address is where to connect: host, else the guest, at the port of that number or name.
+func (t Target) address(host string, port intstr.IntOrString) (string, error) {
+	if host == "" {
+		host = t.IP
+	}
+	if host == "" {
+		return "", errdefs.Unavailablef("the address of the guest is not known yet")
+	}
+	n, err := t.port(port)
+	return net.JoinHostPort(host, strconv.Itoa(n)), err
+}
+
+func (t Target) port(port intstr.IntOrString) (int, error) {
+	n := port.IntValue() // also of a string of digits
+	if port.Type == intstr.String {
+		for _, p := range t.Container.Ports {
+			if p.Name == port.StrVal {
+				n = int(p.ContainerPort)
+			}
+		}
+	}
+	if n < 1 || n > 65535 {
+		return 0, errdefs.Invalidf("container %q has no port %s", t.Container.Name, port.String())
+	}
+	return n, nil
+}
+
+func (t Target) httpGet(ctx context.Context, a *corev1.HTTPGetAction) (Result, string, error) {
+	req, err := t.request(ctx, a, agentProbe)
+	if err != nil {
+		return Unknown, "", err
+	}
+	client := &http.Client{Transport: plainHTTP, CheckRedirect: stayHere}
+	if a.Protocol != nil && *a.Protocol == corev1.HTTPProtocolHTTP2 {
+		client.Transport = clearHTTP2
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return Failure, err.Error(), nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	switch {
+	case err != nil:
+		return Failure, err.Error(), nil
+	case resp.StatusCode < http.StatusOK || resp.StatusCode >= http.StatusBadRequest:
+		return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", resp.StatusCode), nil // the body may be secret
+	case resp.StatusCode >= http.StatusMultipleChoices:
+		return Warning, "Probe terminated redirects, Response body: " + string(body), nil
+	}
+	return Success, string(body), nil
+}
+
+// request is the GET that a describes. A header given as User-Agent or Accept replaces the usual one.
+func (t Target) request(ctx context.Context, a *corev1.HTTPGetAction, agent string) (*http.Request, error) {
+	address, err := t.address(a.Host, a.Port)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(a.Path)
+	if err != nil {
+		u = &url.URL{Path: a.Path}
+	}
+	u.Scheme, u.Host = "http", address
+	if a.Scheme != "" {
+		u.Scheme = strings.ToLower(string(a.Scheme))
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, errdefs.Invalidf("make request: %w", err)
+	}
+	for _, h := range a.HTTPHeaders {
+		req.Header.Add(h.Name, h.Value)
+	}
+	if _, ok := req.Header["User-Agent"]; !ok {
+		req.Header.Set("User-Agent", agent)
+	}
+	if _, ok := req.Header["Accept"]; !ok {
+		req.Header.Set("Accept", "*/*")
+	} else if req.Header.Get("Accept") == "" {
+		req.Header.Del("Accept")
+	}
+	req.Host = req.Header.Get("Host")
+	return req, nil
+}
+
+// stayHere follows redirects on the same host only: elsewhere may be where the node gets and a pod does not.
+func stayHere(req *http.Request, via []*http.Request) error {
+	switch {
+	case req.URL.Hostname() != via[0].URL.Hostname():
+		return http.ErrUseLastResponse
+	case len(via) >= maxRedirects:
+		return errors.New("stopped after 10 redirects")
+	}
+	return nil
+}
+
+// Each probe has a connection of its own, through no proxy. Certificates are not looked at: guests make their own.
+var (
+	plainHTTP  = transport(false)
+	clearHTTP2 = transport(true)
+)
+
+func transport(clear2 bool) *http.Transport {
+	t := &http.Transport{
+		DisableKeepAlives: true, DisableCompression: true, DialContext: dialer().DialContext,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
+	}
+	if clear2 {
+		t.Protocols = new(http.Protocols)
+		t.Protocols.SetUnencryptedHTTP2(true)
+	}
+	return t
+}
+
+// dialer makes connections that do not linger: thousands of probes would use up the host's ports with ends that wait.
+func dialer() *net.Dialer {
+	return &net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if cerr := c.Control(func(fd uintptr) {
+			err = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1, Linger: 1})
+		}); cerr != nil {
+			return cerr
+		}
+		return err
+	}}
+}
+
+// Hook does what h, a lifecycle hook, says, until ctx ends.
+func (t Target) Hook(ctx context.Context, h *corev1.LifecycleHandler) error {
+	switch {
+	case h.Exec != nil:
+		_, code, err := t.Exec(ctx, h.Exec.Command)
+		if err == nil && code != 0 {
+			err = errdefs.Preconditionf("the command exited with %d", code) // its output may be secret
+		}
+		return err
+	case h.HTTPGet != nil:
+		return t.call(ctx, h.HTTPGet)
+	case h.Sleep != nil:
+		timer := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("sleep: %w", ctx.Err())
+		}
+	}
+	return errdefs.Unsupportedf("the hook says nothing that can be done")
+}
+
+// call makes the request of a hook: any answer will do.
+func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
+	req, err := t.request(ctx, a, agentHook)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: plainHTTP}
+	resp, err := client.Do(req)
+	if errors.Is(err, http.ErrSchemeMismatch) { // HTTPS was asked for, and the server speaks HTTP
+		req.URL.Scheme = "http"
+		req.Header.Del("Authorization")
+		resp, err = client.Do(req)
+	}
+	if err != nil {
+		return errdefs.Unavailablef("call hook: %w", err)
+	}
+	_, _ = io.CopyN(io.Discard, resp.Body, maxBody) // so that the server gets rid of its answer
+	resp.Body.Close()
+	return nil
+}

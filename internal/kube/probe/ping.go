@@ -1,0 +1,260 @@
+package probe
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Socket says by which kind of socket guests are pinged. The strings are the values of a metric's label.
+type Socket string
+
+// The kinds of sockets.
+const (
+	SocketRaw  Socket = "raw"  // needs CAP_NET_RAW
+	SocketPing Socket = "ping" // needs a group in the sysctl net.ipv4.ping_group_range
+	SocketNone Socket = "none" // neither may be opened
+)
+
+const (
+	protocolICMP   = 1
+	protocolICMPv6 = 58
+)
+
+// Pinger sends echoes to any number of addresses over one socket per address family, and tells the answers apart by a
+// number that each echo carries. It may be used concurrently.
+type Pinger struct {
+	kind   Socket
+	v4, v6 *icmp.PacketConn // v6 is nil on a host without IPv6
+	secret [8]byte          // in every echo, so that nobody answers what was not asked of it
+
+	mu      sync.Mutex
+	count   uint64
+	waiting map[uint64]echo
+}
+
+// echo is one that was sent and not answered yet.
+type echo struct {
+	to   netip.Addr
+	done chan struct{}
+}
+
+// OpenPinger opens raw sockets or, where that is refused, ping sockets. The error says why neither could be opened.
+// The caller runs Run, which closes them.
+func OpenPinger() (*Pinger, error) {
+	p, err := openRaw()
+	if err == nil {
+		return p, nil
+	}
+	p, also := openPing()
+	if also != nil {
+		return nil, fmt.Errorf("open ICMP socket: %w", errors.Join(err, also))
+	}
+	return p, nil
+}
+
+func openRaw() (*Pinger, error) {
+	p, err := newPinger(SocketRaw)
+	if err != nil {
+		return nil, err
+	}
+	if p.v4, err = icmp.ListenPacket("ip4:icmp", "0.0.0.0"); err != nil {
+		return nil, err
+	}
+	p.v6, _ = icmp.ListenPacket("ip6:ipv6-icmp", "::") // a host may have no IPv6
+	if err := p.filter(); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func openPing() (*Pinger, error) {
+	p, err := newPinger(SocketPing)
+	if err != nil {
+		return nil, err
+	}
+	if p.v4, err = icmp.ListenPacket("udp4", "0.0.0.0"); err != nil {
+		return nil, err
+	}
+	p.v6, _ = icmp.ListenPacket("udp6", "::")
+	return p, nil
+}
+
+func newPinger(kind Socket) (*Pinger, error) {
+	p := &Pinger{kind: kind, waiting: map[uint64]echo{}}
+	if _, err := rand.Read(p.secret[:]); err != nil {
+		return nil, fmt.Errorf("choose a secret for pings: %w", err)
+	}
+	return p, nil
+}
+
+// filter has the kernel keep to itself whatever is no answer: a raw socket gets a copy of all ICMP of the host.
+func (p *Pinger) filter() error {
+	var f4 ipv4.ICMPFilter
+	f4.SetAll(true)
+	f4.Accept(ipv4.ICMPTypeEchoReply)
+	if err := p.v4.IPv4PacketConn().SetICMPFilter(&f4); err != nil {
+		return fmt.Errorf("filter ICMP socket: %w", err)
+	}
+	if p.v6 == nil {
+		return nil
+	}
+	var f6 ipv6.ICMPFilter
+	f6.SetAll(true)
+	f6.Accept(ipv6.ICMPTypeEchoReply)
+	if err := p.v6.IPv6PacketConn().SetICMPFilter(&f6); err != nil {
+		return fmt.Errorf("filter ICMPv6 socket: %w", err)
+	}
+	return nil
+}
+
+// Kind is the kind of socket that p uses. A nil Pinger has none.
+func (p *Pinger) Kind() Socket {
+	if p == nil {
+		return SocketNone
+	}
+	return p.kind
+}
+
+// Run takes in answers until ctx ends, and closes the sockets. A nil Pinger only waits.
+func (p *Pinger) Run(ctx context.Context) error {
+	if p == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	var readers sync.WaitGroup
+	fail := make(chan error, 2)
+	for _, c := range []*icmp.PacketConn{p.v4, p.v6} {
+		if c != nil {
+			readers.Go(func() { fail <- p.read(c) })
+		}
+	}
+	defer readers.Wait()
+	defer p.close()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-fail:
+		return err
+	}
+}
+
+func (p *Pinger) close() {
+	p.v4.Close()
+	if p.v6 != nil {
+		p.v6.Close()
+	}
+}
+
+// read takes in answers until the socket is closed. Errors of single packets (a host that was unreachable) are theirs.
+func (p *Pinger) read(c *icmp.PacketConn) error {
+	protocol := protocolICMP
+	if c == p.v6 {
+		protocol = protocolICMPv6
+	}
+	buf := make([]byte, 512)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case err != nil && n == 0 && !soft(err):
+			return fmt.Errorf("read ICMP socket: %w", err)
+		case err == nil:
+			p.take(protocol, buf[:n], addrOf(from))
+		}
+	}
+}
+
+// soft reports whether err is the network's word on one packet rather than the end of the socket.
+func soft(err error) bool {
+	var call *os.SyscallError
+	return errors.As(err, &call)
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	var addr netip.Addr
+	switch a := a.(type) {
+	case *net.IPAddr:
+		addr, _ = netip.AddrFromSlice(a.IP)
+	case *net.UDPAddr:
+		addr, _ = netip.AddrFromSlice(a.IP)
+	}
+	return addr.Unmap()
+}
+
+// take looks at one packet: anybody may have sent it.
+func (p *Pinger) take(protocol int, packet []byte, from netip.Addr) {
+	m, err := icmp.ParseMessage(protocol, packet)
+	if err != nil || m.Type != ipv4.ICMPTypeEchoReply && m.Type != ipv6.ICMPTypeEchoReply {
+		return
+	}
+	body, ok := m.Body.(*icmp.Echo)
+	if !ok || len(body.Data) != 16 || [8]byte(body.Data[:8]) != p.secret {
+		return
+	}
+	number := binary.BigEndian.Uint64(body.Data[8:])
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, ok := p.waiting[number]; ok && e.to == from {
+		delete(p.waiting, number)
+		close(e.done)
+	}
+}
+
+// Ping sends one echo to addr and waits for its answer. Errors: Unavailable when it cannot be sent or ctx ends first.
+func (p *Pinger) Ping(ctx context.Context, addr netip.Addr) error {
+	addr = addr.Unmap()
+	c, kind := p.v4, icmp.Type(ipv4.ICMPTypeEcho)
+	if addr.Is6() {
+		c, kind = p.v6, ipv6.ICMPTypeEchoRequest
+	}
+	if c == nil {
+		return errdefs.Unavailablef("this host has no IPv6")
+	}
+	e := echo{to: addr.WithZone(""), done: make(chan struct{})}
+	p.mu.Lock()
+	p.count++
+	number := p.count
+	p.waiting[number] = e
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.waiting, number)
+	}()
+	// The kernel fills in the checksum of ICMPv6, and of ping sockets the identifier.
+	packet, err := (&icmp.Message{Type: kind, Body: &icmp.Echo{
+		ID: int(binary.BigEndian.Uint16(p.secret[:])), Seq: int(number & 0xffff),
+		Data: binary.BigEndian.AppendUint64(p.secret[:8:8], number),
+	}}).Marshal(nil)
+	if err != nil {
+		return fmt.Errorf("encode echo: %w", err)
+	}
+	var to net.Addr = &net.IPAddr{IP: addr.AsSlice(), Zone: addr.Zone()}
+	if p.kind == SocketPing {
+		to = &net.UDPAddr{IP: addr.AsSlice(), Zone: addr.Zone()}
+	}
+	if _, err := c.WriteTo(packet, to); err != nil {
+		return errdefs.Unavailablef("send echo: %w", err)
+	}
+	select {
+	case <-e.done:
+		return nil
+	case <-ctx.Done():
+		return errdefs.Unavailablef("no answer: %w", ctx.Err())
+	}
+}

@@ -1,0 +1,98 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// running is a scheduler on the bubble's clock.
+func running(t *testing.T) (s *Scheduler, stop func()) {
+	s = NewScheduler()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Run(ctx)
+	}()
+	return s, func() { cancel(); <-ended }
+}
+
+func TestChecksRunWhenTheyAreDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := running(t)
+		began := time.Now()
+		ran := make(chan string, 100)
+		for _, n := range []int{7, 3, 5} {
+			s.Start(time.Duration(n)*time.Second, func(context.Context) (time.Duration, bool) {
+				ran <- fmt.Sprintf("%d@%d", n, int(time.Since(began).Seconds()))
+				return 10 * time.Second, time.Since(began) < 20*time.Second
+			})
+		}
+		<-time.After(time.Minute)
+		stop()
+		close(ran)
+		if got := strings.Join(slices.Collect(values(ran)), " "); got != "3@3 5@5 7@7 3@13 5@15 7@17 3@23 5@25 7@27" {
+			t.Error(got)
+		}
+	})
+}
+
+func values(c <-chan string) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for s := range c {
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+func TestAStoppedCheckRunsNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := running(t)
+		defer stop()
+		runs := 0
+		waiting := s.Start(time.Second, func(context.Context) (time.Duration, bool) { runs++; return time.Second, true })
+		<-time.After(3500 * time.Millisecond)
+		waiting.Stop()
+		<-time.After(time.Minute)
+		if runs != 3 {
+			t.Errorf("ran %d times", runs)
+		}
+		cut := false
+		inside := s.Start(0, func(ctx context.Context) (time.Duration, bool) {
+			<-ctx.Done() // of the stop: nothing else ends it
+			cut = true
+			return 0, true
+		})
+		<-time.After(time.Second)
+		inside.Stop()
+		inside.Stop()
+		synctest.Wait()
+		if !cut {
+			t.Error("a run in progress was not cancelled")
+		}
+		if len(s.heap) != 0 {
+			t.Errorf("%d tasks are left", len(s.heap))
+		}
+	})
+}
+
+func TestSlowChecksHoldNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := running(t)
+		s.Start(0, func(ctx context.Context) (time.Duration, bool) { <-ctx.Done(); return 0, true })
+		others := 0
+		s.Start(0, func(context.Context) (time.Duration, bool) { others++; return time.Second, true })
+		<-time.After(10500 * time.Millisecond)
+		stop() // and it waits for the slow one, whose context has ended
+		if others != 11 {
+			t.Errorf("the other ran %d times", others)
+		}
+	})
+}
