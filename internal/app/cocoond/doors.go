@@ -2,11 +2,13 @@ package cocoond
 
 import (
 	"context"
+	"net/netip"
 	"os"
 
 	"k8s.io/klog/v2"
 
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 )
 
@@ -21,6 +23,22 @@ type door interface {
 	Run(ctx context.Context) error
 }
 
+// bridgeAddress stands for this host's address on the VMs' network, which may be known only once that is up.
+const bridgeAddress = "bridge"
+
+func (d *daemon) gateway() (string, error) {
+	if d.network != nil {
+		if n, ok := d.network.Network.(interface {
+			Subnet() (netip.Prefix, netip.Addr)
+		}); ok {
+			if _, gateway := n.Subnet(); gateway.IsValid() {
+				return gateway.String(), nil
+			}
+		}
+	}
+	return "", errdefs.Preconditionf("the virtual node is to have the address of the bridge, and there is none")
+}
+
 // doors makes those that the configuration asks for, besides the node API.
 func (d *daemon) doors(s *served) ([]door, error) {
 	if d.cfg.VirtualNode == nil {
@@ -33,6 +51,15 @@ func (d *daemon) doors(s *served) ([]door, error) {
 	}
 	if cfg.LeasesPath == "" {
 		cfg.LeasesPath = d.cfg.bridge().LeasePath
+	}
+	for _, addr := range []*string{&cfg.NodeIP, &cfg.BindAddress} {
+		if *addr != bridgeAddress {
+			continue
+		}
+		var err error
+		if *addr, err = d.gateway(); err != nil {
+			return nil, err
+		}
 	}
 	cfg.Environment(os.Getenv)
 	node, err := vkcocoon.New(cfg, s, d.log)

@@ -44,7 +44,8 @@ func upCommand(dir func() string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up [--dir DIR] [--detach]",
 		Short: "Run a whole cluster on this machine: control plane and a virtual node whose pods are VMs",
-		Long: `Run a real Kubernetes control plane and one virtual node, all on loopback and all under one folder.
+		Long: `Run a real Kubernetes control plane and one virtual node, all under one folder. They listen on loopback
+and, for the kubelet API, on the bridge of the node's VMs, where no guest can reach it.
 
 The folder keeps the cluster: stop it, kill it or reboot, and the same command brings it back with its objects, VM
 disks and certificates. DIR/kubeconfig is written when the node is Ready. The node is called cocoon-node-0 unless
@@ -84,7 +85,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.StringSliceVar(&o.With, "with", nil, "what else to run, separated by commas: "+strings.Join(parts, ", "))
 	f.StringVar(&o.NodeName, "node-name", "", "name of the (first) virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
 	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))
-	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on loopback (default %d, or the next free one)", defaultNodePort))
+	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on its bridge (default %d, or the next free one)", defaultNodePort))
 	f.IntVar(&o.MetricsPort, "metrics-port", 0, fmt.Sprintf("port of the virtual node's Prometheus metrics on loopback (default %d, or the next free one)", defaultMetricsPort))
 	f.IntVar(&o.EpochPort, "epoch-port", 0, fmt.Sprintf("port of the registry on loopback (default %d, or the next free one)", defaultEpochPort))
 	f.BoolVar(&supervise, "supervise", false, "")

@@ -97,10 +97,10 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 	virtualNode := object{
 		"kubeconfig":     n.kubeconfig(),
 		"nodeName":       n.name,
-		"nodeIP":         nodeIP,
-		"noRole":         true, // see labelNode
+		"nodeIP":         "bridge", // the API server forwards nobody to loopback
+		"noRole":         true,     // see labelNode
 		"reservePercent": 20,
-		"bindAddress":    nodeIP,
+		"bindAddress":    "bridge",
 		"kubeletPort":    ports.Port,
 		"metricsAddr":    fmt.Sprintf("%s:%d", nodeIP, ports.MetricsPort),
 		"tlsCert":        p.crt(n.suffixed("kubelet")),

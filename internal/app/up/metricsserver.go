@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -53,10 +52,9 @@ func (in *instance) runMetricsServer(ctx context.Context, launch func(child) <-c
 		return in.api.remove(ctx, metricsServerAPI)
 	}
 	began := time.Now()
-	addr, err := in.bridgeAddress()
-	if err != nil {
-		return err
-	}
+	// The API server reaches aggregated APIs at the endpoints of Services, which may not be on loopback. Guests are kept from
+	// this address by the rules of the bridge.
+	addr := in.settings.Nodes[0].Address
 	list, err := in.metricsServerManifests(addr)
 	if err != nil {
 		return err
@@ -72,26 +70,6 @@ func (in *instance) runMetricsServer(ctx context.Context, launch func(child) <-c
 	}
 	in.report(partMetricsServer+" answers", time.Since(began))
 	return nil
-}
-
-// bridgeAddress is this host's address on the network of the first node. The API server reaches aggregated APIs at the
-// endpoints of Services, and those may not be on loopback. Guests are kept from it by the rules of the bridge.
-func (in *instance) bridgeAddress() (string, error) {
-	name := bridgeName(in.node(in.settings, 0))
-	link, err := net.InterfaceByName(name)
-	if err != nil {
-		return "", errdefs.Preconditionf("%s needs the bridge %s: %w", partMetricsServer, name, err)
-	}
-	all, err := link.Addrs()
-	if err != nil {
-		return "", fmt.Errorf("addresses of bridge %s: %w", name, err)
-	}
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil {
-			return n.IP.String(), nil
-		}
-	}
-	return "", errdefs.Preconditionf("%s needs an address on the bridge %s, which has none", partMetricsServer, name)
 }
 
 func (in *instance) metricsServerManifests(addr string) ([]manifest, error) {

@@ -85,9 +85,13 @@ func (p pki) ensure(s Settings) error {
 	}
 	for i := range s.Nodes {
 		n := layout{}.node(s, i)
+		ips := loopback
+		if ip := net.ParseIP(s.Nodes[i].Address); ip != nil {
+			ips = append(slices.Clone(loopback), ip)
+		}
 		leaves = append(leaves,
 			leaf{name: n.suffixed("node"), cn: "system:node:" + n.name, orgs: []string{"system:nodes"}, signing: ca},
-			leaf{name: n.suffixed("kubelet"), cn: n.name, server: true, signing: ca, dns: []string{n.name, "localhost"}, ips: loopback})
+			leaf{name: n.suffixed("kubelet"), cn: n.name, server: true, signing: ca, dns: []string{n.name, "localhost"}, ips: ips})
 	}
 	for _, l := range leaves {
 		if err := p.leaf(l); err != nil {

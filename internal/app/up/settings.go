@@ -45,8 +45,9 @@ type Settings struct {
 // NodeSettings are the choices of one virtual node.
 type NodeSettings struct {
 	Name        string `json:"name"`
-	Port        int    `json:"port"`        // the kubelet API
-	MetricsPort int    `json:"metricsPort"` // Prometheus
+	Port        int    `json:"port"`              // the kubelet API
+	MetricsPort int    `json:"metricsPort"`       // Prometheus
+	Address     string `json:"address,omitempty"` // of its bridge, where the kubelet API is; known once it is up
 }
 
 // layout is where an instance keeps its files.
@@ -214,9 +215,13 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 			return s, err
 		}
 	}
+	return s, s.save(l)
+}
+
+func (s Settings) save(l layout) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
-		return s, fmt.Errorf("encode settings: %w", err)
+		return fmt.Errorf("encode settings: %w", err)
 	}
-	return s, atomicfile.WriteFile(l.settings(), append(data, '\n'), 0o600)
+	return atomicfile.WriteFile(l.settings(), append(data, '\n'), 0o600)
 }

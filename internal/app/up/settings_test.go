@@ -48,13 +48,13 @@ func TestSettle(t *testing.T) {
 		return s
 	}
 	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics})
-	if want := (Settings{APIPort: api, Nodes: []NodeSettings{{defaultNodeName, node, metrics}}}); !reflect.DeepEqual(s, want) {
+	if want := (Settings{APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}); !reflect.DeepEqual(s, want) {
 		t.Errorf("got %+v, want %+v", s, want)
 	}
 	// What was chosen once stays, until something else is asked for.
 	three := 3
 	s = settled(Options{NodeName: "other-7", Nodes: &three, With: []string{partEpoch}, EpochPort: registry})
-	if len(s.Nodes) != 3 || s.Nodes[0] != (NodeSettings{"other-7", node, metrics}) || s.Nodes[1].Name != "other-8" || s.Nodes[2].Port == s.Nodes[1].Port || s.EpochPort != registry || !s.with(partEpoch) {
+	if len(s.Nodes) != 3 || s.Nodes[0] != (NodeSettings{Name: "other-7", Port: node, MetricsPort: metrics}) || s.Nodes[1].Name != "other-8" || s.Nodes[2].Port == s.Nodes[1].Port || s.EpochPort != registry || !s.with(partEpoch) {
 		t.Errorf("got %+v", s)
 	}
 	if with := settled(Options{With: []string{partEpoch, partMetricsServer}}); with.ServerPort == 0 || !with.with(partMetricsServer) {

@@ -1,5 +1,5 @@
 // Package up runs a whole cluster on one machine: a Kubernetes control plane, cocoond with the virtual node in it, and
-// what belongs to them, all on loopback and all under one folder.
+// what belongs to them, all under one folder, on loopback and on bridges of their own.
 //
 // It is a supervisor of processes and a writer of their configurations; it does none of their work.
 package up
@@ -210,7 +210,7 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	}
 
 	for i := range in.settings.Nodes {
-		if r.err = in.startNode(ctx, in.node(in.settings, i), launch); r.err != nil {
+		if r.err = in.startNode(ctx, i, launch); r.err != nil {
 			return r
 		}
 	}
@@ -243,12 +243,16 @@ func (in *instance) await(ctx context.Context, c child, ended <-chan error, ok f
 }
 
 // startNode starts one virtual node and waits until pods can run there.
-func (in *instance) startNode(ctx context.Context, n nodeLayout, launch func(child) <-chan error) error {
+func (in *instance) startNode(ctx context.Context, i int, launch func(child) <-chan error) error {
+	n := in.node(in.settings, i)
 	began := time.Now()
 	since := began.Truncate(time.Second)
 	daemon := in.daemon(n)
 	ended := launch(daemon)
 	if err := in.await(ctx, daemon, ended, n.answers); err != nil {
+		return err
+	}
+	if err := in.settleAddress(i); err != nil {
 		return err
 	}
 	in.report(daemon.name+" answers", time.Since(began))
