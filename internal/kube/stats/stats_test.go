@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
 	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
@@ -357,7 +358,10 @@ func BenchmarkScrape(b *testing.B) {
 		b.Fatal(err)
 	}
 	routes := c.Routes()
-	for _, route := range []string{"GET /metrics/resource", "GET /stats/summary"} {
+	families := prometheus.NewRegistry()
+	families.MustRegister(Families{c})
+	routes["GET /metrics"] = promhttp.HandlerFor(families, promhttp.HandlerOpts{})
+	for _, route := range []string{"GET /metrics/resource", "GET /metrics", "GET /stats/summary"} {
 		b.Run(strings.ReplaceAll(route, "GET /", ""), func(b *testing.B) {
 			for b.Loop() {
 				w := httptest.NewRecorder()
