@@ -43,13 +43,22 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 		return vm.Record{}, err
 	}
 	defer h.Release()
-	r, img, err := e.designClone(ctx, h.Snapshot(), spec)
+	r, img, err := e.designClone(ctx, h.Snapshot(), spec, vm.NewID())
 	if err != nil {
 		return vm.Record{}, err
 	}
-	return e.raise(ctx, r, opClone, func(m *machine, back *undo.Stack) (vm.Record, error) {
-		return e.buildClone(ctx, m, h, img, back)
-	})
+	build := func(m *machine, back *undo.Stack) (vm.Record, error) { return e.buildClone(ctx, m, h, img, back) }
+	if !e.pooled(r, spec) {
+		return e.raise(ctx, r, opClone, build)
+	}
+	c, hit, err := e.claim(ctx, h.Snapshot(), r)
+	if !hit {
+		c, err = e.raise(ctx, r, opClone, build)
+	}
+	if err == nil {
+		e.refill(r, spec, hit)
+	}
+	return c, err
 }
 
 // holdFor keeps what spec names from being removed.
@@ -68,9 +77,8 @@ func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held,
 	return store.Hold(ctx, spec.Snapshot)
 }
 
-// designClone returns the first record of a clone of x: everything that can be refused is refused here.
-func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec) (vm.Record, image.Image, error) {
-	id := vm.NewID()
+// designClone returns the first record of the clone id of x: everything that can be refused is refused here.
+func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, image.Image, error) {
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)
 	if err != nil {
@@ -119,13 +127,16 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	return r, img, nil
 }
 
+// defaultName is that of a clone for which none was asked.
+func defaultName(id vm.ID) string { return "cocoon-clone-" + string(id) }
+
 // cloneSpec is what spec asks for over what the snapshot's VM was asked for.
 func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, x.Hypervisor, x.Image
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
 	if s.Name == "" {
-		s.Name = "cocoon-clone-" + string(id)
+		s.Name = defaultName(id)
 	}
 	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
 		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, which cannot change while it goes on; leave them out, or clone it cold", x.CPU, x.Memory)
@@ -222,10 +233,16 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
 	}}
 	if r.Cloned {
-		f.log, f.incoming = m.log.BeginForeign, incomingOf(h)
-		f.incoming.LinksDown, f.incoming.Grown = true, grown(r)
+		f.log, f.incoming = m.log.BeginForeign, cloneOf(h, r)
 	}
 	return e.fire(ctx, m, r, f, back)
+}
+
+// cloneOf is the saved state of h for the clone r.
+func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
+	in := incomingOf(h)
+	in.LinksDown, in.Grown = true, grown(r)
+	return in
 }
 
 // incomingOf is the saved state of h.

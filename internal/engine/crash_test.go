@@ -54,6 +54,7 @@ type script struct {
 	// disk lists what the disks of VMs that run, or can be started, may hold; nil: not looked at.
 	disk []string
 	name string // of the VM; "": web
+	pool int    // clones kept ready
 }
 
 func cloud() vm.Spec {
@@ -117,6 +118,25 @@ func saved(ctx context.Context, r *rig) error {
 func clone(ctx context.Context, r *rig) error {
 	_, err := r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"})
 	return err
+}
+
+func second(ctx context.Context, r *rig) error {
+	_, err := r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "b"})
+	return err
+}
+
+// filled waits until a clone is in the pool.
+func filled(ctx context.Context, r *rig) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for r.Pool().Entries == 0 {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 func restore(ctx context.Context, r *rig) error {
@@ -214,6 +234,22 @@ func scripts() map[string]script {
 			after: []vm.State{"", vm.StateRunning},
 			disk:  []string{"one.two.", "one."}, // of the source and of the clone
 			name:  "a",
+		},
+		"clone pooled": {
+			before: func(ctx context.Context, r *rig) error {
+				return errors.Join(saved(ctx, r), clone(ctx, r), filled(ctx, r))
+			},
+			act: func(ctx context.Context, r *rig) error {
+				if err := second(ctx, r); err != nil {
+					return err
+				}
+				return errors.Join(until(ctx, r, func(v vm.Record) bool { return v.Spec.Name == "b" && v.AgentReady }), filled(ctx, r))
+			},
+			only:  second,
+			after: []vm.State{"", vm.StateRunning},
+			disk:  []string{"one.two.", "one."},
+			name:  "b",
+			pool:  1,
 		},
 		"clone disk": {
 			before: func(ctx context.Context, r *rig) error {
@@ -327,7 +363,7 @@ func crash(dir, op string, at int64) error {
 			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
-	}, nil)
+	}, nil, scripts()[op].pool)
 	if err != nil {
 		return err
 	}

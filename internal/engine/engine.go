@@ -35,6 +35,8 @@ type Config struct {
 	Kernel         string // that OCI guests boot; "" when there is none, then only disk images run
 	Initrd         string // that holds the guest agent
 	MaxLogBytes    int64  // of one run of one VM's main process; 16 MiB
+	PoolSize       int    // clones kept ready of each snapshot that VMs are cloned from; 0: none
+	PoolMemory     int64  // bytes of memory that their guests may have in all
 
 	AgentTimeout    time.Duration // how long exec and the like wait for a guest to come up; 2 min (emulated guests are slow)
 	StopMargin      time.Duration // what a guest gets beyond its grace to sync and power off; 5 s
@@ -42,6 +44,7 @@ type Config struct {
 	DrainTimeout    time.Duration // how long the last output of an ended guest is waited for; 2 s
 	ReconnectMin    time.Duration // first pause after a lost agent, doubled up to ReconnectMax; 50 ms
 	ReconnectMax    time.Duration // 5 s
+	PoolPause       time.Duration // from a clone until the pool is filled again: who waits for his comes first; 1 s
 	SilentMax       time.Duration // the same for a disk guest, whose image may have no agent at all; 30 s
 }
 
@@ -77,6 +80,7 @@ type Engine struct {
 	snapshots snapshot.Store // nil: none
 	settling  sync.Map       // ids of snapshots that are committed before the record says that a VM is in them
 
+	pool  pool
 	queue queue
 	index index
 	life  *life
@@ -92,6 +96,8 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		return nil, errdefs.Invalidf("engine: a journal and an image store are needed")
 	case deps.Drivers[cfg.DefaultDriver] == nil:
 		return nil, errdefs.Invalidf("engine: the default driver %q is not among the drivers", cfg.DefaultDriver)
+	case cfg.PoolSize < 0 || cfg.PoolSize > 0 && cfg.PoolMemory <= 0:
+		return nil, errdefs.Invalidf("engine: a pool of %d clones in %d bytes of memory is none; both must be positive", cfg.PoolSize, cfg.PoolMemory)
 	case cfg.DefaultNetwork != "" && deps.Networks[cfg.DefaultNetwork] == nil:
 		return nil, errdefs.Invalidf("engine: the default network %q is not among the networks", cfg.DefaultNetwork)
 	}
@@ -102,6 +108,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		cfg: cfg, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
 		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log, snapshots: deps.Snapshots,
 		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
+		pool:   newPool(cfg.PoolSize, cfg.PoolMemory),
 		index:  newIndex(), life: newLife(),
 	}, nil
 }
@@ -129,6 +136,7 @@ func (c *Config) complete() (err error) {
 		{&c.ReconnectMin, 50 * time.Millisecond},
 		{&c.ReconnectMax, 5 * time.Second},
 		{&c.SilentMax, 30 * time.Second},
+		{&c.PoolPause, time.Second},
 	} {
 		if *d.value <= 0 {
 			*d.value = d.def
@@ -149,6 +157,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		<-ctx.Done()
 	}
 	e.life.end()
+	e.emptyPool(ctx, "")
 	e.letGo()
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("recover: %w", err)

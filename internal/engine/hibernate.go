@@ -154,7 +154,7 @@ func (e *Engine) takeBack(ctx context.Context, m *machine, pauser hypervisor.Pau
 		e.fail(ctx, m, m.record().Reason, err)
 		return m.record(), err
 	}
-	if err := e.snapshots.Remove(ctx, x.ID); err != nil {
+	if err := e.removeStored(ctx, x.ID); err != nil {
 		e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", x.ID, "err", err)
 	}
 	e.settleFailed(ctx, m, opHibernate, func(*vm.Record) {})
@@ -168,7 +168,7 @@ func (e *Engine) dropStale(ctx context.Context, m *machine, ref string) {
 	if err != nil || x.Source.VMID != m.id {
 		return
 	}
-	if err := e.snapshots.Remove(ctx, x.ID); err != nil {
+	if err := e.removeStored(ctx, x.ID); err != nil {
 		e.log.Warn("snapshot of an earlier hibernation not removed", "vm", m.id, "snapshot", x.ID, "err", err)
 	}
 }

@@ -308,6 +308,9 @@ func (e *Engine) sweepDirs(ctx context.Context, id vm.ID) {
 			}
 		}
 	}
+	if err := e.releasePooled(ctx, id); err != nil {
+		e.log.Warn("addresses of a clone in the pool not given back", "vm", id, "err", err)
+	}
 	if err := e.removeDirs(id); err != nil {
 		e.log.Warn("ownerless folders not removed", "vm", id, "err", err)
 		return

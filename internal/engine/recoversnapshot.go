@@ -106,7 +106,7 @@ func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.In
 		return err
 	}
 	if there {
-		if err := e.snapshots.Remove(ctx, args.Snapshot); err != nil {
+		if err := e.removeStored(ctx, args.Snapshot); err != nil {
 			e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", args.Snapshot, "err", err)
 		}
 	}

@@ -34,6 +34,7 @@ type rig struct {
 	end   func()
 
 	snapshots snapshot.Store // nil: the world's
+	pool      int            // clones kept ready
 
 	journal  journal.Journal
 	parallel bool // other tests run beside this one
@@ -62,7 +63,7 @@ func (r *rig) newWorld() *enginetest.World {
 }
 
 // build puts an engine together on the folders of dir.
-func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store) (*engine.Engine, journal.Journal, error) {
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, pool int) (*engine.Engine, journal.Journal, error) {
 	if snapshots == nil {
 		snapshots = w.Snapshots()
 	}
@@ -82,6 +83,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 		StateDir: state, RunDir: filepath.Join(dir, "run"), DefaultDriver: "fake", DefaultNetwork: "net", Kernel: "/k", Initrd: "/i",
 		AgentTimeout: 10 * time.Second, StopMargin: 100 * time.Millisecond, PoweroffTimeout: 100 * time.Millisecond,
 		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond, SilentMax: 10 * time.Millisecond,
+		PoolSize: pool, PoolMemory: int64(pool) << 30, PoolPause: time.Millisecond,
 	}, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
 		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots,
@@ -94,7 +96,7 @@ func (r *rig) start() {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
 	}
-	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots)
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.pool)
 	if err != nil {
 		r.t.Fatal(err)
 	}

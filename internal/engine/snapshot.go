@@ -337,7 +337,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 			listing = append(listing, m)
 		}
 	}
-	if err := store.Remove(ctx, x.ID); err != nil {
+	if err := e.removeStored(ctx, x.ID); err != nil {
 		return err
 	}
 	for _, m := range listing { // an operation on the VM may take its time: nobody waits for that

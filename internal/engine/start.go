@@ -124,6 +124,7 @@ func (e *Engine) ignite(ctx context.Context, m *machine, back *undo.Stack) (vm.R
 
 // firing is how a process comes to be and what is written down of it.
 type firing struct {
+	inst     hypervisor.Instance  // that runs already; nil: one is launched
 	incoming *hypervisor.Incoming // nil: it boots
 	log      func() error         // begins the log, or goes on with it
 	change   func(*vm.Record)     // that the process makes to the record besides being there; may be nil
@@ -140,13 +141,15 @@ func (e *Engine) fire(ctx context.Context, m *machine, r vm.Record, f firing, ba
 		return m.record(), err
 	}
 	back.Push(func(context.Context) error { m.log.Finish(); return nil })
-	plan := planOf(r, e.runDir(m.id))
-	plan.Incoming = f.incoming
-	inst, err := d.Launch(ctx, plan)
-	if err != nil {
-		return m.record(), err
+	inst := f.inst
+	if inst == nil {
+		plan := planOf(r, e.runDir(m.id))
+		plan.Incoming = f.incoming
+		if inst, err = d.Launch(ctx, plan); err != nil {
+			return m.record(), err
+		}
+		back.Push(func(ctx context.Context) error { return errors.Join(inst.Kill(ctx), inst.Close()) })
 	}
-	back.Push(func(ctx context.Context) error { return errors.Join(inst.Kill(ctx), inst.Close()) })
 	handle, pid, at := inst.Handle(), inst.PID(), now()
 	r, err = e.commit(ctx, m, f.done, func(r *vm.Record) {
 		started(r, handle, pid, at)

@@ -111,7 +111,7 @@ func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *u
 // cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles.
 func (e *Engine) cleanUp(ctx context.Context, m *machine, r vm.Record, id string) (vm.Record, error) {
 	if id != "" {
-		if err := e.snapshots.Remove(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
+		if err := e.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
 			e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,6 +33,7 @@ const (
 
 // clones compares a VM that goes on from a snapshot with one that boots, and with the plain QEMU commands that do the same.
 func clones(t *testing.T, results *table) {
+	t.Run("pool", func(t *testing.T) { pooled(t, results) })
 	d := start(t, "")
 	ready := watchReady(t, d.Client)
 	for _, name := range []string{"busy", "source"} {
@@ -74,6 +76,51 @@ func clones(t *testing.T, results *table) {
 		})
 	}
 	hibernation(t, d, ready, results)
+}
+
+// poolMetrics is in the network namespace of the benchmarks.
+const poolMetrics = "127.0.0.1:9477"
+
+// pooled compares a VM from the pool with one that boots.
+func pooled(t *testing.T, results *table) {
+	d := start(t, fmt.Sprintf("pool: {size: 1, memory: %d}\nmetricsAddr: %s\n", int64(guestMemory), poolMetrics))
+	ready := watchReady(t, d.Client)
+	must(d.Launch(t.Context(), spec("source")))(t)
+	ready.wait(t, "source")
+	must(d.SaveSnapshot(t.Context(), "source", vm.SaveSpec{Name: "base"}))(t)
+	var cold, clone samples
+	for n := range cloneRounds + 1 {
+		b := timed(func() {
+			must(d.Launch(t.Context(), spec(fmt.Sprintf("cold-%d", n))))(t)
+			ready.wait(t, fmt.Sprintf("cold-%d", n))
+		})
+		if n > 0 {
+			until(t, time.Minute, "a clone is in the pool", func() bool { return waiting(t) == 1 })
+		}
+		c := timed(func() {
+			must(d.Clone(t.Context(), vm.CloneSpec{Snapshot: "base", Name: fmt.Sprintf("clone-%d", n)}))(t)
+			ready.wait(t, fmt.Sprintf("clone-%d", n))
+		})
+		if n > 0 { // the first is not from the pool
+			cold, clone = append(cold, b), append(clone, c)
+		}
+		remove(t, d, fmt.Sprintf("cold-%d", n), fmt.Sprintf("clone-%d", n))
+	}
+	ratio(results, "clone from the pool (A), cold boot (B): until the agent has set it up", clone.median(), cold.median(), 1.0/15, cloneRounds)
+}
+
+// waiting asks cocoond how many clones are in its pool.
+func waiting(t *testing.T) (n int) {
+	t.Helper()
+	reply := must(http.Get("http://" + poolMetrics + "/metrics"))(t)
+	defer reply.Body.Close()
+	for s := bufio.NewScanner(reply.Body); s.Scan(); {
+		if _, err := fmt.Sscanf(s.Text(), "cocoon_pool_entries %d", &n); err == nil {
+			return n
+		}
+	}
+	t.Fatal("cocoond has no metric of its pool")
+	return 0
 }
 
 func timed(f func()) time.Duration {

@@ -36,6 +36,7 @@ type Config struct {
 	Fake        Fake          `json:"fake,omitzero"`
 	Network     NetworkConfig `json:"network,omitzero"`
 	Images      Images        `json:"images,omitzero"`
+	Pool        Pool          `json:"pool,omitzero"`
 	Log         Log           `json:"log,omitzero"`
 
 	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
@@ -79,6 +80,12 @@ type NetworkConfig struct {
 	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
 	Isolation      bool           `json:"isolation,omitempty"` // guests do not reach each other
 	Leases         string         `json:"leases,omitempty"`    // path of the lease file
+}
+
+// Pool keeps clones ready before anybody asks for them.
+type Pool struct {
+	Size   int   `json:"size,omitempty"`   // of each snapshot that VMs are cloned from; default 0, none
+	Memory int64 `json:"memory,omitempty"` // bytes of memory that all their guests may have
 }
 
 // Log says what is logged and how.
@@ -170,6 +177,9 @@ func (c *Config) complete() error {
 	}
 	if c.Driver != qemu.Name && c.Driver != fake.Name {
 		return errdefs.Invalidf("driver %q is neither %s nor %s", c.Driver, qemu.Name, fake.Name)
+	}
+	if p := c.Pool; p.Size < 0 || p.Memory < 0 || p.Size > 0 && p.Memory == 0 {
+		return errdefs.Invalidf("a pool of %d clones needs a positive size and the bytes of memory that their guests may have; they are %d", p.Size, p.Memory)
 	}
 	if err := c.Images.complete(); err != nil {
 		return err

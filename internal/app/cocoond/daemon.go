@@ -130,6 +130,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	e, err := engine.New(engine.Config{
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: defaultNetwork,
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
+		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: networks, Agents: agent.Connector{},
 		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Log: d.log.With("component", "engine"),
@@ -195,7 +196,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots})
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, poolCollector{h.engine})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))

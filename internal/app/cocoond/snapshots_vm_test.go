@@ -4,26 +4,17 @@ package cocoond_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"io"
-	"maps"
-	"net"
-	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
@@ -42,8 +33,8 @@ type node struct {
 	process *exec.Cmd
 }
 
-// newNode starts cocoond with the demo image, and clears away everything when the test ends.
-func newNode(t *testing.T) *node {
+// newNode starts cocoond with the demo image and more settings in YAML, and clears away everything when the test ends.
+func newNode(t *testing.T, config ...string) *node {
 	t.Helper()
 	need.Tun(t)
 	need.QEMU(t)
@@ -59,7 +50,7 @@ func newNode(t *testing.T) *node {
 		"--config", filepath.Join(dir, "cocoond.yaml"), "--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run"),
 		"--kernel", kernel, "--initramfs", initramfs,
 	}}
-	if err := os.WriteFile(n.flags[1], nil, 0o600); err != nil {
+	if err := os.WriteFile(n.flags[1], []byte(strings.Join(config, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -228,188 +219,6 @@ func sums(t *testing.T, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	return all
-}
-
-// guard watches the links of the machine for packets with the MAC or the IP of a VM that do not come from its tap.
-type guard struct {
-	fd   int
-	done chan struct{}
-
-	mu    sync.Mutex
-	seen  int
-	alien []string
-}
-
-func newGuard(t *testing.T, own vm.NIC) *guard {
-	t.Helper()
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	tv := unix.NsecToTimeval(int64(100 * time.Millisecond))
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		t.Fatal(err)
-	}
-	tap, err := net.InterfaceByName(own.Tap)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &guard{fd: fd, done: make(chan struct{})}
-	ctx, cancel := context.WithCancel(t.Context())
-	go g.watch(ctx, tap.Index, own)
-	t.Cleanup(func() { cancel(); <-g.done })
-	return g
-}
-
-func htons(v uint16) uint16 { return v<<8 | v>>8 }
-
-func (g *guard) watch(ctx context.Context, tap int, own vm.NIC) {
-	defer close(g.done)
-	defer unix.Close(g.fd)
-	buf := make([]byte, 2048)
-	for ctx.Err() == nil {
-		n, from, err := unix.Recvfrom(g.fd, buf, 0)
-		ll, ok := from.(*unix.SockaddrLinklayer)
-		if err != nil || !ok || n < 14 || ll.Pkttype == unix.PACKET_OUTGOING || ll.Ifindex == tap {
-			continue // nothing, or what the host sends to a guest
-		}
-		mac, ip := senders(buf[:n])
-		g.mu.Lock()
-		g.seen++
-		if mac == own.MAC || ip == own.IP {
-			g.alien = append(g.alien, fmt.Sprintf("link %d: from %s (%s): % x", ll.Ifindex, mac, ip, buf[:min(n, 64)]))
-		}
-		g.mu.Unlock()
-	}
-}
-
-// senders reads who sends a frame: its MAC and, for ARP and IPv4, its IP.
-func senders(f []byte) (mac, ip string) {
-	mac = fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", f[6], f[7], f[8], f[9], f[10], f[11])
-	at := 0
-	switch binary.BigEndian.Uint16(f[12:]) {
-	case unix.ETH_P_IP:
-		at = 14 + 12
-	case unix.ETH_P_ARP:
-		at = 14 + 14
-	}
-	if at > 0 && len(f) >= at+4 {
-		ip = netip.AddrFrom4([4]byte(f[at : at+4])).String()
-	}
-	return mac, ip
-}
-
-// TestVMSixteenClones makes 16 VMs of one snapshot at once: each is itself, none is ever taken for the source, and the
-// snapshot stays as it is.
-func TestVMSixteenClones(t *testing.T) {
-	const number = 16
-	n := newNode(t)
-	source := n.counting("source")
-	who := "cat /sys/class/net/eth0/address; ip -o -4 addr show eth0 | grep -o 'inet [0-9.]*'; hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/uuid"
-	own := n.sh("source", who)
-	boot := n.sh("source", "cat /proc/sys/kernel/random/boot_id")
-	x, err := n.SaveSnapshot(t.Context(), "source", vm.SaveSpec{Name: "base", Quiesce: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !x.Quiesced {
-		t.Error("the guest's file systems were not frozen")
-	}
-	n.goesOn("source")
-	had := n.counts("source")
-	folder := filepath.Join(n.dir, "state")
-	before := sums(t, snapshotDir(t, folder, x.ID))
-	g := newGuard(t, source.NICs[0])
-
-	var wg sync.WaitGroup
-	for i := range number {
-		wg.Go(func() {
-			if _, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "base", Name: fmt.Sprintf("clone-%d", i)}); err != nil {
-				t.Errorf("clone %d: %v", i, err)
-			}
-		})
-	}
-	wg.Wait()
-	known := map[string]string{}
-	unique := func(name, who string) {
-		t.Helper()
-		lines := strings.Split(who, "\n")
-		if len(lines) != 5 {
-			t.Errorf("%s says %q", name, who)
-		}
-		for _, l := range lines {
-			if other, ok := known[l]; ok {
-				t.Errorf("%s and %s both have %s", name, other, l)
-			}
-			known[l] = name
-		}
-	}
-	unique("source", own)
-	for i := range number {
-		name := fmt.Sprintf("clone-%d", i)
-		r := n.ready(name)
-		got := n.sh(name, who)
-		unique(name, got)
-		if want := r.NICs[0].MAC + "\ninet " + r.NICs[0].IP + "\n" + name + "\n"; !strings.HasPrefix(got, want) {
-			t.Errorf("%s is %q, its record says %q", name, got, want)
-		}
-		if b := n.sh(name, "cat /proc/sys/kernel/random/boot_id"); b != boot {
-			t.Errorf("%s has booted", name)
-		}
-		if c := n.counts(name); len(c) > 0 && c[0] <= 3 {
-			t.Errorf("%s counts from the beginning: %v", name, c[:1])
-		}
-		n.goesOn(name)
-		reply, err := http.Get("http://" + r.NICs[0].IP + ":8080/")
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		page, _ := io.ReadAll(reply.Body)
-		reply.Body.Close()
-		if !bytes.Contains(page, []byte("Hello from "+name)) {
-			t.Errorf("%s answers %.80q", name, page)
-		}
-	}
-	if now := n.sh("source", who); now[:strings.LastIndex(now, "\n")] != own[:strings.LastIndex(own, "\n")] {
-		t.Errorf("the source was %q and is %q", own, now)
-	}
-	if now := n.counts("source"); len(now) <= len(had) {
-		t.Error("the source has stopped counting")
-	}
-	if after := sums(t, snapshotDir(t, folder, x.ID)); !maps.Equal(before, after) {
-		t.Errorf("the snapshot has changed: %v, before %v", after, before)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.seen == 0 || len(g.alien) > 0 {
-		t.Errorf("of %d packets of clones these are the source's: %s", g.seen, strings.Join(g.alien, "\n"))
-	}
-	t.Logf("%d packets of clones, none of the source", g.seen)
-	for i := range number {
-		if err := n.Remove(t.Context(), fmt.Sprintf("clone-%d", i), true); err != nil {
-			t.Error(err)
-		}
-	}
-	if after := sums(t, snapshotDir(t, folder, x.ID)); !maps.Equal(before, after) {
-		t.Error("removing the clones has changed the snapshot")
-	}
-}
-
-// snapshotDir finds the folder of a snapshot.
-func snapshotDir(t *testing.T, state, id string) string {
-	t.Helper()
-	found := ""
-	_ = filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.Name() == "snapshot.json" && strings.Contains(path, id) {
-			found = filepath.Dir(path)
-		}
-		return nil
-	})
-	if found == "" {
-		t.Fatalf("snapshot %s has no folder below %s", id, state)
-	}
-	return found
 }
 
 // TestVMSleepSurvivesKills hibernates and wakes a VM while cocoond and QEMU are killed at many moments.

@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -50,19 +51,38 @@ func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ v
 		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", byte(sum>>8), byte(sum)),
 		IP: fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
 	}
+	if known, ok := n.lease(nic.Tap); ok {
+		nic = known
+	}
 	if n.w.NoIP {
 		nic.IP, nic.Prefix = "", 0
 		return nic, os.WriteFile(n.w.path("taps", nic.Tap), nil, 0o600)
 	}
-	err := n.w.around("network.Attach", func() error {
+	text, err := json.Marshal(nic)
+	if err != nil {
+		return vm.NIC{}, err
+	}
+	err = n.w.around("network.Attach", func() error {
 		return errors.Join(
-			os.WriteFile(n.w.path("leases", nic.IP), []byte(id), 0o600),
+			os.WriteFile(n.w.path("leases", nic.IP), text, 0o600),
 			os.WriteFile(n.w.path("taps", nic.Tap), nil, 0o600))
 	})
 	if err != nil { // on error nothing stays
 		return vm.NIC{}, errors.Join(err, remove(n.w.path("taps", nic.Tap)), remove(n.w.path("leases", nic.IP)))
 	}
 	return nic, nil
+}
+
+// lease is the answer that was given before for the same interface of the same VM.
+func (n Network) lease(tap string) (nic vm.NIC, ok bool) {
+	entries, _ := os.ReadDir(filepath.Join(n.w.Dir, "leases"))
+	for _, e := range entries {
+		text, err := os.ReadFile(n.w.path("leases", e.Name()))
+		if err == nil && json.Unmarshal(text, &nic) == nil && nic.Tap == tap {
+			return nic, true
+		}
+	}
+	return vm.NIC{}, false
 }
 
 // Detach implements network.Network.

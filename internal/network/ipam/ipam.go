@@ -159,6 +159,10 @@ func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error
 	defer p.mu.Unlock()
 	if held := p.byKey[key{r.ID, r.Index}]; held != nil {
 		p.replace(held, r, now)
+		if held.VM != r.Name { // it was made before the VM had one
+			held.VM = r.Name
+			p.version++
+		}
 		return *held, false, nil
 	}
 	if held := p.leftover(r); held != nil {

@@ -83,6 +83,23 @@ func TestNameDecides(t *testing.T) {
 	}
 }
 
+// A VM that was made before anybody asked for it keeps its address when it gets its name, which decides from then on who
+// may inherit the lease.
+func TestNamedLater(t *testing.T) {
+	p := pool(t, "10.1.0.0/16")
+	made := reserve(t, p, "1", "waiting")
+	p.Attach("1", 0, "tap1")
+	before := p.Version()
+	named := reserve(t, p, "1", "web")
+	if named.MAC != made.MAC || named.IP != made.IP || named.VM != "web" || p.Version() == before {
+		t.Errorf("it was %+v and is %+v", made, named)
+	}
+	p.Detach(made.MAC, "tap1")
+	if other := reserve(t, p, "2", "waiting"); other.MAC == made.MAC || other.IP == made.IP {
+		t.Errorf("another VM has its lease: %+v", other)
+	}
+}
+
 func TestExhausted(t *testing.T) {
 	p := pool(t, "10.9.9.0/29")
 	seen := map[netip.Addr]bool{}

@@ -1,0 +1,200 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// PoolStats is how the pool of clones that are kept ready is doing.
+type PoolStats struct {
+	Entries int    // that wait
+	Memory  int64  // bytes of their guests' memory
+	Hits    uint64 // clones that came from the pool
+	Misses  uint64 // clones that could have, had there been one
+}
+
+// shape is what decides whether clones can take each other's place.
+type shape struct {
+	snapshot, driver string
+	accel            vm.Accel
+	boot             vm.Boot
+	storage          int64
+	nics             string
+}
+
+func shapeOf(r vm.Record) shape {
+	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, fmt.Sprintf("%q", r.Spec.NICs)}
+}
+
+// entry is a clone that nobody has asked for yet. Its guest has been itself once, so that what this takes is translated
+// and in memory; it has no carrier and stands still. It is a VM in all but the journal and the index: it has an id, and
+// all that it has on this host is found by it.
+type entry struct {
+	id   vm.ID
+	inst hypervisor.Instance
+	rec  vm.Record // with its disks and interfaces
+}
+
+// template is a shape that VMs are cloned in.
+type template struct {
+	shape  shape
+	memory int64        // bytes of each guest
+	spec   vm.CloneSpec // that asked for it last
+	used   time.Time
+	ready  []*entry
+}
+
+// pool keeps entries of the templates that were used last, as many as its memory allows. It decides and starts nothing.
+type pool struct {
+	size   int   // entries of each template; 0: no pool
+	memory int64 // bytes that all guests may have
+
+	mu           sync.Mutex
+	templates    map[shape]*template
+	filling      *filling
+	working      bool // somebody fills the pool
+	hits, misses uint64
+}
+
+// filling is an entry that is being made.
+type filling struct {
+	of     *template
+	cancel func()
+	done   chan struct{}
+}
+
+func newPool(size int, memory int64) pool {
+	return pool{size: size, memory: memory, templates: map[shape]*template{}}
+}
+
+func (p *pool) stats() PoolStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := PoolStats{Hits: p.hits, Misses: p.misses}
+	for _, t := range p.templates {
+		s.Entries += len(t.ready)
+		s.Memory += int64(len(t.ready)) * t.memory
+	}
+	return s
+}
+
+// take returns an entry of a shape, nil if there is none.
+func (p *pool) take(s shape) *entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.templates[s]
+	if t == nil || len(t.ready) == 0 {
+		return nil
+	}
+	en := t.ready[0]
+	t.ready = t.ready[1:]
+	return en
+}
+
+// used notes that a VM was cloned as spec says, from the pool or not. It reports whether the caller must have the pool
+// filled.
+func (p *pool) used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if hit {
+		p.hits++
+	} else {
+		p.misses++
+	}
+	s := shapeOf(r)
+	t := p.templates[s]
+	if t == nil {
+		t = &template{shape: s, memory: r.Spec.Memory}
+		p.templates[s] = t
+	}
+	t.spec, t.used = spec, time.Now()
+	if p.working {
+		return false
+	}
+	p.working = true
+	return true
+}
+
+// next says what there is to do: entries for which there is no room any more, and the template of which one is missing.
+// When there is neither, nobody fills the pool from then on.
+func (p *pool) next() (fill *template, surplus []*entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	order := make([]*template, 0, len(p.templates))
+	for _, t := range p.templates {
+		order = append(order, t)
+	}
+	slices.SortFunc(order, func(a, b *template) int { return cmp.Compare(b.used.UnixNano(), a.used.UnixNano()) })
+	left := p.memory
+	for _, t := range order {
+		room := int(min(int64(p.size), left/max(t.memory, 1)))
+		left -= int64(room) * t.memory
+		if len(t.ready) > room {
+			surplus = append(surplus, t.ready[room:]...)
+			t.ready = t.ready[:room]
+		}
+		if room == 0 {
+			delete(p.templates, t.shape)
+		}
+		if fill == nil && len(t.ready) < room {
+			fill = t
+		}
+	}
+	p.working = fill != nil || len(surplus) > 0
+	return fill, surplus
+}
+
+// begin notes that an entry of t is being made. It returns nil when nobody wants it any more.
+func (p *pool) begin(t *template, cancel func()) *filling {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.templates[t.shape] != t {
+		return nil
+	}
+	p.filling = &filling{of: t, cancel: cancel, done: make(chan struct{})}
+	return p.filling
+}
+
+// end takes the entry that was made, nil if it could not be: then none of its template are made until the next VM is
+// cloned. It returns those that nobody wants.
+func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer close(f.done)
+	p.filling = nil
+	wanted := p.templates[f.of.shape] == f.of
+	switch {
+	case en != nil && wanted:
+		f.of.ready = append(f.of.ready, en)
+	case en != nil:
+		surplus = []*entry{en}
+	case wanted:
+		delete(p.templates, f.of.shape)
+		surplus = f.of.ready
+	}
+	return surplus
+}
+
+// drop gives up the templates of a snapshot, "" for all. It returns their entries, and the one that is being made: its
+// maker has been told.
+func (p *pool) drop(snapshot string) (entries []*entry, made *filling) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for s, t := range p.templates {
+		if snapshot == "" || s.snapshot == snapshot {
+			entries = append(entries, t.ready...)
+			delete(p.templates, s)
+		}
+	}
+	if f := p.filling; f != nil && (snapshot == "" || f.of.shape.snapshot == snapshot) {
+		made = f
+		f.cancel()
+	}
+	return entries, made
+}

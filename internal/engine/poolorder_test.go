@@ -1,0 +1,65 @@
+package engine
+
+import (
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The templates that were used last have the memory of the pool.
+func TestPoolOrder(t *testing.T) {
+	p := newPool(2, 5<<20)
+	clone := func(snapshot string, mib int64) {
+		r := vm.Record{Snapshot: snapshot}
+		r.Spec.Memory = mib << 20
+		p.used(r, vm.CloneSpec{Snapshot: snapshot}, false)
+	}
+	// settle fills and evicts until there is nothing to do and returns how many entries each snapshot has.
+	settle := func() map[string]int {
+		for {
+			fill, surplus := p.next()
+			if fill == nil && len(surplus) == 0 {
+				break
+			}
+			if fill != nil {
+				if f := p.begin(fill, func() {}); f != nil {
+					p.end(f, &entry{})
+				}
+			}
+		}
+		n := map[string]int{}
+		for s, t := range p.templates {
+			n[s.snapshot] = len(t.ready)
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		snapshot string
+		mib      int64
+		want     map[string]int
+	}{
+		{"a", 2, map[string]int{"a": 2}},
+		{"b", 1, map[string]int{"b": 2, "a": 1}},
+		{"c", 1, map[string]int{"c": 2, "b": 2}},
+		{"huge", 6, map[string]int{"c": 2, "b": 2}},
+		{"a", 2, map[string]int{"a": 2, "c": 1}},
+	} {
+		clone(tt.snapshot, tt.mib)
+		got := settle()
+		if len(got) != len(tt.want) {
+			t.Errorf("after %s there is %v, want %v", tt.snapshot, got, tt.want)
+		}
+		for s, n := range tt.want {
+			if got[s] != n {
+				t.Errorf("after %s there is %v, want %v", tt.snapshot, got, tt.want)
+			}
+		}
+	}
+	if s := p.stats(); s.Entries != 3 || s.Memory != 5<<20 || s.Misses != 5 {
+		t.Errorf("the pool is %+v", s)
+	}
+	entries, _ := p.drop("a")
+	if len(entries) != 2 || p.take(shape{snapshot: "a", nics: "[]"}) != nil || p.take(shape{snapshot: "c", nics: "[]"}) == nil {
+		t.Error("the wrong entries were dropped")
+	}
+}
