@@ -22,7 +22,8 @@ type Network interface {
 	Run(ctx context.Context) error
 
 	// Attach gives the VM called name its tap, MAC and IP. Idempotent per (id, index): the same answer again, and a tap
-	// that vanished is made again. A VM that got its name since, or another one, is known by it from then on. The MAC and IP depend on name only, as far as the address is free.
+	// that vanished is made again; another name is the VM's from then on. The MAC and IP depend on the first name only, as
+	// far as the address is free.
 	// Errors: ResourceExhausted when no address is left.
 	Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (vm.NIC, error)
 
