@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/testkit/metricsdoc"
@@ -18,6 +19,7 @@ type empty struct{}
 func (empty) List(context.Context) ([]vm.Record, error)                { return nil, nil }
 func (empty) Usage(context.Context) (int64, error)                     { return 0, nil }
 func (empty) Problems(context.Context) ([]image.MappingProblem, error) { return nil, nil }
+func (empty) Pool() engine.PoolStats                                   { return engine.PoolStats{} }
 
 type emptyShelf struct{}
 
@@ -31,6 +33,6 @@ func (described) Collect(chan<- prometheus.Metric) {}
 func TestMetricsAreDocumented(t *testing.T) {
 	m := newMetrics()
 	m.watch(empty{})
-	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyShelf{}}, described{networkCollector{}})
+	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyShelf{}}, poolCollector{empty{}}, described{networkCollector{}})
 	metricsdoc.Check(t, "cocoond", m.registry)
 }
