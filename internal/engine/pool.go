@@ -48,6 +48,7 @@ type template struct {
 	spec   vm.CloneSpec // that asked for it last
 	used   time.Time
 	ready  []*entry
+	failed bool // the last entry could not be made, and no VM was cloned since
 }
 
 // pool keeps entries of the templates that were used last, as many as its memory allows. It decides and starts nothing.
@@ -113,7 +114,7 @@ func (p *pool) used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
 		t = &template{shape: s, memory: r.Spec.Memory}
 		p.templates[s] = t
 	}
-	t.spec, t.used = spec, time.Now()
+	t.spec, t.used, t.failed = spec, time.Now(), false
 	if p.working {
 		return false
 	}
@@ -142,7 +143,7 @@ func (p *pool) next() (fill *template, surplus []*entry) {
 		if room == 0 {
 			delete(p.templates, t.shape)
 		}
-		if fill == nil && len(t.ready) < room {
+		if fill == nil && !t.failed && len(t.ready) < room {
 			fill = t
 		}
 	}
@@ -161,22 +162,19 @@ func (p *pool) begin(t *template, cancel func()) *filling {
 	return p.filling
 }
 
-// end takes the entry that was made, nil if it could not be: then none of its template are made until the next VM is
-// cloned. It returns those that nobody wants.
+// end takes the entry that was made, nil if it could not be. It returns one that nobody wants any more.
 func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	defer close(f.done)
 	p.filling = nil
-	wanted := p.templates[f.of.shape] == f.of
 	switch {
-	case en != nil && wanted:
+	case en == nil:
+		f.of.failed = true
+	case p.templates[f.of.shape] == f.of:
 		f.of.ready = append(f.of.ready, en)
-	case en != nil:
+	default:
 		surplus = []*entry{en}
-	case wanted:
-		delete(p.templates, f.of.shape)
-		surplus = f.of.ready
 	}
 	return surplus
 }

@@ -78,6 +78,9 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
 	back.Push(func(ctx context.Context) error { return e.detach(ctx, en.rec.NICs, true) })
 	back.Push(func(ctx context.Context) error { return errors.Join(en.inst.Kill(ctx), en.inst.Close()) })
+	if err := os.Remove(filepath.Join(e.stateDir(m.id), poolFile)); err != nil { // from here the journal has its record
+		return r, fmt.Errorf("take clone out of the pool: %w", err)
+	}
 	if err := e.inheritVolumes(m, x); err != nil {
 		return r, err
 	}

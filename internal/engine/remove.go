@@ -105,7 +105,7 @@ func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.N
 // resetWidth is how many VMs Reset removes at a time.
 const resetWidth = 8
 
-// Reset removes every VM by force.
+// Reset removes every VM by force, and those that wait in the pool.
 func (e *Engine) Reset(ctx context.Context) error {
 	if err := e.life.ready(ctx); err != nil {
 		return err
@@ -124,5 +124,6 @@ func (e *Engine) Reset(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
+	e.emptyPool(ctx, "")
 	return errors.Join(errs...)
 }
