@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -11,13 +12,13 @@ import (
 )
 
 // waiting returns the guests that run and are no VM's.
-func (r *rig) waiting() []vm.ID {
+func (r *rig) waiting(ctx context.Context) []vm.ID {
 	r.t.Helper()
 	left, err := r.world.Leftovers()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	all, err := r.List(r.t.Context())
+	all, err := r.List(ctx)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func TestPool(t *testing.T) {
 		if err := filled(ctx, r); err != nil {
 			t.Fatal(err)
 		}
-		ids := r.waiting()
+		ids := r.waiting(ctx)
 		if len(ids) != 1 {
 			t.Fatalf("in the pool: %v", ids)
 		}
@@ -101,7 +102,7 @@ func TestPool(t *testing.T) {
 
 	fill()
 	r.restart() // the VMs outlive it, what is in the pool does not
-	if ids := r.waiting(); len(ids) > 0 {
+	if ids := r.waiting(ctx); len(ids) > 0 {
 		t.Errorf("left of the pool: %v", ids)
 	}
 	r.await("b", "ready", ready)
@@ -115,7 +116,7 @@ func TestPool(t *testing.T) {
 	if err := r.RemoveSnapshot(ctx, "gold"); err != nil {
 		t.Fatal(err)
 	}
-	if ids := r.waiting(); len(ids) > 0 || r.Pool().Entries != 0 {
+	if ids := r.waiting(ctx); len(ids) > 0 || r.Pool().Entries != 0 {
 		t.Errorf("of a snapshot that is gone there are %v, %+v", ids, r.Pool())
 	}
 	r.clearAll()
