@@ -48,7 +48,7 @@ var layers = []layer{
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, nil},
 	{"L3 journal", 3, []string{"internal/journal/"}, []string{"modernc.org/sqlite", "golang.org/x/sys/"}},
 
-	{"L2 wire", 2, []string{"internal/nodewire/", "internal/nodeclient/", "internal/guest/link/"}, []string{"google.golang.org/", "golang.org/x/sys/"}},
+	{"L2 wire", 2, []string{"internal/nodewire/", "internal/nodeclient/", "internal/nodejson/", "internal/nodecli/", "internal/guest/link/"}, []string{"google.golang.org/", "golang.org/x/sys/"}},
 
 	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
 	{"L1 OCI client", 1, []string{"internal/ociclient/"}, []string{"github.com/google/go-containerregistry"}},

@@ -42,6 +42,7 @@ type Options struct {
 func Run(ctx context.Context, args []string, o Options) int {
 	a := &app{Options: o}
 	err := a.run(ctx, args)
+	a.reportTo(err)
 	return report(ctx, o.Stderr, err)
 }
 
@@ -50,7 +51,9 @@ type app struct {
 	Options
 	dir    string
 	socket string
-	parsed bool // flags and arguments were accepted: what fails from here on is no mistake of writing
+
+	errorFD int  // descriptor for failures as JSON; 0: none
+	parsed  bool // flags and arguments were accepted: what fails from here on is no mistake of writing
 }
 
 func (a *app) run(ctx context.Context, args []string) error {
@@ -96,6 +99,8 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 	f := root.PersistentFlags()
 	f.StringVar(&a.dir, "dir", a.Getenv("COCOON_DIR"), "`DIR` of an instance made by cocoon up [COCOON_DIR]")
 	f.StringVar(&a.socket, "socket", a.Getenv("COCOON_SOCKET"), "`PATH` of cocoond's socket; wins over --dir [COCOON_SOCKET] (default "+DefaultSocket+")")
+	f.IntVar(&a.errorFD, "error-fd", 0, "descriptor to which a failure is written as JSON, for programs")
+	f.Lookup("error-fd").Hidden = true
 	f.Lookup("dir").DefValue = ""
 	f.Lookup("socket").DefValue = ""
 	f.SortFlags = false

@@ -21,6 +21,7 @@ func (a *app) vmExecCommand() *cobra.Command {
 	var e guest.Exec
 	var stdin bool
 	var env []string
+	var controlFD int
 	cmd := &cobra.Command{
 		Use:   "exec REF -- CMD...",
 		Short: "Run a command in a guest",
@@ -36,7 +37,7 @@ Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2) are passed to the command; three C
 			if e.Env, err = parseEnv(env, a.Getenv); err != nil {
 				return err
 			}
-			return a.withClient(func(c *nodeclient.Client) error { return a.exec(cmd.Context(), c, args[0], e, stdin) })
+			return a.withClient(func(c *nodeclient.Client) error { return a.exec(cmd.Context(), c, args[0], e, stdin, controlFD) })
 		},
 	}
 	f := cmd.Flags()
@@ -45,11 +46,13 @@ Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2) are passed to the command; three C
 	f.StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	f.StringVarP(&e.WorkDir, "workdir", "w", "", "working directory")
 	f.StringVarP(&e.User, "user", "u", "", "user: name, uid, user:group")
+	f.IntVar(&controlFD, "control-fd", 0, "descriptor from which sizes and signals are read as JSON, for programs")
+	f.Lookup("control-fd").Hidden = true
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 	return cmd
 }
 
-func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e guest.Exec, stdin bool) error {
+func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e guest.Exec, stdin bool, controlFD int) error {
 	// Signals are the command's business here, not a reason to leave it: ctx ends with the first of them.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -70,6 +73,9 @@ func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e gues
 	defer signal.Stop(signals)
 	resize, numbers := make(chan guest.WinSize, 1), make(chan int, 8)
 	s.Resize, s.Signals = resize, numbers
+	if controlFD > 2 {
+		go control(controlFD, resize, numbers) // ends with the descriptor, at the latest with this process
+	}
 	done := make(chan struct{})
 	go func() { defer close(done); a.relay(ctx, cancel, signals, resize, numbers, e.TTY) }()
 	code, err := c.Exec(ctx, ref, e, s)

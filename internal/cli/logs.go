@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -17,6 +18,7 @@ func (a *app) vmLogsCommand() *cobra.Command {
 	var o guest.LogOptions
 	var since string
 	var stamps bool
+	var out format
 	cmd := &cobra.Command{
 		Use:   "logs REF",
 		Short: "Print the output of a VM's main process",
@@ -33,7 +35,12 @@ With --serial, and always for a VM of a disk image, it is the output of the seri
 				return err
 			}
 			p := printer{w: a.Stdout, stamps: stamps}
-			return a.withClient(func(c *nodeclient.Client) error { return c.Logs(cmd.Context(), args[0], o, p.print) })
+			show := p.print
+			if out == formatJSON {
+				enc := json.NewEncoder(a.Stdout)
+				show = func(e guest.LogEntry) error { return enc.Encode(e) }
+			}
+			return a.withClient(func(c *nodeclient.Client) error { return c.Logs(cmd.Context(), args[0], o, show) })
 		},
 	}
 	f := cmd.Flags()
@@ -43,6 +50,8 @@ With --serial, and always for a VM of a disk image, it is the output of the seri
 	f.BoolVar(&stamps, "timestamps", false, "put the time before each line")
 	f.BoolVarP(&o.Previous, "previous", "p", false, "of the run before this one")
 	f.BoolVar(&o.Serial, "serial", false, "of the serial console")
+	outputFlag(cmd, &out)
+	f.Lookup("output").Usage = "table: as it was written; json: an object per entry"
 	return cmd
 }
 

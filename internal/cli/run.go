@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -165,6 +166,7 @@ func (a *app) vmCreateCommand() *cobra.Command {
 func (a *app) vmRunCommand() *cobra.Command {
 	var f specFlags
 	var wait waitFlags
+	var spec string
 	cmd := &cobra.Command{
 		Use:   "run IMAGE [-- CMD...]",
 		Short: "Create a VM and start it",
@@ -178,8 +180,17 @@ run returns when the machine is on.`,
   cocoon vm run --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.yaml debian-12
   cocoon vm run --name once demo -- sh -c 'echo hello'; cocoon vm logs once
   cocoon vm run -o json demo | jq -r .id`,
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if spec != "" {
+				return cobra.NoArgs(cmd, args)
+			}
+			return cobra.MinimumNArgs(1)(cmd, args)
+		},
+		ValidArgsFunction: a.completeImages,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if spec != "" {
+				return a.runSpec(cmd.Context(), spec, &f, &wait)
+			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				r, err := a.make(cmd.Context(), c, &f, args, c.Launch)
 				if err != nil {
@@ -194,6 +205,7 @@ run returns when the machine is on.`,
 	}
 	f.add(cmd)
 	wait.add(cmd)
+	cmd.Flags().StringVar(&spec, "spec", "", "JSON `FILE` with the whole specification, instead of IMAGE and the other flags; - is standard input")
 	return cmd
 }
 
@@ -357,7 +369,7 @@ func outcome(r vm.Record) error {
 
 func (a *app) printVM(r vm.Record, out format) error {
 	if out == formatJSON {
-		return printJSON(a.Stdout, toVMJSON(r))
+		return printJSON(a.Stdout, nodejson.FromRecord(r))
 	}
 	return a.printVMs([]vm.Record{r})
 }

@@ -8,6 +8,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -19,7 +20,7 @@ func (a *app) snapshotCommand() *cobra.Command {
   cocoon snapshot push warm registry.example.com/team/warm:v1
   cocoon snapshot export warm -o warm.tar`,
 		a.snapshotSaveCommand(), a.snapshotListCommand(), a.snapshotInspectCommand(), a.snapshotRmCommand(),
-		a.snapshotExportCommand(), a.snapshotImportCommand(), a.snapshotPushCommand(), a.snapshotPullCommand())
+		a.snapshotExportCommand(), a.snapshotImportCommand(), a.snapshotPushCommand(), a.snapshotPullCommand(), a.snapshotRemoteCommand())
 }
 
 // A SNAPSHOT is a snapshot's name, its id, or a prefix of the id.
@@ -55,7 +56,7 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
 					return err
 				}
 				if out == formatJSON {
-					return printJSON(a.Stdout, toSnapshotJSON(snap))
+					return printJSON(a.Stdout, nodejson.FromSnapshot(snap))
 				}
 				return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "PAUSE"}, [][]string{{
 					snap.Name, shortID(snap.ID), kind(snap), FormatSize(snap.Size), pause(snap),
@@ -90,9 +91,9 @@ func (a *app) snapshotListCommand() *cobra.Command {
 					}
 					return nil
 				case out == formatJSON:
-					list := make([]snapshotJSON, len(all)) // prints [] when empty, never null
+					list := make([]nodejson.Snapshot, len(all)) // prints [] when empty, never null
 					for i, s := range all {
-						list[i] = toSnapshotJSON(s)
+						list[i] = nodejson.FromSnapshot(s)
 					}
 					return printJSON(a.Stdout, list)
 				}
@@ -130,7 +131,7 @@ func pause(s snapshot.Snapshot) string {
 	if !s.Live {
 		return ""
 	}
-	return strconv.FormatFloat(milliseconds(s.Pause), 'f', 1, 64) + " ms"
+	return strconv.FormatFloat(nodejson.Milliseconds(s.Pause), 'f', 1, 64) + " ms"
 }
 
 func (a *app) snapshotInspectCommand() *cobra.Command {
@@ -146,7 +147,7 @@ func (a *app) snapshotInspectCommand() *cobra.Command {
 				case err != nil:
 					return err
 				case out == formatJSON:
-					return printJSON(a.Stdout, toSnapshotJSON(s))
+					return printJSON(a.Stdout, nodejson.FromSnapshot(s))
 				}
 				return a.printSnapshots([]snapshot.Snapshot{s})
 			})

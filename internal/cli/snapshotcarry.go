@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
@@ -165,7 +166,7 @@ What is sent is the guest's memory: let nobody read the repository who may not r
 				case err != nil:
 					return err
 				case out == formatJSON:
-					return printJSON(a.Stdout, toSnapshotJSON(s))
+					return printJSON(a.Stdout, nodejson.FromSnapshot(s))
 				}
 				a.printf("%s\n", s.Digest)
 				return nil
@@ -226,7 +227,7 @@ func (a *app) printSnapshot(s snapshot.Snapshot, out format, err error) error {
 	case err != nil:
 		return err
 	case out == formatJSON:
-		return printJSON(a.Stdout, toSnapshotJSON(s))
+		return printJSON(a.Stdout, nodejson.FromSnapshot(s))
 	}
 	return a.printSnapshots([]snapshot.Snapshot{s})
 }

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -25,7 +26,7 @@ func (a *app) vmCommand() *cobra.Command {
   cocoon vm stop web && cocoon vm rm web`,
 		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
-		a.vmStatsCommand())
+		a.vmStatsCommand(), a.vmVolumeCommand())
 }
 
 // A REF is a VM's name, its id, or a prefix of the id.
@@ -88,7 +89,7 @@ func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, s
 					return err
 				}
 				if *out == formatJSON {
-					return printJSON(a.Stdout, toVMJSON(r))
+					return printJSON(a.Stdout, nodejson.FromRecord(r))
 				}
 				a.printf("%s\n", r.Spec.Name)
 				return nil
@@ -130,7 +131,7 @@ func (a *app) vmInspectCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printJSON(a.Stdout, toVMJSON(r))
+				return printJSON(a.Stdout, nodejson.FromRecord(r))
 			})
 		},
 	}
@@ -160,9 +161,9 @@ func (a *app) list(ctx context.Context, out format, quiet bool) error {
 			}
 			return nil
 		case out == formatJSON:
-			list := make([]vmJSON, len(all)) // prints [] when empty, never null
+			list := make([]nodejson.VM, len(all)) // prints [] when empty, never null
 			for i, r := range all {
-				list[i] = toVMJSON(r)
+				list[i] = nodejson.FromRecord(r)
 			}
 			return printJSON(a.Stdout, list)
 		}
@@ -185,7 +186,7 @@ func (a *app) printVMs(all []vm.Record) error {
 // stateWord is the state with what matters most about it.
 func stateWord(r vm.Record) string {
 	switch {
-	case r.State == vm.StateRunning && resuming(r):
+	case r.State == vm.StateRunning && nodejson.Resuming(r):
 		return "running (resuming)"
 	case r.State == vm.StateRunning && r.ImageType == vm.ImageOCI && !r.AgentReady:
 		return "running (booting)"
@@ -196,10 +197,6 @@ func stateWord(r vm.Record) string {
 	}
 	return string(r.State)
 }
-
-// resuming says that the guest goes on from memory and has not been told yet what has changed. One that boots from a
-// clone's disks is told too, but nothing of it passes for another VM.
-func resuming(r vm.Record) bool { return r.Resume != nil && (r.Cloned || !r.Resume.Clone) }
 
 func addresses(r vm.Record) string {
 	var ips []string
@@ -248,7 +245,7 @@ func (a *app) events(ctx context.Context, out format, after int64) error {
 		enc.SetEscapeHTML(false)
 		return c.Watch(ctx, after, func(e vm.Event) error {
 			if out == formatJSON {
-				return enc.Encode(eventJSON{Event: e.Type, VM: toVMJSON(e.Record), Revision: e.Revision})
+				return enc.Encode(nodejson.Event{Event: e.Type, VM: nodejson.FromRecord(e.Record), Revision: e.Revision})
 			}
 			r := e.Record
 			a.printf("%s  %-8s  %-30s  %-20s  %s\n", r.UpdatedAt.Local().Format(time.TimeOnly), e.Type, r.Spec.Name, stateWord(r), r.Message)

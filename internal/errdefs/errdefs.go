@@ -43,6 +43,16 @@ func (c Class) String() string {
 	return names[c]
 }
 
+// ClassNamed returns the class that String calls name; false when there is none.
+func ClassNamed(name string) (Class, bool) {
+	for i, n := range names {
+		if n == name {
+			return Class(i), true
+		}
+	}
+	return Internal, false
+}
+
 type classified struct {
 	class Class
 	err   error

@@ -69,7 +69,7 @@ func TestScripts(t *testing.T) {
 			}
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"daemon": startDaemon, "enddaemon": endDaemon},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"daemon": startDaemon, "enddaemon": endDaemon, "runtimes": tryRuntimes},
 	})
 }
 

@@ -1,4 +1,4 @@
-package cli
+package nodejson
 
 import (
 	"time"
@@ -7,8 +7,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// snapshotJSON is a snapshot as `-o json` prints it. Names and meanings are public API (docs/compat.md); keys may be added.
-type snapshotJSON struct {
+// Snapshot is a saved VM.
+type Snapshot struct {
 	ID           string       `json:"id"`
 	Name         string       `json:"name"`
 	Description  string       `json:"description"`
@@ -27,7 +27,7 @@ type snapshotJSON struct {
 
 	Live     bool              `json:"live"` // with memory: a clone goes on; otherwise it boots
 	Size     int64             `json:"size"` // bytes on disk
-	Source   sourceJSON        `json:"source"`
+	Source   Source            `json:"source"`
 	Machine  vm.Machine        `json:"machine"` // that can resume its memory
 	PauseMS  float64           `json:"pause_ms"`
 	Method   string            `json:"method,omitempty"`
@@ -37,21 +37,35 @@ type snapshotJSON struct {
 	Labels   map[string]string `json:"labels,omitempty"`
 }
 
-type sourceJSON struct {
+// Source is the VM that a snapshot was taken of.
+type Source struct {
 	ID   vm.ID  `json:"vm_id"`
 	Name string `json:"vm_name"`
 	Node string `json:"node,omitempty"`
 }
 
-func toSnapshotJSON(s snapshot.Snapshot) snapshotJSON {
-	return snapshotJSON{
+// FromSnapshot is s as JSON has it.
+func FromSnapshot(s snapshot.Snapshot) Snapshot {
+	return Snapshot{
 		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,
 		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: append([]string{}, s.ImageBlobIDs...),
 		Network: s.Network, Windows: s.Windows, Hypervisor: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
-		Live: s.Live, Size: s.Size, Source: sourceJSON{s.Source.VMID, s.Source.VMName, s.Source.Node}, Machine: s.Machine,
-		PauseMS: milliseconds(s.Pause), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest, UsedAt: optional(s.UsedAt), Labels: s.Labels,
+		Live: s.Live, Size: s.Size, Source: Source{s.Source.VMID, s.Source.VMName, s.Source.Node}, Machine: s.Machine,
+		PauseMS: Milliseconds(s.Pause), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest, UsedAt: optional(s.UsedAt), Labels: s.Labels,
 	}
 }
 
-// milliseconds of d, to a thousandth.
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+// Milliseconds of d, to a thousandth.
+func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// Value is the snapshot as the rest of Cocoon knows it, as far as JSON tells.
+func (s Snapshot) Value() snapshot.Snapshot {
+	return snapshot.Snapshot{
+		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,
+		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: s.ImageBlobIDs,
+		Network: s.Network, Windows: s.Windows, Hypervisor: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
+		Live: s.Live, Size: s.Size, Source: snapshot.Source{VMID: s.Source.ID, VMName: s.Source.Name, Node: s.Source.Node}, Machine: s.Machine,
+		Pause: time.Duration(s.PauseMS * float64(time.Millisecond)), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest,
+		UsedAt: given(s.UsedAt), Labels: s.Labels,
+	}
+}

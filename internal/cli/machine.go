@@ -1,0 +1,158 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// What programs need that run cocoon: specifications and errors as JSON, and what people rarely do.
+
+const maxSpec = 64 << 20 // bytes of a specification with the content of its volumes
+
+// reportTo writes err to the descriptor that --error-fd names, for a program to read.
+func (a *app) reportTo(err error) {
+	if a.errorFD < 3 || err == nil {
+		return
+	}
+	if _, ok := err.(guestExit); ok { //nolint:errorlint // exec returns it as it is; a wrapped one would be a failure
+		return
+	}
+	f := os.NewFile(uintptr(a.errorFD), "error-fd")
+	if f == nil {
+		return
+	}
+	defer f.Close()
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // only what each() joined, not a wrapped join
+		err = joined.Unwrap()[0]
+	}
+	_ = json.NewEncoder(f).Encode(nodejson.Error{Class: errdefs.ClassOf(err).String(), Message: strings.TrimSpace(err.Error())})
+}
+
+// readJSON reads one value from a file, or from standard input for "-".
+func (a *app) readJSON(path, what string, to any) error {
+	in := a.Stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return errdefs.New(errdefs.InvalidArgument, "read %s: %w", what, err)
+		}
+		defer f.Close()
+		in = f
+	}
+	dec := json.NewDecoder(io.LimitReader(in, maxSpec))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(to); err != nil {
+		return errdefs.Invalidf("%s cannot be read as JSON: %w", what, err)
+	}
+	return nil
+}
+
+// runSpec launches what a JSON specification says. Nothing is fetched.
+func (a *app) runSpec(ctx context.Context, path string, f *specFlags, wait *waitFlags) error {
+	var s nodejson.Spec
+	if err := a.readJSON(path, "the specification", &s); err != nil {
+		return err
+	}
+	return a.withClient(func(c *nodeclient.Client) error {
+		r, err := c.Launch(ctx, s.Value())
+		if err != nil {
+			return err
+		}
+		if r, err = wait.settle(ctx, a, c, r); err != nil {
+			return err
+		}
+		return a.printVM(r, f.out)
+	})
+}
+
+func (a *app) vmVolumeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "volume REF VOLUME", Short: "Replace the files of a volume, in the running guest too", Args: cobra.ExactArgs(2),
+		Long: `Replace the files of a volume, in the running guest too. Standard input is a JSON list of
+{"path":"relative/name","data":"BASE64","mode":420}.` + refHelp,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var files []vm.VolumeFile
+			if err := a.readJSON("-", "the list of files", &files); err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error { return c.UpdateVolume(cmd.Context(), args[0], args[1], files) })
+		},
+	}
+}
+
+func (a *app) snapshotRemoteCommand() *cobra.Command {
+	verb := func(use, short string, op func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error) *cobra.Command {
+		var remote remoteFlags
+		cmd := &cobra.Command{
+			Use: use + " URL/REPO:TAG", Short: short, Long: short + "." + remoteHelp, Args: cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return a.withClient(func(c *nodeclient.Client) error { return op(cmd.Context(), c, args[0], &remote) })
+			},
+		}
+		remote.add(cmd)
+		return cmd
+	}
+	return group("remote", "Look after snapshots in a registry", "  cocoon snapshot remote digest https://epoch.example.com:8443/warm:v1",
+		verb("digest", "Print the digest of a snapshot in a registry, as JSON", func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error {
+			auth, err := remote.auth(ref, a.Getenv)
+			if err != nil {
+				return err
+			}
+			digest, err := c.TagDigest(ctx, ref, auth)
+			if err != nil {
+				return err
+			}
+			return printJSON(a.Stdout, nodejson.TagDigest{Digest: digest})
+		}),
+		verb("rm", "Remove the tag of a snapshot in a registry", func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error {
+			auth, err := remote.auth(ref, a.Getenv)
+			if err != nil {
+				return err
+			}
+			return c.DeleteTag(ctx, ref, auth)
+		}),
+		verb("check", "Ask whether a registry answers and takes the credentials", func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error {
+			auth, err := remote.auth(ref, a.Getenv)
+			if err != nil {
+				return err
+			}
+			return c.CheckRegistry(ctx, ref, auth)
+		}))
+}
+
+// control turns lines of the descriptor that --control-fd names into sizes and signals for the command, until it ends.
+func control(fd int, resize chan guest.WinSize, numbers chan<- int) {
+	f := os.NewFile(uintptr(fd), "control-fd")
+	if f == nil {
+		return
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var m nodejson.Control
+		if json.Unmarshal(lines.Bytes(), &m) != nil {
+			continue
+		}
+		if m.Rows > 0 && m.Cols > 0 {
+			latest(resize, guest.WinSize{Rows: m.Rows, Cols: m.Cols})
+		}
+		if m.Signal > 0 {
+			select {
+			case numbers <- m.Signal:
+			default: // the command has eight waiting already
+			}
+		}
+	}
+}

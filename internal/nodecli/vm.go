@@ -1,0 +1,256 @@
+package nodecli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Launch creates a VM and starts it. It does not wait for the guest.
+func (c *Client) Launch(ctx context.Context, s vm.Spec) (vm.Record, error) {
+	text, err := json.Marshal(nodejson.FromSpec(s))
+	if err != nil {
+		return vm.Record{}, fmt.Errorf("encode VM %s: %w", s.Name, err)
+	}
+	return c.record(ctx, call{args: []string{"vm", "run", "--output=json", "--wait=false", "--spec=-"}, stdin: bytes.NewReader(text)})
+}
+
+// Start starts a VM that does not run.
+func (c *Client) Start(ctx context.Context, ref string) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "start", "--output=json", "--", ref}})
+}
+
+// Stop asks the guest to shut down and kills it when grace is over: negative means the spec's grace, 0 kills now.
+func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
+	args := []string{"vm", "stop", "--output=json"}
+	switch {
+	case grace == 0:
+		args = append(args, "--now")
+	case grace > 0:
+		args = append(args, "--grace="+grace.String())
+	}
+	return c.record(ctx, call{args: append(args, "--", ref)})
+}
+
+// Remove deletes a VM, one that runs only by force.
+func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
+	args := []string{"vm", "rm"}
+	if force {
+		args = append(args, "--force")
+	}
+	return c.do(ctx, call{args: append(args, "--", ref)})
+}
+
+// Inspect returns one VM.
+func (c *Client) Inspect(ctx context.Context, ref string) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "inspect", "--", ref}})
+}
+
+// List returns every VM.
+func (c *Client) List(ctx context.Context) ([]vm.Record, error) {
+	list, err := ask[[]nodejson.VM](ctx, c, call{args: []string{"vm", "list", "--output=json"}})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]vm.Record, len(list))
+	for i, v := range list {
+		all[i] = v.Record()
+	}
+	return all, nil
+}
+
+// maxLine is the longest line of a stream, in bytes.
+const maxLine = 4 << 20
+
+// lines runs x and gives each line that it prints to fn, whose error ends it.
+func (c *Client) lines(ctx context.Context, x call, fn func([]byte) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r, w := io.Pipe()
+	x.stdout = w
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s := bufio.NewScanner(r)
+		s.Buffer(nil, maxLine)
+		for s.Scan() {
+			if err := fn(s.Bytes()); err != nil {
+				cancel(err)
+				break
+			}
+		}
+		if err := s.Err(); err != nil {
+			cancel(errdefs.New(errdefs.Internal, "read what %s prints: %w", c.binary, err))
+		}
+		_, _ = io.Copy(io.Discard, r) // nobody waits for us to read
+	}()
+	err := c.do(ctx, x)
+	w.Close()
+	<-done
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+// Watch presents changes after the revision until ctx ends or fn fails; a negative revision presents what there is as
+// ADDED first. FailedPrecondition: the history does not reach back so far.
+func (c *Client) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
+	args := []string{"vm", "status", "--event", "--format=json"}
+	if after >= 0 {
+		args = append(args, "--after="+strconv.FormatInt(after, 10))
+	}
+	err := c.lines(ctx, call{args: args}, func(line []byte) error {
+		if line = bytes.TrimSpace(line); len(line) == 0 || string(line) == none {
+			return nil
+		}
+		var e nodejson.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return errdefs.New(errdefs.Internal, "%s printed an event that is no JSON: %w", c.binary, err)
+		}
+		rec := e.VM.Record()
+		return fn(vm.Event{Type: e.Event, Revision: max(e.Revision, rec.Revision), Record: rec})
+	})
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil:
+		return errdefs.Unavailablef("%s ended the watch", c.binary)
+	}
+	return err
+}
+
+// Logs gives the entries of a VM's log to fn.
+func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
+	args := []string{"vm", "logs", "--output=json"}
+	for flag, on := range map[string]bool{"--follow": o.Follow, "--previous": o.Previous, "--serial": o.Serial} {
+		if on {
+			args = append(args, flag)
+		}
+	}
+	if o.Tail >= 0 {
+		args = append(args, "--tail="+strconv.Itoa(o.Tail))
+	}
+	if !o.Since.IsZero() {
+		args = append(args, "--since="+o.Since.Format(time.RFC3339Nano))
+	}
+	return c.lines(ctx, call{args: append(args, "--", ref)}, func(line []byte) error {
+		var e guest.LogEntry
+		if err := json.Unmarshal(line, &e); err != nil {
+			return errdefs.New(errdefs.Internal, "%s printed a log entry that is no JSON: %w", c.binary, err)
+		}
+		return fn(e)
+	})
+}
+
+// Exec runs a command in a guest and returns its exit code.
+func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
+	args, env := []string{"vm", "exec", "--control-fd=4"}, []string(nil)
+	for _, v := range e.Env { // values may be secret, and arguments are everybody's to read
+		args, env = append(args, "--env="+v.Name), append(env, v.Name+"="+v.Value)
+	}
+	if s.Stdin != nil {
+		args = append(args, "--interactive")
+	}
+	if e.TTY {
+		args = append(args, "--tty")
+	}
+	if e.WorkDir != "" {
+		args = append(args, "--workdir="+e.WorkDir)
+	}
+	if e.User != "" {
+		args = append(args, "--user="+e.User)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return -1, fmt.Errorf("run %s: %w", c.binary, err)
+	}
+	defer r.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer w.Close()
+		send := json.NewEncoder(w)
+		if e.TTY && e.Rows > 0 && e.Cols > 0 {
+			_ = send.Encode(nodejson.Control{Rows: e.Rows, Cols: e.Cols})
+		}
+		relay(ctx, send, s)
+	})
+	// Standard input is a pipe of ours: exec would wait for a reader that nobody closes.
+	in, closeInput := input(s.Stdin)
+	defer closeInput()
+	code, err := c.run(ctx, call{args: append(append(args, "--", ref), e.Command...), env: env, stdin: in, stdout: s.Stdout, stderr: s.Stderr, extra: r})
+	cancel()
+	wg.Wait()
+	return code, err
+}
+
+// relay sends sizes and signals until ctx ends.
+func relay(ctx context.Context, send *json.Encoder, s guest.Streams) {
+	resize, signals := s.Resize, s.Signals
+	for {
+		var m nodejson.Control
+		var ok bool
+		select {
+		case <-ctx.Done():
+			return
+		case size, open := <-resize:
+			if ok = open; !open {
+				resize = nil
+			}
+			m.Rows, m.Cols = size.Rows, size.Cols
+		case n, open := <-signals:
+			if ok = open; !open {
+				signals = nil
+			}
+			m.Signal = n
+		}
+		if ok && send.Encode(m) != nil {
+			return
+		}
+	}
+}
+
+// input makes a file of r, so that the end of the command does not wait for the end of r.
+func input(r io.Reader) (io.Reader, func()) {
+	if r == nil {
+		return nil, func() {}
+	}
+	if f, ok := r.(*os.File); ok {
+		return f, func() {}
+	}
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return r, func() {}
+	}
+	go func() {
+		_, _ = io.Copy(pw, r)
+		pw.Close()
+	}()
+	return pr, func() { pr.Close() }
+}
+
+// UpdateVolume replaces the files of a volume, in the running guest too.
+func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
+	if files == nil {
+		files = []vm.VolumeFile{}
+	}
+	text, err := json.Marshal(files)
+	if err != nil {
+		return fmt.Errorf("encode volume %s: %w", volume, err)
+	}
+	return c.do(ctx, call{args: []string{"vm", "volume", "--", ref, volume}, stdin: bytes.NewReader(text)})
+}

@@ -1,0 +1,20 @@
+package nodejson
+
+// Error is how `cocoon --error-fd` reports a failure: one line, on a descriptor of its own, so that it is never mixed with
+// what a command in a guest says.
+type Error struct {
+	Class   string `json:"class"` // as errdefs.Class spells it
+	Message string `json:"message"`
+}
+
+// Control is one line of `cocoon vm exec --control-fd`.
+type Control struct {
+	Rows   uint16 `json:"rows,omitempty"` // with Cols: the terminal's new size
+	Cols   uint16 `json:"cols,omitempty"`
+	Signal int    `json:"signal,omitempty"` // POSIX number, for the command
+}
+
+// TagDigest is what `cocoon snapshot remote digest` prints.
+type TagDigest struct {
+	Digest string `json:"digest"` // sha256:<hex> of the manifest
+}

@@ -1,0 +1,201 @@
+// Package nodejson is what `cocoon -o json` prints, as types: the documented shapes of VMs, events and snapshots.
+//
+// Names and meanings of the keys are public API (docs/compat.md); keys may be added. What has no key is not carried: a VM
+// that comes back from JSON has no process and no driver's handle.
+package nodejson
+
+import (
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// VM is a virtual machine.
+type VM struct {
+	ID             string     `json:"id"`
+	Hypervisor     string     `json:"hypervisor"`
+	State          vm.State   `json:"state"`
+	Config         Config     `json:"config"`
+	PID            int        `json:"pid"`
+	NetworkConfigs []NIC      `json:"network_configs"`
+	StorageConfigs []Storage  `json:"storage_configs"`
+	FirstBooted    bool       `json:"first_booted"`
+	SnapshotIDs    []string   `json:"snapshot_ids"`
+	CreatedAt      time.Time  `json:"created_at"`
+	UpdatedAt      time.Time  `json:"updated_at"`
+	StartedAt      *time.Time `json:"started_at"`
+	StoppedAt      *time.Time `json:"stopped_at"`
+
+	Snapshot string `json:"snapshot,omitempty"` // id of the one it was cloned from or, hibernated, that it is in
+	Cloned   bool   `json:"cloned,omitempty"`   // its process goes on from another VM's memory
+	Resuming bool   `json:"resuming,omitempty"` // the guest has not been told yet who it is
+
+	Resume  *vm.Resume  `json:"resume,omitempty"`  // what it must still be told
+	Volumes []vm.Volume `json:"volumes,omitempty"` // without their content
+
+	AgentReady bool              `json:"agent_ready"`
+	ExitCode   *int              `json:"exit_code"`
+	Reason     string            `json:"reason,omitempty"`
+	Message    string            `json:"message,omitempty"`
+	Restarts   int               `json:"restarts"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Revision   int64             `json:"revision"`
+}
+
+// Config is what was asked for.
+type Config struct {
+	Name        string       `json:"name"`
+	CPU         int          `json:"cpu"`
+	Memory      int64        `json:"memory"`  // bytes
+	Storage     int64        `json:"storage"` // bytes
+	Image       string       `json:"image"`
+	ImageDigest string       `json:"image_digest"`
+	ImageType   vm.ImageType `json:"image_type"`
+	Network     string       `json:"network"`
+	Hostname    string       `json:"hostname,omitempty"`
+	Accel       vm.Accel     `json:"accel,omitempty"`
+	Firmware    vm.Firmware  `json:"firmware,omitempty"`
+	StopGrace   float64      `json:"stop_grace_seconds"`
+}
+
+// NIC is an interface of a VM.
+type NIC struct {
+	Tap       string   `json:"tap"`
+	MAC       string   `json:"mac"`
+	Name      string   `json:"network_name"`
+	NetNSPath string   `json:"netns_path,omitempty"`
+	DHCP      bool     `json:"dhcp"`
+	Network   *Address `json:"network,omitempty"` // absent while the address is not known
+}
+
+// Address is what an interface has in its network.
+type Address struct {
+	IP      string   `json:"ip"`
+	Gateway string   `json:"gateway"`
+	Prefix  int      `json:"prefix"`
+	DNS     []string `json:"dns,omitempty"`
+}
+
+// Storage is a disk of a VM.
+type Storage struct {
+	Path     string        `json:"path"`
+	ReadOnly bool          `json:"ro"`
+	Serial   string        `json:"serial"`
+	Role     vm.DiskRole   `json:"role"`
+	Format   vm.DiskFormat `json:"format"`
+}
+
+// Event is one line of `vm status --event`.
+type Event struct {
+	Event    vm.EventType `json:"event"`
+	VM       VM           `json:"vm"`
+	Revision int64        `json:"revision"`
+}
+
+// FromRecord is r as JSON has it.
+func FromRecord(r vm.Record) VM {
+	out := VM{
+		ID: string(r.ID), Hypervisor: r.Driver, State: r.State,
+		Config: Config{
+			Name: r.Spec.Name, CPU: r.Spec.CPUs, Memory: r.Spec.Memory, Storage: r.Spec.Storage,
+			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
+			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
+		},
+		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: append([]string{}, r.SnapshotIDs...),
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes,
+		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
+		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
+		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
+	}
+	for _, n := range r.NICs {
+		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP}
+		if n.IP != "" {
+			nic.Network = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS}
+		}
+		out.NetworkConfigs = append(out.NetworkConfigs, nic)
+	}
+	if len(r.NICs) > 0 {
+		out.Config.Network = r.NICs[0].Network
+	} else if len(r.Spec.NICs) > 0 {
+		out.Config.Network = r.Spec.NICs[0].Network
+	}
+	for _, d := range r.Disks {
+		out.StorageConfigs = append(out.StorageConfigs, Storage{Path: d.Path, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role, Format: d.Format})
+	}
+	return out
+}
+
+func optional(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// Resuming says that the guest goes on from memory and has not been told yet what has changed. One that boots from a
+// clone's disks is told too, but nothing of it passes for another VM.
+func Resuming(r vm.Record) bool { return r.Resume != nil && (r.Cloned || !r.Resume.Clone) }
+
+// Record is the VM as the rest of Cocoon knows it, as far as JSON tells.
+func (v VM) Record() vm.Record {
+	r := vm.Record{
+		ID: vm.ID(v.ID), Driver: v.Hypervisor, State: v.State, ImageType: v.Config.ImageType, ImageDigest: v.Config.ImageDigest,
+		Spec: vm.Spec{
+			Name: v.Config.Name, Labels: v.Labels, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage,
+			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware,
+			StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
+		},
+		PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs, Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
+		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
+		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
+	}
+	for _, n := range v.NetworkConfigs {
+		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP}
+		if n.Network != nil {
+			nic.IP, nic.Gateway, nic.Prefix, nic.DNS = n.Network.IP, n.Network.Gateway, n.Network.Prefix, n.Network.DNS
+		}
+		r.NICs = append(r.NICs, nic)
+	}
+	for _, d := range v.StorageConfigs {
+		r.Disks = append(r.Disks, vm.Disk{Path: d.Path, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role, Format: d.Format})
+	}
+	return r
+}
+
+func given(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+// Spec is everything a VM can be asked for, with the content of its volumes, which may be secret. Name is the volume's.
+type Spec struct {
+	vm.Spec
+
+	Files map[string][]vm.VolumeFile `json:"files,omitempty"`
+}
+
+// FromSpec is s as JSON has it.
+func FromSpec(s vm.Spec) Spec {
+	out := Spec{Spec: s}
+	for _, v := range s.Volumes {
+		if len(v.Files) > 0 {
+			if out.Files == nil {
+				out.Files = map[string][]vm.VolumeFile{}
+			}
+			out.Files[v.Name] = v.Files
+		}
+	}
+	return out
+}
+
+// Value is the spec with its volumes filled.
+func (s Spec) Value() vm.Spec {
+	out := s.Spec
+	out.Volumes = append([]vm.Volume(nil), out.Volumes...)
+	for i, v := range out.Volumes {
+		out.Volumes[i].Files = s.Files[v.Name]
+	}
+	return out
+}

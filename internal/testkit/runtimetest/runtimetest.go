@@ -1,0 +1,137 @@
+// Package runtimetest is the suite that every way to the VMs must pass: the node API, the cocoon binary, and the fake that
+// tests of doors use.
+//
+// It needs no guest that answers; what guests do is for the tests of guests.
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Runtime is the part of podprovider.Runtime that can be tried without a guest.
+type Runtime interface {
+	Launch(ctx context.Context, spec vm.Spec) (vm.Record, error)
+	Start(ctx context.Context, ref string) (vm.Record, error)
+	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Remove(ctx context.Context, ref string, force bool) error
+	Inspect(ctx context.Context, ref string) (vm.Record, error)
+	List(ctx context.Context) ([]vm.Record, error)
+	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
+	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
+}
+
+// T is the part of a test that the suite needs; a script has one too.
+type T interface {
+	Context() context.Context
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// Run tries r, which has no VMs and the image. It leaves no VM behind.
+func Run(t T, r Runtime, img string) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if all, err := r.List(ctx); err != nil || len(all) != 0 {
+		t.Fatalf("at first there are %d VMs, %v", len(all), err)
+	}
+	if _, err := r.Inspect(ctx, "nothing"); !errdefs.IsNotFound(err) {
+		t.Errorf("inspect of what is not: %v", err)
+	}
+	spec := vm.Spec{
+		Name: "one", Image: img, CPUs: 1, Memory: 256 << 20, Storage: 1 << 30, StopGrace: 2 * time.Second,
+		Labels:  map[string]string{"cocoonstack.io/node": "n", "odd": "a=b \"c\""},
+		Process: vm.Process{Env: []vm.EnvVar{{Name: "SECRET", Value: "x\ny"}}},
+		Volumes: []vm.Volume{{Name: "conf", Kind: vm.VolumeFiles, Files: []vm.VolumeFile{{Path: "a", Data: []byte{0, 0xff}, Mode: 0o600}}}},
+		Mounts:  []vm.Mount{{Volume: "conf", Path: "/etc/conf", ReadOnly: true}},
+	}
+	spec = spec.Default()
+	rec, err := r.Launch(ctx, spec)
+	if err != nil {
+		t.Fatalf("launch: %v", err)
+	}
+	if rec.ID == "" || rec.Spec.Name != "one" || rec.Spec.Image != img || rec.Spec.Memory != spec.Memory || rec.Spec.Labels["odd"] != spec.Labels["odd"] || rec.Revision == 0 {
+		t.Errorf("launched %+v", rec)
+	}
+	if len(rec.Spec.Volumes) != 1 || rec.Spec.Volumes[0].Name != "conf" {
+		t.Errorf("volumes %+v", rec.Spec.Volumes)
+	}
+	if _, err := r.Launch(ctx, spec); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	bad := spec
+	bad.Name = "-bad-"
+	if _, err := r.Launch(ctx, bad); !errdefs.IsInvalid(err) {
+		t.Errorf("a bad name: %v", err)
+	}
+	await(ctx, t, r, "VM one running", func(e vm.Event) bool { return e.Record.ID == rec.ID && e.Record.State == vm.StateRunning })
+	if got, err := r.Inspect(ctx, string(rec.ID)); err != nil || got.Spec.Name != "one" || got.StartedAt.IsZero() || got.CreatedAt.IsZero() {
+		t.Errorf("inspect: %+v, %v", got, err)
+	}
+	if all, err := r.List(ctx); err != nil || len(all) != 1 || all[0].ID != rec.ID {
+		t.Errorf("list: %d, %v", len(all), err)
+	}
+	if err := r.UpdateVolume(ctx, "nothing", "conf", nil); !errdefs.IsNotFound(err) {
+		t.Errorf("a volume of what is not: %v", err)
+	}
+	stopped, err := r.Stop(ctx, "one", 0)
+	if err != nil || stopped.State != vm.StateStopped || stopped.StoppedAt.IsZero() {
+		t.Errorf("stop: %+v, %v", stopped, err)
+	}
+	if again, err := r.Start(ctx, "one"); err != nil || again.ID != rec.ID {
+		t.Errorf("start: %+v, %v", again, err)
+	}
+	last, err := r.Inspect(ctx, "one")
+	if err != nil {
+		t.Fatalf("inspect: %v", err)
+	}
+	if err := r.Remove(ctx, "one", true); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	after(ctx, t, r, last.Revision, "the removal", func(e vm.Event) bool { return e.Type == vm.EventDeleted && e.Record.ID == rec.ID })
+	if err := r.Remove(ctx, "one", true); !errdefs.IsNotFound(err) {
+		t.Errorf("remove what is gone: %v", err)
+	}
+	if all, err := r.List(ctx); err != nil || len(all) != 0 {
+		t.Errorf("at last there are %d VMs, %v", len(all), err)
+	}
+	stop := errors.New("enough")
+	if err := r.Watch(ctx, last.Revision-1, func(vm.Event) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("a watcher's error comes back as %v", err)
+	}
+	gone, leave := context.WithCancel(ctx)
+	leave()
+	if err := r.Watch(gone, -1, func(vm.Event) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("a watch that is given up: %v", err)
+	}
+	if _, err := r.Pull(ctx, image.PullRequest{Name: "never-heard-of:1", Policy: image.PullNever, Auth: []image.RegistryAuth{{Registry: "r.example", Username: "u", Password: "p"}}}, nil); err == nil {
+		t.Errorf("an image that is nowhere was found")
+	}
+}
+
+func await(ctx context.Context, t T, r Runtime, what string, is func(vm.Event) bool) {
+	after(ctx, t, r, -1, what, is)
+}
+
+// after waits until an event after the revision is what the test wants.
+func after(ctx context.Context, t T, r Runtime, revision int64, what string, is func(vm.Event) bool) {
+	seen := errors.New("seen")
+	err := r.Watch(ctx, revision, func(e vm.Event) error {
+		if e.Revision == 0 {
+			t.Errorf("an event without revision: %+v", e)
+		}
+		if is(e) {
+			return seen
+		}
+		return nil
+	})
+	if !errors.Is(err, seen) {
+		t.Fatalf("waiting for %s: %v", what, err)
+	}
+}
