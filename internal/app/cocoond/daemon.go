@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 
+	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/agent"
@@ -27,6 +27,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -225,7 +226,7 @@ func (d *daemon) run(ctx context.Context) error {
 		outer.Go(func() error { return door.Run(octx) })
 	}
 	err = outer.Wait()
-	d.notify(sdnotify.SdNotifyStopping)
+	service.Stopping(d.log)
 	d.log.Info("stopping; VMs keep running")
 	stopInner()
 	if innerErr := inner.Wait(); innerErr != nil {
@@ -247,13 +248,17 @@ func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Se
 		}
 	}
 	d.log.Info("ready", "op", "start", "socket", d.cfg.Socket)
-	d.notify(sdnotify.SdNotifyReady)
-	return nil
-}
-
-func (d *daemon) notify(state string) {
-	_, err := sdnotify.SdNotify(false, state)
-	logFailure(d.log, "service manager not notified", err)
+	service.Ready(d.log)
+	// Alive is whoever answers a client: the socket accepts, the API has a free hand, the engine is not stuck.
+	return service.Watchdog(ctx, func(ctx context.Context) error {
+		c, err := nodeclient.Dial(d.cfg.Socket)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.List(ctx)
+		return err
+	}, d.log)
 }
 
 // shutdown ends every VM, with at most grace for each, and takes the network down. The daemon must not be running.

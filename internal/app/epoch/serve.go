@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/access"
@@ -99,6 +100,9 @@ func (s *server) run(ctx context.Context) error {
 	}
 	go func() { failed <- serve() }() // ends with srv
 	s.log.Info("serving", "addr", l.Addr().String(), "data", s.cfg.Data)
+	service.Ready(s.log)
+	defer service.Stopping(s.log)
+	wg.Go(func() { _ = service.Watchdog(work, s.alive, s.log) })
 	if s.cfg.ready != nil {
 		s.cfg.ready(l.Addr().String())
 	}
@@ -116,6 +120,36 @@ func (s *server) run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// alive asks the registry what its clients may ask: it fails when the data cannot be reached, and hangs when it does.
+func (s *server) alive(ctx context.Context) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "/healthz", http.NoBody)
+	if err != nil {
+		return err
+	}
+	var w answer
+	s.registry.ServeHTTP(&w, r)
+	if w.status >= http.StatusBadRequest {
+		return errdefs.Unavailablef("the registry answers its own question with %d", w.status)
+	}
+	return nil
+}
+
+// answer is a response whose status alone is of interest.
+type answer struct {
+	header http.Header
+	status int
+}
+
+func (a *answer) Header() http.Header {
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	return a.header
+}
+
+func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
+func (a *answer) WriteHeader(status int)      { a.status = status }
 
 // serveMetrics is for networks where the registry itself is not to be asked.
 func (s *server) serveMetrics(ctx context.Context) error {

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/logging"
-	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
 const defaultSocket = "/run/cocoon/cocoond.sock"
@@ -42,14 +42,16 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	klog.SetSlogLogger(log.With("component", "client-go"))
-	runtime, err := nodeclient.Dial(o.Socket)
+	runtime, stop, err := o.chooseRuntime(ctx, log)
 	if err != nil {
 		return err
 	}
-	defer runtime.Close()
+	defer stop()
 	n, err := New(o.Config, runtime, log)
 	if err != nil {
 		return err
 	}
+	n.service = true
+	defer service.Stopping(log)
 	return n.Run(ctx)
 }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodecli"
 )
 
 // options are what the vk-cocoon binary can be told beyond a Config, in the words of its YAML file.
@@ -18,6 +19,8 @@ type options struct {
 	Config
 
 	Socket    string `json:"socket,omitempty"`
+	Runtime   string `json:"runtime,omitempty"`   // auto, api, cli
+	CocoonBin string `json:"cocoonBin,omitempty"` // the cocoon binary
 	LogLevel  string `json:"logLevel,omitempty"`
 	LogFormat string `json:"logFormat,omitempty"`
 }
@@ -40,6 +43,8 @@ func (o *options) settings() []Setting {
 	all := []Setting{
 		{Env: "KUBECONFIG", Flag: "kubeconfig", Key: "kubeconfig", value: text(&o.Kubeconfig), Usage: "path of the kubeconfig (credentials of the pod otherwise)"},
 		{Env: "COCOON_SOCKET", Flag: "socket", Key: "socket", value: text(&o.Socket), Usage: "unix socket of cocoond"},
+		{Env: "VK_RUNTIME", Flag: "runtime", Key: "runtime", value: text(&o.Runtime), Usage: "how VMs are reached: api (the socket), cli (the cocoon binary), auto (the binary when the socket does not answer)"},
+		{Env: "VK_COCOON_BIN", Flag: "cocoon-bin", Key: "cocoonBin", value: text(&o.CocoonBin), Usage: "the cocoon binary"},
 		{Env: "VK_NODE_NAME", Flag: "node-name", Key: "nodeName", value: text(&o.NodeName), Usage: "name of the virtual node"},
 		{Env: "VK_NODE_IP", Flag: "node-ip", Key: "nodeIP", value: text(&o.NodeIP), Usage: "InternalIP of the node (first IPv4 address that is not loopback otherwise)"},
 		{Env: "VK_NODE_POOL", Flag: "node-pool", Key: "pool", value: text(&o.Pool), Usage: "pool label of the node"},
@@ -74,7 +79,7 @@ func (o *options) settings() []Setting {
 }
 
 func defaults() options {
-	return options{Socket: defaultSocket, LogLevel: "info", LogFormat: "text", Config: Config{
+	return options{Socket: defaultSocket, Runtime: runtimeAuto, CocoonBin: nodecli.DefaultBinary, LogLevel: "info", LogFormat: "text", Config: Config{
 		NodeName: defaultNodeName, KubeletPort: defaultPort, TLSCert: defaultCert, TLSKey: defaultKey, MetricsAddr: defaultMetrics,
 		LeasesPath: defaultLeases, RootDir: defaultRoot, Orphans: "alert", ReservePercent: defaultReserve, Pods: 256, Pool: "default",
 	}}

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
+	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
@@ -61,6 +62,7 @@ type Node struct {
 	cfg     Config
 	runtime Runtime
 	log     *slog.Logger
+	service bool // this process is the node alone: systemd is told how it is
 }
 
 // New checks the configuration. Nothing is opened before Run.
@@ -110,6 +112,17 @@ func (n *Node) Run(ctx context.Context) error {
 	run("node conditions", parts.node.Run)
 	run("node registration", func(ctx context.Context) error { return parts.node.Serve(ctx, clients.main, n.log) })
 	run("image mappings", parts.mappings.run)
+	if n.service {
+		run("watchdog", func(ctx context.Context) error {
+			return service.Watchdog(ctx, func(context.Context) error {
+				// Whether the runtime and the API server answer is not the question: a restart mends neither. That they are
+				// asked, and that nobody holds the provider or the node for ever, is.
+				_ = parts.provider.Health()
+				_ = parts.node.Object()
+				return nil
+			}, n.log)
+		})
+	}
 	adopted := make(chan struct{})
 	run("pods", func(ctx context.Context) error { return parts.provider.Run(ctx, func() { close(adopted) }) })
 	run("pod controller", func(ctx context.Context) error {
@@ -120,6 +133,9 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 		parts.mappings.settle(ctx, n.log)
 		n.log.Info("virtual node is up")
+		if n.service {
+			service.Ready(n.log)
+		}
 		return parts.control(vklog.WithLogger(ctx, vkLogger{n.log}))
 	})
 	wg.Wait()

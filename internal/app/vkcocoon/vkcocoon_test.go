@@ -122,7 +122,7 @@ func TestEachSettingInThreeWays(t *testing.T) {
 // The documented variables have the documented defaults. EPOCH_URL is the exception that docs/compat.md gives reasons for.
 func TestDocumentedDefaults(t *testing.T) {
 	want := map[string]string{
-		"KUBECONFIG": "", "VK_NODE_NAME": "cocoon-pool", "VK_LOG_LEVEL": "info", "EPOCH_URL": "", "EPOCH_CA_CERT": "",
+		"KUBECONFIG": "", "VK_NODE_NAME": "cocoon-pool", "VK_LOG_LEVEL": "info", "EPOCH_URL": "", "EPOCH_CA_CERT": "", "VK_COCOON_BIN": "/usr/local/bin/cocoon",
 		"VK_LEASES_PATH": "/var/lib/cocoon/net/leases.json", "VK_ORPHAN_POLICY": "alert",
 		"VK_NODE_IP": "", "VK_NODE_POOL": "default", "VK_PROVIDER_ID": "", "VK_TLS_CERT": "/etc/cocoon/vk/tls/vk-kubelet.crt",
 		"VK_TLS_KEY": "/etc/cocoon/vk/tls/vk-kubelet.key", "VK_METRICS_ADDR": ":9091", "VK_RESERVE_PERCENT": "20",
@@ -157,6 +157,7 @@ func TestBadSettings(t *testing.T) {
 		{"--log-level=loud"},
 		{"--what"},
 		{"--no-role=maybe"},
+		{"--runtime=guess"},
 		{"--config=/dev/null"},
 		{"stray"},
 	} {

@@ -1,0 +1,84 @@
+package vkcocoon
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/nodecli"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+)
+
+var (
+	_ podprovider.Runtime   = (*nodecli.Client)(nil)
+	_ podprovider.Snapshots = (*nodecli.Client)(nil)
+)
+
+// The ways to the VMs.
+const (
+	runtimeAuto = "auto" // the node API if it answers, else the binary if there is one, else the node API once it answers
+	runtimeAPI  = "api"
+	runtimeCLI  = "cli"
+)
+
+// answerLimit is how long the node API may take to answer before the binary is used: cocoond may be starting too.
+const answerLimit = 5 * time.Second
+
+// chooseRuntime opens the way to the VMs; stop closes it.
+func (o options) chooseRuntime(ctx context.Context, log *slog.Logger) (r Runtime, stop func(), err error) {
+	switch o.Runtime {
+	case runtimeCLI:
+		c, err := o.command()
+		if err != nil {
+			return nil, nil, err
+		}
+		return c, func() { _ = c.Close() }, nil
+	case runtimeAuto, runtimeAPI:
+	default:
+		return nil, nil, errdefs.Invalidf("runtime %q is none of auto, api, cli", o.Runtime)
+	}
+	c, err := nodeclient.Dial(o.Socket)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.Runtime == runtimeAuto {
+		if cmd := o.fallback(ctx, c, log); cmd != nil {
+			_ = c.Close()
+			return cmd, func() { _ = cmd.Close() }, nil
+		}
+	}
+	return c, func() { _ = c.Close() }, nil
+}
+
+// fallback is the binary, if the node API does not answer and the binary can be run.
+func (o options) fallback(ctx context.Context, api *nodeclient.Client, log *slog.Logger) *nodecli.Client {
+	cmd, err := o.command()
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	for {
+		_, err := api.Info(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			log.Warn("the node API does not answer, VMs are reached by the cocoon binary, which is slower", "op", cmd.Target(), "err", err)
+			return cmd
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// command is the binary. It is told of the socket only when that is not where the binary looks by itself.
+func (o options) command() (*nodecli.Client, error) {
+	socket := o.Socket
+	if socket == defaultSocket {
+		socket = ""
+	}
+	return nodecli.New(o.CocoonBin, socket)
+}
