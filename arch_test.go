@@ -43,7 +43,7 @@ var layers = []layer{
 	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},
 	{"L3 image", 3, []string{"internal/image/"}, []string{"sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
 	{"L3 snapshot", 3, []string{"internal/snapshot/"}, []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/"}},
-	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "golang.org/x/", "github.com/mdlayher/"}},
+	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "golang.org/x/", "github.com/mdlayher/"}},
 	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, nil},
 	{"L3 journal", 3, []string{"internal/journal/"}, []string{"modernc.org/sqlite", "golang.org/x/sys/"}},

@@ -130,9 +130,13 @@ func (s *store) Export(_ context.Context, ref string, w io.Writer) error {
 type machine struct{}
 
 func (machine) Info(context.Context) (nodewire.NodeInfo, error) {
-	return nodewire.NodeInfo{Version: "v1", Hostname: "host"}, nil
+	return nodewire.NodeInfo{Version: "v1", Hostname: "host", NetworkDetails: []nodewire.Network{
+		{Name: "default", Kind: "bridge", Default: true, Up: true, Bridge: "cocoon0", Subnet: "10.88.0.0/24", Gateway: "10.88.0.1", Leased: 4, Free: 249},
+		{Name: "lab", Kind: "cni", Error: "no plugin"},
+	}}, nil
 }
 func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, nil }
+func (machine) TeardownNetworks(context.Context) error           { return errdefs.Preconditionf("VM web runs") }
 
 // serve returns a function that runs one command line against n.
 func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, stdout, stderr string) {

@@ -23,7 +23,7 @@ type Network interface {
 
 	// Attach gives the VM called name its tap, MAC and IP. Idempotent per (id, index): the same answer again, and a tap
 	// that vanished is made again; another name is the VM's from then on. The MAC and IP depend on the first name only, as
-	// far as the address is free.
+	// far as the address is free, unless somebody beyond the network decides about addresses.
 	// Errors: ResourceExhausted when no address is left.
 	Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (vm.NIC, error)
 

@@ -29,6 +29,10 @@ func (n *node) Doctor(ctx context.Context, _ *nodev1.DoctorRequest) (*nodev1.Doc
 	return nodewire.EncodeChecks(checks), nil
 }
 
+func (n *node) TeardownNetworks(ctx context.Context, _ *nodev1.TeardownNetworksRequest) (*nodev1.TeardownNetworksResponse, error) {
+	return &nodev1.TeardownNetworksResponse{}, n.host.TeardownNetworks(ctx)
+}
+
 func (n *node) Reset(ctx context.Context, _ *nodev1.ResetRequest) (*nodev1.ResetResponse, error) {
 	return &nodev1.ResetResponse{}, n.engine.Reset(ctx)
 }

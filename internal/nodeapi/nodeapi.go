@@ -93,6 +93,7 @@ type Images interface {
 type Host interface {
 	Info(ctx context.Context) (nodewire.NodeInfo, error)
 	Doctor(ctx context.Context) ([]nodewire.Check, error)
+	TeardownNetworks(ctx context.Context) error
 }
 
 // Config says where to serve.

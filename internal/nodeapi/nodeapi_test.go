@@ -97,6 +97,8 @@ func (host) Info(context.Context) (nodewire.NodeInfo, error) {
 	return nodewire.NodeInfo{Hostname: "n"}, nil
 }
 
+func (host) TeardownNetworks(context.Context) error { return errdefs.Preconditionf("VM web runs") }
+
 func (host) Doctor(context.Context) ([]nodewire.Check, error) {
 	return []nodewire.Check{{Name: "root"}}, nil
 }
@@ -455,6 +457,9 @@ func TestImagesAndNode(t *testing.T) {
 	}
 	if i, err := c.Info(ctx); err != nil || i.Hostname != "n" {
 		t.Error(i, err)
+	}
+	if err := c.TeardownNetworks(ctx); !errdefs.IsFailedPrecondition(err) {
+		t.Error(err)
 	}
 	if d, err := c.Doctor(ctx); err != nil || len(d) != 1 {
 		t.Error(d, err)

@@ -25,6 +25,12 @@ func (c *Client) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	return nodewire.DecodeChecks(m), nil
 }
 
+// TeardownNetworks removes every link and rule of the node's networks. FailedPrecondition while a VM that runs uses one.
+func (c *Client) TeardownNetworks(ctx context.Context) error {
+	_, err := unary(ctx, c, c.node.TeardownNetworks, &nodev1.TeardownNetworksRequest{})
+	return err
+}
+
 // Reset removes every VM and every link and rule of the node's networks. Images stay.
 func (c *Client) Reset(ctx context.Context) error {
 	_, err := unary(ctx, c, c.node.Reset, &nodev1.ResetRequest{})

@@ -21,6 +21,22 @@ type NodeInfo struct {
 	Drivers   []Driver         `json:"drivers"`
 	Networks  []string         `json:"networks"`
 	VMs       map[string]int64 `json:"vms"` // how many in each state
+
+	NetworkDetails []Network `json:"network_details"` // as Networks, the default one first
+}
+
+// Network is one network of a node.
+type Network struct {
+	Name    string `json:"name"`
+	Kind    string `json:"kind"` // bridge or cni
+	Default bool   `json:"default"`
+	Up      bool   `json:"up"`
+	Error   string `json:"error,omitempty"`  // why it is not up
+	Bridge  string `json:"bridge,omitempty"` // link name; of kind bridge, as the rest
+	Subnet  string `json:"subnet,omitempty"` // CIDR
+	Gateway string `json:"gateway,omitempty"`
+	Leased  int    `json:"leased,omitempty"` // addresses
+	Free    int    `json:"free,omitempty"`
 }
 
 // Driver is one hypervisor driver of a node and what it can do there.
@@ -53,6 +69,21 @@ func EncodeNodeInfo(i NodeInfo) *nodev1.NodeInfo {
 		Version: i.Version, Hostname: i.Hostname, StateDir: i.StateDir, RunDir: i.RunDir, Pid: int64(i.PID),
 		StartedAtNs: EncodeTime(i.StartedAt), Cpus: int64(i.CPUs), Memory: i.Memory,
 		Drivers: each(i.Drivers, encodeDriver), Networks: slices.Clone(i.Networks), Vms: maps.Clone(i.VMs),
+		NetworkDetails: each(i.NetworkDetails, encodeNetwork),
+	}
+}
+
+func encodeNetwork(n Network) *nodev1.Network {
+	return &nodev1.Network{
+		Name: n.Name, Kind: n.Kind, Default: n.Default, Up: n.Up, Error: n.Error,
+		Bridge: n.Bridge, Subnet: n.Subnet, Gateway: n.Gateway, Leased: int64(n.Leased), Free: int64(n.Free),
+	}
+}
+
+func decodeNetwork(m *nodev1.Network) Network {
+	return Network{
+		Name: m.GetName(), Kind: m.GetKind(), Default: m.GetDefault(), Up: m.GetUp(), Error: m.GetError(),
+		Bridge: m.GetBridge(), Subnet: m.GetSubnet(), Gateway: m.GetGateway(), Leased: int(m.GetLeased()), Free: int(m.GetFree()),
 	}
 }
 
@@ -62,6 +93,7 @@ func DecodeNodeInfo(m *nodev1.NodeInfo) NodeInfo {
 		Version: m.GetVersion(), Hostname: m.GetHostname(), StateDir: m.GetStateDir(), RunDir: m.GetRunDir(), PID: int(m.GetPid()),
 		StartedAt: DecodeTime(m.GetStartedAtNs()), CPUs: int(m.GetCpus()), Memory: m.GetMemory(),
 		Drivers: each(m.GetDrivers(), decodeDriver), Networks: cloneSlice(m.GetNetworks()), VMs: cloneMap(m.GetVms()),
+		NetworkDetails: each(m.GetNetworkDetails(), decodeNetwork),
 	}
 }
 

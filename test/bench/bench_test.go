@@ -46,6 +46,7 @@ func TestBench(t *testing.T) {
 		{"fake", fakes},
 		{"pulls", pulls},
 		{"layers", layers},
+		{"leases", leases},
 	} {
 		if !t.Run(b.name, func(t *testing.T) { b.run(t, &results) }) {
 			return

@@ -4250,20 +4250,21 @@ func (*InfoRequest) Descriptor() ([]byte, []int) {
 }
 
 type NodeInfo struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	Hostname      string                 `protobuf:"bytes,2,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	StateDir      string                 `protobuf:"bytes,3,opt,name=state_dir,json=stateDir,proto3" json:"state_dir,omitempty"`
-	RunDir        string                 `protobuf:"bytes,4,opt,name=run_dir,json=runDir,proto3" json:"run_dir,omitempty"`
-	Pid           int64                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
-	StartedAtNs   int64                  `protobuf:"varint,6,opt,name=started_at_ns,json=startedAtNs,proto3" json:"started_at_ns,omitempty"` // of the daemon
-	Cpus          int64                  `protobuf:"varint,7,opt,name=cpus,proto3" json:"cpus,omitempty"`
-	Memory        int64                  `protobuf:"varint,8,opt,name=memory,proto3" json:"memory,omitempty"` // bytes
-	Drivers       []*Driver              `protobuf:"bytes,9,rep,name=drivers,proto3" json:"drivers,omitempty"`
-	Networks      []string               `protobuf:"bytes,10,rep,name=networks,proto3" json:"networks,omitempty"`
-	Vms           map[string]int64       `protobuf:"bytes,11,rep,name=vms,proto3" json:"vms,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // by state
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Version        string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Hostname       string                 `protobuf:"bytes,2,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	StateDir       string                 `protobuf:"bytes,3,opt,name=state_dir,json=stateDir,proto3" json:"state_dir,omitempty"`
+	RunDir         string                 `protobuf:"bytes,4,opt,name=run_dir,json=runDir,proto3" json:"run_dir,omitempty"`
+	Pid            int64                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartedAtNs    int64                  `protobuf:"varint,6,opt,name=started_at_ns,json=startedAtNs,proto3" json:"started_at_ns,omitempty"` // of the daemon
+	Cpus           int64                  `protobuf:"varint,7,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	Memory         int64                  `protobuf:"varint,8,opt,name=memory,proto3" json:"memory,omitempty"` // bytes
+	Drivers        []*Driver              `protobuf:"bytes,9,rep,name=drivers,proto3" json:"drivers,omitempty"`
+	Networks       []string               `protobuf:"bytes,10,rep,name=networks,proto3" json:"networks,omitempty"`
+	Vms            map[string]int64       `protobuf:"bytes,11,rep,name=vms,proto3" json:"vms,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // by state
+	NetworkDetails []*Network             `protobuf:"bytes,12,rep,name=network_details,json=networkDetails,proto3" json:"network_details,omitempty"`                                // as networks, the default one first
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *NodeInfo) Reset() {
@@ -4373,6 +4374,129 @@ func (x *NodeInfo) GetVms() map[string]int64 {
 	return nil
 }
 
+func (x *NodeInfo) GetNetworkDetails() []*Network {
+	if x != nil {
+		return x.NetworkDetails
+	}
+	return nil
+}
+
+type Network struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // bridge or cni
+	Default       bool                   `protobuf:"varint,3,opt,name=default,proto3" json:"default,omitempty"`
+	Up            bool                   `protobuf:"varint,4,opt,name=up,proto3" json:"up,omitempty"`
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`   // why it is not up
+	Bridge        string                 `protobuf:"bytes,6,opt,name=bridge,proto3" json:"bridge,omitempty"` // link name; of kind bridge, as the rest
+	Subnet        string                 `protobuf:"bytes,7,opt,name=subnet,proto3" json:"subnet,omitempty"` // CIDR
+	Gateway       string                 `protobuf:"bytes,8,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	Leased        int64                  `protobuf:"varint,9,opt,name=leased,proto3" json:"leased,omitempty"` // addresses
+	Free          int64                  `protobuf:"varint,10,opt,name=free,proto3" json:"free,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Network) Reset() {
+	*x = Network{}
+	mi := &file_node_v1_node_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Network) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Network) ProtoMessage() {}
+
+func (x *Network) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Network.ProtoReflect.Descriptor instead.
+func (*Network) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *Network) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Network) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Network) GetDefault() bool {
+	if x != nil {
+		return x.Default
+	}
+	return false
+}
+
+func (x *Network) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *Network) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Network) GetBridge() string {
+	if x != nil {
+		return x.Bridge
+	}
+	return ""
+}
+
+func (x *Network) GetSubnet() string {
+	if x != nil {
+		return x.Subnet
+	}
+	return ""
+}
+
+func (x *Network) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Network) GetLeased() int64 {
+	if x != nil {
+		return x.Leased
+	}
+	return 0
+}
+
+func (x *Network) GetFree() int64 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
 type Driver struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4390,7 +4514,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4402,7 +4526,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4415,7 +4539,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Driver) GetName() string {
@@ -4489,7 +4613,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +4625,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4638,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 type DoctorResponse struct {
@@ -4526,7 +4650,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4538,7 +4662,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4551,7 +4675,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -4576,7 +4700,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4588,7 +4712,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4601,7 +4725,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Check) GetName() string {
@@ -4661,7 +4785,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4673,7 +4797,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4686,7 +4810,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 type ResetResponse struct {
@@ -4697,7 +4821,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4709,7 +4833,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4722,7 +4846,79 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+}
+
+type TeardownNetworksRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TeardownNetworksRequest) Reset() {
+	*x = TeardownNetworksRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TeardownNetworksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TeardownNetworksRequest) ProtoMessage() {}
+
+func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
+func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+}
+
+type TeardownNetworksResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TeardownNetworksResponse) Reset() {
+	*x = TeardownNetworksResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TeardownNetworksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TeardownNetworksResponse) ProtoMessage() {}
+
+func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
+func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 type CloneRequest struct {
@@ -4747,7 +4943,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4955,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4968,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -4883,7 +5079,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4895,7 +5091,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4908,7 +5104,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -4935,7 +5131,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +5143,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +5156,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -4986,7 +5182,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5194,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5207,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -5034,7 +5230,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5046,7 +5242,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5059,7 +5255,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -5132,7 +5328,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5144,7 +5340,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5157,7 +5353,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Snapshot) GetId() string {
@@ -5364,7 +5560,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5376,7 +5572,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5389,7 +5585,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Machine) GetDriver() string {
@@ -5449,7 +5645,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5461,7 +5657,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5474,7 +5670,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 type InspectSnapshotRequest struct {
@@ -5486,7 +5682,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5498,7 +5694,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5511,7 +5707,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -5530,7 +5726,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +5738,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +5751,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -5573,7 +5769,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5781,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5794,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 type ExportSnapshotRequest struct {
@@ -5611,7 +5807,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5623,7 +5819,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5636,7 +5832,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -5666,7 +5862,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5678,7 +5874,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5691,7 +5887,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -5746,7 +5942,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5758,7 +5954,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5771,7 +5967,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -5809,7 +6005,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5821,7 +6017,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5834,7 +6030,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -5890,7 +6086,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +6098,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +6111,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -5959,7 +6155,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5971,7 +6167,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5984,7 +6180,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -6026,7 +6222,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6038,7 +6234,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6051,7 +6247,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -6086,7 +6282,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6098,7 +6294,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6111,7 +6307,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -6147,7 +6343,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6159,7 +6355,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6172,7 +6368,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -6212,7 +6408,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6224,7 +6420,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6237,7 +6433,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -6258,7 +6454,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6270,7 +6466,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6283,7 +6479,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -6629,7 +6825,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\amapping\x18\x02 \x01(\tR\amapping\x12\x12\n" +
 	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\"\r\n" +
-	"\vInfoRequest\"\x93\x03\n" +
+	"\vInfoRequest\"\xd5\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1b\n" +
@@ -6642,10 +6838,23 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\adrivers\x18\t \x03(\v2\x16.cocoon.node.v1.DriverR\adrivers\x12\x1a\n" +
 	"\bnetworks\x18\n" +
 	" \x03(\tR\bnetworks\x123\n" +
-	"\x03vms\x18\v \x03(\v2!.cocoon.node.v1.NodeInfo.VmsEntryR\x03vms\x1a6\n" +
+	"\x03vms\x18\v \x03(\v2!.cocoon.node.v1.NodeInfo.VmsEntryR\x03vms\x12@\n" +
+	"\x0fnetwork_details\x18\f \x03(\v2\x17.cocoon.node.v1.NetworkR\x0enetworkDetails\x1a6\n" +
 	"\bVmsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xdc\x01\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xe7\x01\n" +
+	"\aNetwork\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
+	"\adefault\x18\x03 \x01(\bR\adefault\x12\x0e\n" +
+	"\x02up\x18\x04 \x01(\bR\x02up\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x16\n" +
+	"\x06bridge\x18\x06 \x01(\tR\x06bridge\x12\x16\n" +
+	"\x06subnet\x18\a \x01(\tR\x06subnet\x12\x18\n" +
+	"\agateway\x18\b \x01(\tR\agateway\x12\x16\n" +
+	"\x06leased\x18\t \x01(\x03R\x06leased\x12\x12\n" +
+	"\x04free\x18\n" +
+	" \x01(\x03R\x04free\"\xdc\x01\n" +
 	"\x06Driver\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x18\n" +
@@ -6668,7 +6877,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\afixable\x18\x06 \x01(\bR\afixable\x12\x14\n" +
 	"\x05fixed\x18\a \x01(\bR\x05fixed\"\x0e\n" +
 	"\fResetRequest\"\x0f\n" +
-	"\rResetResponse\"\x87\x04\n" +
+	"\rResetResponse\"\x19\n" +
+	"\x17TeardownNetworksRequest\"\x1a\n" +
+	"\x18TeardownNetworksResponse\"\x87\x04\n" +
 	"\fCloneRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
 	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
@@ -6843,11 +7054,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\aCollect\x12\x1e.cocoon.node.v1.CollectRequest\x1a\x1f.cocoon.node.v1.CollectResponse\x12I\n" +
 	"\x06Export\x12\x1d.cocoon.node.v1.ExportRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12T\n" +
 	"\fSyncMappings\x12#.cocoon.node.v1.SyncMappingsRequest\x1a\x1f.cocoon.node.v1.MappingProblems\x12L\n" +
-	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xd4\x01\n" +
+	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xbb\x02\n" +
 	"\x04Node\x12=\n" +
 	"\x04Info\x12\x1b.cocoon.node.v1.InfoRequest\x1a\x18.cocoon.node.v1.NodeInfo\x12G\n" +
 	"\x06Doctor\x12\x1d.cocoon.node.v1.DoctorRequest\x1a\x1e.cocoon.node.v1.DoctorResponse\x12D\n" +
-	"\x05Reset\x12\x1c.cocoon.node.v1.ResetRequest\x1a\x1d.cocoon.node.v1.ResetResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
+	"\x05Reset\x12\x1c.cocoon.node.v1.ResetRequest\x1a\x1d.cocoon.node.v1.ResetResponse\x12e\n" +
+	"\x10TeardownNetworks\x12'.cocoon.node.v1.TeardownNetworksRequest\x1a(.cocoon.node.v1.TeardownNetworksResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
 
 var (
 	file_node_v1_node_proto_rawDescOnce sync.Once
@@ -6861,108 +7073,111 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_node_v1_node_proto_goTypes = []any{
-	(*CreateRequest)(nil),          // 0: cocoon.node.v1.CreateRequest
-	(*LaunchRequest)(nil),          // 1: cocoon.node.v1.LaunchRequest
-	(*StartRequest)(nil),           // 2: cocoon.node.v1.StartRequest
-	(*StopRequest)(nil),            // 3: cocoon.node.v1.StopRequest
-	(*RestartRequest)(nil),         // 4: cocoon.node.v1.RestartRequest
-	(*RemoveRequest)(nil),          // 5: cocoon.node.v1.RemoveRequest
-	(*RemoveResponse)(nil),         // 6: cocoon.node.v1.RemoveResponse
-	(*InspectRequest)(nil),         // 7: cocoon.node.v1.InspectRequest
-	(*ListRequest)(nil),            // 8: cocoon.node.v1.ListRequest
-	(*WatchRequest)(nil),           // 9: cocoon.node.v1.WatchRequest
-	(*StatsRequest)(nil),           // 10: cocoon.node.v1.StatsRequest
-	(*Spec)(nil),                   // 11: cocoon.node.v1.Spec
-	(*CloudInit)(nil),              // 12: cocoon.node.v1.CloudInit
-	(*Volume)(nil),                 // 13: cocoon.node.v1.Volume
-	(*VolumeFile)(nil),             // 14: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                  // 15: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),    // 16: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),   // 17: cocoon.node.v1.UpdateVolumeResponse
-	(*Process)(nil),                // 18: cocoon.node.v1.Process
-	(*EnvVar)(nil),                 // 19: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                // 20: cocoon.node.v1.NICSpec
-	(*Record)(nil),                 // 21: cocoon.node.v1.Record
-	(*Resume)(nil),                 // 22: cocoon.node.v1.Resume
-	(*Boot)(nil),                   // 23: cocoon.node.v1.Boot
-	(*Disk)(nil),                   // 24: cocoon.node.v1.Disk
-	(*NIC)(nil),                    // 25: cocoon.node.v1.NIC
-	(*Event)(nil),                  // 26: cocoon.node.v1.Event
-	(*ExecRequest)(nil),            // 27: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),              // 28: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                // 29: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),           // 30: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),            // 31: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),            // 32: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),               // 33: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),         // 34: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),        // 35: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),          // 36: cocoon.node.v1.StatsResponse
-	(*ImportRequest)(nil),          // 37: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),            // 38: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),         // 39: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),      // 40: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),        // 41: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),     // 42: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 43: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                  // 44: cocoon.node.v1.Image
-	(*PullRequest)(nil),            // 45: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),           // 46: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),           // 47: cocoon.node.v1.PullResponse
-	(*Progress)(nil),               // 48: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),         // 49: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),        // 50: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),         // 51: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),        // 52: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),          // 53: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),         // 54: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),    // 55: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                // 56: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),        // 57: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),        // 58: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),         // 59: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),            // 60: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),               // 61: cocoon.node.v1.NodeInfo
-	(*Driver)(nil),                 // 62: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),          // 63: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),         // 64: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                  // 65: cocoon.node.v1.Check
-	(*ResetRequest)(nil),           // 66: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),          // 67: cocoon.node.v1.ResetResponse
-	(*CloneRequest)(nil),           // 68: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),         // 69: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),       // 70: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),            // 71: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),            // 72: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),               // 73: cocoon.node.v1.Snapshot
-	(*Machine)(nil),                // 74: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),   // 75: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil), // 76: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),  // 77: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil), // 78: cocoon.node.v1.RemoveSnapshotResponse
-	(*ExportSnapshotRequest)(nil),  // 79: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),  // 80: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),    // 81: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),       // 82: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),       // 83: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),             // 84: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),    // 85: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),    // 86: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),             // 87: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),            // 88: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),       // 89: cocoon.node.v1.PushImageRequest
-	nil,                            // 90: cocoon.node.v1.Spec.LabelsEntry
-	nil,                            // 91: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                            // 92: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                            // 93: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                            // 94: cocoon.node.v1.Snapshot.LabelsEntry
+	(*CreateRequest)(nil),            // 0: cocoon.node.v1.CreateRequest
+	(*LaunchRequest)(nil),            // 1: cocoon.node.v1.LaunchRequest
+	(*StartRequest)(nil),             // 2: cocoon.node.v1.StartRequest
+	(*StopRequest)(nil),              // 3: cocoon.node.v1.StopRequest
+	(*RestartRequest)(nil),           // 4: cocoon.node.v1.RestartRequest
+	(*RemoveRequest)(nil),            // 5: cocoon.node.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 6: cocoon.node.v1.RemoveResponse
+	(*InspectRequest)(nil),           // 7: cocoon.node.v1.InspectRequest
+	(*ListRequest)(nil),              // 8: cocoon.node.v1.ListRequest
+	(*WatchRequest)(nil),             // 9: cocoon.node.v1.WatchRequest
+	(*StatsRequest)(nil),             // 10: cocoon.node.v1.StatsRequest
+	(*Spec)(nil),                     // 11: cocoon.node.v1.Spec
+	(*CloudInit)(nil),                // 12: cocoon.node.v1.CloudInit
+	(*Volume)(nil),                   // 13: cocoon.node.v1.Volume
+	(*VolumeFile)(nil),               // 14: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                    // 15: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),      // 16: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),     // 17: cocoon.node.v1.UpdateVolumeResponse
+	(*Process)(nil),                  // 18: cocoon.node.v1.Process
+	(*EnvVar)(nil),                   // 19: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                  // 20: cocoon.node.v1.NICSpec
+	(*Record)(nil),                   // 21: cocoon.node.v1.Record
+	(*Resume)(nil),                   // 22: cocoon.node.v1.Resume
+	(*Boot)(nil),                     // 23: cocoon.node.v1.Boot
+	(*Disk)(nil),                     // 24: cocoon.node.v1.Disk
+	(*NIC)(nil),                      // 25: cocoon.node.v1.NIC
+	(*Event)(nil),                    // 26: cocoon.node.v1.Event
+	(*ExecRequest)(nil),              // 27: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                // 28: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                  // 29: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),             // 30: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),              // 31: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),              // 32: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                 // 33: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),           // 34: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),          // 35: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),            // 36: cocoon.node.v1.StatsResponse
+	(*ImportRequest)(nil),            // 37: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),              // 38: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),           // 39: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),        // 40: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),          // 41: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),       // 42: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 43: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                    // 44: cocoon.node.v1.Image
+	(*PullRequest)(nil),              // 45: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),             // 46: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),             // 47: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                 // 48: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),           // 49: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),          // 50: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),           // 51: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),          // 52: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),            // 53: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),           // 54: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),      // 55: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                  // 56: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),          // 57: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),          // 58: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),           // 59: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),              // 60: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                 // 61: cocoon.node.v1.NodeInfo
+	(*Network)(nil),                  // 62: cocoon.node.v1.Network
+	(*Driver)(nil),                   // 63: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),            // 64: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 65: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                    // 66: cocoon.node.v1.Check
+	(*ResetRequest)(nil),             // 67: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),            // 68: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),  // 69: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil), // 70: cocoon.node.v1.TeardownNetworksResponse
+	(*CloneRequest)(nil),             // 71: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),           // 72: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),         // 73: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),              // 74: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),              // 75: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                 // 76: cocoon.node.v1.Snapshot
+	(*Machine)(nil),                  // 77: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),     // 78: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),   // 79: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),    // 80: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),   // 81: cocoon.node.v1.RemoveSnapshotResponse
+	(*ExportSnapshotRequest)(nil),    // 82: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),    // 83: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),      // 84: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),         // 85: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),         // 86: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),               // 87: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),      // 88: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),      // 89: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),               // 90: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),              // 91: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),         // 92: cocoon.node.v1.PushImageRequest
+	nil,                              // 93: cocoon.node.v1.Spec.LabelsEntry
+	nil,                              // 94: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                              // 95: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                              // 96: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                              // 97: cocoon.node.v1.Snapshot.LabelsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11, // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11, // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	90, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	93, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	18, // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	20, // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	12, // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -6993,109 +7208,112 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	44, // 30: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
 	56, // 31: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
 	59, // 32: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	62, // 33: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	91, // 34: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	65, // 35: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	92, // 36: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	20, // 37: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	46, // 38: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	93, // 39: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	74, // 40: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	94, // 41: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	81, // 42: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	83, // 43: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	73, // 44: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	84, // 45: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	84, // 46: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	84, // 47: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	84, // 48: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	0,  // 49: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,  // 50: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,  // 51: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,  // 52: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,  // 53: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,  // 54: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,  // 55: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,  // 56: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,  // 57: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	27, // 58: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	32, // 59: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	34, // 60: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10, // 61: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	16, // 62: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	68, // 63: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	69, // 64: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	70, // 65: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	71, // 66: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	72, // 67: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	75, // 68: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	76, // 69: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	77, // 70: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	79, // 71: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	80, // 72: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	85, // 73: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	86, // 74: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	87, // 75: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	89, // 76: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	37, // 77: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	40, // 78: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	41, // 79: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	42, // 80: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	45, // 81: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	49, // 82: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	51, // 83: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	53, // 84: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	55, // 85: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	57, // 86: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	60, // 87: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	63, // 88: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	66, // 89: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	21, // 90: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	21, // 91: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	21, // 92: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	21, // 93: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	21, // 94: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,  // 95: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	21, // 96: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	21, // 97: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	26, // 98: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	30, // 99: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	33, // 100: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	35, // 101: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	36, // 102: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	17, // 103: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	21, // 104: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	21, // 105: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	21, // 106: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	21, // 107: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	73, // 108: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	73, // 109: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	73, // 110: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	78, // 111: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	54, // 112: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	82, // 113: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	82, // 114: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	82, // 115: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	88, // 116: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	47, // 117: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	39, // 118: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	44, // 119: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	44, // 120: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	43, // 121: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	47, // 122: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	50, // 123: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	52, // 124: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	54, // 125: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	58, // 126: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	58, // 127: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	61, // 128: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	64, // 129: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	67, // 130: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	90, // [90:131] is the sub-list for method output_type
-	49, // [49:90] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	63, // 33: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	94, // 34: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	62, // 35: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	66, // 36: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	95, // 37: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	20, // 38: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	46, // 39: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	96, // 40: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	77, // 41: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	97, // 42: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	84, // 43: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	86, // 44: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	76, // 45: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	87, // 46: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	87, // 47: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	87, // 48: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	87, // 49: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	0,  // 50: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,  // 51: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,  // 52: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,  // 53: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,  // 54: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,  // 55: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,  // 56: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,  // 57: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,  // 58: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	27, // 59: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	32, // 60: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	34, // 61: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10, // 62: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	16, // 63: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	71, // 64: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	72, // 65: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	73, // 66: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	74, // 67: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	75, // 68: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	78, // 69: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	79, // 70: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	80, // 71: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	82, // 72: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	83, // 73: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	88, // 74: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	89, // 75: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	90, // 76: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	92, // 77: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	37, // 78: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	40, // 79: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	41, // 80: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	42, // 81: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	45, // 82: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	49, // 83: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	51, // 84: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	53, // 85: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	55, // 86: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	57, // 87: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	60, // 88: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	64, // 89: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	67, // 90: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	69, // 91: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	21, // 92: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	21, // 93: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	21, // 94: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	21, // 95: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	21, // 96: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,  // 97: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	21, // 98: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	21, // 99: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	26, // 100: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	30, // 101: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	33, // 102: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	35, // 103: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	36, // 104: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	17, // 105: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	21, // 106: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	21, // 107: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	21, // 108: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	21, // 109: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	76, // 110: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	76, // 111: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	76, // 112: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	81, // 113: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	54, // 114: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	85, // 115: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	85, // 116: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	85, // 117: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	91, // 118: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	47, // 119: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	39, // 120: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	44, // 121: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	44, // 122: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	43, // 123: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	47, // 124: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	50, // 125: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	52, // 126: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	54, // 127: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	58, // 128: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	58, // 129: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	61, // 130: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	65, // 131: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	68, // 132: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	70, // 133: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	92, // [92:134] is the sub-list for method output_type
+	50, // [50:92] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -7142,11 +7360,11 @@ func file_node_v1_node_proto_init() {
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[80].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[83].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[82].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[85].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
@@ -7156,7 +7374,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   95,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -1755,9 +1755,10 @@ var Images_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Node_Info_FullMethodName   = "/cocoon.node.v1.Node/Info"
-	Node_Doctor_FullMethodName = "/cocoon.node.v1.Node/Doctor"
-	Node_Reset_FullMethodName  = "/cocoon.node.v1.Node/Reset"
+	Node_Info_FullMethodName             = "/cocoon.node.v1.Node/Info"
+	Node_Doctor_FullMethodName           = "/cocoon.node.v1.Node/Doctor"
+	Node_Reset_FullMethodName            = "/cocoon.node.v1.Node/Reset"
+	Node_TeardownNetworks_FullMethodName = "/cocoon.node.v1.Node/TeardownNetworks"
 )
 
 // NodeClient is the client API for Node service.
@@ -1771,6 +1772,9 @@ type NodeClient interface {
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Reset removes every VM and every link and rule of the node's networks. Images stay.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
+	// TeardownNetworks removes every link and rule of the node's networks while no VM uses them. The next VM that starts
+	// brings them up again.
+	TeardownNetworks(ctx context.Context, in *TeardownNetworksRequest, opts ...grpc.CallOption) (*TeardownNetworksResponse, error)
 }
 
 type nodeClient struct {
@@ -1811,6 +1815,16 @@ func (c *nodeClient) Reset(ctx context.Context, in *ResetRequest, opts ...grpc.C
 	return out, nil
 }
 
+func (c *nodeClient) TeardownNetworks(ctx context.Context, in *TeardownNetworksRequest, opts ...grpc.CallOption) (*TeardownNetworksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TeardownNetworksResponse)
+	err := c.cc.Invoke(ctx, Node_TeardownNetworks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -1822,6 +1836,9 @@ type NodeServer interface {
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Reset removes every VM and every link and rule of the node's networks. Images stay.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
+	// TeardownNetworks removes every link and rule of the node's networks while no VM uses them. The next VM that starts
+	// brings them up again.
+	TeardownNetworks(context.Context, *TeardownNetworksRequest) (*TeardownNetworksResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -1840,6 +1857,9 @@ func (UnimplementedNodeServer) Doctor(context.Context, *DoctorRequest) (*DoctorR
 }
 func (UnimplementedNodeServer) Reset(context.Context, *ResetRequest) (*ResetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reset not implemented")
+}
+func (UnimplementedNodeServer) TeardownNetworks(context.Context, *TeardownNetworksRequest) (*TeardownNetworksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TeardownNetworks not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -1916,6 +1936,24 @@ func _Node_Reset_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_TeardownNetworks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TeardownNetworksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).TeardownNetworks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_TeardownNetworks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).TeardownNetworks(ctx, req.(*TeardownNetworksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1934,6 +1972,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reset",
 			Handler:    _Node_Reset_Handler,
+		},
+		{
+			MethodName: "TeardownNetworks",
+			Handler:    _Node_TeardownNetworks_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/network/bridge"
+	"cocoonstack.io/cocoon/internal/network/cni"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 )
 
@@ -66,6 +67,7 @@ type Fake struct {
 // NetworkConfig is the node's own network. NAT and Enabled are pointers to tell "false" from "not said".
 type NetworkConfig struct {
 	Enabled        *bool          `json:"enabled,omitempty"`  // default true; without it VMs have no interfaces
+	Mode           string         `json:"mode,omitempty"`     // bridge (default) or cni
 	Name           string         `json:"name,omitempty"`     // default "default"
 	Instance       string         `json:"instance,omitempty"` // tells daemons apart that share a network namespace
 	Bridge         string         `json:"bridge,omitempty"`   // default cocoon0
@@ -79,7 +81,8 @@ type NetworkConfig struct {
 	NAT            *bool          `json:"nat,omitempty"` // default true
 	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
 	Isolation      bool           `json:"isolation,omitempty"` // guests do not reach each other
-	Leases         string         `json:"leases,omitempty"`    // path of the lease file
+	CNI            CNIConfig      `json:"cni,omitzero"`
+	Leases         string         `json:"leases,omitempty"` // path of the lease file
 }
 
 // Pool keeps clones ready before anybody asks for them.
@@ -139,6 +142,9 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Log.Format, "log-format", "", "text or json (default text)")
 	f.StringVar(&c.Network.NetNS, "netns", "", "network namespace of bridge and taps (default: this process's)")
 	f.StringVar(&c.Network.Bridge, "bridge", "", "name of the bridge (default cocoon0)")
+	f.StringVar(&c.Network.Mode, "network-mode", "", "bridge, or cni for the conflists of --cni-conf-dir alone (default bridge)")
+	f.StringVar(&c.Network.CNI.ConfDir, "cni-conf-dir", "", "folder of conflists, which are further networks (default with --network-mode cni: "+cni.DefaultConfDir+")")
+	f.StringSliceVar(&c.Network.CNI.BinDirs, "cni-bin-dir", nil, "folders of CNI plugins (default "+strings.Join(cni.DefaultBinDirs, ", ")+")")
 	f.StringVar(&c.Network.Subnet, "subnet", "", "IPv4 subnet of the VMs (default: a free /24)")
 }
 
@@ -155,6 +161,7 @@ func (c *Config) complete() error {
 		{&c.Log.Level, "info"},
 		{&c.Log.Format, "text"},
 		{&c.Network.Name, "default"},
+		{&c.Network.Mode, modeBridge},
 		{&c.Guest.Kernel, assets.Path("guest/vmlinux")},
 		{&c.Guest.Initramfs, assets.Path("guest/initramfs")},
 	} {
@@ -171,6 +178,15 @@ func (c *Config) complete() error {
 	}
 	if c.Network.Leases == "" {
 		c.Network.Leases = filepath.Join(c.StateDir, "net", "leases.json")
+	}
+	if c.Network.Mode != modeBridge && c.Network.Mode != modeCNI {
+		return errdefs.Invalidf("network mode %q is neither %s nor %s", c.Network.Mode, modeBridge, modeCNI)
+	}
+	if c.Network.Mode == modeCNI && c.Network.CNI.ConfDir == "" {
+		c.Network.CNI.ConfDir = cni.DefaultConfDir
+	}
+	if c.Network.Mode == modeBridge && c.Network.CNI.Default != "" {
+		return errdefs.Invalidf("network.cni.default is for mode %s; in mode %s the bridge is the default network", modeCNI, modeBridge)
 	}
 	if c.Socket == "" {
 		c.Socket = filepath.Join(c.RunDir, "cocoond.sock")

@@ -24,8 +24,6 @@ import (
 	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/image/seed"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
-	"cocoonstack.io/cocoon/internal/network"
-	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -39,7 +37,7 @@ type daemon struct {
 	log     *slog.Logger
 	images  *local.Store
 	puller  *pull.Puller
-	network *keptNetwork // nil when switched off
+	nets    *networks
 	metrics *metrics
 }
 
@@ -52,13 +50,11 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 	if d.puller, err = pull.New(d.pullConfig(), d.images); err != nil {
 		return nil, err
 	}
-	if yes(cfg.Network.Enabled) {
-		n, err := bridge.New(cfg.bridge(), log.With("component", "network"))
-		if err != nil {
-			return nil, err
-		}
-		d.network = keep(n)
-		d.metrics.registry.MustRegister(networkCollector{n})
+	if d.nets, err = newNetworks(cfg, log); err != nil {
+		return nil, err
+	}
+	if d.nets.bridge != nil {
+		d.metrics.registry.MustRegister(networkCollector{d.nets.bridge})
 	}
 	return d, nil
 }
@@ -120,14 +116,10 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	networks, defaultNetwork := map[string]network.Network{}, ""
-	if d.network != nil {
-		if err := d.network.Setup(ctx); err != nil {
-			return nil, err
-		}
-		defaultNetwork = d.network.Name()
-		networks[defaultNetwork] = d.network
+	if err := d.nets.setup(ctx); err != nil {
+		return nil, err
 	}
+	networks, defaultNetwork := d.nets.byName()
 	e, err := engine.New(engine.Config{
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: defaultNetwork,
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
@@ -204,9 +196,7 @@ func (d *daemon) run(ctx context.Context) error {
 	ictx, stopInner := context.WithCancel(ictx)
 	defer stopInner()
 	inner.Go(func() error { return h.engine.Run(ictx) })
-	if d.network != nil {
-		inner.Go(func() error { return d.network.Run(ictx) })
-	}
+	inner.Go(func() error { return d.nets.run(ictx) })
 	// The doors must not go on without what they stand on.
 	outer.Go(func() error {
 		select {
@@ -276,10 +266,10 @@ func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 	if runErr := <-ended; err == nil {
 		err = runErr
 	}
-	if err != nil || d.network == nil {
+	if err != nil {
 		return err
 	}
-	return d.network.Teardown(ctx)
+	return d.nets.teardown(ctx)
 }
 
 func (d *daemon) stopAll(ctx context.Context, e *engine.Engine, grace time.Duration, ended chan error) error {

@@ -15,6 +15,7 @@ type keptNetwork struct {
 
 	mu   sync.Mutex
 	up   bool
+	why  error         // it is not up, although Setup was called
 	turn chan struct{} // closed and replaced whenever up changes
 }
 
@@ -44,8 +45,8 @@ func (k *keptNetwork) Setup(ctx context.Context) error {
 	if k.up {
 		return nil
 	}
-	if err := k.Network.Setup(ctx); err != nil {
-		return err
+	if k.why = k.Network.Setup(ctx); k.why != nil {
+		return k.why
 	}
 	k.set(true)
 	return nil
@@ -64,6 +65,7 @@ func (k *keptNetwork) Teardown(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.set(false)
+	k.why = nil
 	return k.Network.Teardown(ctx)
 }
 

@@ -13,10 +13,12 @@ import (
 
 	"cocoonstack.io/cocoon/internal/doctor"
 	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // node answers what clients ask of the machine and the daemon.
@@ -24,13 +26,13 @@ type node struct {
 	cfg      Config
 	engine   *engine.Engine
 	drivers  map[string]hypervisor.Driver
-	network  *keptNetwork
+	nets     *networks
 	problems func(context.Context) ([]image.MappingProblem, error)
 	started  time.Time
 }
 
 func (d *daemon) newNode(h *host) *node {
-	return &node{cfg: d.cfg, engine: h.engine, drivers: h.drivers, network: d.network, problems: d.puller.Problems, started: time.Now()}
+	return &node{cfg: d.cfg, engine: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
 }
 
 // Info implements nodeapi.Host.
@@ -51,9 +53,7 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
 		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
 	}
-	if n.network != nil {
-		i.Networks = []string{n.network.Name()}
-	}
+	i.Networks, i.NetworkDetails = n.nets.names(), n.nets.describe()
 	for _, name := range slices.Sorted(maps.Keys(n.drivers)) {
 		i.Drivers = append(i.Drivers, n.driver(ctx, name))
 	}
@@ -80,4 +80,18 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 	}, false), nil
+}
+
+// TeardownNetworks removes what the networks made, unless a VM that runs stands on it.
+func (n *node) TeardownNetworks(ctx context.Context) error {
+	all, err := n.engine.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if r.State == vm.StateRunning && len(r.NICs) > 0 {
+			return errdefs.Preconditionf("VM %s runs and has a network; stop it first", r.Spec.Name)
+		}
+	}
+	return n.nets.teardown(ctx)
 }

@@ -20,13 +20,13 @@ type served struct {
 	image.Puller
 	*nodeapi.Shelf
 	metrics *metrics
-	network *keptNetwork
+	nets    *networks
 	node    *node
 }
 
 // serve joins what the doors get.
 func (d *daemon) serve(h *host) *served {
-	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, network: d.network, node: d.newNode(h)}
+	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h)}
 	s.Shelf = &nodeapi.Shelf{
 		Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}
@@ -124,8 +124,8 @@ func (s *served) PullSnapshot(ctx context.Context, from, name string, auth snaps
 // Reset removes every VM and then what the network made. The network comes up again with the next VM.
 func (s *served) Reset(ctx context.Context) error {
 	err := s.Engine.Reset(ctx)
-	if err == nil && s.network != nil {
-		err = s.network.Teardown(ctx)
+	if err == nil {
+		err = s.nets.teardown(ctx)
 	}
 	return err
 }

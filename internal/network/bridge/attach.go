@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -56,7 +57,7 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request) (nic vm.
 // nic is the answer that belongs to a lease.
 func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 	out := vm.NIC{
-		Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.path, MAC: l.MAC,
+		Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.Path, MAC: l.MAC,
 		IP: l.IP.String(), Prefix: lv.prefix.Bits(), Gateway: lv.gateway.String(), MTU: lv.mtu, DHCP: true,
 	}
 	for _, d := range lv.dns {
@@ -76,7 +77,7 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 		name := tapName(n.cfg.owner(), l.ID, l.Index, salt)
 		l.Tap = name
 		err := n.openTap(lv, *l, br.Attrs().Index, back)
-		if !errors.Is(err, errTaken) {
+		if !errors.Is(err, host.ErrTaken) {
 			return err
 		}
 	}
@@ -95,7 +96,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) 
 		back.Push(func(context.Context) error { return n.detach(lv, l) })
 		return nil
 	}
-	if errors.Is(err, errTaken) {
+	if errors.Is(err, host.ErrTaken) {
 		if old, ferr := n.findTap(l.Tap); ferr != nil {
 			err = ferr
 		} else if old != nil && old.lease.ID == l.ID && old.lease.Index == l.Index {
@@ -110,7 +111,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) 
 
 // findTap returns the tap of ours called name, nil when there is none.
 func (n *Network) findTap(name string) (*tap, error) {
-	l, err := findLink(name)
+	l, err := host.FindLink(name)
 	if err != nil || l == nil {
 		return nil, err
 	}
@@ -129,7 +130,7 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 		return err
 	}
 	if t != nil {
-		if err := removeLink(t.link); err != nil {
+		if err := host.RemoveLink(t.link); err != nil {
 			return err
 		}
 		l.MAC, l.IP = t.lease.MAC, t.lease.IP

@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/dhcp"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
@@ -33,7 +34,7 @@ const leaseTime = 24 * time.Hour
 type Network struct {
 	cfg   Config
 	log   *slog.Logger
-	space space
+	space host.Space
 	mac   net.HardwareAddr // of the bridge
 	file  *ipam.File
 	dirty chan struct{} // capacity 1: the lease file is behind
@@ -71,7 +72,7 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	return &Network{
 		cfg:   cfg,
 		log:   log,
-		space: space{path: nsPath(cfg.NetNS)},
+		space: host.Space{Path: nsPath(cfg.NetNS)},
 		mac:   bridgeMAC(cfg.owner()),
 		file:  ipam.NewFile(cfg.LeasePath),
 		dirty: make(chan struct{}, 1),
@@ -125,7 +126,7 @@ func (n *Network) whole(ctx context.Context, fn func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return n.space.do(fn)
+	return n.space.Do(fn)
 }
 
 // single runs fn in the namespace while nothing else changes the tap. fn gets nil when the network is not set up.
@@ -140,7 +141,7 @@ func (n *Network) single(ctx context.Context, tap string, fn func(*live) error) 
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return n.space.do(func() error { return fn(n.live) })
+	return n.space.Do(func() error { return fn(n.live) })
 }
 
 func (n *Network) markDirty() {

@@ -4,12 +4,14 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+
+	"cocoonstack.io/cocoon/internal/network/host"
 )
 
 // assertClean checks that the calling thread's namespace has nothing of ours in it.
 func assertClean(t testing.TB) {
 	t.Helper()
-	links, err := listLinks()
+	links, err := host.ListLinks()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +31,7 @@ func assertClean(t testing.TB) {
 	for _, table := range tables {
 		t.Errorf("nftables table %s is left", table.Name)
 	}
-	if v, err := sysctl(forwardKey); err != nil || v != "0" {
+	if v, err := host.Sysctl(forwardKey); err != nil || v != "0" {
 		t.Errorf("ip_forward is %s (%v), was 0", v, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
@@ -16,7 +17,7 @@ import (
 // it lets go of a socket.
 type gate struct {
 	rules rules
-	space space
+	space host.Space
 
 	mu   sync.Mutex // a connection buffers one batch at a time
 	conn *nftables.Conn
@@ -55,7 +56,7 @@ func (g *gate) commit(fill func(*nftables.Conn) error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.conn == nil {
-		err := g.space.do(func() (err error) {
+		err := g.space.Do(func() (err error) {
 			g.conn, err = nftables.New(nftables.AsLasting())
 			return err
 		})

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -57,7 +58,7 @@ func newGuest(t *testing.T, n *Network, name string) guest {
 // openTap opens a tap as a hypervisor would, without the offload header since two taps are joined.
 func openTap(t *testing.T, name string) *os.File {
 	t.Helper()
-	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := unix.Open(host.TunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

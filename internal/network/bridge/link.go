@@ -17,14 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-const (
-	aliasMark = "cocoon:" // starts the alias of every link of any instance
-	tunDevice = "/dev/net/tun"
-)
+const aliasMark = "cocoon:" // starts the alias of every link of any instance
 
 // bridgeAlias marks the bridge of owner.
 func bridgeAlias(owner string) string { return aliasMark + owner + " bridge" }
@@ -73,40 +71,6 @@ func letters(n int, parts ...string) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:n]
 }
 
-// findLink returns the link called name in the calling thread's namespace, nil when there is none.
-func findLink(name string) (netlink.Link, error) {
-	l, err := netlink.LinkByName(name)
-	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for link %s: %w", name, err)
-	}
-	return l, nil
-}
-
-// listLinks dumps all links. The kernel interrupts a dump when links change meanwhile; then it is asked again.
-func listLinks() ([]netlink.Link, error) {
-	for {
-		links, err := netlink.LinkList()
-		if errors.Is(err, netlink.ErrDumpInterrupted) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list links: %w", err)
-		}
-		return links, nil
-	}
-}
-
-func removeLink(l netlink.Link) error {
-	err := netlink.LinkDel(l)
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("remove link %s: %w", l.Attrs().Name, err)
-	}
-	return nil
-}
-
 // ownBridge reports whether l is the bridge of n. One that has our MAC but no alias yet was made just before a crash.
 func (n *Network) ownBridge(l netlink.Link) bool {
 	alias := l.Attrs().Alias
@@ -116,7 +80,7 @@ func (n *Network) ownBridge(l netlink.Link) bool {
 
 // ensureBridge makes the bridge with our address and brings it up. created says that it was not there.
 func (n *Network) ensureBridge(lv *live) (created bool, err error) {
-	br, err := findLink(n.cfg.Bridge)
+	br, err := host.FindLink(n.cfg.Bridge)
 	if err != nil {
 		return false, err
 	}
@@ -138,7 +102,7 @@ func (n *Network) ensureBridge(lv *live) (created bool, err error) {
 		return created, fmt.Errorf("mark bridge %s: %w", n.cfg.Bridge, err)
 	}
 	// Guests have IPv4 only; without this the host would answer them on a link-local IPv6 address.
-	if err := setSysctl("ipv6/conf/"+n.cfg.Bridge+"/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := host.SetSysctl("ipv6/conf/"+n.cfg.Bridge+"/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return created, err
 	}
 	if err := netlink.LinkSetMTU(br, lv.mtu); err != nil {
@@ -173,35 +137,9 @@ func setAddress(l netlink.Link, want netip.Prefix) error {
 	return nil
 }
 
-// errTaken says that a link of that name exists.
-var errTaken = errors.New("link name is taken")
-
-// makeTap makes a persistent tap and puts it on the bridge. It becomes persistent last: after kill -9 at any point
-// before that the kernel removes it with our file. The hypervisor opens it again with IFF_VNET_HDR and one queue.
+// makeTap makes a persistent tap and puts it on the bridge.
 func (n *Network) makeTap(name string, l ipam.Lease, bridge, mtu int) error {
-	f, err := os.OpenFile(tunDevice, os.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return tunError(err)
-	}
-	defer f.Close()
-	ifr, err := unix.NewIfreq(name)
-	if err != nil {
-		return fmt.Errorf("name tap %s: %w", name, err)
-	}
-	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
-	if err := unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, ifr); err != nil {
-		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
-			return errTaken // EINVAL: by a link that is no tap
-		}
-		return fmt.Errorf("make tap %s: %w", name, err)
-	}
-	if err := n.plugTap(name, l, bridge, mtu); err != nil {
-		return err
-	}
-	if err := unix.IoctlSetInt(int(f.Fd()), unix.TUNSETPERSIST, 1); err != nil {
-		return fmt.Errorf("keep tap %s: %w", name, err)
-	}
-	return nil
+	return host.MakeTap(name, func() error { return n.plugTap(name, l, bridge, mtu) })
 }
 
 // plugTap marks a tap, puts it on the bridge and brings it up, in one request. It may be repeated.
@@ -227,15 +165,4 @@ func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
 		}
 	}
 	return nil
-}
-
-// tunError explains why taps cannot be made.
-func tunError(err error) error {
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return errdefs.New(errdefs.FailedPrecondition, "%s is missing; run `modprobe tun`, or in a container pass --device=%s: %w", tunDevice, tunDevice, err)
-	case errors.Is(err, os.ErrPermission):
-		return errdefs.New(errdefs.FailedPrecondition, "%s may not be opened; run the daemon as root: %w", tunDevice, err)
-	}
-	return errdefs.New(errdefs.FailedPrecondition, "open %s: %w; run `modprobe tun`", tunDevice, err)
 }

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -81,20 +80,6 @@ func TestChooseSubnet(t *testing.T) {
 				t.Errorf("got %s, %v; want %s", got, err, tt.want)
 			}
 		})
-	}
-}
-
-func TestParseResolvConf(t *testing.T) {
-	for text, want := range map[string]string{
-		"": "[]",
-		"nameserver 127.0.0.53\nnameserver ::1\n":      "[]",
-		"search x\nnameserver 9.9.9.9 # c\nnameserver": "[9.9.9.9]",
-		"#nameserver 1.1.1.1\n\tnameserver\t8.8.8.8\n": "[8.8.8.8]",
-		strings.Repeat("nameserver 1.2.3.4\n", 5):      "[1.2.3.4 1.2.3.4 1.2.3.4]",
-	} {
-		if got := fmt.Sprint(parseResolvConf(text)); got != want {
-			t.Errorf("%q: %s, want %s", text, got, want)
-		}
 	}
 }
 

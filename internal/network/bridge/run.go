@@ -26,7 +26,7 @@ func (n *Network) Run(ctx context.Context) error {
 		return err
 	}
 	var sock *dhcp.Socket
-	if err := n.space.do(func() error { sock, err = dhcp.Listen(n.cfg.Bridge); return err }); err != nil {
+	if err := n.space.Do(func() error { sock, err = dhcp.Listen(n.cfg.Bridge); return err }); err != nil {
 		return fmt.Errorf("run network %s: %w", n.cfg.Name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)

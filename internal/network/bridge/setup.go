@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/undo"
 )
@@ -84,20 +83,20 @@ func (n *Network) plan() (*live, state, []tap, error) {
 
 // checkHost looks for what is missing or in the way.
 func (n *Network) checkHost() error {
-	if err := checkCaps(); err != nil {
+	if err := host.CheckCaps(); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(tunDevice, os.O_RDWR|unix.O_CLOEXEC, 0)
+	tun, err := host.OpenTun()
 	if err != nil {
-		return tunError(err)
+		return err
 	}
-	f.Close()
+	tun.Close()
 	if n.cfg.NAT || !n.cfg.Unguarded {
 		if err := probeNFT(); err != nil {
 			return err
 		}
 	}
-	br, err := findLink(n.cfg.Bridge)
+	br, err := host.FindLink(n.cfg.Bridge)
 	if err != nil {
 		return err
 	}
@@ -150,14 +149,14 @@ func (n *Network) settle(prefix netip.Prefix, leases []ipam.Lease, taps []tap) (
 
 // noteForward writes into st what Teardown must put back, if build is going to turn forwarding on.
 func (n *Network) noteForward(st *state) error {
-	here, err := identity()
+	here, err := host.Identity()
 	if err != nil {
 		return err
 	}
 	if st.Space != here {
 		st.Space, st.Forward = here, "" // after a reboot or in a new namespace our change is gone
 	}
-	value, err := sysctl(forwardKey)
+	value, err := host.Sysctl(forwardKey)
 	if err != nil {
 		return fmt.Errorf("read sysctl net/%s: %w", forwardKey, err)
 	}
@@ -182,7 +181,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	for _, t := range taps {
 		leases = append(leases, t.lease)
 	}
-	before, err := findLink(n.cfg.Bridge)
+	before, err := host.FindLink(n.cfg.Bridge)
 	if err != nil {
 		return err
 	}
@@ -206,11 +205,11 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	if err != nil {
 		return err
 	}
-	if err := setSysctl(forwardKey, "1"); err != nil {
+	if err := host.SetSysctl(forwardKey, "1"); err != nil {
 		return err
 	}
 	if created && st.Forward != "" {
-		back.Push(func(context.Context) error { return setSysctl(forwardKey, st.Forward) })
+		back.Push(func(context.Context) error { return host.SetSysctl(forwardKey, st.Forward) })
 	}
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
@@ -230,7 +229,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 
 // taps lists the taps that carry our mark.
 func (n *Network) taps() ([]tap, error) {
-	links, err := listLinks()
+	links, err := host.ListLinks()
 	if err != nil {
 		return nil, err
 	}
@@ -245,11 +244,11 @@ func (n *Network) taps() ([]tap, error) {
 }
 
 func (n *Network) removeBridge() error {
-	br, err := findLink(n.cfg.Bridge)
+	br, err := host.FindLink(n.cfg.Bridge)
 	if err != nil || br == nil || !n.ownBridge(br) {
 		return err
 	}
-	return removeLink(br)
+	return host.RemoveLink(br)
 }
 
 // Sweep implements network.Network.
@@ -284,7 +283,7 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			err := n.space.do(func() error { return removeLink(t.link) })
+			err := n.space.Do(func() error { return host.RemoveLink(t.link) })
 			if err == nil && n.live != nil {
 				n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
 				if n.live.gate != nil {
@@ -336,17 +335,17 @@ func (n *Network) restoreForward() error {
 	if err != nil || st.Forward == "" {
 		return err
 	}
-	here, err := identity()
+	here, err := host.Identity()
 	if err != nil {
 		return err
 	}
-	links, err := listLinks()
+	links, err := host.ListLinks()
 	if err != nil {
 		return err
 	}
 	shared := slices.ContainsFunc(links, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Alias, aliasMark) })
 	if st.Space == here && !shared {
-		if err := setSysctl(forwardKey, st.Forward); err != nil {
+		if err := host.SetSysctl(forwardKey, st.Forward); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -72,7 +73,7 @@ func refused(t *testing.T, cfg Config, words ...string) {
 // snapshot names what there is in the namespace.
 func snapshot(t *testing.T) []string {
 	t.Helper()
-	links, err := listLinks()
+	links, err := host.ListLinks()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func snapshot(t *testing.T) []string {
 	for _, table := range tables {
 		out = append(out, "table "+table.Name)
 	}
-	forward, err := sysctl(forwardKey)
+	forward, err := host.Sysctl(forwardKey)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,7 @@ func TestSetupRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = unix.Unmount("/dev/net", unix.MNT_DETACH) })
-		refused(t, Config{}, tunDevice, "modprobe tun")
+		refused(t, Config{}, host.TunDevice, "modprobe tun")
 	})
 	t.Run("no such namespace", func(t *testing.T) {
 		refused(t, Config{NetNS: "nowhere"}, "ip netns add nowhere")
@@ -239,13 +240,13 @@ func TestTwoNetworksAndStrangers(t *testing.T) {
 	if _, err := netlink.LinkByName(nic.Tap); err != nil {
 		t.Errorf("tearing down one network took the tap of the other: %v", err)
 	}
-	if v, _ := sysctl(forwardKey); v != "1" {
+	if v, _ := host.Sysctl(forwardKey); v != "1" {
 		t.Error("tearing down one network turned off forwarding under the other")
 	}
 	if err := b.Teardown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := setSysctl(forwardKey, "0"); err != nil { // see restoreForward: the second found it on
+	if err := host.SetSysctl(forwardKey, "0"); err != nil { // see restoreForward: the second found it on
 		t.Fatal(err)
 	}
 	if after := snapshot(t); !slices.Equal(after, before) {
@@ -267,7 +268,7 @@ func TestForwardingComesBack(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
 	for _, before := range []string{"0", "1"} {
-		if err := setSysctl(forwardKey, before); err != nil {
+		if err := host.SetSysctl(forwardKey, before); err != nil {
 			t.Fatal(err)
 		}
 		dir := t.TempDir()
@@ -275,18 +276,18 @@ func TestForwardingComesBack(t *testing.T) {
 			if err := build(t, Config{StateDir: dir}).Setup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if v, _ := sysctl(forwardKey); v != "1" {
+			if v, _ := host.Sysctl(forwardKey); v != "1" {
 				t.Errorf("forwarding is %s", v)
 			}
 		}
 		if err := build(t, Config{StateDir: dir}).Teardown(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if v, _ := sysctl(forwardKey); v != before {
+		if v, _ := host.Sysctl(forwardKey); v != before {
 			t.Errorf("forwarding was %s and became %s", before, v)
 		}
 	}
-	if err := setSysctl(forwardKey, "0"); err != nil {
+	if err := host.SetSysctl(forwardKey, "0"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -379,7 +380,7 @@ func TestTapOpensAsAHypervisorDoes(t *testing.T) {
 	if err != nil || l.Attrs().MTU != 1400 || nic.MTU != 1400 {
 		t.Errorf("tap %+v, %v", l.Attrs(), err)
 	}
-	f, err := os.OpenFile(tunDevice, os.O_RDWR, 0)
+	f, err := os.OpenFile(host.TunDevice, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,18 +1,15 @@
 package bridge
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
 )
 
 // autoRanges are where SubnetAuto looks for a free /24, in this order.
@@ -31,7 +28,7 @@ type use struct {
 // hostUses lists the addresses and routes of the namespace except those of our own bridge.
 // Routes wider than /8 are ways to everywhere else, as the default route is, and no use of their own.
 func hostUses(bridge string) ([]use, error) {
-	links, err := listLinks()
+	links, err := host.ListLinks()
 	if err != nil {
 		return nil, err
 	}
@@ -154,42 +151,5 @@ func resolvers(cfg Config) []netip.Addr {
 		}
 		return out
 	}
-	for _, path := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		if out := parseResolvConf(string(b)); len(out) > 0 {
-			return out
-		}
-	}
-	return nil
-}
-
-// parseResolvConf returns the IPv4 name servers that are not on loopback, at most the three that resolvers use.
-func parseResolvConf(s string) []netip.Addr {
-	var out []netip.Addr
-	for sc := bufio.NewScanner(strings.NewReader(s)); sc.Scan() && len(out) < 3; {
-		f := strings.Fields(sc.Text())
-		if len(f) < 2 || f[0] != "nameserver" {
-			continue
-		}
-		if a, err := netip.ParseAddr(f[1]); err == nil && a.Is4() && !a.IsLoopback() && !a.IsUnspecified() {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
-// checkCaps returns why links cannot be made, before one is tried.
-func checkCaps() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
-	}
-	if data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
-		return errdefs.Preconditionf("bridges and taps need root (CAP_NET_ADMIN); run the daemon as root")
-	}
-	return nil
+	return host.Resolvers()
 }

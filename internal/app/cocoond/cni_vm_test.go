@@ -1,0 +1,84 @@
+//go:build vm
+
+package cocoond_test
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// A guest with an interface on a plugins' bridge, one on ours through plugins, and one on ours: each carries traffic,
+// through kill -9 of the daemon and a restart of the VM, and nothing is left of them when the VM is removed.
+func TestVMWithCNI(t *testing.T) {
+	if _, err := os.Stat("/usr/lib/cni/bridge"); err != nil {
+		need.Tool(t, "the CNI plugin bridge")
+	}
+	n := newNode(t)
+	conf := filepath.Join(n.dir, "cni")
+	if err := os.Mkdir(conf, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	lab := `{"cniVersion": "1.0.0", "name": "lab", "plugins": [{"type": "bridge", "bridge": "lab0", "isGateway": true,
+		"ipam": {"type": "host-local", "dataDir": "` + filepath.Join(n.dir, "ipam") + `", "ranges": [[{"subnet": "10.125.0.0/24"}]]}}]}`
+	for name, text := range map[string]string{"10-lab.conflist": lab, network.ConflistFile: network.Conflist("cocoon0")} {
+		if err := os.WriteFile(filepath.Join(conf, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.flags = append(n.flags, "--cni-conf-dir", conf)
+	n.crash()
+	_, err := n.Launch(t.Context(), vm.Spec{
+		Name: "web", Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20,
+		NICs: []vm.NICSpec{{Network: "lab"}, {Network: network.ConflistName}, {}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serves := func() vm.Record {
+		t.Helper()
+		r := n.ready("web")
+		for _, nic := range r.NICs {
+			n.until("it serves on "+nic.IP+" of "+nic.Network, func() bool {
+				resp, err := http.Get("http://" + nic.IP + "/")
+				if err == nil {
+					resp.Body.Close()
+				}
+				return err == nil
+			})
+		}
+		return r
+	}
+	r := serves()
+	if got := n.sh("web", "cat /sys/class/net/eth0/address"); got != r.NICs[0].MAC || !strings.HasPrefix(r.NICs[0].IP, "10.125.0.") || r.NICs[0].DHCP {
+		t.Errorf("the guest has MAC %s, its NIC %+v", got, r.NICs[0])
+	}
+	if leases, err := os.ReadFile(filepath.Join(n.dir, "state/net/leases.json")); err != nil || !strings.Contains(string(leases), r.NICs[1].MAC) || r.NICs[1].IP == "" || !r.NICs[1].DHCP {
+		t.Errorf("the interface on our bridge through plugins is not in the lease file: %+v, %s (%v)", r.NICs[1], leases, err)
+	}
+	n.crash()
+	serves()
+	if _, err := n.Restart(t.Context(), "web", 0); err != nil {
+		t.Fatal(err)
+	}
+	for i, nic := range serves().NICs {
+		if nic.IP != r.NICs[i].IP || nic.MAC != r.NICs[i].MAC {
+			t.Errorf("after a restart %+v, before %+v", nic, r.NICs[i])
+		}
+	}
+	if err := n.Remove(t.Context(), "web", true); err != nil {
+		t.Fatal(err)
+	}
+	left, _ := filepath.Glob(filepath.Join(n.dir, "ipam/lab/10.*"))
+	spaces, _ := filepath.Glob("/run/netns/cocoon-" + string(r.ID))
+	records, _ := filepath.Glob(filepath.Join(n.dir, "state/network/cni/*/cx*.json"))
+	if all := append(append(left, spaces...), records...); len(all) != 0 {
+		t.Errorf("left: %v", all)
+	}
+}

@@ -1,0 +1,221 @@
+// Package cni is a network as the node's CNI plugins make it: each VM interface is an attachment of one conflist.
+//
+// A VM has a named network namespace, cocoon-<id>, with an eth<n> that the plugins put there and a tap; every frame is
+// redirected from one to the other, and the guest has the MAC and address that the plugins chose. The package runs
+// plugins and joins links; it writes no conflist, decides no address and answers no packet.
+//
+// What survives a crash: a record per attachment, written before ADD and after it, and libcni's cache of what DEL needs.
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/network/host"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Where CNI files are by the conventions of Kubernetes and Debian.
+const (
+	DefaultConfDir = "/etc/cni/net.d"
+	namespaces     = "/run/netns"
+)
+
+// DefaultBinDirs are where plugins are looked for.
+var DefaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+
+// Config describes one network.
+type Config struct {
+	Name     string   // of the conflist, and what vm.NICSpec.Network refers to
+	Instance string   // "default"; marks the taps
+	ConfDir  string   // conflists; DefaultConfDir
+	BinDirs  []string // plugins; DefaultBinDirs
+	DNS      []string // of guests whose plugins name none; nil: the host's resolvers
+	StateDir string   // ours: records and libcni's cache
+	NetNSDir string   // of the VMs' namespaces; /run/netns
+
+	// Exclusive says that nobody else uses the conflist: then Sweep asks the plugins to forget what is not ours (GC).
+	Exclusive bool
+
+	// Addresses decides for conflists without IPAM whose result names this bridge; nil: their guests ask by DHCP.
+	Addresses map[string]Addresses
+}
+
+// Addresses gives addresses on a bridge that CNI plugins put interfaces on.
+type Addresses interface {
+	// Lease returns an NIC with the address, prefix, gateway, DNS and DHCP for an interface. Idempotent.
+	Lease(ctx context.Context, id vm.ID, name string, index int, mac string) (vm.NIC, error)
+	// Unlease is the inverse. Idempotent.
+	Unlease(ctx context.Context, id vm.ID, index int, mac string) error
+}
+
+// Network implements network.Network with CNI plugins.
+type Network struct {
+	cfg Config
+	log *slog.Logger
+	cni *libcni.CNIConfig
+
+	mu     sync.RWMutex // held for reading by changes of single interfaces, for writing by those of the network
+	up     bool
+	perTap [64]sync.Mutex // by a hash of the tap's name
+}
+
+var _ network.Network = (*Network)(nil)
+
+var nameRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+
+// New checks the configuration. It reads no file and runs no plugin.
+func New(cfg Config, log *slog.Logger) (*Network, error) {
+	switch {
+	case !nameRE.MatchString(cfg.Name):
+		return nil, errdefs.Invalidf("network name %q of a conflist must be up to 63 letters, digits, '_', '.' and '-'", cfg.Name)
+	case cfg.StateDir == "":
+		return nil, errdefs.Invalidf("network %s: a state folder is needed", cfg.Name)
+	}
+	if cfg.Instance == "" {
+		cfg.Instance = "default"
+	}
+	if cfg.ConfDir == "" {
+		cfg.ConfDir = DefaultConfDir
+	}
+	if len(cfg.BinDirs) == 0 {
+		cfg.BinDirs = DefaultBinDirs
+	}
+	if cfg.NetNSDir == "" {
+		cfg.NetNSDir = namespaces
+	}
+	return &Network{cfg: cfg, log: log, cni: libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, filepath.Join(cfg.StateDir, "cache"), nil)}, nil
+}
+
+// Names returns the names of the conflists in dir, in the order of the file names; of two with one name the first
+// counts, as everywhere with CNI. No folder has no conflists. Errors: InvalidArgument for a file that is not one.
+func Names(dir string) ([]string, error) {
+	files, err := confFiles(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, f := range files {
+		list, err := libcni.NetworkConfFromFile(f)
+		if err != nil {
+			return nil, errdefs.New(errdefs.InvalidArgument, "CNI configuration %s: %w", f, err)
+		}
+		if !slices.Contains(out, list.Name) {
+			out = append(out, list.Name)
+		}
+	}
+	return out, nil
+}
+
+func confFiles(dir string) ([]string, error) {
+	files, err := libcni.ConfFiles(dir, []string{".conflist"})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read CNI configurations: %w", err)
+	}
+	slices.Sort(files)
+	return files, nil
+}
+
+// conflist reads the network's configuration as it is now.
+func (n *Network) conflist() (*libcni.NetworkConfigList, error) {
+	files, err := confFiles(n.cfg.ConfDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		// A broken file of another network is not this one's trouble.
+		if list, err := libcni.NetworkConfFromFile(f); err == nil && list.Name == n.cfg.Name {
+			return list, nil
+		}
+	}
+	return nil, errdefs.Preconditionf("no conflist in %s is called %q", n.cfg.ConfDir, n.cfg.Name)
+}
+
+// Name implements network.Network.
+func (n *Network) Name() string { return n.cfg.Name }
+
+// Setup implements network.Network: it looks whether plugins can be run. They make what they need with each interface.
+func (n *Network) Setup(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.probe(ctx); err != nil {
+		return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
+	}
+	n.up = true
+	return nil
+}
+
+func (n *Network) probe(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := host.CheckCaps(); err != nil {
+		return err
+	}
+	tun, err := host.OpenTun()
+	if err != nil {
+		return err
+	}
+	tun.Close()
+	list, err := n.conflist()
+	if err != nil {
+		return err
+	}
+	for _, p := range list.Plugins {
+		if _, err := invoke.FindInPath(p.Network.Type, n.cfg.BinDirs); err != nil {
+			return errdefs.Preconditionf("CNI plugin %q is in none of %v; install it (Debian: containernetworking-plugins)", p.Network.Type, n.cfg.BinDirs)
+		}
+	}
+	if err := os.MkdirAll(n.cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make the state folder: %w", err)
+	}
+	return nil
+}
+
+// Run implements network.Network. There is nothing to serve.
+func (n *Network) Run(ctx context.Context) error {
+	n.mu.RLock()
+	up := n.up
+	n.mu.RUnlock()
+	if !up {
+		return n.notUp()
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (n *Network) notUp() error {
+	return errdefs.Preconditionf("network %s is not set up", n.cfg.Name)
+}
+
+// single runs fn while nothing else changes the network or the interface.
+func (n *Network) single(ctx context.Context, tap string, fn func(up bool) error) error {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(tap)) // never fails
+	mu := &n.perTap[h.Sum32()%uint32(len(n.perTap))]
+	mu.Lock()
+	defer mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return fn(n.up)
+}

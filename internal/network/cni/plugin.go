@@ -1,0 +1,259 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// runtime is what plugins are told about an attachment, the same for ADD, CHECK and DEL.
+func (n *Network) runtime(r record) *libcni.RuntimeConf {
+	rt := &libcni.RuntimeConf{
+		ContainerID: string(r.ID), NetNS: n.space(r).Path, IfName: r.link(),
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", r.VM}},
+	}
+	if r.MAC != "" {
+		rt.Args = append(rt.Args, [2]string{"MAC", r.MAC})
+		rt.CapabilityArgs = map[string]any{"mac": r.MAC} // told to plugins that say they can
+	}
+	return rt
+}
+
+// plug runs ADD and notes in r what came of it.
+func (n *Network) plug(ctx context.Context, list *libcni.NetworkConfigList, r *record) error {
+	pctx, cancel := context.WithTimeout(ctx, pluginTime)
+	defer cancel()
+	raw, err := n.cni.AddNetworkList(pctx, list, n.runtime(*r))
+	if err != nil {
+		return pluginError("ADD", err)
+	}
+	res, err := types100.NewResultFromResult(raw)
+	if err != nil {
+		return errdefs.New(errdefs.FailedPrecondition, "the result of the CNI plugins cannot be read: %w", err)
+	}
+	if err := n.read(r, res); err != nil {
+		return err
+	}
+	if r.MAC != "" && r.NIC.MAC != r.MAC {
+		return errdefs.Preconditionf("the CNI plugins gave MAC %s and not %s; this conflist lets nobody choose", r.NIC.MAC, r.MAC)
+	}
+	if r.NIC.IP != "" {
+		return nil
+	}
+	r.NIC.DHCP = true // somebody beyond the plugins answers
+	for _, i := range res.Interfaces {
+		give := n.cfg.Addresses[i.Name]
+		if give == nil || i.Sandbox != "" {
+			continue
+		}
+		r.Bridge = i.Name
+		if err := n.save(*r); err != nil { // Unlease must find it after a crash
+			return err
+		}
+		leased, err := give.Lease(ctx, r.ID, r.VM, r.Index, r.NIC.MAC)
+		if err != nil {
+			return err
+		}
+		r.NIC.IP, r.NIC.Prefix, r.NIC.Gateway, r.NIC.DNS = leased.IP, leased.Prefix, leased.Gateway, leased.DNS
+		return nil
+	}
+	return nil
+}
+
+// pluginError says whether trying again can help. Plugins' texts are shown and never looked into.
+func pluginError(op string, err error) error {
+	class := errdefs.Unavailable
+	if e, ok := errors.AsType[*types.Error](err); ok && (e.Code == types.ErrInvalidNetworkConfig || e.Code == types.ErrIncompatibleCNIVersion) {
+		class = errdefs.FailedPrecondition
+	}
+	if errors.Is(err, context.Canceled) {
+		class = errdefs.Canceled
+	}
+	return errdefs.New(class, "CNI %s: %w", op, err)
+}
+
+// read turns a result into the NIC, with what only the link itself tells.
+func (n *Network) read(r *record, res *types100.Result) error {
+	r.NIC = vm.NIC{Network: n.cfg.Name, Tap: n.tap(*r), NetNS: n.space(*r).Path}
+	err := n.space(*r).Do(func() error {
+		l, err := netlink.LinkByName(r.link())
+		if err != nil {
+			return errdefs.New(errdefs.FailedPrecondition, "the CNI plugins made no %s: %w", r.link(), err)
+		}
+		r.NIC.MAC, r.NIC.MTU = l.Attrs().HardwareAddr.String(), l.Attrs().MTU
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	six := false
+	for _, ip := range res.IPs {
+		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(res.Interfaces) || res.Interfaces[*ip.Interface].Name != r.link()) {
+			continue
+		}
+		if ip.Address.IP.To4() == nil {
+			six = true
+			continue
+		}
+		if r.NIC.IP != "" {
+			continue // guests have one address per interface
+		}
+		r.NIC.IP = ip.Address.IP.String()
+		r.NIC.Prefix, _ = ip.Address.Mask.Size()
+		r.NIC.Gateway = gateway(ip.Gateway, res.Routes)
+	}
+	if r.NIC.IP == "" && six {
+		return errdefs.New(errdefs.Unsupported, "the CNI plugins gave an IPv6 address alone, and guests need an IPv4 one")
+	}
+	for _, s := range res.DNS.Nameservers {
+		if a, err := netip.ParseAddr(s); err == nil && a.Is4() {
+			r.NIC.DNS = append(r.NIC.DNS, a.String())
+		}
+	}
+	if len(r.NIC.DNS) == 0 {
+		r.NIC.DNS = n.resolvers()
+	}
+	return nil
+}
+
+// gateway is the address's own, or that of the default route.
+func gateway(own net.IP, routes []*types.Route) string {
+	if own.To4() != nil {
+		return own.String()
+	}
+	for _, r := range routes {
+		if ones, bits := r.Dst.Mask.Size(); bits == 32 && ones == 0 && r.GW.To4() != nil {
+			return r.GW.String()
+		}
+	}
+	return ""
+}
+
+func (n *Network) resolvers() []string {
+	if n.cfg.DNS != nil {
+		return n.cfg.DNS
+	}
+	var out []string
+	for _, a := range host.Resolvers() {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// intact reports whether an attachment's link is there. What is not is made anew.
+func (n *Network) intact(r record) (bool, error) {
+	if !n.space(r).Exists() {
+		return false, nil
+	}
+	there := false
+	err := n.space(r).Do(func() error {
+		l, err := host.FindLink(r.link())
+		there = l != nil
+		return err
+	})
+	return there, err
+}
+
+// check has the plugins look at an attachment (CHECK) and reports what they find. It is kept all the same: making it
+// anew would change the MAC and address of a VM that may be asleep, and plugins complain about what does not matter, as
+// the bridge plugin does when a port with a lower MAC joined.
+func (n *Network) check(ctx context.Context, r record) {
+	list, err := n.known(r)
+	if err != nil {
+		return // nobody can be asked
+	}
+	ctx, cancel := context.WithTimeout(ctx, pluginTime)
+	defer cancel()
+	err = n.cni.CheckNetworkList(ctx, list, n.runtime(r))
+	if err != nil && !errors.Is(err, libcni.ErrorCheckNotSupp) {
+		n.log.Warn("cni check failed", "network", n.cfg.Name, "vm", r.ID, "err", err)
+	}
+}
+
+// known is the conflist as it was when the attachment was made, else as it is now.
+func (n *Network) known(r record) (*libcni.NetworkConfigList, error) {
+	b, _, err := n.cni.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: n.cfg.Name}, n.runtime(r))
+	if err == nil && len(b) > 0 {
+		if list, err := libcni.NetworkConfFromBytes(b); err == nil {
+			return list, nil
+		}
+	}
+	return n.conflist()
+}
+
+// unplug runs DEL, which plugins must bear more than once, and gives a leased address back.
+func (n *Network) unplug(ctx context.Context, r record) error {
+	list, err := n.known(r)
+	if err != nil && !r.Added {
+		// ADD was cut short and its conflist is gone: the namespace takes the links along, and that is all we know of.
+		n.log.Warn("half-made interface removed without its CNI plugins", "network", n.cfg.Name, "vm", r.ID, "err", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, pluginTime)
+	defer cancel()
+	rt := n.runtime(r)
+	if !n.space(r).Exists() {
+		rt.NetNS = ""
+	}
+	if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
+		return pluginError("DEL", err)
+	}
+	if give := n.cfg.Addresses[r.Bridge]; give != nil {
+		return give.Unlease(ctx, r.ID, r.Index, r.NIC.MAC)
+	}
+	return nil
+}
+
+// vacate removes the namespace of a VM unless other interfaces of it are inside.
+func (n *Network) vacate(r record) error {
+	s := n.space(r)
+	if !s.Exists() {
+		return s.Remove() // the file that a reboot left
+	}
+	others := false
+	err := s.Do(func() error {
+		links, err := host.ListLinks()
+		for _, l := range links {
+			name := l.Attrs().Name
+			others = others || name != r.link() && strings.HasPrefix(name, "eth")
+		}
+		return err
+	})
+	if err != nil || others {
+		return err
+	}
+	return s.Remove()
+}
+
+// collect has the plugins forget every attachment but the valid ones (GC, since version 1.1 of CNI).
+func (n *Network) collect(ctx context.Context, valid []record) error {
+	list, err := n.conflist()
+	if err != nil {
+		return err
+	}
+	args := &libcni.GCArgs{}
+	for _, r := range valid {
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: string(r.ID), IfName: r.link()})
+	}
+	ctx, cancel := context.WithTimeout(ctx, pluginTime)
+	defer cancel()
+	if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
+		return fmt.Errorf("network %s: %w", n.cfg.Name, pluginError("GC", err))
+	}
+	return nil
+}

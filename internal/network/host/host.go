@@ -1,0 +1,132 @@
+// Package host is what networks ask of the machine: namespaces, links, taps, sysctls and resolvers.
+//
+// Its functions work in the network namespace of the calling thread; Space.Do chooses it. The package decides nothing
+// and remembers nothing.
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// TunDevice is where taps come from.
+const TunDevice = "/dev/net/tun"
+
+// ErrTaken says that a link of that name exists.
+var ErrTaken = errors.New("link name is taken")
+
+// FindLink returns the link called name, nil when there is none.
+func FindLink(name string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(name)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for link %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// ListLinks dumps all links. The kernel interrupts a dump when links change meanwhile; then it is asked again.
+func ListLinks() ([]netlink.Link, error) {
+	for {
+		links, err := netlink.LinkList()
+		if errors.Is(err, netlink.ErrDumpInterrupted) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list links: %w", err)
+		}
+		return links, nil
+	}
+}
+
+// RemoveLink removes a link; that it is gone already is no error.
+func RemoveLink(l netlink.Link) error {
+	err := netlink.LinkDel(l)
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// MakeTap makes a persistent tap and has plug put it where it belongs. It becomes persistent last: after kill -9 at any
+// point before that the kernel removes it with our file. The hypervisor opens it again with IFF_VNET_HDR and one queue.
+// Errors: ErrTaken; FailedPrecondition without TunDevice.
+func MakeTap(name string, plug func() error) error {
+	f, err := OpenTun()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		return fmt.Errorf("name tap %s: %w", name, err)
+	}
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
+	if err := unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, ifr); err != nil {
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
+			return ErrTaken // EINVAL: by a link that is no tap
+		}
+		return fmt.Errorf("make tap %s: %w", name, err)
+	}
+	if err := plug(); err != nil {
+		return err
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.TUNSETPERSIST, 1); err != nil {
+		return fmt.Errorf("keep tap %s: %w", name, err)
+	}
+	return nil
+}
+
+// OpenTun opens TunDevice, or says why taps cannot be made.
+func OpenTun() (*os.File, error) {
+	f, err := os.OpenFile(TunDevice, os.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, errdefs.New(errdefs.FailedPrecondition, "%s is missing; run `modprobe tun`, or in a container pass --device=%s: %w", TunDevice, TunDevice, err)
+	case errors.Is(err, os.ErrPermission):
+		return nil, errdefs.New(errdefs.FailedPrecondition, "%s may not be opened; run the daemon as root: %w", TunDevice, err)
+	case err != nil:
+		return nil, errdefs.New(errdefs.FailedPrecondition, "open %s: %w; run `modprobe tun`", TunDevice, err)
+	}
+	return f, nil
+}
+
+// CheckCaps returns why links cannot be made, before one is tried.
+func CheckCaps() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	if data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		return errdefs.Preconditionf("bridges and taps need root (CAP_NET_ADMIN); run the daemon as root")
+	}
+	return nil
+}
+
+// Sysctl reads a value below /proc/sys/net.
+func Sysctl(key string) (string, error) {
+	b, err := os.ReadFile(filepath.Join("/proc/sys/net", key))
+	return strings.TrimSpace(string(b)), err
+}
+
+// SetSysctl writes a value unless it is there already, which also serves hosts where /proc/sys is read-only.
+func SetSysctl(key, value string) error {
+	if old, err := Sysctl(key); err != nil || old == value {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(value), 0o644); err != nil {
+		return errdefs.New(errdefs.FailedPrecondition, "set sysctl net/%s to %s: %w; set it on the host", key, value, err)
+	}
+	return nil
+}

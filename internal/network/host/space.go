@@ -1,0 +1,120 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const threadNS = "/proc/thread-self/ns/net"
+
+// Space is a network namespace. The zero value is the process's own.
+type Space struct{ Path string }
+
+// Do runs fn on a thread inside the namespace. What fn opens stays inside; goroutines that it starts are not.
+func (s Space) Do(fn func() error) error {
+	if s.Path == "" {
+		return fn()
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.enter(fn) }()
+	return <-done
+}
+
+// enter switches this goroutine's thread. A thread that cannot be switched back dies with the goroutine: it stays locked.
+func (s Space) enter(fn func() error) error {
+	runtime.LockOSThread()
+	home, err := os.Open(threadNS)
+	if err != nil {
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer home.Close()
+	target, err := os.Open(s.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		runtime.UnlockOSThread()
+		return errdefs.New(errdefs.FailedPrecondition, "network namespace %s does not exist; make it with `ip netns add %s`: %w", s.Path, filepath.Base(s.Path), err)
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open network namespace: %w", err)
+	}
+	defer target.Close()
+	if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		if errors.Is(err, unix.EINVAL) {
+			return errdefs.Preconditionf("%s is not a network namespace; make one with `ip netns add %s`", s.Path, filepath.Base(s.Path))
+		}
+		return fmt.Errorf("enter network namespace %s: %w", s.Path, err)
+	}
+	err = fn()
+	if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+		runtime.UnlockOSThread()
+	}
+	return err
+}
+
+// Identity names the namespace of the calling thread, different for one made later under the same path.
+func Identity() (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(threadNS, &st); err != nil {
+		return "", fmt.Errorf("identify network namespace: %w", err)
+	}
+	return fmt.Sprintf("%s:%d", strings.TrimSpace(string(boot)), st.Ino), nil
+}
+
+// Exists reports whether there is a namespace at the path.
+func (s Space) Exists() bool {
+	var st unix.Statfs_t
+	return unix.Statfs(s.Path, &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+// Make makes the namespace if there is none, as `ip netns add` does. A file that a crash or a reboot left is used.
+func (s Space) Make() error {
+	if s.Exists() {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(s.Path), 0o755); err != nil {
+		return fmt.Errorf("make the folder of network namespaces: %w", err)
+	}
+	f, err := os.OpenFile(s.Path, os.O_CREATE|os.O_RDONLY, 0o444)
+	if err != nil {
+		return fmt.Errorf("make network namespace %s: %w", s.Path, err)
+	}
+	f.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine, since it is in the new namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		done <- unix.Mount(threadNS, s.Path, "", unix.MS_BIND, "")
+	}()
+	if err := <-done; err != nil {
+		return errors.Join(fmt.Errorf("make network namespace %s: %w", s.Path, err), os.Remove(s.Path))
+	}
+	return nil
+}
+
+// Remove removes the namespace with the links in it, as far as no process is inside. That there is none is no error.
+func (s Space) Remove() error {
+	if err := unix.Unmount(s.Path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove network namespace %s: %w", s.Path, err)
+	}
+	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove network namespace %s: %w", s.Path, err)
+	}
+	return nil
+}
