@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -16,7 +18,7 @@ import (
 
 func (a *app) netCommand() *cobra.Command {
 	return group("net", "Look at the node's networks, take them down, or let CNI use the bridge", "",
-		a.netStatusCommand(), a.netTeardownCommand(), a.netConflistCommand())
+		a.netStatusCommand(), a.netAdoptCommand(), a.netTeardownCommand(), a.netConflistCommand())
 }
 
 func (a *app) netStatusCommand() *cobra.Command {
@@ -60,6 +62,46 @@ func netCells(n nodewire.Network) []string {
 		leased, free = fmt.Sprint(n.Leased), fmt.Sprint(n.Free)
 	}
 	return []string{name, n.Kind, state, n.Bridge, n.Subnet, n.Gateway, leased, free}
+}
+
+func (a *app) netAdoptCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "adopt BRIDGE",
+		Short: "Print the configuration that puts VMs on a bridge of this host",
+		Long: `Look at a bridge of this host and print what cocoond's configuration file needs for its VMs to be on it. The bridge
+keeps its address, which becomes the guests' gateway, and everything that is on it; nothing is changed now or later.`,
+		Args:    cobra.ExactArgs(1),
+		Example: "  cocoon net adopt br0 >> /etc/cocoon/cocoond.yaml && systemctl restart cocoond",
+		RunE: func(_ *cobra.Command, args []string) error {
+			addr, err := bridgeAddress(args[0])
+			if err != nil {
+				return err
+			}
+			a.printf("network: # guests in %s, with %s as their gateway\n  bridge: %s\n  adopt: true\n", addr.Masked(), addr.Addr(), args[0])
+			return nil
+		},
+	}
+}
+
+// bridgeAddress returns the first IPv4 address of a bridge of this host.
+func bridgeAddress(name string) (netip.Prefix, error) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return netip.Prefix{}, errdefs.New(errdefs.NotFound, "look for bridge %s: %w", name, err)
+	}
+	if _, err := os.Stat(filepath.Join("/sys/class/net", link.Name, "bridge")); err != nil {
+		return netip.Prefix{}, errdefs.Preconditionf("%s is not a bridge", name)
+	}
+	addrs, err := link.Addrs()
+	if err != nil {
+		return netip.Prefix{}, errdefs.New(errdefs.Internal, "list addresses of %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
+			return p, nil
+		}
+	}
+	return netip.Prefix{}, errdefs.Preconditionf("bridge %s has no IPv4 address; give it one with `ip addr add CIDR dev %s`", name, name)
 }
 
 func (a *app) netTeardownCommand() *cobra.Command {

@@ -32,6 +32,11 @@ func TestNet(t *testing.T) {
 	if code, _, errs := run("", "net", "conflist", "--install", "--conf-dir", dir, "--bridge", "br7"); code == 0 || !strings.Contains(errs, "different") {
 		t.Errorf("another conflist is there: %d, %s", code, errs)
 	}
+	for link, want := range map[string]string{"lo": "not a bridge", "nowhere0": "nowhere0"} {
+		if code, out, errs := run("", "net", "adopt", link); code == 0 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("adopt %s: %d, %s", link, code, errs)
+		}
+	}
 	if code, _, errs := run("", "net", "teardown"); code == 0 || !strings.Contains(errs, "VM web runs") {
 		t.Errorf("teardown: %d, %s", code, errs)
 	}

@@ -46,7 +46,7 @@ func TestVMWithCNI(t *testing.T) {
 		r := n.ready("web")
 		for _, nic := range r.NICs {
 			n.until("it serves on "+nic.IP+" of "+nic.Network, func() bool {
-				resp, err := http.Get("http://" + nic.IP + "/")
+				resp, err := http.Get("http://" + nic.IP + ":8080/")
 				if err == nil {
 					resp.Body.Close()
 				}

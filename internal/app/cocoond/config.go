@@ -71,6 +71,7 @@ type NetworkConfig struct {
 	Name           string         `json:"name,omitempty"`     // default "default"
 	Instance       string         `json:"instance,omitempty"` // tells daemons apart that share a network namespace
 	Bridge         string         `json:"bridge,omitempty"`   // default cocoon0
+	Adopt          bool           `json:"adopt,omitempty"`    // use the bridge that is there, with its address; change nothing of it
 	Subnet         string         `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
 	Gateway        string         `json:"gateway,omitempty"`
 	NetNS          string         `json:"netns,omitempty"` // name or path of the network namespace
@@ -232,7 +233,7 @@ func (c *Config) bridge() bridge.Config {
 	return bridge.Config{
 		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, DNS: dns,
 		Search: n.Search, Routes: n.Routes, MTU: n.MTU,
-		NAT: yes(n.NAT), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
+		Adopt: n.Adopt, NAT: yes(n.NAT) && (!n.Adopt || n.NAT != nil), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
 		StateDir: filepath.Join(c.StateDir, "network", strings.ReplaceAll(n.Name, string(filepath.Separator), "_")), LeasePath: n.Leases,
 	}
 }

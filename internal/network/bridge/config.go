@@ -31,6 +31,10 @@ type Config struct {
 	Routes  []Route  // that guests have besides the default one
 	MTU     int      // bytes; 0: that of the link with the default route
 
+	// Adopt uses the bridge that is there, with its address, subnet and MTU, and changes nothing of it. Only taps are
+	// held to the rules; what else is on the bridge goes on as before.
+	Adopt bool
+
 	NAT            bool   // guests reach other networks under the host's address
 	MasqueradeLink string // only leaving by this link; "" for any
 	Isolation      bool   // guests do not reach each other
@@ -71,6 +75,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errdefs.Invalidf("network %s: a state folder is needed", c.Name)
 	case c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535):
 		return c, errdefs.Invalidf("network %s: MTU %d is not between 576 and 65535", c.Name, c.MTU)
+	}
+	if c.Adopt && (c.Subnet != SubnetAuto || c.Gateway != "" || c.Isolation) {
+		return c, errdefs.Invalidf("network %s: subnet and gateway of an adopted bridge are its own, and it cannot be isolated", c.Name)
 	}
 	if c.Subnet != SubnetAuto {
 		prefix, err := netip.ParsePrefix(c.Subnet)

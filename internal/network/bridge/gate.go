@@ -27,7 +27,11 @@ type gate struct {
 func (g *gate) admit(l ipam.Lease) error {
 	senders, guests, mine, address := g.elements(l)
 	if err := g.commit(func(c *nftables.Conn) error {
-		return errors.Join(c.SetAddElements(senders, mine), c.SetAddElements(guests, address))
+		err := errors.Join(c.SetAddElements(senders, mine), c.SetAddElements(guests, address))
+		if g.rules.adopt {
+			err = errors.Join(err, c.SetAddElements(g.tenants(), tenants([]ipam.Lease{l})))
+		}
+		return err
 	}); err != nil {
 		return fmt.Errorf("admit %s at tap %s: %w", l.IP, l.Tap, err)
 	}
@@ -38,11 +42,19 @@ func (g *gate) admit(l ipam.Lease) error {
 func (g *gate) dismiss(l ipam.Lease) error {
 	senders, guests, mine, address := g.elements(l)
 	if err := g.commit(func(c *nftables.Conn) error {
-		return errors.Join(c.SetDeleteElements(senders, mine), c.SetDeleteElements(guests, address))
+		err := errors.Join(c.SetDeleteElements(senders, mine), c.SetDeleteElements(guests, address))
+		if g.rules.adopt {
+			err = errors.Join(err, c.SetDeleteElements(g.tenants(), tenants([]ipam.Lease{l})))
+		}
+		return err
 	}); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("dismiss %s from tap %s: %w", l.IP, l.Tap, err)
 	}
 	return nil
+}
+
+func (g *gate) tenants() *nftables.Set {
+	return g.rules.tenants(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyINet})
 }
 
 func (g *gate) elements(l ipam.Lease) (senders, guests *nftables.Set, mine, address []nftables.SetElement) {

@@ -279,3 +279,33 @@ func outside(t *testing.T) string {
 	})
 	return ns
 }
+
+// addPort joins the namespace at ns with a bridge by a veth, and gives its eth0 an address.
+func addPort(t *testing.T, br netlink.Link, ns, cidr string) {
+	t.Helper()
+	f, err := os.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MasterIndex = "port0", br.Attrs().Index
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(f.Fd()))}
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
+	if err := netlink.LinkSetUp(veth); err != nil {
+		t.Fatal(err)
+	}
+	netns.Do(t, ns, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := setAddress(l, netip.MustParsePrefix(cidr)); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(l)
+	})
+}

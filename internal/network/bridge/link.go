@@ -80,6 +80,9 @@ func (n *Network) ownBridge(l netlink.Link) bool {
 
 // ensureBridge makes the bridge with our address and brings it up. created says that it was not there.
 func (n *Network) ensureBridge(lv *live) (created bool, err error) {
+	if n.cfg.Adopt {
+		return false, nil
+	}
 	br, err := host.FindLink(n.cfg.Bridge)
 	if err != nil {
 		return false, err

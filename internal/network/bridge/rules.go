@@ -29,11 +29,13 @@ type rules struct {
 	natLink   string
 	isolation bool
 	guard     bool
+	adopt     bool // others use the bridge too: only guests, by their addresses, are held to the rules
 }
 
 const (
 	setSenders = "senders" // tap . mac
 	setGuests  = "guests"  // tap . mac . address
+	setTenants = "tenants" // address; family inet
 	chainDHCP  = "dhcp"    // what is for a DHCP server
 )
 
@@ -68,8 +70,7 @@ func (r rules) apply(guests []ipam.Lease) (spoof bool, err error) {
 	}
 	if r.guard {
 		err := r.commit(func(c *nftables.Conn) error {
-			r.inet(c)
-			return r.ether(c, guests)
+			return errors.Join(r.inet(c, guests), r.ether(c, guests))
 		})
 		if err == nil {
 			return true, nil
@@ -79,8 +80,7 @@ func (r rules) apply(guests []ipam.Lease) (spoof bool, err error) {
 		}
 	}
 	return false, nftError(r.commit(func(c *nftables.Conn) error {
-		r.inet(c)
-		return nil
+		return r.inet(c, guests)
 	}))
 }
 
@@ -119,8 +119,13 @@ func (r rules) fresh(c *nftables.Conn, family nftables.TableFamily) *nftables.Ta
 }
 
 // inet fills the table that routed packets pass.
-func (r rules) inet(c *nftables.Conn) {
+func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 	t := r.fresh(c, nftables.TableFamilyINet)
+	if r.adopt {
+		if err := c.AddSet(r.tenants(t), tenants(guests)); err != nil {
+			return err
+		}
+	}
 	if r.nat {
 		ch := c.AddChain(&nftables.Chain{
 			Name: "postrouting", Table: t, Type: nftables.ChainTypeNAT,
@@ -140,7 +145,7 @@ func (r rules) inet(c *nftables.Conn) {
 		c.AddRule(&nftables.Rule{Table: t, Chain: forward, Exprs: e})
 	}
 	if !r.guard {
-		return
+		return nil
 	}
 	input := c.AddChain(&nftables.Chain{
 		Name: "input", Table: t, Type: nftables.ChainTypeFilter,
@@ -149,11 +154,15 @@ func (r rules) inet(c *nftables.Conn) {
 	for _, e := range r.input() {
 		c.AddRule(&nftables.Rule{Table: t, Chain: input, Exprs: e})
 	}
+	return nil
 }
 
 // forward lets guests out under their own addresses and lets in what they asked for, or what somebody's port mapping
 // sends them. Without NAT the network is a routed one: whoever has a route may come in.
 func (r rules) forward() [][]expr.Any {
+	if r.adopt {
+		return nil // its owner routes; senders are checked at their taps
+	}
 	between := accept()
 	if r.isolation {
 		between = drop()
@@ -178,8 +187,12 @@ const ctStatusDNAT = 1 << 5
 // input is the guard: guests get DHCP, ping and configured DNS from the host, and answers to what the host asked them.
 func (r rules) input() [][]expr.Any {
 	from := iif(expr.CmpOpEq, r.bridge)
+	others := iif(expr.CmpOpNeq, r.bridge)
+	if r.adopt {
+		from = join(from, overIPv4(), loadNetwork(12, 4, 1), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setTenants, SetID: setTenantsID}})
+	}
 	out := [][]expr.Any{
-		join(iif(expr.CmpOpNeq, r.bridge), accept()),
+		join(others, accept()),
 		join(from, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
 		join(from, overIPv4(), proto(unix.IPPROTO_UDP), dport(67), accept()),
 		join(from, overIPv4(), destination(r.gateway), proto(unix.IPPROTO_ICMP), icmpEcho(), accept()),
@@ -248,6 +261,7 @@ func (r rules) asker() [][]expr.Any {
 const (
 	setSendersID = 1
 	setGuestsID  = 2
+	setTenantsID = 3
 )
 
 func (r rules) sets(t *nftables.Table) (senders, guests *nftables.Set) {
@@ -260,6 +274,17 @@ func (r rules) sets(t *nftables.Table) (senders, guests *nftables.Set) {
 		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, nftables.TypeIPAddr),
 	}
 	return senders, guests
+}
+
+func (r rules) tenants(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: setTenants, ID: setTenantsID, KeyType: nftables.TypeIPAddr}
+}
+
+func tenants(guests []ipam.Lease) (out []nftables.SetElement) {
+	for _, l := range guests {
+		out = append(out, nftables.SetElement{Key: l.IP.AsSlice()})
+	}
+	return out
 }
 
 func elements(guests []ipam.Lease) (senders, addresses []nftables.SetElement) {

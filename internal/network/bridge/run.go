@@ -86,8 +86,7 @@ func (r reservations) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
 
 func (r reservations) Answered(a dhcp.Answer) {
 	r.n.answers.add(a.Kind)
-	if a.Kind == dhcp.Ack {
-		r.pool.Renew(a.MAC.String(), time.Now())
+	if a.Kind == dhcp.Ack && r.pool.Renew(a.MAC.String(), time.Now()) {
 		r.n.markDirty()
 	}
 	if a.Kind == dhcp.Declined {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -62,15 +63,12 @@ func (n *Network) plan() (*live, state, []tap, error) {
 	if err != nil {
 		return fail(err)
 	}
-	uses, err := hostUses(n.cfg.Bridge)
+	own, err := n.place(st, len(leases)+len(taps) > 0)
 	if err != nil {
 		return fail(err)
 	}
-	prefix, err := chooseSubnet(n.cfg, st.Subnet, len(leases)+len(taps) > 0, uses)
-	if err != nil {
-		return fail(err)
-	}
-	lv, err := n.settle(prefix, leases, taps)
+	prefix := own.prefix
+	lv, err := n.settle(own, leases, taps)
 	if err != nil {
 		return fail(err)
 	}
@@ -79,6 +77,35 @@ func (n *Network) plan() (*live, state, []tap, error) {
 		return fail(err)
 	}
 	return lv, st, taps, nil
+}
+
+// place is where the network is: the subnet, our address and MAC in it, and the MTU.
+type place struct {
+	prefix  netip.Prefix
+	gateway netip.Addr
+	mac     net.HardwareAddr
+	mtu     int
+}
+
+// place decides where the network is, or finds out from the bridge it adopts.
+func (n *Network) place(st state, keep bool) (place, error) {
+	if n.cfg.Adopt {
+		return adopted(n.cfg.Bridge, n.cfg.MTU)
+	}
+	uses, err := hostUses(n.cfg.Bridge)
+	if err != nil {
+		return place{}, err
+	}
+	prefix, err := chooseSubnet(n.cfg, st.Subnet, keep, uses)
+	if err != nil {
+		return place{}, err
+	}
+	gateway, err := n.cfg.gatewayIn(prefix)
+	mtu := n.cfg.MTU
+	if mtu == 0 {
+		mtu = defaultMTU()
+	}
+	return place{prefix, gateway, n.mac, mtu}, err
 }
 
 // checkHost looks for what is missing or in the way.
@@ -100,7 +127,7 @@ func (n *Network) checkHost() error {
 	if err != nil {
 		return err
 	}
-	if br != nil && !n.ownBridge(br) {
+	if br != nil && !n.cfg.Adopt && !n.ownBridge(br) {
 		return errdefs.Preconditionf("link %s exists and is not ours (%s, alias %q); configure another bridge name, or remove it with `ip link del %s`",
 			n.cfg.Bridge, br.Type(), br.Attrs().Alias, n.cfg.Bridge)
 	}
@@ -108,15 +135,10 @@ func (n *Network) checkHost() error {
 }
 
 // settle puts everything decided together, with the leases of the file and those that only the taps remember.
-func (n *Network) settle(prefix netip.Prefix, leases []ipam.Lease, taps []tap) (*live, error) {
-	gateway, err := n.cfg.gatewayIn(prefix)
-	if err != nil {
-		return nil, err
-	}
-	lv := &live{prefix: prefix, gateway: gateway, dns: resolvers(n.cfg), mtu: n.cfg.MTU}
-	if lv.mtu == 0 {
-		lv.mtu = defaultMTU()
-	}
+func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, error) {
+	prefix, gateway := at.prefix, at.gateway
+	lv := &live{prefix: prefix, gateway: gateway, dns: resolvers(n.cfg), mtu: at.mtu}
+	var err error
 	if lv.routes, err = n.cfg.routes(); err != nil {
 		return nil, err
 	}
@@ -124,12 +146,12 @@ func (n *Network) settle(prefix netip.Prefix, leases []ipam.Lease, taps []tap) (
 	lv.rules = rules{
 		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),
 		prefix: prefix, gateway: gateway, dns: lv.dns,
-		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded,
+		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
 	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {
 		lv.pool = old.pool // Run serves from it
 	} else {
-		lv.pool, err = ipam.New(ipam.Config{Salt: owner, Prefix: prefix, Gateway: gateway, ReservedMAC: n.mac, TTL: leaseTime})
+		lv.pool, err = ipam.New(ipam.Config{Salt: owner, Prefix: prefix, Gateway: gateway, ReservedMAC: at.mac, TTL: leaseTime})
 		if err != nil {
 			return nil, err
 		}
@@ -185,7 +207,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	if err != nil {
 		return err
 	}
-	if before == nil { // else an earlier run's VMs live by the rules
+	if before == nil || n.cfg.Adopt && len(taps) == 0 && n.live == nil { // else an earlier run's VMs live by the rules
 		back.Push(func(context.Context) error { return lv.rules.remove() })
 	}
 	checked, err := lv.rules.apply(leases)
@@ -245,7 +267,7 @@ func (n *Network) taps() ([]tap, error) {
 
 func (n *Network) removeBridge() error {
 	br, err := host.FindLink(n.cfg.Bridge)
-	if err != nil || br == nil || !n.ownBridge(br) {
+	if err != nil || br == nil || n.cfg.Adopt || !n.ownBridge(br) {
 		return err
 	}
 	return host.RemoveLink(br)

@@ -46,8 +46,8 @@ const conflist = `{"cniVersion": "1.0.0", "name": "lab", "plugins": [
 	 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
 	{"type": "tuning"}]}`
 
-// write makes a conflist in dir, which names everything by itself, and returns the bridge.
-func write(t testing.TB, dir, subnet string, gateway bool) string {
+// write makes a conflist in dir, with a bridge of its own.
+func write(t testing.TB, dir, subnet string, gateway bool) {
 	t.Helper()
 	sum := sha256.Sum256([]byte(dir))
 	bridge := "br" + hex.EncodeToString(sum[:5])
@@ -60,7 +60,6 @@ func write(t testing.TB, dir, subnet string, gateway bool) string {
 			_ = netlink.LinkDel(l)
 		}
 	})
-	return bridge
 }
 
 func build(t testing.TB, cfg Config) *Network {

@@ -157,14 +157,18 @@ func (c Config) request(a Answer, req *dhcpv4.DHCPv4, res Reservation) Answer {
 }
 
 func (c Config) reply(a Answer, req *dhcpv4.DHCPv4, res Reservation, kind Kind) Answer {
-	resp, err := dhcpv4.NewReplyFromRequest(req)
-	if err != nil {
-		a.Kind = Ignored
-		return a
+	// The library's own constructor asks the kernel for a random transaction first, which an answer does not need, and
+	// copies option 82, which only relays may add.
+	resp := &dhcpv4.DHCPv4{
+		OpCode: dhcpv4.OpcodeBootReply, HWType: req.HWType, TransactionID: req.TransactionID, Flags: req.Flags, ClientHWAddr: req.ClientHWAddr,
+		ClientIPAddr: net.IPv4zero, YourIPAddr: net.IPv4zero, ServerIPAddr: net.IPv4zero, GatewayIPAddr: net.IPv4zero,
+		Options: dhcpv4.Options{},
 	}
 	a.Kind, a.To = kind, broadcast
 	resp.UpdateOption(dhcpv4.OptServerIdentifier(c.Server.AsSlice()))
-	resp.Options.Del(dhcpv4.OptionRelayAgentInformation) // only relays add it, and guests are none
+	if id := req.Options.Get(dhcpv4.OptionClientIdentifier); id != nil {
+		resp.UpdateOption(dhcpv4.OptClientIdentifier(id))
+	}
 	if kind == Nak {
 		resp.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeNak))
 		resp.UpdateOption(dhcpv4.OptMessage("the address of this interface is " + res.IP.String()))

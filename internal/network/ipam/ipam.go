@@ -273,14 +273,18 @@ func (p *Pool) Tap(id vm.ID, index int) string {
 	return ""
 }
 
-// Renew sets the expiry of a lease a whole TTL ahead: its guest just asked.
-func (p *Pool) Renew(mac string, now time.Time) {
+// Renew sets the expiry of a lease a whole TTL ahead: its guest just asked. It reports whether that changed the pool:
+// guests decide how often they ask, so that an expiry which is nearly as far ahead is left alone.
+func (p *Pool) Renew(mac string, now time.Time) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if held := p.byMAC[mac]; held != nil {
-		held.Expiry = p.expiry(now)
-		p.version++
+	held := p.byMAC[mac]
+	if held == nil || p.expiry(now).Sub(held.Expiry) < p.cfg.TTL/24 {
+		return false
 	}
+	held.Expiry = p.expiry(now)
+	p.version++
+	return true
 }
 
 // Refresh keeps the expiry of owned leases in the future, since they end with their VM and not with time, and drops

@@ -184,8 +184,13 @@ func TestExpiryStaysAhead(t *testing.T) {
 	if l, _ := p.ByMAC(l.MAC); !l.Expiry.After(later.Add(50 * time.Minute)) {
 		t.Errorf("after refresh it expires at %s", l.Expiry)
 	}
-	p.Renew(l.MAC, later.Add(time.Minute))
-	if l, _ := p.ByMAC(l.MAC); !l.Expiry.Equal(later.Add(61 * time.Minute).Truncate(time.Second)) {
+	if version := p.Version(); p.Renew(l.MAC, later.Add(time.Minute)) || p.Version() != version {
+		t.Error("a guest that asks again at once has the file written again")
+	}
+	if !p.Renew(l.MAC, later.Add(10*time.Minute)) {
+		t.Error("nothing was renewed")
+	}
+	if l, _ := p.ByMAC(l.MAC); !l.Expiry.Equal(later.Add(70 * time.Minute).Truncate(time.Second)) {
 		t.Errorf("after renew it expires at %s", l.Expiry)
 	}
 }

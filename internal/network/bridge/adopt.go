@@ -1,0 +1,43 @@
+package bridge
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+)
+
+// adopted looks at a bridge of somebody else: its first IPv4 address is our gateway, and that address's prefix the subnet.
+// Errors: FailedPrecondition when it cannot serve, with the remedy.
+func adopted(name string, mtu int) (place, error) {
+	br, err := host.FindLink(name)
+	if err != nil {
+		return place{}, err
+	}
+	if br == nil || br.Type() != "bridge" {
+		return place{}, errdefs.Preconditionf("there is no bridge %s to adopt; make it, or turn network.adopt off", name)
+	}
+	if br.Attrs().Flags&1 == 0 { // net.FlagUp
+		return place{}, errdefs.Preconditionf("bridge %s is down; bring it up with `ip link set %s up`", name, name)
+	}
+	addrs, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(br, netlink.FAMILY_V4) })
+	if err != nil {
+		return place{}, fmt.Errorf("list addresses of %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		prefix, ok := prefixOf(a.IPNet)
+		gateway, _ := netip.AddrFromSlice(a.IP.To4())
+		if !ok || ipam.CheckPrefix(prefix) != nil {
+			continue
+		}
+		if mtu == 0 || mtu > br.Attrs().MTU {
+			mtu = br.Attrs().MTU
+		}
+		return place{prefix, gateway, br.Attrs().HardwareAddr, mtu}, nil
+	}
+	return place{}, errdefs.Preconditionf("bridge %s has no IPv4 address that guests can have as gateway; give it one with `ip addr add CIDR dev %s`", name, name)
+}
