@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -21,7 +22,7 @@ func adopted(name string, mtu int) (place, error) {
 	if br == nil || br.Type() != "bridge" {
 		return place{}, errdefs.Preconditionf("there is no bridge %s to adopt; make it, or turn network.adopt off", name)
 	}
-	if br.Attrs().Flags&1 == 0 { // net.FlagUp
+	if br.Attrs().Flags&net.FlagUp == 0 {
 		return place{}, errdefs.Preconditionf("bridge %s is down; bring it up with `ip link set %s up`", name, name)
 	}
 	addrs, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(br, netlink.FAMILY_V4) })
