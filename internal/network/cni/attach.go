@@ -57,7 +57,7 @@ func (n *Network) attach(ctx context.Context, r record) (vm.NIC, error) {
 			return vm.NIC{}, err
 		}
 		if old.Added && whole {
-			n.check(ctx, *old)
+			n.check(ctx, *old) // under the name that ADD was told
 			return old.NIC, n.join(*old)
 		}
 		// A crash came between, or the host was restarted: what is left is undone, with the plugins' help.
