@@ -2,7 +2,6 @@ package cocoond
 
 import (
 	"context"
-	"net/netip"
 	"os"
 
 	"k8s.io/klog/v2"
@@ -27,13 +26,9 @@ type door interface {
 const bridgeAddress = "bridge"
 
 func (d *daemon) gateway() (string, error) {
-	if d.network != nil {
-		if n, ok := d.network.Network.(interface {
-			Subnet() (netip.Prefix, netip.Addr)
-		}); ok {
-			if _, gateway := n.Subnet(); gateway.IsValid() {
-				return gateway.String(), nil
-			}
+	if d.nets.bridge != nil {
+		if _, gateway := d.nets.bridge.Subnet(); gateway.IsValid() {
+			return gateway.String(), nil
 		}
 	}
 	return "", errdefs.Preconditionf("the virtual node is to have the address of the bridge, and there is none")
