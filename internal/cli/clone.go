@@ -186,8 +186,8 @@ func (a *app) noteStranger(r vm.Record) {
 	if err != nil || commands == "" {
 		return // then it is the guest's own network that has to tell it
 	}
-	fmt.Fprintf(a.Stderr, `Note: no agent answers in %[1]s, so its guest takes itself for the source of the snapshot until root runs this in it
-(cocoon vm console %[1]s):
+	fmt.Fprintf(a.Stderr, `Note: %[1]s is being told who it is by the qemu-guest-agent in it (agent_ready in cocoon vm inspect says when it has been).
+Where none answers, its guest takes itself for the source of the snapshot until root runs this in it (cocoon vm console %[1]s):
 
 %[2]s`, cell(r.Spec.Name), commands)
 }

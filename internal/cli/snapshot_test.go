@@ -357,7 +357,7 @@ func TestCloneWaitsUntilItIsItself(t *testing.T) {
 		t.Errorf("restore: %d %q %q", code, out, errOut)
 	}
 	n.record.ImageType = vm.ImageDisk
-	if code, _, errOut := cocoon("", "vm", "clone", "warm"); code != 0 || !strings.HasPrefix(errOut, "Note: no agent answers in web-2") || !strings.Contains(errOut, "cloud-init clean") {
+	if code, _, errOut := cocoon("", "vm", "clone", "warm"); code != 0 || !strings.HasPrefix(errOut, "Note: web-2 is being told who it is") || !strings.Contains(errOut, "cloud-init clean") {
 		t.Errorf("%d %q", code, errOut)
 	}
 }

@@ -30,7 +30,11 @@ func newMachineID() string {
 // gets its carrier back, and is ready then. Until that has happened its state is not lost, whatever fails: it is tried
 // again with the next session.
 func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent guest.Agent) error {
-	ctx, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
+	limit := e.cfg.AgentTimeout
+	if m.record().ImageType != vm.ImageOCI {
+		limit = max(limit, diskGuestTimeout)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	m.self.Lock()
 	defer m.self.Unlock()
@@ -53,7 +57,15 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 	var reply guest.ResumedReply
 	if ok {
 		var err error
-		if reply, err = resumer.Resumed(ctx, resumedOf(r)); err != nil {
+		if r, err = e.swapped(ctx, m, run); err != nil {
+			return e.notBack(ctx, m, err)
+		}
+		reply, err = resumer.Resumed(ctx, resumedOf(r))
+		if foreign(r) && errdefs.Is(err, errdefs.Unsupported) { // its owner does not let it: as if nobody could
+			e.log.Info("agent of clone cannot tell its guest who it is", "vm", m.id, "err", err)
+			return nil
+		}
+		if err != nil {
 			return e.notBack(ctx, m, err)
 		}
 	}
@@ -75,6 +87,21 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""
 	})
 	return errdefs.As(errdefs.Unavailable, err) // the journal may take it the next time
+}
+
+// diskGuestTimeout bounds how long a guest that brings its own tools may take to become another one: they are not quick.
+const diskGuestTimeout = 5 * time.Minute
+
+// swapped makes sure that a clone whose agent is not ours has its own interfaces before it is told who it is, where that
+// can be done, and returns its record. Preconditions: m.self is held.
+func (e *Engine) swapped(ctx context.Context, m *machine, run *run) (vm.Record, error) {
+	r := m.record()
+	swapper, ok := hypervisor.As[hypervisor.NICSwapper](run.inst)
+	if !ok || r.ImageType == vm.ImageOCI || !foreign(r) {
+		return r, nil
+	}
+	err := e.swapAll(ctx, m, run, swapper)
+	return m.record(), err
 }
 
 // introduce sets up a guest that booted, or whose agent knows nothing of being resumed.
@@ -154,6 +181,11 @@ func (e *Engine) swapNICs(ctx context.Context, m *machine, run *run) {
 func (e *Engine) swapOnce(ctx context.Context, m *machine, run *run, swapper hypervisor.NICSwapper) error {
 	m.self.Lock()
 	defer m.self.Unlock()
+	return e.swapAll(ctx, m, run, swapper)
+}
+
+// swapAll replaces the interfaces that are not replaced yet. Preconditions: m.self is held.
+func (e *Engine) swapAll(ctx context.Context, m *machine, run *run, swapper hypervisor.NICSwapper) error {
 	for i, nic := range m.record().NICs {
 		r := m.record()
 		if !foreign(r) || i >= len(r.Resume.MACs) {

@@ -82,6 +82,7 @@ var (
 	_ guest.Agent           = (*session)(nil)
 	_ guest.Freezer         = (*session)(nil)
 	_ guest.NetworkReporter = (*session)(nil)
+	_ guest.Resumer         = (*session)(nil)
 )
 
 // Done implements guest.Agent.
