@@ -144,7 +144,7 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 	drop := g.drop
 	g.mu.Unlock()
 	agent := guest.Agent(s)
-	if !a.w.Old && a.port == guest.PortCocoon {
+	if !a.w.Old && (a.w.Told || a.port == guest.PortCocoon) {
 		agent = resumer{s}
 	}
 	go func() { // ends with the session

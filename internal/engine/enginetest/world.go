@@ -23,6 +23,7 @@ type World struct {
 	NoAgent bool                    // guests have no channel for an agent
 	NoIP    bool                    // the network knows no addresses
 	Old     bool                    // guests' agents cannot bring a resumed guest to itself
+	Told    bool                    // those of disk guests can
 	Machine vm.Machine              // of this host; the zero value is filled
 
 	Reported []guest.Interface // by disk guests, with the MAC of their first interface
