@@ -74,8 +74,7 @@ func (s *session) resumed(ctx context.Context, r guest.Resumed) error {
 
 // notAllowed returns err unless it says that the guest's operator, or the state of the guest, does not let it be done.
 func notAllowed(err error) error {
-	switch errdefs.ClassOf(err) {
-	case errdefs.Unsupported, errdefs.FailedPrecondition, errdefs.NotFound:
+	if errdefs.Is(err, errdefs.Unsupported) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) {
 		return nil
 	}
 	return err
