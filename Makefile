@@ -34,6 +34,10 @@ guest: ## guest kernel and initramfs into bin/guest (cached by content)
 demo-image: guest
 	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
 
+.PHONY: deb
+deb: binaries guest ## the Debian package bin/cocoon.deb
+	@hack/deb.sh '$(VERSION)' $(BIN)/cocoon.deb
+
 .PHONY: cloudimg
 cloudimg: ## a small cloud image for the tests into bin/cloudimg.qcow2 (the first build takes some minutes, then it is cached)
 	@guest/cloudimg/build.sh $(BIN)/cloudimg.qcow2
@@ -57,7 +61,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) .
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments

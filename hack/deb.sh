@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Builds the Debian package of the binaries in $BIN (bin): hack/deb.sh VERSION OUTPUT.deb
+# dpkg-deb is on every Debian machine; the package needs nothing that a packaging tool would add.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=${BIN:-bin}
+version=$1
+out=$2
+version=${version#v}
+[[ $version =~ ^[0-9] ]] || version=0~$version # Debian wants a digit first
+version=${version//[^A-Za-z0-9.+~]/.}
+
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+chmod 0755 "$root"
+install -d "$root"/{DEBIAN,etc/cocoon,usr/local/bin,usr/share/doc/cocoon}
+install -d "$root"/{usr/lib/{systemd/system,sysusers.d,tmpfiles.d},usr/local/lib/cocoon/guest}
+install -d -m 0750 "$root"/etc/cocoon/{images.d,vk,vk/tls}
+install -m 0755 "$bin"/{cocoon,cocoond,vk-cocoon,epoch} "$root"/usr/local/bin/
+install -m 0644 "$bin"/guest/{vmlinux,initramfs} "$root"/usr/local/lib/cocoon/guest/
+install -m 0644 deploy/systemd/*.service "$root"/usr/lib/systemd/system/
+install -m 0644 deploy/systemd/cocoon.sysusers "$root"/usr/lib/sysusers.d/cocoon.conf
+install -m 0644 deploy/systemd/cocoon.tmpfiles "$root"/usr/lib/tmpfiles.d/cocoon.conf
+install -m 0640 deploy/systemd/cocoond.env.example "$root"/etc/cocoon/cocoond.env
+install -m 0640 deploy/systemd/epoch.env.example "$root"/etc/cocoon/epoch.env
+install -m 0640 deploy/vk-cocoon/vk-cocoon.env.example "$root"/etc/cocoon/vk-cocoon.env
+install -D -m 0644 -t "$root"/usr/share/cocoon/examples/vk-cocoon deploy/vk-cocoon/*.yaml
+install -D -m 0644 -t "$root"/usr/share/cocoon/examples/crds deploy/crds/*.yaml
+install -m 0644 LICENSE "$root"/usr/share/doc/cocoon/copyright
+install -m 0755 deploy/deb/{postinst,prerm,postrm} "$root"/DEBIAN/
+(cd "$root" && find etc -type f | sort | sed 's|^|/|') >"$root"/DEBIAN/conffiles
+sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$(dpkg --print-architecture)/" \
+  -e "s/@SIZE@/$(du -sk --exclude=DEBIAN "$root" | cut -f1)/" deploy/deb/control >"$root"/DEBIAN/control
+mkdir -p "$(dirname "$out")"
+dpkg-deb --root-owner-group -Zgzip -z6 --build "$root" "$out" >/dev/null
