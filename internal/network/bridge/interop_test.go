@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -109,8 +110,7 @@ func (g guest) run(t *testing.T, tool string, args ...string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, tool, args...)
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) } // some have helpers, which they end
-	cmd.WaitDelay = patience
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID} // some have helpers, which end with it
 	g.do(cmd.Start)
 	t.Cleanup(func() {
 		cancel()
