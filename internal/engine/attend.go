@@ -96,7 +96,7 @@ func (e *Engine) reclaim(ctx context.Context, m *machine, r *run) {
 		}
 		m.run.Store(nil)
 	}
-	m.log.Finish()
+	m.finishLogs()
 	if err := e.detach(context.WithoutCancel(ctx), m.record().NICs, false); err != nil {
 		e.log.Warn("interfaces of vm not removed", "vm", m.id, "err", err)
 	}

@@ -91,8 +91,12 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op str
 	if err != nil {
 		return vm.Record{}, err
 	}
+	more, err := e.designContainers(ctx, &r)
+	if err != nil {
+		return vm.Record{}, err
+	}
 	return e.raise(ctx, r, op, func(m *machine, back *undo.Stack) (vm.Record, error) {
-		return e.build(ctx, m, img, spec.Volumes, op, back)
+		return e.build(ctx, m, append([]image.Image{img}, more...), spec.Volumes, op, back)
 	})
 }
 
@@ -120,12 +124,14 @@ func (e *Engine) raise(ctx context.Context, r vm.Record, op string, build func(*
 
 func (e *Engine) newMachine(r vm.Record) *machine {
 	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes), volumes: make(chan struct{}, 1)}
+	m.containers = e.containerLogs(r)
 	m.rec.Store(&r)
 	return m
 }
 
-// build makes the disks, the volumes and the interfaces of m and, for a launch, starts it. It settles the intent.
-func (e *Engine) build(ctx context.Context, m *machine, img image.Image, volumes []vm.Volume, op string, back *undo.Stack) (vm.Record, error) {
+// build makes the disks, the volumes and the interfaces of m and, for a launch, starts it. It settles the intent. The first
+// image is that of the VM, the others those of its containers.
+func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, volumes []vm.Volume, op string, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
 	if err := e.makeDirs(m.id); err != nil {
@@ -134,11 +140,15 @@ func (e *Engine) build(ctx context.Context, m *machine, img image.Image, volumes
 	if err := e.writeVolumes(m.id, volumes); err != nil {
 		return r, err
 	}
-	root, err := e.images.Prepare(ctx, img, e.stateDir(m.id), r.Spec.Storage)
+	root, err := e.images.Prepare(ctx, images[0], e.stateDir(m.id), r.Spec.Storage)
 	if err != nil {
 		return r, err
 	}
-	disks := func(r *vm.Record) { r.Disks = root.Disks }
+	containers := r.Clone().Containers
+	if root.Disks, err = e.layContainers(ctx, containers, images[1:], root.Disks); err != nil {
+		return r, err
+	}
+	disks := func(r *vm.Record) { r.Disks, r.Containers = root.Disks, containers }
 	var nics []vm.NIC
 	if len(r.Spec.NICs) > 0 {
 		if _, err := e.commit(ctx, m, e.step(stepNetwork), disks); err != nil {
@@ -153,7 +163,7 @@ func (e *Engine) build(ctx context.Context, m *machine, img image.Image, volumes
 	if err != nil {
 		return r, err
 	}
-	complete := func(r *vm.Record) { r.Disks, r.NICs = seeded, nics }
+	complete := func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, containers }
 	if op == opCreate {
 		return e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { complete(r); r.State = vm.StateCreated })
 	}

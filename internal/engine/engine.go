@@ -175,7 +175,7 @@ func (e *Engine) letGo() {
 		if r == nil {
 			continue
 		}
-		m.log.Finish()
+		m.finishLogs()
 		if err := r.inst.Close(); err != nil {
 			e.log.Warn("vm not let go cleanly", "vm", m.id, "err", err)
 		}

@@ -18,6 +18,9 @@ import (
 type machine struct {
 	id  vm.ID
 	log *proclog.Log
+
+	containers map[string]*proclog.Log // logs of the containers, by name
+
 	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
 	run atomic.Pointer[run]       // nil unless its process runs
 

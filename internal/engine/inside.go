@@ -24,6 +24,9 @@ func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, stream
 	if err != nil {
 		return -1, e.life.ended(caller, err)
 	}
+	if cmd.Container, err = containerOf(m.record(), cmd.Container); err != nil {
+		return -1, err
+	}
 	code, err := agent.Exec(ctx, cmd, streams)
 	if err != nil {
 		return -1, e.life.ended(caller, fmt.Errorf("exec in vm %s: %w", m.name(), err))
@@ -114,13 +117,20 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 	if err != nil {
 		return err
 	}
+	if opts.Container, err = containerOf(m.record(), opts.Container); err != nil {
+		return err
+	}
 	if opts.Serial || m.record().ImageType != vm.ImageOCI {
 		err = e.serialLog(ctx, m, opts, fn)
 	} else {
-		if opts.Previous && !m.log.HasPrevious() {
+		log := m.log
+		if opts.Container != "" {
+			log = m.containers[opts.Container]
+		}
+		if opts.Previous && !log.HasPrevious() {
 			return errdefs.NotFoundf("vm %s has no log of an earlier run", m.name())
 		}
-		err = m.log.Read(ctx, opts, fn)
+		err = log.Read(ctx, opts, fn)
 	}
 	return e.life.ended(caller, err)
 }

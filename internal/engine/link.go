@@ -121,7 +121,11 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	go func() {
 		defer close(pumped)
 		e.learnAddresses(ctx, m, agent)
-		e.pump(ctx, m, agent)
+		if len(m.record().Containers) > 0 {
+			e.followContainers(ctx, m, agent)
+			return
+		}
+		e.pump(ctx, m, agent, "log of vm not kept, trying again", func() error { return agent.Logs(ctx, m.log.Last(), m.log.Append) })
 	}()
 	defer func() { cancel(); <-pumped }()
 
@@ -201,11 +205,11 @@ func (e *Engine) exited(ctx context.Context, m *machine, r *run, agent guest.Age
 	return r.inst.Kill(ctx)
 }
 
-// pump copies the guest's log to the host, from where the host's ends, until it is complete or the session ends.
-func (e *Engine) pump(ctx context.Context, m *machine, agent guest.Agent) {
+// pump has what the guest says copied to the host, from where the host's ends, until it is complete or the session ends.
+func (e *Engine) pump(ctx context.Context, m *machine, agent guest.Agent, complaint string, copied func() error) {
 	wait := e.cfg.ReconnectMin
 	for {
-		err := agent.Logs(ctx, m.log.Last(), m.log.Append)
+		err := copied()
 		if err == nil || ctx.Err() != nil {
 			return
 		}
@@ -214,7 +218,7 @@ func (e *Engine) pump(ctx context.Context, m *machine, agent guest.Agent) {
 			return
 		default:
 		}
-		e.log.Warn("log of vm not kept, trying again", "vm", m.id, "err", err)
+		e.log.Warn(complaint, "vm", m.id, "err", err) //nolint:sloglint // one of two constants
 		pause(wait, ctx.Done(), agent.Done())
 		wait = min(wait*2, e.cfg.ReconnectMax)
 	}

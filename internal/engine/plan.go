@@ -43,6 +43,9 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave the cloud-init settings out", spec.Image)
 	}
 	if img.Type != vm.ImageOCI {
+		if len(spec.Containers) > 0 {
+			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given containers", spec.Image)
+		}
 		if !spec.Process.Empty() {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given a command", spec.Image)
 		}
@@ -53,6 +56,9 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	}
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
+	}
+	if len(spec.Containers) > 0 { // each has a process of its own
+		return r, nil
 	}
 	if r.Process = spec.Process.Over(img.Config); r.Process.Empty() {
 		return r, errdefs.Invalidf("image %s has no entrypoint; give a command", spec.Image)
@@ -124,7 +130,12 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 
 // setupOf is what the guest is told of itself. Names of the host's links and namespaces are none of its business.
 func setupOf(r vm.Record) guest.Setup {
-	s := guest.Setup{Hostname: r.Spec.Hostname, Process: &r.Process, Volumes: r.Spec.Volumes, Mounts: r.Spec.Mounts}
+	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes}
+	if len(r.Containers) > 0 {
+		s.Containers, s.Restart = containersOf(r), r.Spec.Restart
+	} else {
+		s.Process, s.Mounts = &r.Process, r.Spec.Mounts
+	}
 	for _, n := range r.NICs {
 		n.Tap, n.NetNS = "", ""
 		s.NICs = append(s.NICs, n)
@@ -143,6 +154,7 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	r.State, r.Handle, r.PID, r.StartedAt = vm.StateRunning, handle, pid, at
 	r.FirstBooted = true
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
+	r.Containers = eachContainer(r.Containers, again)
 }
 
 // ending says how a process came to its end.
@@ -156,6 +168,7 @@ type ending struct {
 // stopped makes r the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
+	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	switch {
 	case r.Reason != "": // said while it ran: the main process exited or could not start
 	case how.killed:

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -127,4 +128,41 @@ func TestQueueIsFair(t *testing.T) {
 			t.Errorf("the queue keeps %v", q.waiting)
 		}
 	})
+}
+
+// based is a store whose images have layers.
+type based struct {
+	image.Store
+	layers map[string][]string
+}
+
+func (b based) Base(_ context.Context, img image.Image) (disks []vm.Disk, err error) {
+	for n, path := range b.layers[img.ID] {
+		disks = append(disks, vm.Disk{Path: path, Role: vm.RoleLayer, Serial: image.SerialLayer(n), ReadOnly: true})
+	}
+	return disks, nil
+}
+
+func TestContainersShareLayers(t *testing.T) {
+	e := &Engine{images: based{layers: map[string][]string{"a": {"base", "a"}, "b": {"base", "b", "c"}}}}
+	disks, _ := e.images.Base(t.Context(), image.Image{ID: "a"})
+	disks = append(disks, vm.Disk{Path: "cow", Role: vm.RoleCOW, Serial: image.SerialCOW})
+	containers := []vm.ContainerRecord{{Name: "x"}, {Name: "y"}, {Name: "z"}}
+	disks, err := e.layContainers(t.Context(), containers, []image.Image{{ID: "a"}, {ID: "b"}, {ID: "b"}}, disks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, d := range disks {
+		got = append(got, d.Path+"="+d.Serial)
+	}
+	want := []string{"base=cocoon-l000", "a=cocoon-l001", "cow=cocoon-cow", "b=cocoon-i000", "c=cocoon-i001"}
+	if !slices.Equal(got, want) {
+		t.Errorf("disks %q, want %q", got, want)
+	}
+	for i, want := range [][]string{{"cocoon-l000", "cocoon-l001"}, {"cocoon-l000", "cocoon-i000", "cocoon-i001"}, {"cocoon-l000", "cocoon-i000", "cocoon-i001"}} {
+		if !slices.Equal(containers[i].Layers, want) {
+			t.Errorf("container %s stands on %q, want %q", containers[i].Name, containers[i].Layers, want)
+		}
+	}
 }

@@ -45,7 +45,7 @@ func (e *Engine) ImageInUse(digest string) bool {
 	default:
 		return true
 	}
-	if slices.ContainsFunc(e.index.all(), func(m *machine) bool { return m.record().ImageDigest == digest }) {
+	if slices.ContainsFunc(e.index.all(), func(m *machine) bool { return standsOn(m.record(), digest) }) {
 		return true
 	}
 	if e.snapshots == nil {

@@ -119,6 +119,9 @@ type capturer struct {
 // capture finds out how m can be saved, or says why it cannot.
 func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	r := m.record()
+	if len(r.Containers) > 0 {
+		return capturer{}, errdefs.Unsupportedf("it has containers, and only a VM of one process can be saved")
+	}
 	if err := roomOnTop(r); err != nil {
 		return capturer{}, err
 	}

@@ -86,6 +86,19 @@ type Setup struct {
 	Process  *vm.Process
 	Volumes  []vm.Volume // their files are not looked at: VolumeKeeper takes them first
 	Mounts   []vm.Mount  // of Volumes; made once per boot before the main process starts
+
+	Containers []Container // instead of Process and Mounts; started once per boot
+	Restart    vm.RestartPolicy
+}
+
+// Container is one of several programs of a guest.
+type Container struct {
+	Name    string
+	Kind    vm.ContainerKind
+	Process vm.Process
+	Layers  []string // serials of the disks with its image, the lowest first
+	Mounts  []vm.Mount
+	Run     int // number of its first run, 1 for the very first
 }
 
 // VolumeKeeper is an agent whose guest can have volumes.
@@ -95,15 +108,28 @@ type VolumeKeeper interface {
 	PutVolume(ctx context.Context, v vm.Volume) error
 }
 
+// ContainerKeeper is an agent whose guest can have containers. The agent starts them, and starts them again as the policy
+// says; it alone knows where they stand.
+type ContainerKeeper interface {
+	// Containers calls fn with where the containers stand, in the order of the Setup: at once and with every change, until
+	// all have ended for good (then nil), ctx ends or fn fails. Messages are the guest's own.
+	Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error
+
+	// ContainerLogs is Agent.Logs of one container, from the first entry after seq of run, or of the first run after it. An
+	// entry without Seq tells that its run has begun.
+	ContainerLogs(ctx context.Context, container string, run int, after uint64, fn func(LogEntry) error) error
+}
+
 // Exec is one command to run. Env is added to the main process's environment.
 type Exec struct {
-	Command []string
-	Env     []vm.EnvVar
-	WorkDir string
-	User    string
-	TTY     bool
-	Rows    uint16 // first size of the terminal, in characters; 0 for the default
-	Cols    uint16
+	Container string // "" for the main process's root, or that of the first app
+	Command   []string
+	Env       []vm.EnvVar
+	WorkDir   string
+	User      string
+	TTY       bool
+	Rows      uint16 // first size of the terminal, in characters; 0 for the default
+	Cols      uint16
 }
 
 // Streams are the ends of an Exec. A nil reader is an empty stdin; nil writers discard. With TTY, Stderr is unused.
@@ -122,17 +148,19 @@ type WinSize struct{ Rows, Cols uint16 }
 type LogEntry struct {
 	Seq    uint64    `json:"seq"` // from 1, without gaps as produced
 	Time   time.Time `json:"time"`
-	Stream string    `json:"stream"` // stdout or stderr
-	Data   []byte    `json:"data"`   // with its newline; none at the end of a partial line
+	Stream string    `json:"stream"`        // stdout or stderr
+	Data   []byte    `json:"data"`          // with its newline; none at the end of a partial line
+	Run    int       `json:"run,omitempty"` // of a container, from 1; Seq begins anew with each
 }
 
 // LogOptions selects entries of a VM's log.
 type LogOptions struct {
-	Follow   bool
-	Tail     int       // last entries only; negative for all
-	Since    time.Time // zero for all
-	Previous bool      // of the run before this one
-	Serial   bool      // the serial console instead of the main process; always so for guests without agent
+	Container string // as in Exec
+	Follow    bool
+	Tail      int       // last entries only; negative for all
+	Since     time.Time // zero for all
+	Previous  bool      // of the run before this one
+	Serial    bool      // the serial console instead of the main process; always so for guests without agent
 }
 
 // Exit is how the main process ended.

@@ -27,6 +27,25 @@ type command struct {
 	hostname string   // for HOSTNAME, when env has none
 	makeDir  bool     // create dir when it is missing, as container runtimes do for a main process
 	groups   []uint32 // more groups of the user, whoever that is: those of the volumes
+
+	within func(func() error) error // enters the room it runs in; nil: the guest's own root
+	cgroup *int                     // descriptor of its control group; nil: the agent's
+}
+
+// start runs c with the child's ends of f as 0, 1 and 2.
+func (c command) start(procs *procs, f files) (started *child, err error) {
+	begin := func() error {
+		p, err := c.resolve()
+		if err != nil {
+			return err
+		}
+		started, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty)
+		return err
+	}
+	if c.within != nil {
+		return started, c.within(begin)
+	}
+	return started, begin()
 }
 
 // program is a command that was looked up and is ready to be started.
@@ -36,6 +55,8 @@ type program struct {
 	env  []string
 	dir  string
 	cred *syscall.Credential
+
+	cgroup *int
 }
 
 // environ is base with more on top; a later value of the same name wins.
@@ -81,7 +102,7 @@ func (c command) resolve() (program, error) {
 	if err != nil {
 		return program{}, err
 	}
-	p := program{args: c.args, dir: c.dir, env: c.environ(u)}
+	p := program{args: c.args, dir: c.dir, env: c.environ(u), cgroup: c.cgroup}
 	if p.dir == "" {
 		p.dir = "/"
 	}
@@ -185,6 +206,9 @@ func (p program) start(procs *procs, stdin, stdout, stderr *os.File, tty bool) (
 		Env:   p.env,
 		Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: tty, Ctty: 0, Credential: p.cred},
+	}
+	if p.cgroup != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, *p.cgroup
 	}
 	c, err := procs.start(func() (int, error) { return syscall.ForkExec(p.path, p.args, attr) })
 	switch {

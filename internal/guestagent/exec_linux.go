@@ -41,8 +41,7 @@ func (s *Server) Exec(ss execStream) error {
 	if err := s.mayWrite(); err != nil {
 		return err
 	}
-	c := s.execCommand(start)
-	p, err := c.resolve()
+	c, err := s.execCommand(start)
 	if err != nil {
 		return err
 	}
@@ -57,7 +56,7 @@ func (s *Server) Exec(ss execStream) error {
 			return err
 		}
 	}
-	child, err := p.start(s.procs, f.stdin, f.stdout, f.stderr, c.tty)
+	child, err := c.start(s.procs, f)
 	f.closeChild()
 	if err != nil {
 		f.close()
@@ -67,12 +66,20 @@ func (s *Server) Exec(ss execStream) error {
 	return e.run(ss.Context(), start.GetStdin())
 }
 
-// execCommand is start with what the main process has where start says nothing.
-func (s *Server) execCommand(start *guestv1.ExecStart) command {
+// execCommand is start with what the main process, or that of the container, has where start says nothing.
+func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	c := command{args: start.GetCommand(), dir: start.GetWorkdir(), user: start.GetUser(), tty: start.GetTty()}
+	m := s.mainProcess()
+	if name := start.GetContainer(); name != "" {
+		var err error
+		if m, err = s.containers().running(name); err != nil {
+			return c, err
+		}
+	}
 	var base []string
-	if m := s.mainProcess(); m != nil {
+	if m != nil {
 		base, c.groups = slices.Clone(m.command.env), m.command.groups
+		c.within, c.cgroup = m.command.within, m.command.cgroup
 		s.mu.Lock()
 		c.hostname = s.hostname
 		s.mu.Unlock()
@@ -84,7 +91,7 @@ func (s *Server) execCommand(start *guestv1.ExecStart) command {
 		}
 	}
 	c.env = environ(base, start.GetEnv())
-	return c
+	return c, nil
 }
 
 // execution is one running command of an Exec call.

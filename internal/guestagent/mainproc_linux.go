@@ -18,20 +18,17 @@ type mainProcess struct {
 	command command
 	child   *child
 	started time.Time
+	kept    chan struct{} // closed when it has ended and its output is in the log
 }
 
 // startMain starts c and copies its output to log until it has ended.
 func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
-	p, err := c.resolve()
-	if err != nil {
-		return nil, err
-	}
 	f, err := openFiles(c.tty, false)
 	if err != nil {
 		return nil, err
 	}
-	m := &mainProcess{command: c, started: time.Now()}
-	m.child, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty)
+	m := &mainProcess{command: c, started: time.Now(), kept: make(chan struct{})}
+	m.child, err = c.start(procs, f)
 	f.closeChild()
 	if err != nil {
 		f.close()
@@ -47,6 +44,7 @@ func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
 		<-m.child.done
 		f.close()
 		log.end()
+		close(m.kept)
 	}()
 	return m, nil
 }

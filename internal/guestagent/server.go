@@ -24,7 +24,7 @@ import (
 // Bounds of what a host can make the agent hold. Sizes are bytes.
 const (
 	maxExecs     = 128      // commands at a time
-	maxFollowers = 32       // Logs streams at a time
+	maxFollowers = 96       // streams of logs and of where containers stand, at a time
 	maxStreams   = 1024     // calls at a time, waiting ones included
 	maxMessage   = 4 << 20  // a Setup with a large environment, a volume with its files
 	streamWindow = 64 << 10 // input in flight per call
@@ -60,8 +60,8 @@ type Machine interface {
 type Volumes interface {
 	// Put makes v.Files the content of a volume of files. Idempotent.
 	Put(ctx context.Context, v vm.Volume) error
-	// Mount makes the volumes and mounts them, once. Idempotent.
-	Mount(ctx context.Context, volumes []vm.Volume, mounts []vm.Mount) error
+	// Mount makes the volumes and mounts them, once. The mounts are by the folder that their paths are in. Idempotent.
+	Mount(ctx context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error
 }
 
 // Config is what a Server needs to know.
@@ -69,6 +69,7 @@ type Config struct {
 	Version string
 	Init    bool    // the agent is PID 1: it reaps every process
 	Volumes Volumes // nil: the machine has none and refuses them
+	Rooms   Rooms   // nil: likewise, of containers
 }
 
 // Server is the agent. Its zero value is not usable; see New.
@@ -77,6 +78,7 @@ type Server struct {
 	cfg     Config
 	machine Machine
 	procs   *procs
+	pace    restartPace
 	log     *ring
 
 	execs     chan struct{} // one token per running command
@@ -94,7 +96,8 @@ type Server struct {
 	setUp    bool
 	hostname string
 	main     *mainProcess
-	started  chan struct{} // closed when main is set
+	several  *containers   // instead of main; nil before there are any
+	started  chan struct{} // closed when main or several is set
 	waiting  int           // Wait calls under way or answered: hosts that may acknowledge the exit
 	acked    chan struct{} // closed by AckExit
 }
@@ -104,6 +107,7 @@ func New(cfg Config, machine Machine) *Server {
 	return &Server{
 		cfg: cfg, machine: machine,
 		procs:     newProcs(cfg.Init),
+		pace:      kubernetesPace,
 		log:       newRing(logBytes),
 		execs:     make(chan struct{}, maxExecs),
 		followers: make(chan struct{}, maxFollowers),
@@ -149,7 +153,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("serve the guest channel: %w", err)
 	case grace := <-s.off:
 		_, _ = s.thaw() // what is frozen does not end
-		s.stopMain(ctx, grace)
+		s.stopAll(ctx, grace)
 		farewell(srv)
 		s.machine.Off()
 		return nil
@@ -205,9 +209,24 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 		return nil, fmt.Errorf("set up the guest: %w", err)
 	}
 	s.setHostname(r.GetHostname())
-	groups, err := s.mount(ctx, r)
-	if err != nil {
+	if len(r.GetContainers()) > 0 {
+		if err := s.setUpContainers(ctx, r); err != nil {
+			return nil, err
+		}
+	} else if err := s.setUpMain(ctx, r); err != nil {
 		return nil, err
+	}
+	s.mu.Lock()
+	s.setUp = true
+	s.mu.Unlock()
+	return &guestv1.SetupReply{}, nil
+}
+
+// setUpMain mounts the volumes and starts the main process, unless that was done.
+func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
+	groups, err := s.mount(ctx, r, nil)
+	if err != nil {
+		return err
 	}
 	if p := r.GetProcess(); p != nil && s.mainProcess() == nil {
 		m, err := startMain(s.procs, s.log, command{
@@ -215,17 +234,14 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 			hostname: r.GetHostname(), makeDir: true, groups: groups,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("start the main process: %w", err)
+			return fmt.Errorf("start the main process: %w", err)
 		}
 		s.mu.Lock()
 		s.main = m
 		close(s.started)
 		s.mu.Unlock()
 	}
-	s.mu.Lock()
-	s.setUp = true
-	s.mu.Unlock()
-	return &guestv1.SetupReply{}, nil
+	return nil
 }
 
 func identity(r *guestv1.SetupRequest) Identity {
@@ -265,7 +281,7 @@ func (s *Server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoReply
 	defer s.mu.Unlock()
 	return &guestv1.InfoReply{
 		Version: s.cfg.Version, BootId: bootID(), UptimeMs: uptime().Milliseconds(),
-		SetUp: s.setUp, Process: s.main != nil && !s.main.child.ended(),
+		SetUp: s.setUp, Process: s.main != nil && !s.main.child.ended() || s.several != nil && !isClosed(s.several.done),
 	}, nil
 }
 
@@ -278,12 +294,21 @@ func (s *Server) Wait(ctx context.Context, _ *guestv1.WaitRequest) (*guestv1.Wai
 		s.addWaiting(-1)
 		return nil, ctx.Err()
 	}
-	m := s.mainProcess()
+	m, several := s.mainProcess(), s.containers()
+	done := (<-chan struct{})(nil)
+	if several != nil {
+		done = several.done
+	} else {
+		done = m.child.done
+	}
 	select {
-	case <-m.child.done:
+	case <-done:
 	case <-ctx.Done():
 		s.addWaiting(-1)
 		return nil, ctx.Err()
+	}
+	if several != nil {
+		return several.exit(), nil
 	}
 	return &guestv1.WaitReply{
 		Code: int32(m.child.code()), StartedUnixNano: m.started.UnixNano(), FinishedUnixNano: m.child.finished.UnixNano(),
@@ -298,8 +323,7 @@ func (s *Server) addWaiting(n int) {
 
 // AckExit implements guestv1.GuestServer.
 func (s *Server) AckExit(context.Context, *guestv1.AckExitRequest) (*guestv1.AckExitReply, error) {
-	m := s.mainProcess()
-	if m == nil || !m.child.ended() {
+	if m, several := s.mainProcess(), s.containers(); (m == nil || !m.child.ended()) && (several == nil || !isClosed(several.done)) {
 		return nil, errdefs.Preconditionf("the main process has not ended; there is no exit code to acknowledge")
 	}
 	s.mu.Lock()
@@ -336,16 +360,20 @@ func (s *Server) askOff(grace time.Duration) {
 // ackPatience is how long a guest that was told to power off lets a waiting host fetch and record the exit code.
 const ackPatience = time.Second
 
-// stopMain asks the main process to end and kills it after grace.
-func (s *Server) stopMain(ctx context.Context, grace time.Duration) {
-	m := s.mainProcess()
-	if m == nil {
+// stopAll asks what the guest exists for to end and kills it after grace.
+func (s *Server) stopAll(ctx context.Context, grace time.Duration) {
+	m, several := s.mainProcess(), s.containers()
+	switch {
+	case several != nil:
+		several.shutdown(ctx, grace)
+	case m == nil:
 		return
-	}
-	m.child.signal(stopSignal)
-	if !m.child.waitFor(ctx, grace) {
-		m.child.signal(killSignal)
-		m.child.waitFor(ctx, ackPatience)
+	default:
+		m.child.signal(stopSignal)
+		if !m.child.waitFor(ctx, grace) {
+			m.child.signal(killSignal)
+			m.child.waitFor(ctx, ackPatience)
+		}
 	}
 	s.mu.Lock()
 	waiting := s.waiting
@@ -367,6 +395,9 @@ func (s *Server) Logs(r *guestv1.LogsRequest, ss grpc.ServerStreamingServer[gues
 		return err
 	}
 	defer release()
+	if r.GetContainer() != "" {
+		return s.containerLogs(r, ss)
+	}
 	after := r.GetAfter()
 	for {
 		e, more, err := s.log.next(ss.Context(), after)

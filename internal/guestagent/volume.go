@@ -27,8 +27,8 @@ func (s *Server) PutVolume(ctx context.Context, r *guestv1.PutVolumeRequest) (*g
 	return &guestv1.PutVolumeReply{}, s.cfg.Volumes.Put(ctx, v)
 }
 
-// mount makes and mounts the volumes of a Setup and returns the groups that may use them.
-func (s *Server) mount(ctx context.Context, r *guestv1.SetupRequest) (groups []uint32, err error) {
+// mount makes and mounts the volumes of a Setup, in the rooms of containers too, and returns the groups that may use them.
+func (s *Server) mount(ctx context.Context, r *guestv1.SetupRequest, rooms map[string]*guestv1.Container) (groups []uint32, err error) {
 	var spec vm.Spec
 	for _, m := range r.GetVolumes() {
 		v := volume(m)
@@ -37,10 +37,13 @@ func (s *Server) mount(ctx context.Context, r *guestv1.SetupRequest) (groups []u
 			groups = append(groups, uint32(*v.Group))
 		}
 	}
-	for _, m := range r.GetMounts() {
-		spec.Mounts = append(spec.Mounts, vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly()})
+	spec.Mounts = mounts(r.GetMounts())
+	where := map[string][]vm.Mount{"/": spec.Mounts}
+	for folder, c := range rooms {
+		where[folder] = mounts(c.GetMounts())
+		spec.Containers = append(spec.Containers, vm.Container{Name: c.GetName(), Mounts: where[folder]})
 	}
-	if len(spec.Volumes) == 0 && len(spec.Mounts) == 0 {
+	if len(spec.Volumes) == 0 && len(spec.Mounts) == 0 && len(spec.Containers) == 0 {
 		return nil, nil
 	}
 	if s.cfg.Volumes == nil {
@@ -49,7 +52,14 @@ func (s *Server) mount(ctx context.Context, r *guestv1.SetupRequest) (groups []u
 	if err := spec.ValidateVolumes(); err != nil {
 		return nil, err
 	}
-	return groups, s.cfg.Volumes.Mount(ctx, spec.Volumes, spec.Mounts)
+	return groups, s.cfg.Volumes.Mount(ctx, spec.Volumes, where)
+}
+
+func mounts(list []*guestv1.Mount) (out []vm.Mount) {
+	for _, m := range list {
+		out = append(out, vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly()})
+	}
+	return out
 }
 
 func volume(m *guestv1.Volume) vm.Volume {

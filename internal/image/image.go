@@ -197,5 +197,8 @@ const SerialCOW = "cocoon-cow"
 // SerialLayer is the serial of the read-only disk with layer n of an OCI guest's image, the lowest being 0.
 func SerialLayer(n int) string { return fmt.Sprintf("cocoon-l%03d", n) }
 
+// SerialContainerLayer is the serial of the read-only disk n with a layer of an image that only containers stand on.
+func SerialContainerLayer(n int) string { return fmt.Sprintf("cocoon-i%03d", n) }
+
 // SerialDisk is the serial of a disk guest's one disk.
 const SerialDisk = "cocoon-disk"

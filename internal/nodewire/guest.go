@@ -13,6 +13,7 @@ func EncodeExec(ref string, e guest.Exec, stdin bool) *nodev1.ExecStart {
 	return &nodev1.ExecStart{
 		Ref: ref, Command: slices.Clone(e.Command), Env: EncodeEnv(e.Env), Workdir: e.WorkDir, User: e.User,
 		Tty: e.TTY, Size: EncodeWinSize(guest.WinSize{Rows: e.Rows, Cols: e.Cols}), Stdin: stdin,
+		Container: e.Container,
 	}
 }
 
@@ -21,7 +22,7 @@ func DecodeExec(m *nodev1.ExecStart) (ref string, e guest.Exec, stdin bool) {
 	size := DecodeWinSize(m.GetSize())
 	return m.GetRef(), guest.Exec{
 		Command: cloneSlice(m.GetCommand()), Env: DecodeEnv(m.GetEnv()), WorkDir: m.GetWorkdir(), User: m.GetUser(),
-		TTY: m.GetTty(), Rows: size.Rows, Cols: size.Cols,
+		TTY: m.GetTty(), Rows: size.Rows, Cols: size.Cols, Container: m.GetContainer(),
 	}, m.GetStdin()
 }
 
@@ -39,6 +40,7 @@ func DecodeWinSize(m *nodev1.WinSize) guest.WinSize {
 func EncodeLogOptions(ref string, o guest.LogOptions) *nodev1.LogsRequest {
 	return &nodev1.LogsRequest{
 		Ref: ref, Follow: o.Follow, Tail: int64(o.Tail), SinceNs: EncodeTime(o.Since), Previous: o.Previous, Serial: o.Serial,
+		Container: o.Container,
 	}
 }
 
@@ -46,17 +48,18 @@ func EncodeLogOptions(ref string, o guest.LogOptions) *nodev1.LogsRequest {
 func DecodeLogOptions(m *nodev1.LogsRequest) (ref string, o guest.LogOptions) {
 	return m.GetRef(), guest.LogOptions{
 		Follow: m.GetFollow(), Tail: int(m.GetTail()), Since: DecodeTime(m.GetSinceNs()), Previous: m.GetPrevious(), Serial: m.GetSerial(),
+		Container: m.GetContainer(),
 	}
 }
 
 // EncodeLogEntry returns e as a message.
 func EncodeLogEntry(e guest.LogEntry) *nodev1.LogEntry {
-	return &nodev1.LogEntry{Seq: e.Seq, TimeNs: EncodeTime(e.Time), Stream: e.Stream, Data: slices.Clone(e.Data)}
+	return &nodev1.LogEntry{Seq: e.Seq, TimeNs: EncodeTime(e.Time), Stream: e.Stream, Data: slices.Clone(e.Data), Run: int64(e.Run)}
 }
 
 // DecodeLogEntry returns the entry in m.
 func DecodeLogEntry(m *nodev1.LogEntry) guest.LogEntry {
-	return guest.LogEntry{Seq: m.GetSeq(), Time: DecodeTime(m.GetTimeNs()), Stream: m.GetStream(), Data: m.GetData()}
+	return guest.LogEntry{Seq: m.GetSeq(), Time: DecodeTime(m.GetTimeNs()), Stream: m.GetStream(), Data: m.GetData(), Run: int(m.GetRun())}
 }
 
 // EncodeStats returns s as a message.

@@ -33,6 +33,8 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		CloudInit:   encodeCloudInit(s.CloudInit),
 		Volumes:     each(s.Volumes, encodeVolume),
 		Mounts:      each(s.Mounts, encodeMount),
+		Containers:  each(s.Containers, encodeContainer),
+		Restart:     string(s.Restart),
 	}
 }
 
@@ -55,6 +57,9 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		CloudInit: decodeCloudInit(m.GetCloudInit()),
 		Volumes:   each(m.GetVolumes(), decodeVolume),
 		Mounts:    each(m.GetMounts(), decodeMount),
+
+		Containers: each(m.GetContainers(), decodeContainer),
+		Restart:    vm.RestartPolicy(m.GetRestart()),
 	}
 }
 
@@ -121,6 +126,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		Restarts:    int64(r.Restarts),
 		Revision:    r.Revision,
 		Snapshot:    r.Snapshot, SnapshotIds: slices.Clone(r.SnapshotIDs), Resume: encodeResume(r.Resume), Cloned: r.Cloned,
+		Containers: each(r.Containers, encodeContainerRecord),
 	}
 }
 
@@ -154,6 +160,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		Restarts:    int(m.GetRestarts()),
 		Revision:    m.GetRevision(),
 		Snapshot:    m.GetSnapshot(), SnapshotIDs: cloneSlice(m.GetSnapshotIds()), Resume: decodeResume(m.GetResume()), Cloned: m.GetCloned(),
+		Containers: each(m.GetContainers(), decodeContainerRecord),
 	}
 }
 

@@ -17,6 +17,10 @@ func (s Spec) Clone() Spec {
 		s.Volumes[i] = s.Volumes[i].Clone()
 	}
 	s.Mounts = cloneSlice(s.Mounts)
+	s.Containers = cloneSlice(s.Containers)
+	for i := range s.Containers {
+		s.Containers[i] = s.Containers[i].Clone()
+	}
 	return s
 }
 
@@ -58,6 +62,10 @@ func (r Record) Clone() Record {
 	r.NICs = cloneSlice(r.NICs)
 	for i := range r.NICs {
 		r.NICs[i].DNS = cloneSlice(r.NICs[i].DNS)
+	}
+	r.Containers = cloneSlice(r.Containers)
+	for i := range r.Containers {
+		r.Containers[i] = r.Containers[i].Clone()
 	}
 	r.Handle = cloneSlice(r.Handle)
 	r.SnapshotIDs = cloneSlice(r.SnapshotIDs)

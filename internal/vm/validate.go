@@ -70,6 +70,16 @@ func (s Spec) Default() Spec {
 	if s.Storage == 0 {
 		s.Storage = DefaultStorage
 	}
+	if len(s.Containers) > 0 {
+		if s.Restart == "" {
+			s.Restart = RestartAlways
+		}
+		for _, c := range s.Containers {
+			if c.Kind == ContainerApp && s.Image == "" {
+				s.Image = c.Image
+			}
+		}
+	}
 	if s.Accel == "" {
 		s.Accel = AccelAuto
 	}
@@ -129,8 +139,10 @@ func (s Spec) Validate() error {
 			return errdefs.Invalidf("VM %s: %q is not a unicast MAC address", s.Name, n.MAC)
 		}
 	}
-	if err := s.ValidateVolumes(); err != nil {
-		return fmt.Errorf("VM %s: %w", s.Name, err)
+	for _, check := range []func() error{s.ValidateVolumes, s.ValidateContainers} {
+		if err := check(); err != nil {
+			return fmt.Errorf("VM %s: %w", s.Name, err)
+		}
 	}
 	return nil
 }

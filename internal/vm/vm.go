@@ -62,6 +62,11 @@ type Spec struct {
 	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: the generated documents alone
 	Volumes   []Volume          `json:"volumes,omitempty"`    // a disk guest takes only files, written by its cloud-init
 	Mounts    []Mount           `json:"mounts,omitempty"`     // of Volumes, in order
+
+	// OCI guests only: what runs instead of Process, in the order in which it starts. Image is then what the guest itself
+	// stands on; its default is the image of the first app.
+	Containers []Container   `json:"containers,omitempty"`
+	Restart    RestartPolicy `json:"restart,omitempty"` // of Containers, inside the running guest; default always
 }
 
 // CloudInit is what a disk guest's cloud-init gets beyond host name, instance id and addresses, which are generated.
@@ -205,6 +210,8 @@ type Record struct {
 	Process     Process   `json:"process"` // resolved: image configuration and spec merged
 	Disks       []Disk    `json:"disks,omitempty"`
 	NICs        []NIC     `json:"nics,omitempty"`
+
+	Containers []ContainerRecord `json:"containers,omitempty"` // as in Spec.Containers; Process is empty then
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`

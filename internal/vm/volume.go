@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -42,8 +43,23 @@ func (s Spec) ValidateVolumes() error {
 	if size > MaxVolumesSize {
 		return errdefs.Invalidf("the volumes hold %d bytes; at most %d are possible", size, MaxVolumesSize)
 	}
+	if err := validateMounts(s.Mounts, known); err != nil {
+		return err
+	}
+	for _, c := range s.Containers {
+		if len(c.Mounts) > MaxMounts {
+			return errdefs.Invalidf("container %s has %d mounts; at most %d are possible", c.Name, len(c.Mounts), MaxMounts)
+		}
+		if err := validateMounts(c.Mounts, known); err != nil {
+			return fmt.Errorf("container %s: %w", c.Name, err)
+		}
+	}
+	return nil
+}
+
+func validateMounts(mounts []Mount, known map[string]bool) error {
 	taken := map[string]bool{}
-	for _, m := range s.Mounts {
+	for _, m := range mounts {
 		switch {
 		case !known[m.Volume]:
 			return errdefs.Invalidf("%s is to hold volume %q, which is not among the volumes", m.Path, m.Volume)

@@ -21,18 +21,19 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Guest_Info_FullMethodName      = "/cocoon.guest.v1.Guest/Info"
-	Guest_PutVolume_FullMethodName = "/cocoon.guest.v1.Guest/PutVolume"
-	Guest_Setup_FullMethodName     = "/cocoon.guest.v1.Guest/Setup"
-	Guest_Exec_FullMethodName      = "/cocoon.guest.v1.Guest/Exec"
-	Guest_Logs_FullMethodName      = "/cocoon.guest.v1.Guest/Logs"
-	Guest_Wait_FullMethodName      = "/cocoon.guest.v1.Guest/Wait"
-	Guest_AckExit_FullMethodName   = "/cocoon.guest.v1.Guest/AckExit"
-	Guest_Poweroff_FullMethodName  = "/cocoon.guest.v1.Guest/Poweroff"
-	Guest_Stats_FullMethodName     = "/cocoon.guest.v1.Guest/Stats"
-	Guest_Resumed_FullMethodName   = "/cocoon.guest.v1.Guest/Resumed"
-	Guest_Freeze_FullMethodName    = "/cocoon.guest.v1.Guest/Freeze"
-	Guest_Thaw_FullMethodName      = "/cocoon.guest.v1.Guest/Thaw"
+	Guest_Info_FullMethodName       = "/cocoon.guest.v1.Guest/Info"
+	Guest_PutVolume_FullMethodName  = "/cocoon.guest.v1.Guest/PutVolume"
+	Guest_Setup_FullMethodName      = "/cocoon.guest.v1.Guest/Setup"
+	Guest_Exec_FullMethodName       = "/cocoon.guest.v1.Guest/Exec"
+	Guest_Logs_FullMethodName       = "/cocoon.guest.v1.Guest/Logs"
+	Guest_Wait_FullMethodName       = "/cocoon.guest.v1.Guest/Wait"
+	Guest_AckExit_FullMethodName    = "/cocoon.guest.v1.Guest/AckExit"
+	Guest_Poweroff_FullMethodName   = "/cocoon.guest.v1.Guest/Poweroff"
+	Guest_Stats_FullMethodName      = "/cocoon.guest.v1.Guest/Stats"
+	Guest_Resumed_FullMethodName    = "/cocoon.guest.v1.Guest/Resumed"
+	Guest_Freeze_FullMethodName     = "/cocoon.guest.v1.Guest/Freeze"
+	Guest_Thaw_FullMethodName       = "/cocoon.guest.v1.Guest/Thaw"
+	Guest_Containers_FullMethodName = "/cocoon.guest.v1.Guest/Containers"
 )
 
 // GuestClient is the client API for Guest service.
@@ -64,6 +65,8 @@ type GuestClient interface {
 	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
 	Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeReply, error)
 	Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawReply, error)
+	// Containers streams where the containers stand: at once, and with every change until the last one has ended for good.
+	Containers(ctx context.Context, in *ContainersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ContainersReply], error)
 }
 
 type guestClient struct {
@@ -206,6 +209,25 @@ func (c *guestClient) Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *guestClient) Containers(ctx context.Context, in *ContainersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ContainersReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[2], Guest_Containers_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ContainersRequest, ContainersReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Guest_ContainersClient = grpc.ServerStreamingClient[ContainersReply]
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -235,6 +257,8 @@ type GuestServer interface {
 	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
 	Freeze(context.Context, *FreezeRequest) (*FreezeReply, error)
 	Thaw(context.Context, *ThawRequest) (*ThawReply, error)
+	// Containers streams where the containers stand: at once, and with every change until the last one has ended for good.
+	Containers(*ContainersRequest, grpc.ServerStreamingServer[ContainersReply]) error
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -280,6 +304,9 @@ func (UnimplementedGuestServer) Freeze(context.Context, *FreezeRequest) (*Freeze
 }
 func (UnimplementedGuestServer) Thaw(context.Context, *ThawRequest) (*ThawReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Thaw not implemented")
+}
+func (UnimplementedGuestServer) Containers(*ContainersRequest, grpc.ServerStreamingServer[ContainersReply]) error {
+	return status.Error(codes.Unimplemented, "method Containers not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -500,6 +527,17 @@ func _Guest_Thaw_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_Containers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ContainersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(GuestServer).Containers(m, &grpc.GenericServerStream[ContainersRequest, ContainersReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Guest_ContainersServer = grpc.ServerStreamingServer[ContainersReply]
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -558,6 +596,11 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Logs",
 			Handler:       _Guest_Logs_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Containers",
+			Handler:       _Guest_Containers_Handler,
 			ServerStreams: true,
 		},
 	},

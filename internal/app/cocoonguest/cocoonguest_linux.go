@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent"
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
 	"cocoonstack.io/cocoon/internal/guestagent/machine"
+	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/guestagent/volumes"
 )
 
@@ -58,7 +59,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 	}
 	cfg := guestagent.Config{Version: version, Init: init}
 	if init { // elsewhere the folders are somebody else's
-		cfg.Volumes = volumes.New()
+		cfg.Volumes, cfg.Rooms = volumes.New(), rooms.New(booted.Disk)
 	}
 	srv := guestagent.New(cfg, machine.New(init, booted.Disk))
 	done := make(chan struct{})

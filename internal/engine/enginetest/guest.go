@@ -26,6 +26,8 @@ type Guest struct {
 	p       proc
 	setup   guest.Setup
 	content map[string][]vm.VolumeFile // of volumes
+	stand   []vm.ContainerStatus       // of the containers
+	entries map[string][]guest.LogEntry
 	acked   bool
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
@@ -54,6 +56,19 @@ func (g *Guest) Print(n int) { g.change(func() { g.p.Lines += n }) }
 
 // Exit ends the main process.
 func (g *Guest) Exit(code int) { g.change(func() { g.p.Exit = &code }) }
+
+// Stand has the guest tell where its containers stand, in the order of its setup.
+func (g *Guest) Stand(all ...vm.ContainerStatus) { g.change(func() { g.stand = all }) }
+
+// PrintIn has a container write a line in one of its runs.
+func (g *Guest) PrintIn(container string, e guest.LogEntry) {
+	g.change(func() {
+		if g.entries == nil {
+			g.entries = map[string][]guest.LogEntry{}
+		}
+		g.entries[container] = append(g.entries[container], e)
+	})
+}
 
 // Drop loses all sessions.
 func (g *Guest) Drop() {
@@ -226,7 +241,7 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	if s.disk() {
 		return nil
 	}
-	if len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
+	if setup.Process != nil && len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
 		return errdefs.NotFoundf("start the main process: missing: no such file")
 	}
 	s.g.change(func() { s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname })

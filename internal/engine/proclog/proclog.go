@@ -46,6 +46,7 @@ type Log struct {
 	file    *os.File // opened with the first entry: a silent VM costs no file
 	size    int64
 	last    uint64        // sequence number of the newest entry
+	number  int           // guest.LogEntry.Run of the newest entry
 	epoch   int           // grows with each run
 	cuts    int           // grows with each change of segments
 	changed chan struct{} // closed at the next change; nil while nobody waits
@@ -60,6 +61,12 @@ func New(dir string, maxBytes int64) *Log {
 func (l *Log) Begin() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.number = 0
+	return l.begin()
+}
+
+// begin is Begin. Preconditions: mu is held.
+func (l *Log) begin() error {
 	l.close()
 	if err := l.shift(); err != nil {
 		return fmt.Errorf("begin log: %w", err)
@@ -107,18 +114,34 @@ func (l *Log) Resume() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.close()
-	files, err := l.openSegments(false)
+	l.last, l.number = 0, 0
+	if err := l.place(false); err != nil {
+		return err
+	}
+	if l.last == 0 { // the run before may have been moved out of the way for an entry that never came
+		if err := l.place(true); err != nil {
+			return err
+		}
+		if l.number == 0 { // it is of another guest, whose numbers mean nothing here
+			l.last = 0
+		}
+	}
+	l.live = true
+	return nil
+}
+
+// place finds the newest entry of a run. Preconditions: mu is held.
+func (l *Log) place(previous bool) error {
+	files, err := l.openSegments(previous)
 	if err != nil {
 		return err
 	}
 	defer closeAll(files)
-	l.last = 0
 	for _, f := range files {
-		if err := each(f, func(e guest.LogEntry) { l.last = max(l.last, e.Seq) }); err != nil {
+		if err := each(f, func(e guest.LogEntry) { l.last, l.number = max(l.last, e.Seq), max(l.number, e.Run) }); err != nil {
 			return fmt.Errorf("resume log: %w", err)
 		}
 	}
-	l.live = true
 	return nil
 }
 
@@ -137,7 +160,15 @@ func (l *Log) Last() uint64 {
 	return l.last
 }
 
-// Append adds an entry. One that is there already is skipped. On error nothing of it stays.
+// Place is the run and the sequence number of the newest entry; 0 when there is none.
+func (l *Log) Place() (run int, seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.number, l.last
+}
+
+// Append adds an entry. One that is there already is skipped; one of a later run than the last begins that run, and does
+// nothing else when it has no number. On error nothing of it stays.
 func (l *Log) Append(e guest.LogEntry) error {
 	if len(e.Data) > maxData {
 		e.Data = e.Data[:maxData]
@@ -152,8 +183,16 @@ func (l *Log) Append(e guest.LogEntry) error {
 	if !l.live {
 		return fmt.Errorf("append to log: %w", os.ErrClosed)
 	}
-	if e.Seq <= l.last {
+	if e.Run < l.number || e.Run == l.number && e.Seq <= l.last {
 		return nil
+	}
+	if e.Run > l.number {
+		if err := l.begin(); err != nil {
+			return err
+		}
+		if l.number = e.Run; e.Seq == 0 {
+			return nil
+		}
 	}
 	if l.file == nil {
 		if err := l.open(); err != nil {

@@ -218,20 +218,35 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 // Setup implements guest.Agent.
 func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 	r := &guestv1.SetupRequest{Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts}
-	if p := g.Process; p != nil {
-		r.Process = &guestv1.Process{
-			Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
-			Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
-		}
+	if g.Process != nil {
+		r.Process = process(*g.Process)
+	}
+	r.Restart = string(g.Restart)
+	for _, c := range g.Containers {
+		r.Containers = append(r.Containers, &guestv1.Container{
+			Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
+		})
 	}
 	for _, v := range g.Volumes {
 		r.Volumes = append(r.Volumes, volume(v))
 	}
-	for _, m := range g.Mounts {
-		r.Mounts = append(r.Mounts, &guestv1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly})
-	}
+	r.Mounts = mounts(g.Mounts)
 	_, err := s.client.Setup(ctx, r)
 	return s.failure(ctx, "set up the guest", err)
+}
+
+func process(p vm.Process) *guestv1.Process {
+	return &guestv1.Process{
+		Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
+		Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
+	}
+}
+
+func mounts(list []vm.Mount) (out []*guestv1.Mount) {
+	for _, m := range list {
+		out = append(out, &guestv1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly})
+	}
+	return out
 }
 
 // PutVolume implements guest.VolumeKeeper.
@@ -258,9 +273,13 @@ func environ(env []vm.EnvVar) []*guestv1.EnvVar {
 
 // Logs implements guest.Agent.
 func (s *session) Logs(ctx context.Context, after uint64, fn func(guest.LogEntry) error) error {
+	return s.logs(ctx, &guestv1.LogsRequest{After: after}, fn)
+}
+
+func (s *session) logs(ctx context.Context, r *guestv1.LogsRequest, fn func(guest.LogEntry) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when fn fails
-	stream, err := s.client.Logs(ctx, &guestv1.LogsRequest{After: after})
+	stream, err := s.client.Logs(ctx, r)
 	if err != nil {
 		return s.failure(ctx, "read the guest's log", err)
 	}
@@ -276,7 +295,7 @@ func (s *session) Logs(ctx context.Context, after uint64, fn func(guest.LogEntry
 		if e.GetStderr() {
 			name = "stderr"
 		}
-		err = fn(guest.LogEntry{Seq: e.GetSeq(), Time: time.Unix(0, e.GetTimeUnixNano()), Stream: name, Data: e.GetData()})
+		err = fn(guest.LogEntry{Seq: e.GetSeq(), Time: time.Unix(0, e.GetTimeUnixNano()), Stream: name, Data: e.GetData(), Run: int(e.GetRun())})
 		if err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int
 	x := &execution{stream: stream, credit: make(chan int, 1)}
 	err = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_Start{Start: &guestv1.ExecStart{
 		Command: e.Command, Env: environ(e.Env), Workdir: e.WorkDir, User: e.User, Tty: e.TTY,
-		Size: &guestv1.WindowSize{Rows: uint32(e.Rows), Cols: uint32(e.Cols)}, Stdin: st.Stdin != nil,
+		Size: &guestv1.WindowSize{Rows: uint32(e.Rows), Cols: uint32(e.Cols)}, Stdin: st.Stdin != nil, Container: e.Container,
 	}}})
 	if err != nil && !ended(err) { // io.EOF: Recv knows why
 		return 0, s.failure(ctx, "run a command in the guest", err)

@@ -142,6 +142,19 @@ func mountImage(mods *modules, dev, dir string) error {
 			return err
 		}
 	}
+	return mountLayer(dev, dir, kind)
+}
+
+// MountLayer mounts a layer's disk read-only after Root, which has loaded what the file systems of an image need.
+func MountLayer(dev, dir string) error {
+	kind, err := fileSystem(dev)
+	if err != nil {
+		return err
+	}
+	return mountLayer(dev, dir, kind)
+}
+
+func mountLayer(dev, dir, kind string) error {
 	options := ""
 	if kind == "ext4" {
 		options = "noload" // read-only for others too: its journal must not be replayed

@@ -14,6 +14,9 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
+// Disks maps the serials of the machine's disks to their devices.
+func Disks() (map[string]string, error) { return findDisks("/sys/block") }
+
 // findDisks maps the serials of the machine's disks to their devices.
 func findDisks(sysBlock string) (map[string]string, error) {
 	entries, err := os.ReadDir(sysBlock)

@@ -14,8 +14,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Mount makes the volumes and mounts them as mounts say, in that order. What was done before is not done again.
-func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts []vm.Mount) error {
+// Mount makes the volumes and mounts them as mounts say, which are by the folder that their paths are in, in that order.
+// What was done before is not done again.
+func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed || len(volumes) == 0 {
@@ -28,20 +29,36 @@ func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts []vm.Mount
 		}
 		byName[v.Name] = v
 	}
+	for root, list := range mounts {
+		if err := k.mountIn(root, byName, list); err != nil {
+			return err
+		}
+	}
+	return k.close()
+}
+
+// mountIn makes the mounts in the folder root. Preconditions: mu is held.
+func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.Mount) error {
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("mount volumes in %s: %w", root, err)
+	}
+	defer unix.Close(fd)
 	for _, m := range mounts {
-		if k.mounted[m.Path] {
+		at := path.Join(root, m.Path)
+		if k.mounted[at] {
 			continue
 		}
-		v, ok := byName[m.Volume]
+		v, ok := volumes[m.Volume]
 		if !ok {
 			return errdefs.Invalidf("there is no volume %q to mount at %s", m.Volume, m.Path)
 		}
-		if err := k.mount(v, m); err != nil {
+		if err := k.mount(fd, v, m); err != nil {
 			return fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
 		}
-		k.mounted[m.Path] = true
+		k.mounted[at] = true
 	}
-	return k.close()
+	return nil
 }
 
 // open makes the file system in memory that holds the files. Preconditions: mu is held.
@@ -126,7 +143,12 @@ func (k *Keeper) makeDisk(v vm.Volume) error {
 	} else if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	parent, err := target(k.disk, true)
+	root, err := resolve("/")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	parent, err := target(root, k.disk, true)
 	if err != nil {
 		return err
 	}
@@ -161,8 +183,8 @@ func share(fd int, group *int64) error {
 	return unix.Fchmod(fd, 0o777|unix.S_ISGID)
 }
 
-// mount shows v, or the part of it that m names, at m's path.
-func (k *Keeper) mount(v vm.Volume, m vm.Mount) error {
+// mount shows v, or the part of it that m names, at m's path in the folder root.
+func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
 	src, err := k.source(v, m.SubPath)
 	if err != nil {
 		return err
@@ -172,7 +194,7 @@ func (k *Keeper) mount(v vm.Volume, m vm.Mount) error {
 	if err := unix.Fstat(src, &st); err != nil {
 		return err
 	}
-	dst, err := target(m.Path, st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	dst, err := target(root, m.Path, st.Mode&unix.S_IFMT == unix.S_IFDIR)
 	if err != nil {
 		return err
 	}

@@ -30,10 +30,15 @@ func openat2(dir int, name string, how uint64) (int, error) {
 	}
 }
 
-// target opens the folder or file of the guest where a volume is to be mounted, and makes what is missing of its path.
+// within is resolve for a path in the folder root, which no link leads out of.
+func within(root int, name string) (int, error) {
+	return openat2(root, name, unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_MAGICLINKS)
+}
+
+// target opens the folder or file in root where a volume is to be mounted, and makes what is missing of its path.
 // The image may have put a link there: it is followed unless it leads to the root or to a file system of the kernel.
-func target(name string, folder bool) (int, error) {
-	fd, err := resolve("/")
+func target(root int, name string, folder bool) (int, error) {
+	fd, err := within(root, "/")
 	if err != nil {
 		return -1, err
 	}
@@ -41,14 +46,14 @@ func target(name string, folder bool) (int, error) {
 	for i, part := range parts {
 		at += "/" + part
 		dir := folder || i < len(parts)-1
-		next, err := step(fd, at, part, dir)
+		next, err := step(root, fd, at, part, dir)
 		unix.Close(fd)
 		if err != nil {
 			return -1, err
 		}
 		fd = next
 	}
-	if err := mountable(fd, name, folder); err != nil {
+	if err := mountable(root, fd, name, folder); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
@@ -56,8 +61,8 @@ func target(name string, folder bool) (int, error) {
 }
 
 // step opens the path at, whose last part is in the folder parent, and makes it when it is missing.
-func step(parent int, at, part string, folder bool) (int, error) {
-	fd, err := resolve(at)
+func step(root, parent int, at, part string, folder bool) (int, error) {
+	fd, err := within(root, at)
 	if !errors.Is(err, unix.ENOENT) {
 		return fd, err
 	}
@@ -77,19 +82,19 @@ func step(parent int, at, part string, folder bool) (int, error) {
 	case err != nil:
 		return -1, err
 	}
-	return resolve(at)
+	return within(root, at)
 }
 
 // mountable refuses what must not be mounted over.
-func mountable(fd int, name string, folder bool) error {
-	var st, root unix.Stat_t
+func mountable(root, fd int, name string, folder bool) error {
+	var st, top unix.Stat_t
 	var fs unix.Statfs_t
-	if err := errors.Join(unix.Fstat(fd, &st), unix.Stat("/", &root), unix.Fstatfs(fd, &fs)); err != nil {
+	if err := errors.Join(unix.Fstat(fd, &st), unix.Fstat(root, &top), unix.Fstatfs(fd, &fs)); err != nil {
 		return err
 	}
 	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
-	case st.Dev == root.Dev && st.Ino == root.Ino:
+	case st.Dev == top.Dev && st.Ino == top.Ino:
 		return errdefs.Invalidf("%s leads to the root folder in this image", name)
 	case fs.Type == unix.PROC_SUPER_MAGIC || fs.Type == unix.SYSFS_MAGIC || fs.Type == unix.CGROUP2_SUPER_MAGIC:
 		return errdefs.Invalidf("%s leads to a file system of the kernel in this image", name)

@@ -2,7 +2,6 @@ package convert
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -21,10 +20,7 @@ func Check(pod *corev1.Pod) field.ErrorList {
 	errs = append(errs, checkAnnotations(pod)...)
 	errs = append(errs, checkPod(pod)...)
 	errs = append(errs, checkVolumes(pod)...)
-	errs = append(errs, checkSecurity(pod)...)
-	if len(pod.Spec.Containers) > 0 {
-		errs = append(errs, checkContainer(&pod.Spec.Containers[0], field.NewPath("spec", "containers").Index(0))...)
-	}
+	errs = append(errs, checkContainers(pod)...)
 	if len(errs) == 0 {
 		errs = append(errs, checkVM(pod)...)
 	}
@@ -69,8 +65,7 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 	no(s.HostNetwork, spec.Child("hostNetwork"), own)
 	no(s.HostPID, spec.Child("hostPID"), own)
 	no(s.HostIPC, spec.Child("hostIPC"), own)
-	no(len(s.Containers) != 1, spec.Child("containers"), fmt.Sprintf("a VM runs exactly one container, the pod has %d", len(s.Containers)))
-	no(len(s.InitContainers) > 0, spec.Child("initContainers"), "init containers cannot run in a VM")
+	no(len(s.Containers) == 0, spec.Child("containers"), "a VM runs containers, and the pod has none")
 	no(len(s.EphemeralContainers) > 0, spec.Child("ephemeralContainers"), "ephemeral containers cannot run in a VM; use kubectl exec")
 	no(s.OS != nil && s.OS.Name != corev1.Linux, spec.Child("os", "name"), "this node runs linux guests only")
 	no(len(s.HostAliases) > 0, spec.Child("hostAliases"), "the guest's hosts file is not managed by the pod")
@@ -78,29 +73,31 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 	no(s.DNSPolicy == corev1.DNSNone, spec.Child("dnsPolicy"), "the guest resolves names as its network says")
 	no(s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN, spec.Child("setHostnameAsFQDN"), "the guest's host name is one label")
 	no(len(s.ResourceClaims) > 0, spec.Child("resourceClaims"), "devices cannot be given to a VM")
+	if sc := s.SecurityContext; sc != nil {
+		podPath := spec.Child("securityContext")
+		no(len(sc.Sysctls) > 0, podPath.Child("sysctls"), "the guest kernel is not tuned by the pod")
+		no(len(sc.SupplementalGroups) > 0, podPath.Child("supplementalGroups"), "the main process has the groups its image gives it")
+		no(sc.WindowsOptions != nil, podPath.Child("windowsOptions"), "this node runs linux guests only")
+	}
 	return errs
 }
 
-func checkSecurity(pod *corev1.Pod) field.ErrorList {
+// checkSecurity looks at what the pod and its container at that path ask for together.
+func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	no := func(when bool, path *field.Path, why string) {
 		if when {
 			errs = append(errs, field.Forbidden(path, why))
 		}
 	}
-	uid, gid := runAs(pod)
+	uid, gid := runAs(pod, c)
 	nonRoot := false
-	podPath := field.NewPath("spec", "securityContext")
-	path := podPath
+	path := field.NewPath("spec", "securityContext")
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		nonRoot = yes(sc.RunAsNonRoot)
-		no(len(sc.Sysctls) > 0, podPath.Child("sysctls"), "the guest kernel is not tuned by the pod")
-		no(len(sc.SupplementalGroups) > 0, podPath.Child("supplementalGroups"), "the main process has the groups its image gives it")
-		no(sc.WindowsOptions != nil, podPath.Child("windowsOptions"), "this node runs linux guests only")
 	}
-	if c := container(pod); c != nil && c.SecurityContext != nil {
-		sc := c.SecurityContext
-		path = field.NewPath("spec", "containers").Index(0).Child("securityContext")
+	if sc := c.SecurityContext; sc != nil {
+		path = at.Child("securityContext")
 		if sc.RunAsNonRoot != nil {
 			nonRoot = *sc.RunAsNonRoot
 		}

@@ -56,10 +56,13 @@ func Grace(pod *corev1.Pod) time.Duration {
 	return vm.DefaultStopGrace
 }
 
-// Spec is the VM of pod on node, with env (from Env) as the environment of its main process. Its volumes are without
+// Environment is the environment of each container of a pod, by its name.
+type Environment map[string][]vm.EnvVar
+
+// Spec is the VM of pod on node, with env (from Env) as the environment of its containers. Its volumes are without
 // content; see Fill.
 // Preconditions: Check(pod) found nothing.
-func Spec(pod *corev1.Pod, node Node, env []vm.EnvVar) vm.Spec {
+func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	size := sizeOf(pod, ask)
 	s := vm.Spec{
@@ -70,17 +73,20 @@ func Spec(pod *corev1.Pod, node Node, env []vm.EnvVar) vm.Spec {
 		Storage:   size.storage,
 		Driver:    string(ask.Backend),
 		Hostname:  hostname(pod),
-		Process:   process(pod, env),
 		Labels:    labels(pod, node),
 		NICs:      []vm.NICSpec{{Network: ask.Network}},
 		StopGrace: Grace(pod),
 		Volumes:   volumes(pod),
-		Mounts:    mounts(pod, valuesOf(env)),
+	}
+	if Several(pod) {
+		s.Containers, s.Restart = several(pod, env), restart(pod)
+	} else if c := container(pod); c != nil {
+		s.Process, s.Mounts = process(pod, c, env[c.Name]), mounts(c, valuesOf(env[c.Name]))
 	}
 	return s.Default()
 }
 
-// container is the pod's only application container, nil when there is none.
+// container is the pod's first application container, nil when there is none.
 func container(pod *corev1.Pod) *corev1.Container {
 	if len(pod.Spec.Containers) == 0 {
 		return nil
@@ -88,13 +94,9 @@ func container(pod *corev1.Pod) *corev1.Container {
 	return &pod.Spec.Containers[0]
 }
 
-func process(pod *corev1.Pod, env []vm.EnvVar) vm.Process {
-	c := container(pod)
-	if c == nil {
-		return vm.Process{}
-	}
+func process(pod *corev1.Pod, c *corev1.Container, env []vm.EnvVar) vm.Process {
 	values := valuesOf(env)
-	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod), TTY: c.TTY}
+	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod, c), TTY: c.TTY}
 	for _, a := range c.Command {
 		p.Entrypoint = append(p.Entrypoint, expand(a, values))
 	}
@@ -105,8 +107,8 @@ func process(pod *corev1.Pod, env []vm.EnvVar) vm.Process {
 }
 
 // user is uid or uid:gid, "" for the image's own.
-func user(pod *corev1.Pod) string {
-	uid, gid := runAs(pod)
+func user(pod *corev1.Pod, c *corev1.Container) string {
+	uid, gid := runAs(pod, c)
 	if uid == nil {
 		return ""
 	}
@@ -118,11 +120,11 @@ func user(pod *corev1.Pod) string {
 }
 
 // runAs merges the security contexts of pod and container, the container's first.
-func runAs(pod *corev1.Pod) (uid, gid *int64) {
+func runAs(pod *corev1.Pod, c *corev1.Container) (uid, gid *int64) {
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		uid, gid = sc.RunAsUser, sc.RunAsGroup
 	}
-	if c := container(pod); c != nil && c.SecurityContext != nil {
+	if c.SecurityContext != nil {
 		if c.SecurityContext.RunAsUser != nil {
 			uid = c.SecurityContext.RunAsUser
 		}

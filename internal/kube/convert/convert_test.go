@@ -17,7 +17,6 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -65,14 +64,21 @@ func TestCheckRefuses(t *testing.T) {
 		change func(*corev1.Pod)
 		want   string // in the message
 	}{
-		"host network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "spec.hostNetwork"},
-		"host pid":       {func(p *corev1.Pod) { p.Spec.HostPID = true }, "spec.hostPID"},
-		"host ipc":       {func(p *corev1.Pod) { p.Spec.HostIPC = true }, "spec.hostIPC"},
-		"two containers": {func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{}) }, "exactly one container, the pod has 2"},
-		"init container": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{}} }, "initContainers"},
-		"sidecar": {func(p *corev1.Pod) {
-			p.Spec.InitContainers = []corev1.Container{{RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways)}}
-		}, "initContainers"},
+		"host network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "spec.hostNetwork"},
+		"host pid":     {func(p *corev1.Pod) { p.Spec.HostPID = true }, "spec.hostPID"},
+		"host ipc":     {func(p *corev1.Pod) { p.Spec.HostIPC = true }, "spec.hostIPC"},
+		"no container": {func(p *corev1.Pod) { p.Spec.Containers = nil }, "the pod has none"},
+		"one bad container of two": {func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Lifecycle: &corev1.Lifecycle{}})
+		}, "spec.containers[1].lifecycle"},
+		"privileged init container": {func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i", SecurityContext: &corev1.SecurityContext{Privileged: ptr(true)}}}
+		}, "spec.initContainers[0].securityContext.privileged"},
+		"clone of several": {func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}}
+			p.Annotations[contract.KeyMode] = "clone"
+		}, "can be a clone"},
+		"a policy of its own": {on(func(c *corev1.Container) { c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways) }), "as the pod's restartPolicy says"},
 		"ephemeral container": {func(p *corev1.Pod) { p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}} }, "ephemeralContainers"},
 		"windows":             {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "spec.os.name"},
 		"host alias":          {func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{}} }, "hostAliases"},
@@ -160,7 +166,7 @@ func TestSpecGolden(t *testing.T) {
 			if errs := Check(pod); len(errs) > 0 {
 				t.Fatal(errs.ToAggregate())
 			}
-			spec := Spec(pod, Node{Name: "n1", IP: "10.0.0.1"}, []vm.EnvVar{{Name: "GREETING", Value: "hi"}})
+			spec := Spec(pod, Node{Name: "n1", IP: "10.0.0.1"}, Environment{"c": {{Name: "GREETING", Value: "hi"}}})
 			if err := spec.Validate(); err != nil {
 				t.Error(err)
 			}
@@ -250,7 +256,7 @@ func TestEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, e := range env {
+	for _, e := range env["c"] {
 		got = append(got, e.Name+"="+e.Value)
 	}
 	want := `CM_a=over CM_b=2 BOTH=over-2-$(LATER) LATER=x KEY=2 PW=hush POD=web NS=default UID=uid-1 APP=web LABELS=app="web" ` +

@@ -22,15 +22,26 @@ type Resolver interface {
 	Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error)
 }
 
-// Env is the environment of the pod's main process, in order: envFrom first, then env, later names replacing earlier.
+// Env is the environment of each of the pod's containers, in order: envFrom first, then env, later names replacing earlier.
 // What is referred to and not there, unless optional, is a FailedPrecondition error: the pod waits for it. Other errors
 // are the Resolver's own.
-func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver) ([]vm.EnvVar, error) {
-	c := container(pod)
-	if c == nil {
-		return nil, nil
+func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver) (Environment, error) {
+	out := Environment{}
+	for _, c := range containers(pod) {
+		env, err := containerEnv(ctx, pod, c, node, from)
+		if err != nil && Several(pod) {
+			err = fmt.Errorf("container %s: %w", c.Name, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out[c.Name] = env
 	}
-	e := &environment{pod: pod, node: node, from: from, values: map[string]string{}}
+	return out, nil
+}
+
+func containerEnv(ctx context.Context, pod *corev1.Pod, c *corev1.Container, node Node, from Resolver) ([]vm.EnvVar, error) {
+	e := &environment{pod: pod, container: c, node: node, from: from, values: map[string]string{}}
 	for _, src := range c.EnvFrom {
 		if err := e.addAll(ctx, src); err != nil {
 			return nil, err
@@ -53,11 +64,12 @@ func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver) ([]vm.E
 }
 
 type environment struct {
-	pod    *corev1.Pod
-	node   Node
-	from   Resolver
-	names  []string // in order of first mention
-	values map[string]string
+	pod       *corev1.Pod
+	container *corev1.Container
+	node      Node
+	from      Resolver
+	names     []string // in order of first mention
+	values    map[string]string
 }
 
 func (e *environment) set(name, value string) {
@@ -201,10 +213,9 @@ func formatMap(m map[string]string) string {
 // resource answers with what is written in the spec, and where nothing is written with what the VM really has.
 func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	which, name, _ := strings.Cut(ref.Resource, ".")
-	c := container(e.pod)
-	list := c.Resources.Limits
+	list := e.container.Resources.Limits
 	if which == "requests" {
-		list = c.Resources.Requests
+		list = e.container.Resources.Requests
 	}
 	q, ok := list[corev1.ResourceName(name)]
 	if !ok {

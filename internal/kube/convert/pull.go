@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -10,17 +11,31 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// Pull is the request that brings the image of pod's VM, but for its credentials. The API server has completed the
-// policy of the container; a force-pull annotation wins over it.
-func Pull(pod *corev1.Pod) image.PullRequest {
-	r := image.PullRequest{Name: Image(pod), Policy: image.PullIfNotPresent}
-	if c := container(pod); c != nil && c.ImagePullPolicy != "" {
-		r.Policy = image.PullPolicy(c.ImagePullPolicy)
+// Pulls are the requests that bring the images of pod's VM, each once, but for their credentials. The API server has
+// completed the policies of the containers; a force-pull annotation wins over them.
+func Pulls(pod *corev1.Pod) []image.PullRequest {
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	var out []image.PullRequest
+	for _, c := range containers(pod) {
+		r := image.PullRequest{Name: c.Image, Policy: image.PullIfNotPresent}
+		if !Several(pod) {
+			r.Name = Image(pod)
+		}
+		if c.ImagePullPolicy != "" {
+			r.Policy = image.PullPolicy(c.ImagePullPolicy)
+		}
+		if ask.ForcePull {
+			r.Policy, r.Force = image.PullAlways, true
+		}
+		at := slices.IndexFunc(out, func(o image.PullRequest) bool { return o.Name == r.Name })
+		switch {
+		case at < 0:
+			out = append(out, r)
+		case r.Policy == image.PullAlways:
+			out[at].Policy = image.PullAlways
+		}
 	}
-	if ask, _ := contract.ParseVMSpec(pod.Annotations); ask.ForcePull {
-		r.Policy, r.Force = image.PullAlways, true
-	}
-	return r
+	return out
 }
 
 // PullAuth reads the pod's imagePullSecrets, in their order. (Those of its service account are among them: admission has

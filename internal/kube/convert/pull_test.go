@@ -37,7 +37,7 @@ func TestPullPolicyOfAPod(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Annotations: tc.notes},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Image: "demo", ImagePullPolicy: tc.policy}}},
 		}
-		got := Pull(pod)
+		got := Pulls(pod)[0]
 		if got.Name != tc.want.Name || got.Policy != tc.want.Policy || got.Force != tc.want.Force {
 			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
 		}

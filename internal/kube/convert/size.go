@@ -4,6 +4,7 @@ import (
 	"math"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -16,7 +17,8 @@ type size struct {
 	storage int64 // bytes
 }
 
-// sizeOf reads the limits, else the requests, of the container and then of the pod as a whole. Annotations win over them,
+// sizeOf reads the limits, else the requests, of the container and then of the pod as a whole; of several containers those
+// of the pod first, else what they need together. Annotations win over them,
 // our own over Virtlet's.
 func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	s := size{cpus: DefaultCPUs, memory: DefaultMemory}
@@ -44,23 +46,34 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 
 // quantity returns the amount of one resource, rounded up to a whole unit. Zero counts as not given.
 func quantity(pod *corev1.Pod, name corev1.ResourceName) (int64, bool) {
-	var lists []corev1.ResourceList
-	if c := container(pod); c != nil {
-		lists = append(lists, c.Resources.Limits)
-	}
-	if pod.Spec.Resources != nil {
-		lists = append(lists, pod.Spec.Resources.Limits)
-	}
-	if c := container(pod); c != nil {
-		lists = append(lists, c.Resources.Requests)
-	}
-	if pod.Spec.Resources != nil {
-		lists = append(lists, pod.Spec.Resources.Requests)
-	}
-	for _, l := range lists {
-		if q, ok := l[name]; ok && !q.IsZero() {
-			return q.Value(), true
+	in := func(lists ...corev1.ResourceList) (resource.Quantity, bool) {
+		for _, l := range lists {
+			if q, ok := l[name]; ok && !q.IsZero() {
+				return q, true
+			}
 		}
+		return resource.Quantity{}, false
 	}
-	return 0, false
+	var whole corev1.ResourceRequirements
+	if pod.Spec.Resources != nil {
+		whole = *pod.Spec.Resources
+	}
+	if Several(pod) {
+		q, ok := in(whole.Limits)
+		if !ok {
+			q, ok = sum(pod, func(c *corev1.Container) (resource.Quantity, bool) {
+				return in(c.Resources.Limits, c.Resources.Requests)
+			})
+		}
+		if !ok {
+			q, ok = in(whole.Requests)
+		}
+		return q.Value(), ok
+	}
+	c := container(pod)
+	if c == nil {
+		c = &corev1.Container{}
+	}
+	q, ok := in(c.Resources.Limits, whole.Limits, c.Resources.Requests, whole.Requests)
+	return q.Value(), ok
 }

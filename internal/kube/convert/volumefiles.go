@@ -232,7 +232,7 @@ func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProject
 	if err != nil {
 		return nil, fmt.Errorf("ask for a token of service account %s: %w", f.pod.Spec.ServiceAccountName, err)
 	}
-	uid, _ := runAs(f.pod)
+	uid := commonUser(f.pod)
 	if sc := f.pod.Spec.SecurityContext; uid != nil || sc != nil && sc.FSGroup != nil {
 		mode = tokenMode
 	}

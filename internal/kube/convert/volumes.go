@@ -25,8 +25,8 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(field.NewPath("spec", "volumes").Index(i), fmt.Sprintf("volume %q: %s", v.Name, why)))
 		}
 	}
-	for i, c := range pod.Spec.Containers {
-		at := field.NewPath("spec", "containers").Index(i)
+	for i, c := range containers(pod) {
+		at := containerPath(pod, i)
 		for j, m := range c.VolumeMounts {
 			if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
 				errs = append(errs, field.Forbidden(at.Child("volumeMounts").Index(j).Child("mountPropagation"),
@@ -81,16 +81,14 @@ func kindOf(source any) string {
 	return ""
 }
 
-// volumes are those of pod that its container mounts, without their content.
+// volumes are those of pod that its containers mount, without their content.
 func volumes(pod *corev1.Pod) []vm.Volume {
-	c := container(pod)
-	if c == nil {
-		return nil
-	}
 	var out []vm.Volume
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name }) {
+		if !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
+			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
+		}) {
 			continue // the kubelet leaves it out, too
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
@@ -109,12 +107,8 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 	return out
 }
 
-// mounts are those of pod's container, outer ones before those inside them.
-func mounts(pod *corev1.Pod, values map[string]string) []vm.Mount {
-	c := container(pod)
-	if c == nil {
-		return nil
-	}
+// mounts are those of a container, outer ones before those inside them.
+func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 	var out []vm.Mount
 	for _, m := range c.VolumeMounts {
 		mount := vm.Mount{Volume: m.Name, Path: path.Clean("/" + m.MountPath), ReadOnly: m.ReadOnly, SubPath: m.SubPath}
@@ -133,16 +127,14 @@ func mounts(pod *corev1.Pod, values map[string]string) []vm.Mount {
 }
 
 // CheckMounts returns a FailedPrecondition error when a sub-path of pod's mounts needs a variable that env has not.
-func CheckMounts(pod *corev1.Pod, env []vm.EnvVar) error {
-	c := container(pod)
-	if c == nil {
-		return nil
-	}
-	values := valuesOf(env)
+func CheckMounts(pod *corev1.Pod, env Environment) error {
 	var errs []error
-	for _, m := range c.VolumeMounts {
-		if name := unknown(m.SubPathExpr, values); name != "" {
-			errs = append(errs, errdefs.Preconditionf("subPathExpr %q of volume %q needs the environment variable %s, which is not set", m.SubPathExpr, m.Name, name))
+	for _, c := range containers(pod) {
+		values := valuesOf(env[c.Name])
+		for _, m := range c.VolumeMounts {
+			if name := unknown(m.SubPathExpr, values); name != "" {
+				errs = append(errs, errdefs.Preconditionf("subPathExpr %q of volume %q needs the environment variable %s, which is not set", m.SubPathExpr, m.Name, name))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // depot is a Source with fixed content.
@@ -193,7 +192,7 @@ func TestVolumesAndMountsOfASpec(t *testing.T) {
 			m[2].MountPath = "/data"
 			m[3].SubPath, m[3].ReadOnly = "a/", true
 		})
-	env := []vm.EnvVar{{Name: "NAME", Value: "web"}}
+	env := Environment{"c": {{Name: "NAME", Value: "web"}}}
 	if errs := Check(pod); len(errs) > 0 {
 		t.Fatal(errs)
 	}

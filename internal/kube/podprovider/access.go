@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -19,8 +20,11 @@ func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e
 		return 0, err
 	}
 	_, rec, _ := w.look()
-	if !up(rec) {
+	if !up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
 		return 0, errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
+	}
+	if len(rec.Containers) > 0 {
+		e.Container = container
 	}
 	return p.Runtime.Exec(ctx, string(rec.ID), e, s)
 }
@@ -33,10 +37,13 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 	}
 	_, rec, _ := w.look()
 	switch {
-	case rec == nil || rec.StartedAt.IsZero():
+	case rec == nil || rec.StartedAt.IsZero() || len(rec.Containers) > 0 && rec.Container(container).Status.StartedAt.IsZero():
 		return errdefs.Preconditionf("container %q in pod %q is waiting to start: %s", container, pod, w.whyWaiting())
-	case o.Previous && rec.Restarts == 0:
+	case o.Previous && restartsOf(rec, container) == 0:
 		return errdefs.Preconditionf("previous terminated container %q in pod %q not found", container, pod)
+	}
+	if len(rec.Containers) > 0 {
+		o.Container = container
 	}
 	o.Serial = rec.ImageType == vm.ImageDisk
 	return p.Runtime.Logs(ctx, string(rec.ID), o, fn)
@@ -47,20 +54,28 @@ func (p *Provider) locate(namespace, pod, container string) (*worker, error) {
 	if w == nil {
 		return nil, errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
-	spec, _, _ := w.look()
-	if !hasContainer(spec, container) {
+	spec, rec, _ := w.look()
+	if !hasContainer(spec, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
 		return nil, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
 	}
 	return w, nil
 }
 
 func hasContainer(pod *corev1.Pod, name string) bool {
-	for _, c := range pod.Spec.Containers {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if c.Name == name {
 			return true
 		}
 	}
 	return false
+}
+
+// restartsOf is how often a container was started again.
+func restartsOf(rec *vm.Record, container string) int {
+	if c := rec.Container(container); c != nil {
+		return c.Status.Restarts
+	}
+	return rec.Restarts
 }
 
 func (w *worker) whyWaiting() string {

@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -207,11 +208,14 @@ func (w *worker) announce(rec *vm.Record) {
 	pod, _, _ := w.look()
 	if len(pod.Spec.Containers) > 0 {
 		kind := "image"
-		if w.image.local {
+		if w.images[convert.Image(pod)].local {
 			kind = "local image"
 		}
-		w.event(corev1.EventTypeNormal, eventStarted, "Created and started container %s as VM %s from %s %s",
-			pod.Spec.Containers[0].Name, rec.Spec.Name, kind, rec.Spec.Image)
+		what := "container " + pod.Spec.Containers[0].Name
+		if n := len(rec.Containers); n > 0 {
+			what = fmt.Sprintf("%d containers", n)
+		}
+		w.event(corev1.EventTypeNormal, eventStarted, "Created and started %s as VM %s from %s %s", what, rec.Spec.Name, kind, rec.Spec.Image)
 	}
 	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
 		w.event(corev1.EventTypeWarning, eventUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))

@@ -13,15 +13,13 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // pullShown is how long ErrImagePull stands before it becomes ImagePullBackOff.
 const pullShown = 2 * time.Second
 
-// pulled is the image of the pod's VM as far as this process knows it.
+// pulled is an image of the pod's VM as far as this process knows it.
 type pulled struct {
-	asked string // by the pod
 	name  string // in the store
 	id    string // as in the VM's record
 	ref   string // what the pod's status says: the id, or repository@digest of a registry's manifest
@@ -37,20 +35,30 @@ type backoff struct {
 	shown time.Time // until when ErrImagePull stands
 }
 
-// pull makes sure that the image of pod is there. When it is not, it returns false and when to come back.
+// pull makes sure that the images of pod are there. When one is not, it returns false and when to come back.
 func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
-	r := convert.Pull(pod)
+	for _, r := range convert.Pulls(pod) {
+		if w.fetched[r.Name] {
+			continue
+		}
+		if again, ok := w.pullOne(ctx, pod, r); !ok {
+			return again, false
+		}
+		w.fetched[r.Name] = true
+	}
+	clear(w.fetched) // for the next VM of this pod they are looked for again
+	return 0, true
+}
+
+func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (time.Duration, bool) {
 	if w.pulls.asked != r.Name { // the image of a pod may be changed
 		w.pulls = backoff{asked: r.Name}
 	}
 	if left := time.Until(w.pulls.next); left > 0 {
 		return w.holdBack(left), false
 	}
-	if w.image.asked == r.Name { // made sure of already for an earlier VM of this pod
+	if _, before := w.images[r.Name]; before && r.Policy != image.PullNever { // made sure of for an earlier VM of this pod
 		r.Policy, r.Force = image.PullIfNotPresent, false
-		if pod.Spec.Containers[0].ImagePullPolicy == corev1.PullNever {
-			r.Policy = image.PullNever
-		}
 	}
 	img, local, err := w.fetch(ctx, pod, r)
 	if ctx.Err() != nil {
@@ -64,7 +72,9 @@ func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool
 	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, w.pause.reason) {
 		w.tries, w.pause = 0, pause{}
 	}
-	w.image = pulled{asked: r.Name, name: img.Name, id: img.ID, ref: imageRef(img), local: local}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.images[r.Name] = pulled{name: img.Name, id: img.ID, ref: imageRef(img), local: local}
 	return 0, true
 }
 
@@ -156,13 +166,10 @@ func imageRef(img image.Image) string {
 	return repo + "@" + img.Digest
 }
 
-// shown is name and id for the status of a container whose VM is rec; "" for what is not known.
-func (p pulled) shown(rec *vm.Record) (name, ref string) {
-	switch {
-	case rec == nil:
-		return "", ""
-	case rec.ImageDigest != p.id || p.ref == "": // it was made of something else than what was pulled last
-		return "", rec.ImageDigest
+// shown is name and id for the status of a container whose image has that digest; "" for what is not known.
+func (p pulled) shown(digest string) (name, ref string) {
+	if digest != p.id || p.ref == "" { // it was made of something else than what was pulled last
+		return "", digest
 	}
 	return p.name, p.ref
 }

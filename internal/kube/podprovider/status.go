@@ -29,6 +29,9 @@ type view struct {
 	rec     *vm.Record // nil: no VM (yet)
 	image   string     // name in the store; "" when only the pod's is known
 	imageID string
+
+	containers map[string]shownImage // of a VM with several, by name
+
 	ip      string
 	pause   pause
 	last    *corev1.ContainerStateTerminated // the run before this one
@@ -86,6 +89,12 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	s.ContainerStatuses = nil
 	if v.rec != nil || v.verdict == nil {
 		s.ContainerStatuses = []corev1.ContainerStatus{v.container()}
+	}
+	if convert.Several(v.pod) {
+		s.InitContainerStatuses = nil
+		if s.ContainerStatuses != nil {
+			s.InitContainerStatuses, s.ContainerStatuses = v.each(v.pod.Spec.InitContainers), v.each(v.pod.Spec.Containers)
+		}
 	}
 	s.Phase = v.phase()
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
@@ -171,6 +180,8 @@ func (v view) phase() corev1.PodPhase {
 			return corev1.PodSucceeded
 		}
 		return corev1.PodFailed
+	case up(v.rec) && !v.initialized():
+		return corev1.PodPending
 	case up(v.rec) && !v.healthOf(v.name()).starting, over(v.rec), v.asleep, v.last != nil:
 		return corev1.PodRunning
 	}
@@ -197,7 +208,11 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	if s.Phase == corev1.PodSucceeded {
 		initReason = reasonPodCompleted
 	}
-	set(corev1.PodInitialized, true, initReason, "")
+	if v.initialized() || s.Phase == corev1.PodSucceeded {
+		set(corev1.PodInitialized, true, initReason, "")
+	} else {
+		set(corev1.PodInitialized, false, reasonNotInitialized, "containers with incomplete status: ["+strings.Join(v.incomplete(), " ")+"]")
+	}
 	switch {
 	case s.Phase == corev1.PodSucceeded:
 		set(corev1.ContainersReady, false, reasonPodCompleted, "")
@@ -205,8 +220,8 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	case done:
 		set(corev1.ContainersReady, false, reasonPodFailed, "")
 		set(corev1.PodReady, false, reasonPodFailed, "")
-	case !running || !v.ready || !v.containersReady():
-		why := "containers with unready status: [" + v.name() + "]"
+	case !running || !v.ready || len(v.unreadyNames(s)) > 0:
+		why := "containers with unready status: [" + strings.Join(v.unreadyNames(s), " ") + "]"
 		switch {
 		case running && v.unready != "":
 			why += ": " + v.unready
@@ -231,18 +246,21 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	return out
 }
 
-func (v view) containersReady() bool {
-	return !slices.ContainsFunc(v.pod.Spec.Containers, func(c corev1.Container) bool {
-		h := v.healthOf(c.Name)
-		return h.starting || !h.started || !h.ready
-	})
-}
-
 func (v view) name() string {
 	if len(v.pod.Spec.Containers) == 0 {
 		return ""
 	}
 	return v.pod.Spec.Containers[0].Name
+}
+
+// unreadyNames are the containers that keep the pod from being ready.
+func (v view) unreadyNames(s corev1.PodStatus) (names []string) {
+	for _, c := range s.ContainerStatuses {
+		if !c.Ready {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }
 
 func (v view) closedGates() []string {

@@ -189,17 +189,22 @@ func (w *worker) rule(v *vigil, c *corev1.Container, kind string, p *corev1.Prob
 func (w *worker) aim(c *corev1.Container) (probe.Target, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !up(w.rec) {
+	several := up(w.rec) && len(w.rec.Containers) > 0
+	if r := w.rec; !up(r) || several && (r.Container(c.Name) == nil || r.Container(c.Name).Status.State != vm.ContainerRunning) {
 		return probe.Target{}, false
 	}
-	return probe.Target{Container: c, IP: w.address(), Exec: w.commander(string(w.rec.ID))}, true
+	in := ""
+	if several {
+		in = c.Name
+	}
+	return probe.Target{Container: c, IP: w.address(), Exec: w.commander(string(w.rec.ID), in)}, true
 }
 
-// commander runs commands in the guest as the container's process runs.
-func (w *worker) commander(id string) probe.Exec {
+// commander runs commands in the guest as the process of container, "" for the only one, runs.
+func (w *worker) commander(id, container string) probe.Exec {
 	return func(ctx context.Context, command []string) (string, int, error) {
 		var out output
-		code, err := w.p.Runtime.Exec(ctx, id, guest.Exec{Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
+		code, err := w.p.Runtime.Exec(ctx, id, guest.Exec{Container: container, Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
 		return out.String(), code, err
 	}
 }

@@ -58,14 +58,15 @@ type worker struct {
 	last       *corev1.ContainerStateTerminated
 	again      bool
 	verdict    *verdict
-	begun      bool           // something was published already
-	told       time.Time      // start of the run that was announced
-	trusted    bool           // the guest was ready when an earlier process last looked
-	launched   time.Time      // when this process asked for the VM; zero when adopted
-	backoff    time.Duration  // before the next start
-	tries      int            // failed attempts to bring the VM up
-	fresh      map[string]sum // content of the volumes of a VM that was just made
-	image      pulled
+	begun      bool              // something was published already
+	told       time.Time         // start of the run that was announced
+	trusted    bool              // the guest was ready when an earlier process last looked
+	launched   time.Time         // when this process asked for the VM; zero when adopted
+	backoff    time.Duration     // before the next start
+	tries      int               // failed attempts to bring the VM up
+	fresh      map[string]sum    // content of the volumes of a VM that was just made
+	images     map[string]pulled // by the name that the pod asks for; written with mu held
+	fetched    map[string]bool   // of them, those that the VM being made has
 	pulls      backoff
 	due        time.Time // of the next start
 	dueFor     time.Time // the stop that due belongs to
@@ -100,6 +101,7 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, log),
 		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
 		mode:   modeRun,
+		images: map[string]pulled{}, fetched: map[string]bool{},
 	}
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
@@ -117,7 +119,7 @@ func (w *worker) resume() {
 		w.resumeHealth(w.rec)
 		w.told = w.rec.StartedAt
 		if c := w.status.ContainerStatuses; len(c) > 0 && c[0].ContainerID == contract.ContainerIDScheme+string(w.rec.ID) {
-			w.image = pulled{name: c[0].Image, id: w.rec.ImageDigest, ref: c[0].ImageID}
+			w.images[convert.Image(w.pod)] = pulled{name: c[0].Image, id: w.rec.ImageDigest, ref: c[0].ImageID}
 		}
 	}
 	if w.status.Phase == corev1.PodFailed && w.status.Reason != "" {
@@ -393,7 +395,10 @@ func (w *worker) publish(hold time.Duration) {
 		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
 		health: maps.Clone(w.health),
 	}
-	v.image, v.imageID = w.image.shown(w.rec)
+	if w.rec != nil {
+		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
+		v.containers = w.containerImages()
+	}
 	if w.rec != nil && !over(w.rec) {
 		v.ip = w.address()
 	} else if w.rec != nil || v.asleep {

@@ -1,0 +1,202 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/engine/proclog"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// designContainers completes the first record of a VM with its containers and returns their images.
+func (e *Engine) designContainers(ctx context.Context, r *vm.Record) ([]image.Image, error) {
+	var images []image.Image
+	for _, c := range r.Spec.Containers {
+		img, err := e.images.Get(ctx, c.Image)
+		if err != nil {
+			return nil, fmt.Errorf("container %s: %w", c.Name, err)
+		}
+		if img.Type != vm.ImageOCI {
+			return nil, errdefs.Invalidf("container %s: image %s boots itself, so it cannot be one of several containers", c.Name, c.Image)
+		}
+		process := c.Process.Over(img.Config)
+		if process.Empty() {
+			return nil, errdefs.Invalidf("container %s: image %s has no entrypoint; give a command", c.Name, c.Image)
+		}
+		images = append(images, img)
+		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: img.ID, Process: process})
+	}
+	return images, nil
+}
+
+// layContainers notes which disks hold the images of the containers and returns disks with those that are missing added.
+// Layers that several images share are one disk.
+func (e *Engine) layContainers(ctx context.Context, containers []vm.ContainerRecord, images []image.Image, disks []vm.Disk) ([]vm.Disk, error) {
+	serials := map[string]string{} // by path
+	for _, d := range disks {
+		if d.Role == vm.RoleLayer {
+			serials[d.Path] = d.Serial
+		}
+	}
+	added := 0
+	for i := range containers {
+		layers, err := e.images.Base(ctx, images[i])
+		if err != nil {
+			return nil, fmt.Errorf("container %s: %w", containers[i].Name, err)
+		}
+		containers[i].Layers = nil
+		for _, d := range layers {
+			serial, ok := serials[d.Path]
+			if !ok {
+				serial = image.SerialContainerLayer(added)
+				d.Serial = serial
+				disks, serials[d.Path] = append(disks, d), serial
+				added++
+			}
+			containers[i].Layers = append(containers[i].Layers, serial)
+		}
+	}
+	return disks, nil
+}
+
+// containersOf is what the guest is told of its containers. Of a guest that has started them it is not looked at.
+func containersOf(r vm.Record) []guest.Container {
+	var out []guest.Container
+	for i, c := range r.Containers {
+		spec := r.Spec.Containers[i]
+		out = append(out, guest.Container{
+			Name: c.Name, Kind: spec.Kind, Process: c.Process, Layers: c.Layers, Mounts: spec.Mounts, Run: c.Status.Next(),
+		})
+	}
+	return out
+}
+
+// eachContainer returns all with their statuses changed by f.
+func eachContainer(all []vm.ContainerRecord, f func(vm.ContainerStatus) vm.ContainerStatus) []vm.ContainerRecord {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].Status = f(all[i].Status)
+	}
+	return all
+}
+
+// again is s when the guest boots once more.
+func again(s vm.ContainerStatus) vm.ContainerStatus {
+	if s.State == "" {
+		return s
+	}
+	if s.Exit != nil {
+		s.Last, s.Exit = s.Exit, nil
+	}
+	s.State, s.Reason, s.Message = vm.ContainerWaiting, vm.ContainerInitGoing, ""
+	return s
+}
+
+// standsOn reports whether r's VM is made of the image with that digest.
+func standsOn(r vm.Record, digest string) bool {
+	return r.ImageDigest == digest ||
+		slices.ContainsFunc(r.Containers, func(c vm.ContainerRecord) bool { return c.ImageDigest == digest })
+}
+
+// containerOf is the container that name means: of a VM with several, none is the first app.
+func containerOf(r vm.Record, name string) (string, error) {
+	if name == "" {
+		for _, c := range r.Spec.Containers {
+			if c.Kind == vm.ContainerApp {
+				return c.Name, nil
+			}
+		}
+		return "", nil
+	}
+	if r.Container(name) == nil {
+		return "", errdefs.NotFoundf("vm %s has no container %q", r.Spec.Name, name)
+	}
+	return name, nil
+}
+
+// containerLogs are the logs of r's containers, each in a folder of its own.
+func (e *Engine) containerLogs(r vm.Record) map[string]*proclog.Log {
+	logs := map[string]*proclog.Log{}
+	for _, c := range r.Containers {
+		logs[c.Name] = proclog.New(e.containerDir(r.ID, c.Name), e.cfg.MaxLogBytes)
+	}
+	return logs
+}
+
+func (e *Engine) containerDir(id vm.ID, name string) string {
+	return filepath.Join(e.stateDir(id), "containers", name)
+}
+
+func (m *machine) finishLogs() {
+	m.log.Finish()
+	for _, l := range m.containers {
+		l.Finish()
+	}
+}
+
+// followContainers notes where the containers of m stand and keeps their logs until all is said or the session ends.
+func (e *Engine) followContainers(ctx context.Context, m *machine, agent guest.Agent) {
+	keeper, ok := agent.(guest.ContainerKeeper)
+	if !ok {
+		e.log.Error("agent of vm knows nothing of containers", "vm", m.id)
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for name, log := range m.containers {
+		wg.Go(func() { e.keepContainerLog(ctx, m, keeper, agent, name, log) })
+	}
+	e.pump(ctx, m, agent, "containers of vm not followed, trying again", func() error {
+		return keeper.Containers(ctx, func(all []vm.ContainerStatus) error { return e.noteContainers(ctx, m, all) })
+	})
+}
+
+func (e *Engine) keepContainerLog(ctx context.Context, m *machine, keeper guest.ContainerKeeper, agent guest.Agent, name string, log *proclog.Log) {
+	err := os.MkdirAll(e.containerDir(m.id, name), 0o700)
+	if err == nil {
+		err = log.Resume()
+	}
+	if err != nil {
+		e.log.Error("log of container not kept", "vm", m.id, "err", err)
+		return
+	}
+	e.pump(ctx, m, agent, "log of container not kept, trying again", func() error {
+		run, seq := log.Place()
+		return keeper.ContainerLogs(ctx, name, run, seq, log.Append)
+	})
+	if ctx.Err() == nil {
+		select {
+		case <-agent.Done(): // it goes on with the next session
+		default:
+			log.Finish()
+		}
+	}
+}
+
+// noteContainers writes down where the containers of m stand.
+func (e *Engine) noteContainers(ctx context.Context, m *machine, all []vm.ContainerStatus) error {
+	have := m.record().Containers
+	if len(all) != len(have) {
+		return errdefs.New(errdefs.Internal, "the guest tells of %d containers, and it was given %d", len(all), len(have))
+	}
+	next := slices.Clone(have)
+	for i, s := range all {
+		if s.Last == nil && s.Restarts > 0 { // that was before this boot, which the guest does not know of
+			s.Last = have[i].Status.Last
+		}
+		next[i].Status = s
+	}
+	if reflect.DeepEqual(have, next) {
+		return nil
+	}
+	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { r.Containers = next })
+	return err
+}

@@ -1,0 +1,62 @@
+package enginetest
+
+import (
+	"context"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var _ guest.ContainerKeeper = (*session)(nil)
+
+// Containers implements guest.ContainerKeeper.
+func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
+	return s.follow(ctx, "agent.Containers", func() error {
+		s.g.mu.Lock()
+		all := slices.Clone(s.g.stand)
+		s.g.mu.Unlock()
+		if all == nil {
+			return nil
+		}
+		return fn(all)
+	})
+}
+
+// ContainerLogs implements guest.ContainerKeeper.
+func (s *session) ContainerLogs(ctx context.Context, container string, run int, after uint64, fn func(guest.LogEntry) error) error {
+	return s.follow(ctx, "agent.ContainerLogs", func() error {
+		s.g.mu.Lock()
+		entries := slices.Clone(s.g.entries[container])
+		s.g.mu.Unlock()
+		for _, e := range entries {
+			if e.Run < run || e.Run == run && e.Seq <= after {
+				continue
+			}
+			if err := fn(e); err != nil {
+				return err
+			}
+			run, after = e.Run, e.Seq
+		}
+		return nil
+	})
+}
+
+// follow calls say at once and with every change of the guest, until its main process has ended or the session is lost.
+func (s *session) follow(ctx context.Context, call string, say func() error) error {
+	for {
+		if err := s.alive(call); err != nil {
+			return err
+		}
+		p, changed := s.g.look()
+		if err := say(); err != nil || p.Exit != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.done:
+		}
+	}
+}

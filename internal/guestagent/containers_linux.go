@@ -1,0 +1,376 @@
+package guestagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Rooms are the root file systems of the machine's containers.
+type Rooms interface {
+	// Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the
+	// folder where it is until Seal. Idempotent.
+	Make(name string, layers []string) (folder string, err error)
+	// Seal takes the rooms off the machine's own folders. Idempotent.
+	Seal() error
+	// Enter runs f in a room: paths that f uses and processes that it starts are in there.
+	Enter(name string, f func() error) error
+}
+
+// containerLogBytes is how much output of one run of a container is kept, in bytes.
+const containerLogBytes = 256 << 10
+
+// startErrorCode is the exit code of a container that could not be started, as container runtimes have it.
+const startErrorCode = 128
+
+// restartPace is how long a container that ended waits for its next run: not at all the first time, then base and twice
+// as long each time up to most. A run longer than forgive starts afresh.
+type restartPace struct{ base, most, forgive time.Duration }
+
+var kubernetesPace = restartPace{base: 10 * time.Second, most: 5 * time.Minute, forgive: 10 * time.Minute}
+
+// containers are the programs of a guest that has several. Their run method alone starts them.
+type containers struct {
+	procs *procs
+	pace  restartPace
+	all   []*container
+	stop  chan struct{} // closed when nothing is to be started any more
+	done  chan struct{} // closed when all have ended for good
+
+	stopping sync.Once
+	mu       sync.Mutex // of the containers' changing fields, too
+	changed  chan struct{}
+}
+
+// container is one of them.
+type container struct {
+	name    string
+	kind    vm.ContainerKind
+	restart vm.RestartPolicy
+	command command
+	log     *runLog
+
+	status vm.ContainerStatus
+	main   *mainProcess  // of the run that goes on, nil when there is none
+	quit   chan struct{} // closed when it is not to be started any more
+}
+
+func newContainers(procs *procs, pace restartPace) *containers {
+	return &containers{
+		procs: procs, pace: pace, stop: make(chan struct{}), done: make(chan struct{}), changed: make(chan struct{}),
+	}
+}
+
+// add appends a container whose first run has the number first.
+func (p *containers) add(c *container, first int) {
+	c.log, c.quit = newRunLog(containerLogBytes, first), make(chan struct{})
+	c.status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerInitGoing, Restarts: first - 1}
+	p.all = append(p.all, c)
+}
+
+// run starts the containers in their order and sees to them until all have ended for good.
+func (p *containers) run() {
+	defer close(p.done)
+	var sidecars, apps sync.WaitGroup
+	ok := true
+	for _, c := range p.all {
+		if c.kind == vm.ContainerApp || !ok {
+			break
+		}
+		if c.kind == vm.ContainerInit {
+			p.keep(c, nil)
+			ok = p.succeeded(c)
+			continue
+		}
+		begun := make(chan struct{})
+		sidecars.Go(func() { p.keep(c, begun) })
+		select {
+		case <-begun:
+		case <-p.stop:
+			ok = false
+		}
+	}
+	for _, c := range p.all {
+		if ok && c.kind == vm.ContainerApp {
+			apps.Go(func() { p.keep(c, nil) })
+		}
+	}
+	apps.Wait()
+	for _, c := range slices.Backward(p.all) {
+		if c.kind == vm.ContainerSidecar {
+			p.end(c)
+		}
+	}
+	sidecars.Wait()
+	for _, c := range p.all {
+		c.log.close()
+	}
+}
+
+// end has a sidecar that nobody needs any more end, without killing it: the guest's end does.
+func (p *containers) end(c *container) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !isClosed(c.quit) {
+		close(c.quit)
+	}
+	if c.main != nil {
+		c.main.child.signal(stopSignal)
+		killLater(c.main.child)
+	}
+}
+
+// sidecarGrace is how long a sidecar may take to end after the apps have.
+const sidecarGrace = 30 * time.Second
+
+func killLater(c *child) {
+	t := time.AfterFunc(sidecarGrace, func() { c.signal(killSignal) })
+	go func() { // ends with the process, which is killed at the latest
+		<-c.done
+		t.Stop()
+	}()
+}
+
+// keep runs c until it has ended for good. begun is closed when its first run goes on; it may be nil.
+func (p *containers) keep(c *container, begun chan struct{}) {
+	defer c.log.close()
+	pause := time.Duration(0)
+	for first := true; ; first = false {
+		if p.halted(c) {
+			p.change(func() {
+				if c.status.State == vm.ContainerWaiting && !c.status.StartedAt.IsZero() { // it was to be started again
+					c.status.State, c.status.Exit, c.status.Last = vm.ContainerTerminated, c.status.Last, nil
+					c.status.Reason, c.status.Message = c.status.Exit.Reason, c.status.Exit.Message
+				}
+			})
+			return
+		}
+		exit := p.once(c, first, func() {
+			if begun != nil {
+				close(begun)
+				begun = nil
+			}
+		})
+		again := !p.halted(c) && (c.restart == vm.RestartAlways || c.restart == vm.RestartOnFailure && exit.Code != 0)
+		if exit.FinishedAt.Sub(exit.StartedAt) > p.pace.forgive {
+			pause = 0
+		}
+		p.change(func() { c.status = ended(c.status, exit, again, pause) })
+		if !again {
+			return
+		}
+		p.wait(c, pause)
+		pause = min(max(2*pause, p.pace.base), p.pace.most)
+	}
+}
+
+// ended is s after a run that ended so.
+func ended(s vm.ContainerStatus, exit vm.ContainerExit, again bool, pause time.Duration) vm.ContainerStatus {
+	if !again {
+		s.State, s.Reason, s.Message, s.Exit = vm.ContainerTerminated, exit.Reason, exit.Message, &exit
+		return s
+	}
+	s.State, s.Exit, s.Last = vm.ContainerWaiting, nil, &exit
+	s.Reason, s.Message = vm.ContainerCrashLoop, fmt.Sprintf("back-off %s restarting failed container", pause)
+	return s
+}
+
+// once runs c one time.
+func (p *containers) once(c *container, first bool, begun func()) vm.ContainerExit {
+	log := c.log.begin()
+	began := time.Now()
+	p.mu.Lock()
+	if !first {
+		c.status.Restarts++
+	}
+	c.status.StartedAt = began
+	var m *mainProcess
+	var err error = errdefs.Preconditionf("the guest is stopping")
+	if !isClosed(p.stop) && !isClosed(c.quit) { // under the lock: who stops sees every process
+		m, err = startMain(p.procs, log, c.command)
+	}
+	if err == nil {
+		c.main = m
+		c.status.State, c.status.Reason, c.status.Message = vm.ContainerRunning, "", ""
+	}
+	p.wake()
+	p.mu.Unlock()
+	if err != nil {
+		log.end()
+		return vm.ContainerExit{Code: startErrorCode, Reason: vm.ContainerStartError, Message: err.Error(), StartedAt: began, FinishedAt: time.Now()}
+	}
+	begun()
+	<-m.child.done
+	killCgroup(c.command.cgroup) // what it left behind
+	<-m.kept
+	p.mu.Lock()
+	c.main = nil
+	p.mu.Unlock()
+	exit := vm.ContainerExit{Code: m.child.code(), Reason: vm.ContainerCompleted, StartedAt: m.started, FinishedAt: m.child.finished}
+	if exit.Code != 0 {
+		exit.Reason = vm.ContainerError
+	}
+	return exit
+}
+
+// wait waits for the next run of c.
+func (p *containers) wait(c *container, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-p.stop:
+	case <-c.quit:
+	}
+}
+
+func (p *containers) halted(c *container) bool { return isClosed(p.stop) || isClosed(c.quit) }
+
+func (p *containers) succeeded(c *container) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return c.status.State == vm.ContainerTerminated && c.status.Exit != nil && c.status.Exit.Code == 0
+}
+
+func (p *containers) change(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+	p.wake()
+}
+
+// wake tells who watches. Preconditions: mu is held.
+func (p *containers) wake() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// look returns where the containers stand and what is closed when that changes.
+func (p *containers) look() ([]vm.ContainerStatus, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []vm.ContainerStatus
+	for _, c := range p.all {
+		out = append(out, c.status.Clone())
+	}
+	return out, p.changed
+}
+
+// find returns the container called name.
+func (p *containers) find(name string) (*container, error) {
+	if p != nil {
+		for _, c := range p.all {
+			if c.name == name {
+				return c, nil
+			}
+		}
+	}
+	return nil, errdefs.NotFoundf("the guest has no container %q", name)
+}
+
+// running returns the main process of the container called name.
+func (p *containers) running(name string) (*mainProcess, error) {
+	c, err := p.find(name)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c.main == nil {
+		return nil, errdefs.Preconditionf("container %s is not running", name)
+	}
+	return c.main, nil
+}
+
+// exit is how the guest did as a whole: the code is that of the first container that failed, sidecars left aside.
+// Preconditions: done is closed.
+func (p *containers) exit() *guestv1.WaitReply {
+	all, _ := p.look()
+	r := &guestv1.WaitReply{}
+	for i, s := range all {
+		x := s.Exit
+		if x == nil {
+			continue
+		}
+		if x.Code != 0 && r.Code == 0 && p.all[i].kind != vm.ContainerSidecar {
+			r.Code = int32(x.Code)
+		}
+		if n := x.StartedAt.UnixNano(); r.GetStartedUnixNano() == 0 || n < r.GetStartedUnixNano() {
+			r.StartedUnixNano = n
+		}
+		r.FinishedUnixNano = max(r.GetFinishedUnixNano(), x.FinishedAt.UnixNano())
+	}
+	return r
+}
+
+// shutdown asks all containers to end, the sidecars after the others, and kills what is left after grace.
+func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
+	deadline := time.Now().Add(grace)
+	p.stopping.Do(func() { close(p.stop) })
+	for _, children := range [][]*child{p.living(false), p.living(true)} {
+		for _, c := range children {
+			c.signal(stopSignal)
+		}
+		for _, c := range children {
+			if !c.waitFor(ctx, time.Until(deadline)) {
+				c.signal(killSignal)
+				c.waitFor(ctx, ackPatience)
+			}
+		}
+	}
+	select {
+	case <-p.done:
+	case <-time.After(ackPatience):
+	case <-ctx.Done():
+	}
+}
+
+// living are the processes of the sidecars or of all others.
+func (p *containers) living(sidecars bool) (out []*child) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range slices.Backward(p.all) {
+		if c.main != nil && (c.kind == vm.ContainerSidecar) == sidecars {
+			out = append(out, c.main.child)
+		}
+	}
+	return out
+}
+
+// cgroupRoot is where the guest's control groups are.
+const cgroupRoot = "/sys/fs/cgroup"
+
+// openCgroup makes a control group for a container and opens it; nil in a guest that has none: then what a container
+// leaves behind lives until the guest ends.
+func openCgroup(name string) *int {
+	dir := cgroupRoot + "/container-" + name
+	if err := unix.Mkdir(dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	return &fd
+}
+
+func killCgroup(dir *int) {
+	if dir == nil {
+		return
+	}
+	fd, err := unix.Openat(*dir, "cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_, _ = unix.Write(fd, []byte("1"))
+}

@@ -1,0 +1,160 @@
+package guestagent
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// containers are those of the guest, nil when it has none.
+func (s *Server) containers() *containers {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.several
+}
+
+// setUpContainers makes the rooms of the containers, mounts the volumes in them and starts them, unless that was done.
+func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) error {
+	if s.containers() != nil {
+		return nil
+	}
+	if s.cfg.Rooms == nil {
+		return errdefs.Unsupportedf("this guest's agent runs no containers")
+	}
+	if s.mainProcess() != nil || r.GetProcess() != nil || len(r.GetMounts()) > 0 {
+		return errdefs.Invalidf("a guest with containers has no main process and no mounts beside theirs")
+	}
+	rooms := map[string]*guestv1.Container{}
+	for _, c := range r.GetContainers() {
+		folder, err := s.cfg.Rooms.Make(c.GetName(), c.GetLayers())
+		if err != nil {
+			return fmt.Errorf("make the file system of container %s: %w", c.GetName(), err)
+		}
+		rooms[folder] = c
+	}
+	groups, err := s.mount(ctx, r, rooms)
+	if err != nil {
+		return err
+	}
+	if err := s.cfg.Rooms.Seal(); err != nil {
+		return err
+	}
+	all := newContainers(s.procs, s.pace)
+	for _, c := range r.GetContainers() {
+		all.add(s.container(c, r, groups), max(int(c.GetRun()), 1))
+	}
+	s.mu.Lock()
+	s.several = all
+	close(s.started)
+	s.mu.Unlock()
+	go all.run() // ends with the containers, which a power-off ends
+	return nil
+}
+
+func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) *container {
+	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: vm.RestartPolicy(r.GetRestart())}
+	switch {
+	case c.kind == vm.ContainerSidecar:
+		c.restart = vm.RestartAlways
+	case c.kind == vm.ContainerInit && c.restart == vm.RestartAlways: // to its success
+		c.restart = vm.RestartOnFailure
+	}
+	p := m.GetProcess()
+	c.command = command{
+		args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
+		hostname: r.GetHostname(), makeDir: true, groups: groups,
+		within: func(f func() error) error { return s.cfg.Rooms.Enter(c.name, f) },
+	}
+	if s.cfg.Init {
+		c.command.cgroup = openCgroup(c.name)
+	}
+	return c
+}
+
+// Containers implements guestv1.GuestServer.
+func (s *Server) Containers(_ *guestv1.ContainersRequest, ss grpc.ServerStreamingServer[guestv1.ContainersReply]) error {
+	release, err := take(s.followers, "watchers of containers and log readers")
+	if err != nil {
+		return err
+	}
+	defer release()
+	p := s.containers()
+	if p == nil {
+		return errdefs.Preconditionf("the guest has no containers")
+	}
+	for {
+		over := isClosed(p.done)
+		all, changed := p.look()
+		reply := &guestv1.ContainersReply{}
+		for i, status := range all {
+			reply.Containers = append(reply.Containers, encodeStatus(p.all[i].name, status))
+		}
+		if err := ss.Send(reply); err != nil || over {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-p.done:
+		case <-ss.Context().Done():
+			return ss.Context().Err()
+		}
+	}
+}
+
+func encodeStatus(name string, s vm.ContainerStatus) *guestv1.ContainerStatus {
+	m := &guestv1.ContainerStatus{
+		Name: name, State: string(s.State), Reason: s.Reason, Message: sentence(s.Message), Restarts: int32(s.Restarts),
+		Exit: encodeExit(s.Exit), Last: encodeExit(s.Last),
+	}
+	if !s.StartedAt.IsZero() {
+		m.StartedUnixNano = s.StartedAt.UnixNano()
+	}
+	return m
+}
+
+// maxSentence bounds a message about a container, in bytes: it may quote a command.
+const maxSentence = 2 << 10
+
+func sentence(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), maxSentence)], "\uFFFD")
+}
+
+func encodeExit(x *vm.ContainerExit) *guestv1.ContainerExit {
+	if x == nil {
+		return nil
+	}
+	return &guestv1.ContainerExit{
+		Code: int32(x.Code), Reason: x.Reason, Message: sentence(x.Message),
+		StartedUnixNano: x.StartedAt.UnixNano(), FinishedUnixNano: x.FinishedAt.UnixNano(),
+	}
+}
+
+// containerLogs is Logs for one container.
+func (s *Server) containerLogs(r *guestv1.LogsRequest, ss grpc.ServerStreamingServer[guestv1.LogEntry]) error {
+	c, err := s.containers().find(r.GetContainer())
+	if err != nil {
+		return err
+	}
+	run, after := int(r.GetRun()), r.GetAfter()
+	for {
+		e, of, err := c.log.next(ss.Context(), run, after)
+		if err != nil || of == 0 {
+			return err
+		}
+		run, after = of, e.seq
+		if e.seq == 0 { // it has no time either
+			e.time = time.Now()
+		}
+		err = ss.Send(&guestv1.LogEntry{Seq: e.seq, TimeUnixNano: e.time.UnixNano(), Stderr: e.stderr, Data: e.data, Run: int32(of)})
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package guestagent
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// several runs containers as processes of this computer, in its own root.
+func several(t *testing.T, all ...*container) *containers {
+	t.Helper()
+	p := newContainers(newProcs(false), restartPace{base: time.Millisecond, most: time.Millisecond, forgive: time.Hour})
+	for _, c := range all {
+		p.add(c, 1)
+	}
+	go p.run() // ends with the containers
+	t.Cleanup(func() { p.shutdown(t.Context(), 0); <-p.done })
+	return p
+}
+
+func script(name string, kind vm.ContainerKind, restart vm.RestartPolicy, text string) *container {
+	return &container{name: name, kind: kind, restart: restart, command: command{args: []string{"/bin/sh", "-c", text}}}
+}
+
+// outcome is where the containers stand, in few words.
+func outcome(p *containers) (out []string) {
+	all, _ := p.look()
+	for i, s := range all {
+		text := p.all[i].name + " " + string(s.State) + " " + s.Reason
+		if s.Restarts > 0 {
+			text += " again"
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+func TestContainersRunInTheirOrder(t *testing.T) {
+	const never, onFailure, always = vm.RestartNever, vm.RestartOnFailure, vm.RestartAlways
+	dir := t.TempDir()
+	for name, tc := range map[string]struct {
+		all  []*container
+		want []string
+		code int32
+	}{
+		"all well": {[]*container{
+			script("a", vm.ContainerInit, onFailure, "echo a > "+dir+"/order"),
+			script("b", vm.ContainerInit, onFailure, "echo b >> "+dir+"/order"),
+			script("c", vm.ContainerApp, never, `test "$(cat `+dir+`/order | tr -d '\n')" = ab`),
+			script("d", vm.ContainerApp, never, "exit 4"),
+		}, []string{"a terminated Completed", "b terminated Completed", "c terminated Completed", "d terminated Error"}, 4},
+		"init fails for good": {[]*container{
+			script("a", vm.ContainerInit, never, "exit 2"),
+			script("b", vm.ContainerSidecar, always, "exit 0"),
+			script("c", vm.ContainerApp, never, "exit 0"),
+		}, []string{"a terminated Error", "b waiting PodInitializing", "c waiting PodInitializing"}, 2},
+		"init succeeds at last": {[]*container{
+			script("a", vm.ContainerInit, onFailure, "mkdir "+dir+"/one && exit 1; mkdir "+dir+"/two && exit 1; true"),
+			script("c", vm.ContainerApp, onFailure, "true"),
+		}, []string{"a terminated Completed again", "c terminated Completed"}, 0},
+		"a sidecar does not hold up the end": {[]*container{
+			script("a", vm.ContainerSidecar, always, "exec sleep 1000"),
+			script("c", vm.ContainerApp, never, "true"),
+		}, []string{"a terminated Error", "c terminated Completed"}, 0},
+		"no such program": {[]*container{
+			{name: "c", kind: vm.ContainerApp, restart: never, command: command{args: []string{"/no/such"}}},
+		}, []string{"c terminated StartError"}, 128},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := several(t, tc.all...)
+			<-p.done
+			if got := outcome(p); !reflect.DeepEqual(got, tc.want) {
+				t.Errorf("got  %q\nwant %q", got, tc.want)
+			}
+			if got := p.exit().GetCode(); got != tc.code {
+				t.Errorf("the whole ended with %d, want %d", got, tc.code)
+			}
+		})
+	}
+}
+
+func TestContainersRestartAndStop(t *testing.T) {
+	p := several(t,
+		script("web", vm.ContainerApp, vm.RestartAlways, "exec sleep 1000"),
+		script("flaky", vm.ContainerApp, vm.RestartAlways, "echo run; exit 3"))
+	for {
+		all, changed := p.look()
+		if all[0].State == vm.ContainerRunning && all[1].Restarts > 2 {
+			if all[0].Restarts != 0 || all[1].Last == nil || all[1].Last.Code != 3 {
+				t.Errorf("got %+v", all)
+			}
+			break
+		}
+		<-changed
+	}
+	e, run, err := p.all[1].log.next(t.Context(), 0, 0)
+	if err != nil || run < 2 || e.seq != 0 {
+		t.Errorf("the beginning of a later run: %+v of %d, %v", e, run, err)
+	}
+	p.shutdown(t.Context(), time.Minute)
+	<-p.done
+	for _, s := range []int{0, 1} {
+		if all, _ := p.look(); all[s].State != vm.ContainerTerminated || all[s].Exit == nil {
+			t.Errorf("after the end: %+v", all[s])
+		}
+	}
+	if _, run, err := p.all[1].log.next(t.Context(), 1<<20, 0); run != 0 || err != nil {
+		t.Errorf("the log has no end: %d, %v", run, err)
+	}
+}

@@ -1,0 +1,121 @@
+//go:build vm
+
+package guestagent_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func containerOf(name string, kind vm.ContainerKind, script string, mounts ...vm.Mount) guest.Container {
+	return guest.Container{
+		Name: name, Kind: kind, Layers: []string{"cocoon-l000"}, Mounts: mounts, Run: 1,
+		Process: vm.Process{Entrypoint: []string{"sh", "-c"}, Args: []string{script}, Env: []vm.EnvVar{{Name: "ME", Value: name}}},
+	}
+}
+
+// until waits for the containers to be as ok says.
+func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) bool) (last []vm.ContainerStatus) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	enough := errors.New("enough")
+	err := k.Containers(ctx, func(all []vm.ContainerStatus) error {
+		if last = all; ok(all) {
+			return enough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, enough) {
+		t.Fatalf("%v; last: %+v", err, last)
+	}
+	return last
+}
+
+func logOf(t *testing.T, k guest.ContainerKeeper, name, want string) []guest.LogEntry {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var text strings.Builder
+	var out []guest.LogEntry
+	enough := errors.New("enough")
+	err := k.ContainerLogs(ctx, name, 0, 0, func(e guest.LogEntry) error {
+		text.Write(e.Data)
+		out = append(out, e)
+		if text.String() == want {
+			return enough
+		}
+		return nil
+	})
+	if text.String() != want {
+		t.Fatalf("log of %s: %q, want %q; %v", name, text.String(), want, err)
+	}
+	return out
+}
+
+func TestVMContainers(t *testing.T) {
+	q := bootGuest(t, busyboxDisks(t))
+	a := q.connect(t)
+	defer a.Close()
+	k := a.(guest.ContainerKeeper)
+	share := vm.Mount{Volume: "share", Path: "/share"}
+	s := guest.Setup{
+		Hostname: "web-0", Restart: vm.RestartOnFailure, Hosts: []string{"10.0.0.9 web-0"},
+		Volumes: []vm.Volume{{Name: "share", Kind: vm.VolumeEmpty}},
+		Containers: []guest.Container{
+			containerOf("one", vm.ContainerInit, "echo first > /share/file; echo mine > /own; echo one is done", share),
+			containerOf("two", vm.ContainerInit, "cat /share/file; ls /own 2>&1 || echo apart", share),
+			containerOf("side", vm.ContainerSidecar, "exec 2>/dev/null; trap 'echo side ends; exit 0' TERM; echo up > /share/side; while :; do sleep 1; done", share),
+			containerOf("app", vm.ContainerApp, "grep 10.0.0.9 /etc/hosts; until test -e /share/go; do sleep 0.2; done; echo app $ME", share),
+			containerOf("flaky", vm.ContainerApp, "test -e /once && { echo again; exit 0; }; touch /once; (sleep 1000 &) ; exit 3"),
+		},
+	}
+	for range 2 { // a host that comes back says all of it again, and nothing runs twice
+		if err := a.Setup(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := until(t, k, func(all []vm.ContainerStatus) bool { return all[4].State == vm.ContainerTerminated })
+	if x := all[0].Exit; x == nil || x.Code != 0 || x.Reason != vm.ContainerCompleted || x.FinishedAt.Before(x.StartedAt) {
+		t.Errorf("the first init container: %+v", x)
+	}
+	if all[2].State != vm.ContainerRunning || all[3].State != vm.ContainerRunning {
+		t.Errorf("sidecar and app: %+v", all[2:4])
+	}
+	if f := all[4]; f.Restarts != 1 || f.Last == nil || f.Last.Code != 3 || f.Last.Reason != vm.ContainerError || f.Exit.Code != 0 {
+		t.Errorf("the container that failed once: %+v", f)
+	}
+	logOf(t, k, "two", "first\nls: /own: No such file or directory\napart\n")
+	if e := logOf(t, k, "flaky", "again\n"); len(e) != 3 || e[1].Run != 2 || e[1].Seq != 0 || e[2].Run != 2 || e[2].Seq != 1 {
+		t.Errorf("the second run: %+v", e)
+	}
+
+	e := sh("cat /share/side; echo $ME; ls -A /share; mount | grep -c 'on / '; ps | grep -c '[s]leep 1000'; true")
+	e.Container = "app"
+	if got := output(t, a, e); got != "up\napp\nfile\nside\n1\n0\n" {
+		t.Errorf("exec in a container: %q", got)
+	}
+	if _, err := a.Exec(t.Context(), guest.Exec{Container: "one", Command: []string{"true"}}, guest.Streams{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("exec in one that has ended: %v", err)
+	}
+	e = sh("touch /share/go")
+	e.Container = "side"
+	output(t, a, e)
+	exit, err := a.Wait(t.Context())
+	if err != nil || exit.Code != 0 {
+		t.Errorf("all have ended: %+v, %v", exit, err)
+	}
+	logOf(t, k, "side", "side ends\n")
+	logOf(t, k, "app", "10.0.0.9 web-0\napp app\n")
+	if err := a.AckExit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	q.waitEnd(t)
+}

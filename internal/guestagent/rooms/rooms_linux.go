@@ -1,0 +1,268 @@
+// Package rooms gives the containers of a guest their root file systems: the layers of an image with a writable one of
+// their own on top, in a mount namespace of their own. The kernel's file systems, and with them shared memory, are the
+// guest's; so are the network and the processes.
+//
+// It runs nothing: who enters a room does. A room lasts as long as the guest; what was written in it, as long as the VM.
+package rooms
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent/boot"
+)
+
+// stagePath is where rooms are furnished. Short, because the kernel takes 4096 bytes of options that name every layer.
+const stagePath = "/run/.rooms"
+
+// Keeper has the rooms of the guest it runs in. Its methods are safe for concurrent use.
+type Keeper struct {
+	disk *os.File // a folder of the writable disk's file system; nil without one
+
+	mu     sync.Mutex
+	open   bool
+	layers map[string]string   // where they are mounted, by serial
+	rooms  map[string]*os.File // mount namespaces, nil until sealed
+}
+
+// New returns the keeper of a guest without rooms. disk is boot.Result.Disk.
+func New(disk *os.File) *Keeper {
+	return &Keeper{disk: disk, layers: map[string]string{}, rooms: map[string]*os.File{}}
+}
+
+// Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the folder
+// where it is until Seal. It is idempotent.
+func (k *Keeper) Make(name string, layers []string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	dir := path.Join(stagePath, "r", name)
+	if _, made := k.rooms[name]; made {
+		return dir, nil
+	}
+	if err := k.begin(); err != nil {
+		return "", err
+	}
+	var lower []string
+	for _, serial := range layers {
+		at, err := k.layer(serial)
+		if err != nil {
+			return "", err
+		}
+		lower = append(lower, at)
+	}
+	if len(lower) == 0 {
+		return "", errdefs.Invalidf("the image of container %s has no layers", name)
+	}
+	slices.Reverse(lower) // overlayfs names the highest first
+	upper, err := k.upper(name)
+	if err != nil {
+		return "", fmt.Errorf("prepare the writable layer of container %s: %w", name, err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", strings.Join(lower, ":"), upper, upper)
+	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
+		return "", fmt.Errorf("mount the writable layer of container %s over its image: %w", name, err)
+	}
+	if err := furnish(dir); err != nil {
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+		return "", fmt.Errorf("prepare the file system of container %s: %w", name, err)
+	}
+	k.rooms[name] = nil
+	return dir, nil
+}
+
+// begin makes the stage, which takes everything on it along when it goes. Preconditions: mu is held.
+func (k *Keeper) begin() error {
+	if k.open {
+		return nil
+	}
+	if err := os.MkdirAll(stagePath, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", stagePath, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700"); err != nil {
+		return fmt.Errorf("mount memory for the containers' file systems: %w", err)
+	}
+	k.open = true
+	return nil
+}
+
+// layer mounts the disk with that serial, which several images may share. Preconditions: mu is held.
+func (k *Keeper) layer(serial string) (string, error) {
+	if at, ok := k.layers[serial]; ok {
+		return at, nil
+	}
+	disks, err := boot.Disks()
+	if err != nil {
+		return "", err
+	}
+	dev, ok := disks[serial]
+	if !ok {
+		return "", errdefs.DataLossf("the disk %s with a layer of an image is missing", serial)
+	}
+	at := fmt.Sprintf("%s/%d", stagePath, len(k.layers))
+	if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	if err := boot.MountLayer(dev, at); err != nil {
+		return "", err
+	}
+	k.layers[serial] = at
+	return at, nil
+}
+
+// upper makes the folders of a writable layer.
+func (k *Keeper) upper(name string) (string, error) {
+	top := path.Join(stagePath, "u") // in memory
+	if k.disk != nil {
+		top = fmt.Sprintf("/proc/self/fd/%d/containers", k.disk.Fd())
+	}
+	dir := path.Join(top, name)
+	for _, part := range []string{"upper", "work"} {
+		if err := os.MkdirAll(path.Join(dir, part), 0o755); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// furnish gives a room what programs expect of a machine. Its image may hold anything at these places.
+func furnish(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for _, name := range []string{"dev", "proc", "sys", "etc", "tmp"} {
+		if st, err := root.Lstat(name); err == nil && st.IsDir() {
+			continue
+		} else if err == nil {
+			if err := root.Remove(name); err != nil {
+				return err
+			}
+		}
+		mode := os.FileMode(0o755)
+		if name == "tmp" {
+			mode = 0o777 | os.ModeSticky
+		}
+		if err := errors.Join(root.Mkdir(name, 0o755), root.Chmod(name, mode)); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"dev", "proc", "sys"} {
+		if err := unix.Mount("/"+name, path.Join(dir, name), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("show /%s: %w", name, err)
+		}
+	}
+	for _, name := range []string{"etc/hosts", "etc/resolv.conf", "etc/hostname"} {
+		text, err := os.ReadFile("/" + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // a link of the image is not followed
+			return err
+		}
+		if err := root.WriteFile(name, text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Seal takes the rooms off the guest's own folders: from then on they are seen by who enters them alone. It is idempotent.
+func (k *Keeper) Seal() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, ns := range k.rooms {
+		if ns != nil {
+			continue
+		}
+		ns, err := seal(path.Join(stagePath, "r", name))
+		if err != nil {
+			return fmt.Errorf("set container %s apart: %w", name, err)
+		}
+		k.rooms[name] = ns
+	}
+	if !k.open {
+		return nil
+	}
+	if err := unix.Unmount(stagePath, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("hide the containers' file systems: %w", err)
+	}
+	k.open = false
+	_ = os.Remove(stagePath) // an empty folder harms nobody
+	return nil
+}
+
+// seal returns a mount namespace whose root is dir.
+func seal(dir string) (ns *os.File, err error) {
+	err = onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return err
+		}
+		if err := unix.Chdir(dir); err != nil {
+			return err
+		}
+		if err := unix.PivotRoot(".", "."); err != nil {
+			return fmt.Errorf("change the root: %w", err)
+		}
+		if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("leave the old root: %w", err)
+		}
+		ns, err = os.Open("/proc/thread-self/ns/mnt")
+		return err
+	})
+	return ns, err
+}
+
+// Enter runs f in a room: paths that f uses and processes that it starts are in there. f must not leave its goroutine.
+func (k *Keeper) Enter(name string, f func() error) error {
+	k.mu.Lock()
+	ns := k.rooms[name]
+	k.mu.Unlock()
+	if ns == nil {
+		return errdefs.NotFoundf("there is no container %q", name)
+	}
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("enter container %s: %w", name, err)
+		}
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("enter container %s: %w", name, err)
+		}
+		return f()
+	})
+}
+
+// onThread runs f on a thread that ends with it. That is never the first of the process, whose root /proc/self shows.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread is not for others any more
+		if unix.Gettid() == unix.Getpid() {
+			err := onThread(f) // on another one, since this is taken
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}

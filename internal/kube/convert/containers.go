@@ -1,0 +1,130 @@
+package convert
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Several reports whether pod's VM runs containers, rather than the one process that a VM is.
+func Several(pod *corev1.Pod) bool {
+	return len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0
+}
+
+// IsSidecar reports whether an init container is kept running.
+func IsSidecar(c *corev1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}
+
+// containers are all of pod in the order in which they start.
+func containers(pod *corev1.Pod) []*corev1.Container {
+	var out []*corev1.Container
+	for i := range pod.Spec.InitContainers {
+		out = append(out, &pod.Spec.InitContainers[i])
+	}
+	for i := range pod.Spec.Containers {
+		out = append(out, &pod.Spec.Containers[i])
+	}
+	return out
+}
+
+// containerPath is the path of the i-th of containers in the manifest.
+func containerPath(pod *corev1.Pod, i int) *field.Path {
+	if n := len(pod.Spec.InitContainers); i >= n {
+		return field.NewPath("spec", "containers").Index(i - n)
+	}
+	return field.NewPath("spec", "initContainers").Index(i)
+}
+
+func several(pod *corev1.Pod, env Environment) []vm.Container {
+	var out []vm.Container
+	for i, c := range containers(pod) {
+		kind := vm.ContainerApp
+		if i < len(pod.Spec.InitContainers) {
+			kind = vm.ContainerInit
+			if IsSidecar(c) {
+				kind = vm.ContainerSidecar
+			}
+		}
+		out = append(out, vm.Container{
+			Name: c.Name, Image: c.Image, Kind: kind,
+			Process: process(pod, c, env[c.Name]), Mounts: mounts(c, valuesOf(env[c.Name])),
+		})
+	}
+	return out
+}
+
+func restart(pod *corev1.Pod) vm.RestartPolicy {
+	switch pod.Spec.RestartPolicy {
+	case corev1.RestartPolicyNever:
+		return vm.RestartNever
+	case corev1.RestartPolicyOnFailure:
+		return vm.RestartOnFailure
+	}
+	return vm.RestartAlways
+}
+
+// checkContainers refuses what only a VM of one process can be, and what containers of one cannot be told apart by.
+func checkContainers(pod *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	no := func(when bool, path *field.Path, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(path, why))
+		}
+	}
+	for i, c := range containers(pod) {
+		at := containerPath(pod, i)
+		errs = append(errs, checkContainer(c, at)...)
+		errs = append(errs, checkSecurity(pod, c, at)...)
+		no(Several(pod) && c.Lifecycle != nil, at.Child("lifecycle"), "hooks run in a VM of one container, without init containers, only")
+		sidecar := i < len(pod.Spec.InitContainers) && IsSidecar(c)
+		no(c.RestartPolicy != nil && !sidecar || len(c.RestartPolicyRules) > 0, at.Child("restartPolicy"), "containers are started again as the pod's restartPolicy says")
+	}
+	if !Several(pod) {
+		return errs
+	}
+	const one = "only a VM of one container, without init containers, "
+	no(pod.Annotations[contract.KeyImage] != "", annotationPath(contract.KeyImage), one+"can be given another image")
+	no(!OriginOf(pod).Boots(), annotationPath(contract.KeyMode), one+"can be a clone")
+	no(Saves(pod), annotationPath(contract.KeySnapshotPolicy), one+"can be saved when it is deleted; set the policy to never")
+	return errs
+}
+
+// commonUser is the user that all containers of pod run as; nil when they differ or it is not known.
+func commonUser(pod *corev1.Pod) *int64 {
+	var common *int64
+	for i, c := range containers(pod) {
+		uid, _ := runAs(pod, c)
+		if uid == nil || i > 0 && *uid != *common {
+			return nil
+		}
+		common = uid
+	}
+	return common
+}
+
+// sum is what the containers of pod need of one resource together, by what of tells of one: the apps and sidecars at the
+// same time, or a plain init container with the sidecars before it. False when of tells nothing of any.
+func sum(pod *corev1.Pod, of func(*corev1.Container) (resource.Quantity, bool)) (resource.Quantity, bool) {
+	var running, most resource.Quantity
+	known := false
+	for i, c := range containers(pod) {
+		q, ok := of(c)
+		known = known || ok
+		if i < len(pod.Spec.InitContainers) && !IsSidecar(c) {
+			q.Add(running)
+			if q.Cmp(most) > 0 {
+				most = q
+			}
+			continue
+		}
+		running.Add(q)
+	}
+	if running.Cmp(most) > 0 {
+		most = running
+	}
+	return most, known
+}

@@ -1,0 +1,70 @@
+package nodewire
+
+import (
+	"slices"
+	"strings"
+
+	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func encodeContainer(c vm.Container) *nodev1.Container {
+	return &nodev1.Container{
+		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
+	}
+}
+
+func decodeContainer(m *nodev1.Container) vm.Container {
+	return vm.Container{
+		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
+		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount),
+	}
+}
+
+func encodeContainerRecord(c vm.ContainerRecord) *nodev1.ContainerRecord {
+	return &nodev1.ContainerRecord{
+		Name: c.Name, ImageDigest: c.ImageDigest, Process: EncodeProcess(c.Process), Layers: slices.Clone(c.Layers),
+		Status: encodeContainerStatus(c.Status),
+	}
+}
+
+func decodeContainerRecord(m *nodev1.ContainerRecord) vm.ContainerRecord {
+	return vm.ContainerRecord{
+		Name: m.GetName(), ImageDigest: m.GetImageDigest(), Process: DecodeProcess(m.GetProcess()), Layers: cloneSlice(m.GetLayers()),
+		Status: decodeContainerStatus(m.GetStatus()),
+	}
+}
+
+func encodeContainerStatus(s vm.ContainerStatus) *nodev1.ContainerStatus {
+	return &nodev1.ContainerStatus{
+		State: string(s.State), Reason: s.Reason, Message: strings.ToValidUTF8(s.Message, "\uFFFD"), StartedAtNs: EncodeTime(s.StartedAt),
+		Exit: encodeContainerExit(s.Exit), Last: encodeContainerExit(s.Last), Restarts: int64(s.Restarts),
+	}
+}
+
+func decodeContainerStatus(m *nodev1.ContainerStatus) vm.ContainerStatus {
+	return vm.ContainerStatus{
+		State: vm.ContainerState(m.GetState()), Reason: m.GetReason(), Message: m.GetMessage(), StartedAt: DecodeTime(m.GetStartedAtNs()),
+		Exit: decodeContainerExit(m.GetExit()), Last: decodeContainerExit(m.GetLast()), Restarts: int(m.GetRestarts()),
+	}
+}
+
+func encodeContainerExit(x *vm.ContainerExit) *nodev1.ContainerExit {
+	if x == nil {
+		return nil
+	}
+	return &nodev1.ContainerExit{
+		Code: int64(x.Code), Reason: x.Reason, Message: strings.ToValidUTF8(x.Message, "\uFFFD"),
+		StartedAtNs: EncodeTime(x.StartedAt), FinishedAtNs: EncodeTime(x.FinishedAt),
+	}
+}
+
+func decodeContainerExit(m *nodev1.ContainerExit) *vm.ContainerExit {
+	if m == nil {
+		return nil
+	}
+	return &vm.ContainerExit{
+		Code: int(m.GetCode()), Reason: m.GetReason(), Message: m.GetMessage(),
+		StartedAt: DecodeTime(m.GetStartedAtNs()), FinishedAt: DecodeTime(m.GetFinishedAtNs()),
+	}
+}

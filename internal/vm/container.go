@@ -1,0 +1,197 @@
+package vm
+
+import (
+	"regexp"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// MaxContainers is how many containers one VM may have.
+const MaxContainers = 32
+
+// ContainerKind says when a container runs.
+type ContainerKind string
+
+// The kinds of containers.
+const (
+	ContainerInit    ContainerKind = "init"    // runs to its success before those after it start
+	ContainerSidecar ContainerKind = "sidecar" // starts in its place among the init containers and is kept running
+	ContainerApp     ContainerKind = "app"     // starts when all those are done
+)
+
+// RestartPolicy says which containers that ended are started again. Sidecars always are.
+type RestartPolicy string
+
+// The restart policies.
+const (
+	RestartAlways    RestartPolicy = "always"
+	RestartOnFailure RestartPolicy = "on-failure"
+	RestartNever     RestartPolicy = "never"
+)
+
+// Container is one of several programs of an OCI guest. It has a root file system of its own and shares the network, the
+// kernel and the volumes with the others.
+type Container struct {
+	Name    string        `json:"name"` // unique in the VM, a DNS label
+	Image   string        `json:"image"`
+	Kind    ContainerKind `json:"kind"`
+	Process Process       `json:"process"`          // what differs from the image's own configuration
+	Mounts  []Mount       `json:"mounts,omitempty"` // of the VM's volumes, in order
+}
+
+// ContainerRecord is what is known of one container of a VM.
+type ContainerRecord struct {
+	Name        string          `json:"name"`
+	ImageDigest string          `json:"image_digest"`
+	Process     Process         `json:"process"`          // resolved: image configuration and spec merged
+	Layers      []string        `json:"layers,omitempty"` // serials of the disks with its image, the lowest first
+	Status      ContainerStatus `json:"status"`           // as its guest told last
+}
+
+// ContainerState is where a container stands. The strings are public API.
+type ContainerState string
+
+// The states of a container.
+const (
+	ContainerWaiting    ContainerState = "waiting" // for its turn, or to be started again
+	ContainerRunning    ContainerState = "running"
+	ContainerTerminated ContainerState = "terminated" // for good
+)
+
+// ContainerStatus is where a container stands and how it came there.
+type ContainerStatus struct {
+	State     ContainerState `json:"state,omitempty"` // "" before its guest has told
+	Reason    string         `json:"reason,omitempty"`
+	Message   string         `json:"message,omitempty"`
+	StartedAt time.Time      `json:"started_at,omitzero"` // of the run that goes on, or was the last one
+	Exit      *ContainerExit `json:"exit,omitempty"`      // of the last run, when State is terminated
+	Last      *ContainerExit `json:"last,omitempty"`      // of the run before
+	Restarts  int            `json:"restarts"`
+}
+
+// ContainerExit is how one run of a container ended.
+type ContainerExit struct {
+	Code       int       `json:"code"` // 128+n for death by signal n
+	Reason     string    `json:"reason"`
+	Message    string    `json:"message,omitempty"`
+	StartedAt  time.Time `json:"started_at,omitzero"`
+	FinishedAt time.Time `json:"finished_at,omitzero"`
+}
+
+// Reasons of a container's state. They are those of Kubernetes.
+const (
+	ContainerCompleted  = "Completed"
+	ContainerError      = "Error"
+	ContainerStartError = "StartError"       // it could not be started
+	ContainerCrashLoop  = "CrashLoopBackOff" // it is started again after a pause
+	ContainerInitGoing  = "PodInitializing"  // others have to be done first
+	ContainerUnknown    = "ContainerStatusUnknown"
+)
+
+// LostExitCode is the code of a run whose end nobody saw: killed.
+const LostExitCode = 137
+
+// Next is the number that the first run of a container has in a guest that boots, s being its status before; 1 for the
+// very first.
+func (s ContainerStatus) Next() int {
+	if s.State == "" || s.StartedAt.IsZero() {
+		return s.Restarts + 1
+	}
+	return s.Restarts + 2
+}
+
+// Cut is s when the guest ends at that time without saying how the container did.
+func (s ContainerStatus) Cut(at time.Time) ContainerStatus {
+	if s.State != ContainerRunning {
+		return s
+	}
+	s.State, s.Reason, s.Message = ContainerTerminated, ContainerError, ""
+	s.Exit = &ContainerExit{
+		Code: LostExitCode, Reason: ContainerUnknown, Message: "its VM ended with it", StartedAt: s.StartedAt, FinishedAt: at,
+	}
+	return s
+}
+
+// Clone returns a copy of s that shares no memory with it.
+func (s ContainerStatus) Clone() ContainerStatus {
+	s.Exit, s.Last = s.Exit.clone(), s.Last.clone()
+	return s
+}
+
+func (x *ContainerExit) clone() *ContainerExit {
+	if x == nil {
+		return nil
+	}
+	c := *x
+	return &c
+}
+
+// Clone returns a copy of c that shares no memory with it.
+func (c Container) Clone() Container {
+	c.Process, c.Mounts = c.Process.Clone(), cloneSlice(c.Mounts)
+	return c
+}
+
+// Clone returns a copy of c that shares no memory with it.
+func (c ContainerRecord) Clone() ContainerRecord {
+	c.Process, c.Layers, c.Status = c.Process.Clone(), cloneSlice(c.Layers), c.Status.Clone()
+	return c
+}
+
+// Container returns the record of the container called name, nil when there is none.
+func (r Record) Container(name string) *ContainerRecord {
+	for i := range r.Containers {
+		if r.Containers[i].Name == name {
+			return &r.Containers[i]
+		}
+	}
+	return nil
+}
+
+var containerRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// ValidateContainers is the part of Validate that looks at containers.
+func (s Spec) ValidateContainers() error {
+	if len(s.Containers) == 0 {
+		if s.Restart != "" {
+			return errdefs.Invalidf("a restart policy is for the containers of a VM, and it has none")
+		}
+		return nil
+	}
+	switch {
+	case len(s.Containers) > MaxContainers:
+		return errdefs.Invalidf("%d containers asked for; at most %d are possible", len(s.Containers), MaxContainers)
+	case !s.Process.Empty() || len(s.Mounts) > 0:
+		return errdefs.Invalidf("a VM with containers has no process and no mounts beside theirs")
+	case s.Restart != RestartAlways && s.Restart != RestartOnFailure && s.Restart != RestartNever:
+		return errdefs.Invalidf("restart policy %q is none of always, on-failure, never", s.Restart)
+	}
+	known, apps := map[string]bool{}, 0
+	for _, c := range s.Containers {
+		switch {
+		case !containerRE.MatchString(c.Name):
+			return errdefs.Invalidf("container name %q is not a DNS label", c.Name)
+		case known[c.Name]:
+			return errdefs.Invalidf("two containers are called %q", c.Name)
+		case c.Image == "":
+			return errdefs.Invalidf("container %s: an image is needed", c.Name)
+		case c.Kind == ContainerApp:
+			apps++
+		case c.Kind != ContainerInit && c.Kind != ContainerSidecar:
+			return errdefs.Invalidf("container %s: %q is none of init, sidecar, app", c.Name, c.Kind)
+		case apps > 0:
+			return errdefs.Invalidf("container %s comes after one that starts after it", c.Name)
+		}
+		known[c.Name] = true
+		for _, e := range c.Process.Env {
+			if !envRE.MatchString(e.Name) {
+				return errdefs.Invalidf("container %s: %q cannot name an environment variable", c.Name, e.Name)
+			}
+		}
+	}
+	if apps == 0 {
+		return errdefs.Invalidf("none of the containers is an app")
+	}
+	return nil
+}
