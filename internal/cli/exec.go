@@ -46,6 +46,7 @@ Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2) are passed to the command; three C
 	f.StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	f.StringVarP(&e.WorkDir, "workdir", "w", "", "working directory")
 	f.StringVarP(&e.User, "user", "u", "", "user: name, uid, user:group")
+	f.StringVarP(&e.Container, "container", "c", "", "in this container, where the VM has several (default: its first app)")
 	f.IntVar(&controlFD, "control-fd", 0, "descriptor from which sizes and signals are read as JSON, for programs")
 	f.Lookup("control-fd").Hidden = true
 	cmd.SetFlagErrorFunc(hintAboutDashes)

@@ -49,6 +49,7 @@ With --serial, and always for a VM of a disk image, it is the output of the seri
 	f.StringVar(&since, "since", "", "only newer than a time (2026-11-21T10:00:00Z) or a span (10m)")
 	f.BoolVar(&stamps, "timestamps", false, "put the time before each line")
 	f.BoolVarP(&o.Previous, "previous", "p", false, "of the run before this one")
+	f.StringVarP(&o.Container, "container", "c", "", "of this container, where the VM has several (default: its first app)")
 	f.BoolVar(&o.Serial, "serial", false, "of the serial console")
 	outputFlag(cmd, &out)
 	f.Lookup("output").Usage = "table: as it was written; json: an object per entry"

@@ -141,6 +141,9 @@ func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn fu
 			args = append(args, flag)
 		}
 	}
+	if o.Container != "" {
+		args = append(args, "--container="+o.Container)
+	}
 	if o.Tail >= 0 {
 		args = append(args, "--tail="+strconv.Itoa(o.Tail))
 	}
@@ -170,6 +173,9 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	}
 	if e.WorkDir != "" {
 		args = append(args, "--workdir="+e.WorkDir)
+	}
+	if e.Container != "" {
+		args = append(args, "--container="+e.Container)
 	}
 	if e.User != "" {
 		args = append(args, "--user="+e.User)

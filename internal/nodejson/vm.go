@@ -33,6 +33,8 @@ type VM struct {
 	Resume  *vm.Resume  `json:"resume,omitempty"`  // what it must still be told
 	Volumes []vm.Volume `json:"volumes,omitempty"` // without their content
 
+	Containers []Container `json:"containers,omitempty"`
+
 	AgentReady bool              `json:"agent_ready"`
 	ExitCode   *int              `json:"exit_code"`
 	Reason     string            `json:"reason,omitempty"`
@@ -102,7 +104,7 @@ func FromRecord(r vm.Record) VM {
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: append([]string{}, r.SnapshotIDs...),
-		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes,
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Containers: containers(r.Containers),
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
@@ -147,6 +149,7 @@ func (v VM) Record() vm.Record {
 		},
 		PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs, Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
+		Containers: containerRecords(v.Containers),
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
 	}
 	for _, n := range v.NetworkConfigs {
