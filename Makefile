@@ -11,7 +11,7 @@ export GOWORK := off
 GOFLAGS_ := -trimpath
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X cocoonstack.io/cocoon/internal/version.Version=$(VERSION)
-CMDS     := cocoon cocoond vk-cocoon epoch
+CMDS     := cocoon cocoond vk-cocoon epoch cocoon-manager
 TOOL     := go tool -modfile=tools/go.mod
 
 .PHONY: help

@@ -10,6 +10,7 @@ type Assets struct {
 	ControlPlane string // cocoon-up, which also is kubectl
 	Daemon       string // cocoond
 	Epoch        string
+	Manager      string
 	Kernel       string
 	Initramfs    string
 	DemoImage    string
@@ -21,6 +22,7 @@ func FindAssets() Assets {
 		ControlPlane: assets.Path("cocoon-up"),
 		Daemon:       assets.Path("cocoond"),
 		Epoch:        assets.Path("epoch"),
+		Manager:      assets.Path("cocoon-manager"),
 		Kernel:       assets.Path("guest/vmlinux"),
 		Initramfs:    assets.Path("guest/initramfs"),
 		DemoImage:    assets.Path("demo.tar"),
@@ -29,7 +31,7 @@ func FindAssets() Assets {
 
 // check returns a FailedPrecondition error that names the first missing file.
 func (a Assets) check() error {
-	for _, p := range []string{a.ControlPlane, a.Daemon, a.Epoch, a.Kernel, a.Initramfs, a.DemoImage} {
+	for _, p := range []string{a.ControlPlane, a.Daemon, a.Epoch, a.Manager, a.Kernel, a.Initramfs, a.DemoImage} {
 		if !assets.Exists(p) {
 			return errdefs.Preconditionf("%s is missing; `make build` makes it", p)
 		}

@@ -56,7 +56,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
   cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
   kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes
-  cocoon up --dir /tmp/three --nodes 3 --with epoch
+  cocoon up --dir /tmp/three --nodes 3 --with epoch,manager
   cocoon down --dir /var/lib/cocoon-demo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -88,6 +88,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on its bridge (default %d, or the next free one)", defaultNodePort))
 	f.IntVar(&o.MetricsPort, "metrics-port", 0, fmt.Sprintf("port of the virtual node's Prometheus metrics on loopback (default %d, or the next free one)", defaultMetricsPort))
 	f.IntVar(&o.EpochPort, "epoch-port", 0, fmt.Sprintf("port of the registry on loopback (default %d, or the next free one)", defaultEpochPort))
+	f.IntVar(&o.ManagerPort, "manager-port", 0, fmt.Sprintf("port of the manager's health checks on loopback (default %d, or the next free one)", defaultManagerPort))
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -149,7 +150,7 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 		return fmt.Errorf("locate the cocoon binary: %w", err)
 	}
 	args := []string{"up", "--supervise", "--dir", o.Dir}
-	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort, "--metrics-port": o.MetricsPort, "--epoch-port": o.EpochPort} {
+	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort, "--metrics-port": o.MetricsPort, "--epoch-port": o.EpochPort, "--manager-port": o.ManagerPort} {
 		if v != 0 {
 			args = append(args, flag, fmt.Sprint(v))
 		}

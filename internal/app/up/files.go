@@ -110,7 +110,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"orphans": "destroy",
 	}
 	if s.with(partEpoch) {
-		virtualNode["epochURL"] = fmt.Sprintf("http://%s:%d", nodeIP, s.EpochPort)
+		virtualNode["epochURL"] = s.epochURL()
 		virtualNode["epochTokenFile"] = n.epochTokens()
 	}
 	return object{

@@ -10,17 +10,16 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"cocoonstack.io/cocoon/deploy/crds"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // collections are where the objects of our manifests live, by kind.
 var collections = map[string]string{
 	"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-	"Role":                     "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
-	"RoleBinding":              "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
 	"ClusterRole":              "/apis/rbac.authorization.k8s.io/v1/clusterroles",
 	"ClusterRoleBinding":       "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"Role":                     "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
+	"RoleBinding":              "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
 	"Service":                  "/api/v1/namespaces/%s/services",
 	"EndpointSlice":            "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
 	"APIService":               "/apis/apiregistration.k8s.io/v1/apiservices",
@@ -32,12 +31,8 @@ type manifest struct {
 	body []byte // JSON
 }
 
-// manifests are the objects that every instance has: the custom resources we read, and the rights of the node to.
-func manifests() ([]manifest, error) {
-	return parseManifests(crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements)
-}
-
-func parseManifests(texts ...[]byte) ([]manifest, error) {
+// manifests are the objects in texts.
+func manifests(texts ...[]byte) ([]manifest, error) {
 	var out []manifest
 	for _, text := range texts {
 		for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
@@ -65,10 +60,10 @@ func parseManifests(texts ...[]byte) ([]manifest, error) {
 	return out, nil
 }
 
-// installManifests makes the cluster have our manifests as this version has them. A control plane that just started may
+// installManifests makes the cluster have the objects of texts as this version has them. A control plane that just started may
 // lack the namespace yet: it is asked until ctx ends or the child does.
-func (in *instance) installManifests(ctx context.Context, ended <-chan error) error {
-	list, err := manifests()
+func (in *instance) installManifests(ctx context.Context, ended <-chan error, texts ...[]byte) error {
+	list, err := manifests(texts...)
 	if err != nil {
 		return err
 	}

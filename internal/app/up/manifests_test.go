@@ -11,11 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/deploy/crds"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 func TestManifestsHaveTheirPlaces(t *testing.T) {
-	list, err := manifests()
+	list, err := manifests(crds.ImageMappings, crds.NodeRights)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 	}))
 	defer srv.Close()
 	in := &instance{api: &apiClient{base: srv.URL, http: srv.Client()}}
-	if err := in.installManifests(t.Context(), nil); err != nil {
+	if err := in.installManifests(t.Context(), nil, crds.ImageMappings, crds.NodeRights); err != nil {
 		t.Fatal(err)
 	}
 	for path, n := range tries {
@@ -115,7 +116,7 @@ func TestAManifestThatIsRefusedEndsTheStart(t *testing.T) {
 	}))
 	defer srv.Close()
 	in := &instance{api: &apiClient{base: srv.URL, http: srv.Client()}}
-	if err := in.installManifests(t.Context(), nil); err == nil || errdefs.IsUnavailable(err) {
+	if err := in.installManifests(t.Context(), nil, crds.ImageMappings, crds.NodeRights); err == nil || errdefs.IsUnavailable(err) {
 		t.Errorf("error %v", err)
 	}
 }

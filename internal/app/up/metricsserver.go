@@ -88,7 +88,7 @@ func (in *instance) metricsServerManifests(addr string) ([]manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fill manifest of %s: %w", partMetricsServer, err)
 	}
-	return parseManifests(text.Bytes())
+	return manifests(text.Bytes())
 }
 
 // remove deletes an object that a manifest of ours made; what others made stays, and none is as good.

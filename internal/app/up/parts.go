@@ -10,21 +10,24 @@ import (
 	"os"
 	"time"
 
+	"cocoonstack.io/cocoon/deploy/manager"
 	"cocoonstack.io/cocoon/internal/atomicfile"
 )
 
 // What can run beside the control plane and the nodes, in the order of their start.
 const (
 	partEpoch         = "epoch"          // the registry, known to every node
+	partManager       = "manager"        // the controllers
 	partMetricsServer = "metrics-server" // kubectl top, autoscaling
 )
 
-var parts = []string{partEpoch, partMetricsServer}
+var parts = []string{partEpoch, partManager, partMetricsServer}
 
 // part is one of them.
 type part struct {
 	child
 	prepare func() error // writes its files; idempotent
+	install [][]byte     // manifests that it needs
 	ready   func(context.Context) bool
 	late    bool // it needs a node
 }
@@ -38,6 +41,8 @@ func (in *instance) part(name string) part {
 		return in.epoch()
 	case partMetricsServer:
 		return in.metricsServer()
+	case partManager:
+		return in.manager()
 	}
 	panic("no part is called " + name)
 }
@@ -58,6 +63,37 @@ func (in *instance) epoch() part {
 		ready: func(ctx context.Context) bool { return answers(ctx, "http://"+addr+"/healthz") },
 	}
 }
+
+func (in *instance) manager() part {
+	probe := fmt.Sprintf("%s:%d", nodeIP, in.settings.ManagerPort)
+	kubeconfig := in.config("manager.kubeconfig")
+	args := []string{"--kubeconfig", kubeconfig, "--leader-elect=false", "--metrics-addr", "0", "--probe-addr", probe}
+	if in.settings.with(partEpoch) {
+		args = append(args, "--epoch-url", in.settings.epochURL(), "--epoch-token-file", in.epochTokens())
+	}
+	return part{
+		child:   child{name: partManager, path: in.opts.Assets.Manager, log: in.layout.log(partManager), stop: stopPart, args: args},
+		prepare: func() error { return writeKubeconfig(kubeconfig, in.pki, in.settings, partManager) },
+		install: [][]byte{manager.Rights, []byte(managerBinding)},
+		ready:   func(ctx context.Context) bool { return answers(ctx, "http://"+probe+"/readyz") },
+	}
+}
+
+// managerBinding gives the manager of an instance, who is known by a certificate, its rights.
+const managerBinding = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: cocoon-manager
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: cocoon-manager
+subjects:
+  - apiGroup: rbac.authorization.k8s.io
+    kind: User
+    name: cocoon-manager
+`
 
 // answers asks a URL on loopback whether it is fine.
 func answers(ctx context.Context, url string) bool {

@@ -81,6 +81,7 @@ func (p pki) ensure(s Settings) error {
 		{name: "apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", orgs: []string{"system:masters"}, signing: ca},
 		{name: partMetricsServer, cn: metricsServerUser, signing: ca},
 		{name: "metrics-server-serving", cn: partMetricsServer, server: true, signing: ca, dns: []string{partMetricsServer + ".kube-system.svc"}},
+		{name: partManager, cn: "cocoon-manager", signing: ca},
 		{name: "front-proxy-client", cn: "front-proxy-client", signing: front},
 	}
 	for i := range s.Nodes {

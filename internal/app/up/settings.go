@@ -22,6 +22,7 @@ const (
 	defaultMetricsPort = 9091
 	defaultEpochPort   = 8080
 	defaultServerPort  = 4443 // of metrics-server
+	defaultManagerPort = 8081
 	serviceCIDR        = "10.96.0.0/16"
 	serviceIP          = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
 	nodeIP             = "127.0.0.1"
@@ -36,6 +37,8 @@ type Settings struct {
 	EpochPort int            `json:"epochPort,omitempty"`
 	// ServerPort is metrics-server's.
 	ServerPort int `json:"metricsServerPort,omitempty"`
+	// ManagerPort is where the manager says whether it is well.
+	ManagerPort int `json:"managerPort,omitempty"`
 
 	// As instances with one node kept it.
 	NodeName string `json:"nodeName,omitempty"`
@@ -102,7 +105,7 @@ func (o Options) check() error {
 	if o.NodeName != "" && (len(o.NodeName) > 63 || !nodeNameRE.MatchString(o.NodeName)) {
 		return errdefs.Invalidf("node name %q is not a DNS name of at most 63 characters", o.NodeName)
 	}
-	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort, "node's metrics": o.MetricsPort, "registry": o.EpochPort} {
+	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort, "node's metrics": o.MetricsPort, "registry": o.EpochPort, "manager": o.ManagerPort} {
 		if port < 0 || port > 65535 {
 			return errdefs.Invalidf("port %d of the %s is not between 1 and 65535", port, what)
 		}
@@ -134,7 +137,7 @@ func nodeName(first string, i int) string {
 
 // check refuses what no instance can have chosen.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, With: s.With}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, With: s.With}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -146,6 +149,8 @@ func (s Settings) check() error {
 }
 
 func (s Settings) with(part string) bool { return slices.Contains(s.With, part) }
+
+func (s Settings) epochURL() string { return fmt.Sprintf("http://%s:%d", nodeIP, s.EpochPort) }
 
 // settle merges what was asked with what an earlier start decided, picks free ports for the rest and keeps the result.
 // The ports are the caller's until it closes p. Preconditions: o.check() found nothing.
@@ -169,7 +174,7 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		return s, fmt.Errorf("read settings: %w", err)
 	}
 	if o.With != nil {
-		s.With = o.With
+		s.With = slices.DeleteFunc(slices.Clone(parts), func(part string) bool { return !slices.Contains(o.With, part) }) // in the order of their start
 	}
 	if o.Nodes != nil {
 		s.Nodes = slices.Grow(s.Nodes, *o.Nodes)[:min(len(s.Nodes), *o.Nodes)]
@@ -212,6 +217,11 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 			return s, errdefs.Invalidf("%s needs a node: it listens on the node's bridge", partMetricsServer)
 		}
 		if s.ServerPort, err = p.choose(partMetricsServer, "--with=", 0, s.ServerPort, defaultServerPort); err != nil {
+			return s, err
+		}
+	}
+	if s.with(partManager) {
+		if s.ManagerPort, err = p.choose("manager", "--manager-port", o.ManagerPort, s.ManagerPort, defaultManagerPort); err != nil {
 			return s, err
 		}
 	}

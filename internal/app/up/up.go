@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/deploy/crds"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
@@ -28,6 +29,7 @@ type Options struct {
 	NodePort    int // of the first node
 	MetricsPort int // of the first node
 	EpochPort   int
+	ManagerPort int
 	Assets      Assets
 }
 
@@ -191,7 +193,7 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	in.report("control plane answers", time.Since(began))
 
 	began = time.Now()
-	if r.err = in.installManifests(ctx, ended); r.err != nil {
+	if r.err = in.installManifests(ctx, ended, crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements); r.err != nil {
 		return r
 	}
 	in.report("custom resources are installed", time.Since(began))
@@ -201,6 +203,9 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 		part := in.part(name)
 		if part.late {
 			continue
+		}
+		if r.err = in.installManifests(ctx, ended, part.install...); r.err != nil {
+			return r
 		}
 		ended := launch(part.child)
 		if r.err = in.await(ctx, part.child, ended, part.ready); r.err != nil {

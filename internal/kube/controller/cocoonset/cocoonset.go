@@ -1,0 +1,233 @@
+// Package cocoonset makes the pods of a CocoonSet: the main VM, the sub-agents that are forked from it, and toolboxes. It
+// puts them to sleep and wakes them, moves them, and clears the registry of what a deleted set leaves.
+//
+// Each turn makes a plan from what there is (plan.go, pure) and carries it out; nothing is remembered between turns but
+// what the objects say. The package makes no VMs: the nodes do, as the pods' annotations say.
+package cocoonset
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/controller"
+)
+
+// fieldOwner is who the set's marks on pods belong to.
+const fieldOwner = "cocoonset"
+
+// Reasons of Events that are counted.
+const (
+	ReasonRebuilding = "SubAgentRebuilding"
+	ReasonDeadLetter = "SubAgentDeadLetter"
+	ReasonMainFailed = "MainAgentFailed"
+)
+
+// registryPause is how long a question to a registry that fails waits.
+const registryPause = 5 * time.Second
+
+// Reconciler makes CocoonSets true. All fields are needed but Registry: without one nothing is ever durable, and a set
+// that is suspended stays Suspending.
+type Reconciler struct {
+	Client   client.Client
+	Registry controller.Registry
+	Events   events.EventRecorder
+	Now      func() time.Time
+	Count    func(reason string) // is told of each Event; may be nil
+}
+
+// Setup adds the reconciler to m, with so many turns at a time.
+func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
+	return ctrl.NewControllerManagedBy(m).Named("cocoonset").
+		For(&v1.CocoonSet{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+		Owns(&corev1.Pod{}, builder.WithPredicates(controller.PodChanged())).
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
+		Complete(r)
+}
+
+// Reconcile takes one turn with one set.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	set := &v1.CocoonSet{}
+	if err := r.Client.Get(ctx, req.NamespacedName, set); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	pods, err := r.pods(ctx, set)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if set.DeletionTimestamp != nil {
+		return r.finish(ctx, set, pods)
+	}
+	if !controllerutil.ContainsFinalizer(set, v1.FinalizerSet) {
+		before := set.DeepCopy()
+		controllerutil.AddFinalizer(set, v1.FinalizerSet)
+		if err := r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("add finalizer: %w", err))
+		}
+	}
+	v := view{set: set, pods: pods, durable: map[string]bool{}, now: r.Now()}
+	for _, name := range asks(v) {
+		if r.Registry == nil {
+			break
+		}
+		if v.durable[name], err = r.Registry.Has(ctx, name, contract.HibernateSnapshotTag); err != nil {
+			r.event(set, note{corev1.EventTypeWarning, "RegistryUnavailable", fmt.Sprintf("the registry cannot say whether VM %s is in it: %s", name, err)})
+			return ctrl.Result{RequeueAfter: registryPause}, nil
+		}
+	}
+	return r.carryOut(ctx, set, plan(v))
+}
+
+// pods are the pods that the set owns.
+func (r *Reconciler) pods(ctx context.Context, set *v1.CocoonSet) ([]*corev1.Pod, error) {
+	var list corev1.PodList
+	if err := r.Client.List(ctx, &list, client.InNamespace(set.Namespace), client.MatchingLabels{contract.LabelSetName: set.Name}); err != nil {
+		return nil, fmt.Errorf("list pods: %w", err)
+	}
+	var own []*corev1.Pod
+	for i := range list.Items {
+		if metav1.IsControlledBy(&list.Items[i], set) {
+			own = append(own, &list.Items[i])
+		}
+	}
+	return own, nil
+}
+
+// carryOut writes the status first where it is what a later turn goes by, and then does what is planned.
+func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions) (ctrl.Result, error) {
+	for _, n := range a.events {
+		r.event(set, n)
+	}
+	if !apiequality.Semantic.DeepEqual(set.Status, a.status) {
+		set.Status = a.status
+		if err := r.Client.Status().Update(ctx, set); err != nil {
+			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("write status: %w", err))
+		}
+	}
+	for _, m := range a.mark {
+		if err := controller.Mark(ctx, r.Client, fieldOwner, m.pod, m.hibernate, m.generation); err != nil {
+			return ctrl.Result{}, fmt.Errorf("mark pod %s: %w", m.pod.Name, err)
+		}
+	}
+	for _, d := range a.remove {
+		if err := r.remove(ctx, d); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	for _, pod := range a.create {
+		switch err := r.Client.Create(ctx, pod, client.FieldOwner(fieldOwner)); {
+		case err == nil:
+		case apierrors.IsAlreadyExists(err):
+			if err := r.ours(ctx, set, pod.Name); err != nil {
+				return ctrl.Result{}, err
+			}
+		default:
+			r.event(set, note{corev1.EventTypeWarning, "FailedCreate", fmt.Sprintf("pod %s cannot be created: %s", pod.Name, err)})
+			return ctrl.Result{}, fmt.Errorf("create pod %s: %w", pod.Name, err)
+		}
+	}
+	return ctrl.Result{RequeueAfter: a.again}, nil
+}
+
+// ours tells of a pod that has the name of one of ours and belongs to somebody else.
+func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) error {
+	pod := &corev1.Pod{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: name}, pod); err != nil {
+		return client.IgnoreNotFound(err) // the cache does not know the one that we just made
+	}
+	if metav1.IsControlledBy(pod, set) {
+		return nil
+	}
+	r.event(set, note{corev1.EventTypeWarning, "NameTaken", "pod " + name + " is there and not of this set; delete it or rename the set"})
+	return fmt.Errorf("pod %s is not of this set", name)
+}
+
+// remove deletes a pod. What it is to leave behind is written to it first.
+func (r *Reconciler) remove(ctx context.Context, d removal) error {
+	if d.keep && !contract.KeepSnapshot(d.pod.Annotations) {
+		before := d.pod.DeepCopy()
+		d.pod.Annotations[contract.KeyKeepSnapshot] = "true"
+		if err := r.Client.Patch(ctx, d.pod, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return controller.IgnoreStale(fmt.Errorf("mark pod %s: %w", d.pod.Name, err))
+		}
+	}
+	uid := d.pod.UID
+	err := r.Client.Delete(ctx, d.pod, client.Preconditions{UID: &uid})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete pod %s: %w", d.pod.Name, err)
+	}
+	return nil
+}
+
+// finish takes a deleted set apart: its pods, as their policies say, and then what the registry has of them.
+func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*corev1.Pod) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(set, v1.FinalizerSet) {
+		return ctrl.Result{}, nil
+	}
+	known := slices.DeleteFunc(strings.Split(set.Annotations[contract.KeyDeleteVMNames], ","), func(s string) bool { return s == "" })
+	names := slices.Compact(slices.Sorted(slices.Values(append(vmNames(set, pods), known...))))
+	if !slices.Equal(names, known) { // by it a later turn knows, when the pods are gone
+		before := set.DeepCopy()
+		metav1.SetMetaDataAnnotation(&set.ObjectMeta, contract.KeyDeleteVMNames, strings.Join(names, ","))
+		if err := r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("note VM names: %w", err))
+		}
+	}
+	for _, pod := range pods {
+		if pod.DeletionTimestamp == nil {
+			if err := r.remove(ctx, removal{pod: pod}); err != nil {
+				return ctrl.Result{}, err
+			}
+		}
+	}
+	if len(pods) > 0 {
+		return ctrl.Result{}, nil // each one's going is an event
+	}
+	if r.Registry != nil {
+		for _, name := range names {
+			if err := r.clear(ctx, set, name); err != nil {
+				r.event(set, note{corev1.EventTypeWarning, "RegistryCleanupFailed", fmt.Sprintf("snapshots of VM %s stay in the registry: %s", name, err)})
+				return ctrl.Result{RequeueAfter: registryPause}, nil
+			}
+		}
+	}
+	before := set.DeepCopy()
+	controllerutil.RemoveFinalizer(set, v1.FinalizerSet)
+	return ctrl.Result{}, controller.IgnoreStale(client.IgnoreNotFound(r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))))
+}
+
+// clear removes what the registry has of a VM that is gone. The snapshot that was taken before its deletion stays: that is
+// what the policy is for.
+func (r *Reconciler) clear(ctx context.Context, set *v1.CocoonSet, name string) error {
+	if err := r.Registry.Delete(ctx, name, contract.HibernateSnapshotTag); err != nil {
+		return err
+	}
+	main := contract.SlotOf(set.Namespace, set.Name, name) == 0
+	if contract.ShouldSnapshotVM(contract.VMSpec{SnapshotPolicy: set.Spec.SnapshotPolicy}, main) {
+		return nil
+	}
+	return r.Registry.Delete(ctx, name, contract.DefaultSnapshotTag)
+}
+
+func (r *Reconciler) event(set *v1.CocoonSet, n note) {
+	if r.Count != nil {
+		r.Count(n.reason)
+	}
+	r.Events.Eventf(set, nil, n.kind, n.reason, "Reconcile", "%s", n.text)
+}

@@ -1,0 +1,298 @@
+package cocoonset
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/controller"
+)
+
+// rebuildPauses are how long a failed sub-agent waits before it is made anew, by how often that was done; then it is given
+// up until the spec changes.
+var rebuildPauses = []time.Duration{0, time.Second, 5 * time.Second, 30 * time.Second}
+
+// view is what a plan is made from: the set, its pods and what the registry has.
+type view struct {
+	set     *v1.CocoonSet
+	pods    []*corev1.Pod   // those that the set owns, the ones that are going too
+	durable map[string]bool // by VM name: the registry has its hibernated state. Asked for VMs that need it; see asks
+	now     time.Time
+}
+
+// actions is what to do next, and what to say of the set.
+type actions struct {
+	create []*corev1.Pod
+	remove []removal
+	mark   []marking
+	status v1.CocoonSetStatus
+	again  time.Duration // 0: when something changes
+	events []note
+}
+
+type removal struct {
+	pod  *corev1.Pod
+	keep bool // its snapshot in the registry is the VM: nothing is saved, nothing is cleared away
+}
+
+type marking struct {
+	pod        *corev1.Pod
+	hibernate  bool
+	generation string
+}
+
+type note struct{ kind, reason, text string }
+
+// planner makes the plan of one view.
+type planner struct {
+	view
+	members  []member
+	byName   map[string]*corev1.Pod
+	leaving  bool // a pod of the set is going
+	surplus  bool // there are pods that the set does not want
+	moving   bool // VMs are on another node than they shall be
+	rebuilds map[int32]v1.AgentStatus
+	actions
+}
+
+// plan decides what to do next. It is pure: the same view gives the same plan, whatever was done before.
+func plan(v view) actions {
+	p := newPlanner(v)
+	p.status = *v.set.Status.DeepCopy()
+	p.status.ObservedGeneration = v.set.Generation
+	p.surplus = p.trim()
+	switch {
+	case v.set.Spec.Suspend:
+		p.suspend(v.set.Spec.HibernatePolicy == v1.HibernateRelease)
+	case p.moving:
+		p.suspend(true)
+	default:
+		p.run()
+	}
+	p.observe()
+	return p.actions
+}
+
+func newPlanner(v view) *planner {
+	p := &planner{view: v, members: members(v.set), byName: map[string]*corev1.Pod{}, rebuilds: map[int32]v1.AgentStatus{}}
+	for _, pod := range v.pods {
+		p.byName[pod.Name] = pod
+		p.leaving = p.leaving || pod.DeletionTimestamp != nil
+	}
+	for _, a := range v.set.Status.Agents {
+		if v.set.Status.ObservedGeneration == v.set.Generation { // an edit lifts what was given up
+			p.rebuilds[a.Slot] = a
+		}
+	}
+	if node := v.set.Spec.NodeName; node != "" {
+		for _, m := range p.members {
+			if pod := p.live(m); m.managed() && pod != nil && pod.Spec.NodeName != "" && pod.Spec.NodeName != node {
+				p.moving = true
+			}
+		}
+	}
+	return p
+}
+
+// asks are the VMs whose hibernated state the registry is to be asked for, so that plan knows.
+func asks(v view) []string {
+	p := newPlanner(v)
+	var names []string
+	restoring := v.set.Status.SuspendedOn != "" || v.set.Status.Phase == v1.SetMigrating
+	for _, m := range p.members {
+		pod := p.byName[m.name()]
+		switch {
+		case !m.managed():
+		case pod == nil && (restoring || v.set.Spec.Suspend), pod != nil && controller.Hibernated(pod):
+			names = append(names, m.vmName())
+		}
+	}
+	return names
+}
+
+// live is the pod of m, nil when there is none or it is going.
+func (p *planner) live(m member) *corev1.Pod {
+	if pod := p.byName[m.name()]; pod != nil && pod.DeletionTimestamp == nil {
+		return pod
+	}
+	return nil
+}
+
+// asleep reports whether the VM is hibernated and its state durable in the registry.
+func (p *planner) asleep(m member, pod *corev1.Pod) bool {
+	return controller.Hibernated(pod) && p.durable[m.vmName()]
+}
+
+// suspend hibernates every VM and, once all their states are durable, gives up their seats if it is to release them.
+func (p *planner) suspend(release bool) {
+	all, waits := !p.surplus, false
+	for _, m := range p.members {
+		pod := p.live(m)
+		switch {
+		case !m.managed():
+		case pod == nil: // it sleeps in the registry, or there never was one
+			going := p.byName[m.name()]
+			all = all && (going == nil || contract.KeepSnapshot(going.Annotations))
+		case !contract.Hibernate(pod.Annotations) || !controller.Marked(pod, fieldOwner):
+			all = false
+			p.mark = append(p.mark, marking{pod, true, p.generation()})
+		case !p.asleep(m, pod):
+			all = false
+			waits = waits || controller.Hibernated(pod)
+		}
+	}
+	if waits { // the node says that it is there, the registry does not yet
+		p.again = 2 * time.Second
+	}
+	if !all {
+		p.status.Phase = p.either(v1.SetMigrating, v1.SetSuspending)
+		return
+	}
+	if !release {
+		p.status.Phase = v1.SetSuspended
+		return
+	}
+	p.status.Phase = p.either(v1.SetMigrating, v1.SetSuspended)
+	for _, m := range p.members {
+		if pod := p.live(m); pod != nil && m.managed() {
+			p.status.SuspendedOn = pod.Spec.NodeName
+			p.remove = append(p.remove, removal{pod, true})
+		}
+	}
+}
+
+func (p *planner) either(moving, suspended v1.SetPhase) v1.SetPhase {
+	if p.moving && !p.set.Spec.Suspend {
+		return moving
+	}
+	return suspended
+}
+
+func (p *planner) generation() string { return strconv.FormatInt(p.set.Generation, 10) }
+
+// run has every VM run that should, and no other.
+func (p *planner) run() {
+	for _, m := range p.members {
+		pod := p.byName[m.name()]
+		switch {
+		case pod == nil:
+			p.bring(m)
+		case pod.DeletionTimestamp != nil:
+		case drifted(m.pod, pod):
+			p.remove = append(p.remove, removal{pod: pod})
+		case controller.Marked(pod, fieldOwner):
+			p.mark = append(p.mark, marking{pod, false, p.generation()})
+		default:
+			p.mend(m, pod)
+		}
+	}
+}
+
+// trim removes the pods that the set does not want any more, and reports whether any was there.
+func (p *planner) trim() (any bool) {
+	wanted := map[string]bool{}
+	for _, m := range p.members {
+		wanted[m.name()] = true
+	}
+	for _, pod := range p.pods {
+		if wanted[pod.Name] {
+			continue
+		}
+		any = true
+		if pod.DeletionTimestamp == nil {
+			p.remove = append(p.remove, removal{pod: pod})
+		}
+	}
+	return any
+}
+
+// bring creates the pod of m where it belongs, when its time has come.
+func (p *planner) bring(m member) {
+	pod := m.pod.DeepCopy()
+	if node := p.set.Spec.NodeName; node != "" {
+		pinned(pod, node)
+	} else if node := p.set.Status.SuspendedOn; node != "" && m.managed() {
+		preferring(pod, node)
+	}
+	switch {
+	case m.managed() && p.durable[m.vmName()]: // asked for only where it may be
+		pod.Annotations[contract.KeyRestoreFromHibernate] = "true"
+	case m.role == v1.RoleSubAgent:
+		main := p.live(p.members[0])
+		if main == nil || !controller.Ready(main) || contract.Hibernate(main.Annotations) {
+			return // there is nothing to fork from yet
+		}
+		if p.set.Spec.Agent.ForkPolicy == v1.ForkPreferMainNode {
+			preferring(pod, main.Spec.NodeName)
+		} else if p.set.Spec.NodeName == "" {
+			pinned(pod, main.Spec.NodeName)
+		}
+		if wait := p.rebuildIn(m.slot); wait > 0 {
+			p.again = sooner(p.again, wait)
+			return
+		}
+	}
+	p.create = append(p.create, pod)
+}
+
+// mend makes a failed sub-agent anew, a few times. A failed main VM is left as it is: it may hold what somebody needs.
+func (p *planner) mend(m member, pod *corev1.Pod) {
+	why, failed := controller.Failed(pod)
+	if !failed || m.role != v1.RoleSubAgent {
+		return
+	}
+	a := p.rebuilds[m.slot]
+	if a.LastRebuild != nil && !a.LastRebuild.Before(&pod.CreationTimestamp) { // this failure is counted; the cache is late
+		p.remove = append(p.remove, removal{pod: pod})
+		return
+	}
+	if int(a.Rebuilds) >= len(rebuildPauses) {
+		if a.Phase != phaseDeadLetter {
+			p.events = append(p.events, note{corev1.EventTypeWarning, ReasonDeadLetter, "sub-agent " + pod.Name + " failed again and is given up until the spec changes: " + why})
+		}
+		return
+	}
+	a.Slot, a.Rebuilds, a.LastRebuild = m.slot, a.Rebuilds+1, &metav1.Time{Time: p.now}
+	p.rebuilds[m.slot] = a
+	p.remove = append(p.remove, removal{pod: pod})
+	p.events = append(p.events, note{corev1.EventTypeWarning, ReasonRebuilding, "sub-agent " + pod.Name + " failed and is made anew: " + why})
+}
+
+// rebuildIn is how long a sub-agent that failed must still wait.
+func (p *planner) rebuildIn(slot int32) time.Duration {
+	a := p.rebuilds[slot]
+	if a.Rebuilds == 0 || a.LastRebuild == nil {
+		return 0
+	}
+	pause := rebuildPauses[min(int(a.Rebuilds), len(rebuildPauses))-1]
+	return max(0, pause-p.now.Sub(a.LastRebuild.Time))
+}
+
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 {
+		return b
+	}
+	return min(a, b)
+}
+
+// vmNames are the names of the VMs of pods that the set has or wants, for clearing away.
+func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
+	var names []string
+	for _, m := range members(set) {
+		if m.managed() {
+			names = append(names, m.vmName())
+		}
+	}
+	for _, pod := range pods {
+		if pod.Annotations[contract.KeyManaged] == "true" {
+			names = append(names, controller.VMName(pod))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
