@@ -1,0 +1,234 @@
+package cocoonset
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func aSet(change func(*v1.CocoonSet)) *v1.CocoonSet {
+	s := &v1.CocoonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "team", Namespace: "ns", UID: "set", Generation: 3},
+		Spec: v1.CocoonSetSpec{
+			SnapshotPolicy: contract.SnapshotAlways, NodePool: "default", HibernatePolicy: v1.HibernateRetain,
+			Agent: v1.AgentSpec{Image: "base", Mode: "clone", ForkPolicy: v1.ForkMainNode, Replicas: 1},
+		},
+	}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+type podOption func(*corev1.Pod)
+
+// has is the pod of one member of set, running on node n1 unless an option says otherwise.
+func has(set *v1.CocoonSet, name string, options ...podOption) *corev1.Pod {
+	for _, m := range members(set) {
+		if m.name() != name {
+			continue
+		}
+		pod := m.pod.DeepCopy()
+		pod.UID, pod.Spec.NodeName, pod.Status.Phase = types.UID(name), "n1", corev1.PodRunning
+		pod.CreationTimestamp = metav1.Time{Time: now.Add(-time.Hour)}
+		for _, o := range options {
+			o(pod)
+		}
+		return pod
+	}
+	panic("the set wants no " + name)
+}
+
+func ready(pod *corev1.Pod) {
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	pod.Annotations[contract.KeyLifecycleState] = string(contract.LifecycleReady)
+	pod.Annotations[contract.KeyLifecycleObserved] = pod.Annotations[contract.KeyGeneration]
+}
+
+func failed(pod *corev1.Pod) {
+	pod.Annotations[contract.KeyLifecycleState] = string(contract.LifecycleFailed)
+	pod.Annotations[contract.KeyLifecycleMessage] = "no such snapshot"
+}
+
+func going(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: now} }
+
+// marked has the set wish that the VM hibernates.
+func marked(pod *corev1.Pod) {
+	pod.Annotations[contract.KeyHibernate] = "true"
+	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:` + contract.KeyHibernate + `":{}}}}`)}}}
+}
+
+func asleep(pod *corev1.Pod) {
+	marked(pod)
+	pod.Annotations[contract.KeyLifecycleState] = string(contract.LifecycleHibernated)
+	pod.Annotations[contract.KeyLifecycleObserved] = pod.Annotations[contract.KeyGeneration]
+}
+
+func on(node string) podOption { return func(pod *corev1.Pod) { pod.Spec.NodeName = node } }
+
+// told says in one line what a plan does and what it says of the set.
+func told(a actions) string {
+	var do []string
+	for _, pod := range a.create {
+		text := "create " + pod.Name
+		if pod.Annotations[contract.KeyRestoreFromHibernate] != "" {
+			text += " restored"
+		}
+		if af := pod.Spec.Affinity; af != nil && af.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+			text += " on " + af.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
+		}
+		if af := pod.Spec.Affinity; af != nil && af.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution != nil {
+			text += " near " + af.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].Preference.MatchFields[0].Values[0]
+		}
+		do = append(do, text)
+	}
+	for _, r := range a.remove {
+		do = append(do, map[bool]string{false: "remove ", true: "release "}[r.keep]+r.pod.Name)
+	}
+	for _, m := range a.mark {
+		do = append(do, map[bool]string{false: "wake ", true: "hibernate "}[m.hibernate]+m.pod.Name+" "+m.generation)
+	}
+	if a.again > 0 {
+		do = append(do, "again "+a.again.String())
+	}
+	for _, n := range a.events {
+		do = append(do, n.reason)
+	}
+	return strings.Join(do, ", ") + fmt.Sprintf(" | %s %d/%d %d/%d", a.status.Phase, a.status.ReadyAgents, a.status.DesiredAgents, a.status.ReadyToolboxes, a.status.DesiredToolboxes)
+}
+
+func TestPlan(t *testing.T) {
+	plain := aSet(nil)
+	suspended := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
+	released := aSet(func(s *v1.CocoonSet) {
+		s.Spec.Suspend, s.Spec.HibernatePolicy, s.Spec.Agent.Replicas = true, v1.HibernateRelease, 0
+	})
+	woken := aSet(func(s *v1.CocoonSet) {
+		s.Spec.HibernatePolicy, s.Spec.Agent.Replicas, s.Status.SuspendedOn, s.Status.Phase = v1.HibernateRelease, 0, "n1", v1.SetSuspended
+	})
+	moved := aSet(func(s *v1.CocoonSet) { s.Spec.NodeName = "n2" })
+	moving := aSet(func(s *v1.CocoonSet) { s.Spec.NodeName, s.Status.Phase = "n2", v1.SetMigrating })
+	static := aSet(func(s *v1.CocoonSet) {
+		s.Spec.Agent.Replicas = 0
+		s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "win", Mode: contract.ModeStatic, StaticIP: "10.0.0.9", StaticVMID: "w", VNCPort: 5900}}
+	})
+	freely := aSet(func(s *v1.CocoonSet) { s.Spec.Agent.ForkPolicy = v1.ForkPreferMainNode })
+	again := func(n int32, ago time.Duration) *v1.CocoonSet {
+		return aSet(func(s *v1.CocoonSet) {
+			s.Status.ObservedGeneration = s.Generation
+			s.Status.Agents = []v1.AgentStatus{{Slot: 1, Rebuilds: n, LastRebuild: &metav1.Time{Time: now.Add(-ago)}}}
+		})
+	}
+	for _, c := range []struct {
+		name    string
+		set     *v1.CocoonSet
+		pods    []*corev1.Pod
+		durable []string
+		want    string
+	}{
+		{"nothing yet", plain, nil, nil, "create team-0 | Pending 0/2 0/0"},
+		{"main is coming", plain, []*corev1.Pod{has(plain, "team-0")}, nil, " | Pending 0/2 0/0"},
+		{"main is ready", plain, []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
+		{"forks may go elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready)}, nil, "create team-1 near n1 | Scaling 1/2 0/0"},
+		{"all ready", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, " | Running 2/2 0/0"},
+		{"one is going", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready, going)}, nil, " | Scaling 1/2 0/0"},
+		{"too many", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 0 }), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, "remove team-1 | Scaling 1/1 0/0"},
+		{"another image", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Image, s.Spec.Agent.Replicas = "new", 0 }), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "remove team-0 | Scaling 1/1 0/0"},
+		{"main failed", plain, []*corev1.Pod{has(plain, "team-0", failed)}, nil, "MainAgentFailed | Failed 0/2 0/0"},
+		{"main failed and the spec was mended", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Image = "new" }), []*corev1.Pod{has(plain, "team-0", failed)}, nil, "remove team-0 | Pending 0/2 0/0"},
+		{"static toolbox", static, []*corev1.Pod{has(static, "team-0", ready)}, nil, "create team-win | Scaling 1/1 0/1"},
+
+		{"a fork failed", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "remove team-1, SubAgentRebuilding | Scaling 1/2 0/0"},
+		{"it is made anew after a pause", again(2, 0), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "again 1s | Scaling 1/2 0/0"},
+		{"and then", again(2, time.Second), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
+		{"counted once though the cache is late", again(1, 0), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "remove team-1 | Scaling 1/2 0/0"},
+		{"given up", again(4, 2*time.Hour), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "SubAgentDeadLetter | Scaling 1/2 0/0"},
+
+		{"to be suspended", suspended, []*corev1.Pod{has(suspended, "team-0", ready), has(suspended, "team-1", ready)}, nil, "hibernate team-0 3, hibernate team-1 3 | Suspending 2/2 0/0"},
+		{"one sleeps", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", marked)}, []string{"vk-ns-team-0"}, " | Suspending 0/2 0/0"},
+		{"asleep, not in the registry", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-0"}, "again 2s | Suspending 0/2 0/0"},
+		{"asleep and durable", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, " | Suspended 0/2 0/0"},
+		{"a static machine does not sleep", aSet(func(s *v1.CocoonSet) { s.Spec = *static.Spec.DeepCopy(); s.Spec.Suspend = true }), []*corev1.Pod{has(static, "team-0", asleep), has(static, "team-win", ready)}, []string{"vk-ns-team-0"}, " | Suspended 0/1 1/1"},
+		{"too many while suspended", released, []*corev1.Pod{has(released, "team-0", asleep), has(plain, "team-1", ready)}, []string{"vk-ns-team-0"}, "remove team-1 | Suspending 0/1 0/0"},
+		{"seats are given up when all is durable", released, []*corev1.Pod{has(released, "team-0", asleep)}, []string{"vk-ns-team-0"}, "release team-0 | Suspended 0/1 0/0"},
+		{"not before", released, []*corev1.Pod{has(released, "team-0", asleep)}, nil, "again 2s | Suspending 0/1 0/0"},
+		{"released", released, nil, []string{"vk-ns-team-0"}, " | Suspended 0/1 0/0"},
+		{"to be woken", plain, []*corev1.Pod{has(plain, "team-0", asleep), has(plain, "team-1", asleep)}, nil, "wake team-0 3, wake team-1 3 | Pending 0/2 0/0"},
+		{"woken after a release", woken, nil, []string{"vk-ns-team-0"}, "create team-0 restored near n1 | Waking 0/1 0/0"},
+		{"hibernated by somebody else", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}, nil, " | Scaling 1/2 0/0"},
+
+		{"to be moved", moved, []*corev1.Pod{has(moved, "team-0", ready), has(moved, "team-1", ready)}, nil, "hibernate team-0 3, hibernate team-1 3 | Migrating 2/2 0/0"},
+		{"leaves when it is durable", moving, []*corev1.Pod{has(moving, "team-0", asleep), has(moving, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, "release team-0, release team-1 | Migrating 0/2 0/0"},
+		{"arrives", moving, nil, []string{"vk-ns-team-0", "vk-ns-team-1"}, "create team-0 restored on n2, create team-1 restored on n2 | Migrating 0/2 0/0"},
+		{"moved", moving, []*corev1.Pod{has(moving, "team-0", ready, on("n2")), has(moving, "team-1", ready, on("n2"))}, nil, " | Running 2/2 0/0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			v := view{set: c.set, pods: c.pods, durable: map[string]bool{}, now: now}
+			for _, name := range c.durable {
+				v.durable[name] = true
+			}
+			if got := told(plan(v)); got != c.want {
+				t.Errorf("the plan is\n%s\nwant\n%s", got, c.want)
+			}
+			for _, name := range c.durable {
+				if !slices.Contains(asks(v), name) {
+					t.Errorf("the registry is not asked for %s", name)
+				}
+			}
+		})
+	}
+}
+
+// A plan whose pods are made is the last: nothing drifts by the way of the API server's defaults.
+func TestNothingDriftsByItself(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) {
+		storage := resource.MustParse("20Gi")
+		s.Spec.Agent.Storage = &storage
+		s.Spec.Agent.Resources = corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
+		s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{}
+	})
+	pod := has(set, "team-0")
+	pod.Spec.ServiceAccountName = "default"
+	pod.Spec.Containers[0].EnvFrom = nil
+	pod.Spec.Containers[0].Resources.Requests[corev1.ResourceMemory] = resource.MustParse("1024Mi")
+	pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "another"})
+	if drifted(members(set)[0].pod, pod) {
+		t.Error("defaults count as drift")
+	}
+	for name, change := range map[string]func(*v1.CocoonSet){
+		"image":   func(s *v1.CocoonSet) { s.Spec.Agent.Image = "other" },
+		"memory":  func(s *v1.CocoonSet) { s.Spec.Agent.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi") },
+		"pool":    func(s *v1.CocoonSet) { s.Spec.NodePool = "other" },
+		"account": func(s *v1.CocoonSet) { s.Spec.Agent.ServiceAccountName = "other" },
+		"env":     func(s *v1.CocoonSet) { s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{{Prefix: "x"}} },
+		"probe":   func(s *v1.CocoonSet) { s.Spec.Agent.ProbePort = 80 },
+		"storage": func(s *v1.CocoonSet) { q := resource.MustParse("30Gi"); s.Spec.Agent.Storage = &q },
+	} {
+		other := set.DeepCopy()
+		change(other)
+		if !drifted(members(other)[0].pod, pod) {
+			t.Errorf("another %s is no drift", name)
+		}
+	}
+}
+
+// Names of sets and namespaces may hold dashes: what is cleared away is only what the set's own pods were called.
+func TestNamesToClearAway(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) { s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "db", Image: "i", Mode: contract.ModeRun}, {Name: "win", Mode: contract.ModeStatic}} })
+	earlier := has(aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 4 }), "team-4")
+	if got := vmNames(set, []*corev1.Pod{earlier}); !slices.Equal(got, []string{"vk-ns-team-0", "vk-ns-team-1", "vk-ns-team-4", "vk-ns-team-db"}) {
+		t.Errorf("cleared away are %v", got)
+	}
+}
