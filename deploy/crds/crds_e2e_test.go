@@ -30,7 +30,7 @@ func TestSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.SetAPIVersion(v1.GroupVersion.String())
-		o.SetKind(map[string]string{"cocoonsets": "CocoonSet", "cocoonhibernations": "CocoonHibernation", "vmplacements": "VMPlacement"}[resource])
+		o.SetKind(map[string]string{"cocoonsets": "CocoonSet", "cocoonhibernations": "CocoonHibernation"}[resource])
 		return client.Resource(gvr(resource)).Namespace("default").Create(t.Context(), o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 	}
 	const set = "metadata: {generateName: s-}\nspec: "
@@ -72,11 +72,6 @@ func TestSchema(t *testing.T) {
 		{"cocoonhibernations", "metadata: {name: r}\nspec: {podRef: {name: r}, desire: Sleep}", "spec.desire"},
 		{"cocoonhibernations", "metadata: {name: r}\nspec: {podRef: {name: r}}", "spec.desire"},
 		{"cocoonhibernations", "metadata: {name: r}\nspec: {podRef: {name: ''}, desire: Wake}", "spec.podRef.name"},
-
-		{"vmplacements", "metadata: {name: vk-default-web}", ""},
-		{"vmplacements", "metadata: {name: w}\nspec: {release: Wait, waitSeconds: 60}", ""},
-		{"vmplacements", "metadata: {name: x}\nspec: {release: Never, waitSeconds: 60}", "spec.waitSeconds"},
-		{"vmplacements", "metadata: {name: x}\nspec: {waitSeconds: -1}", "spec.waitSeconds"},
 	} {
 		switch _, err := create(c.resource, c.text); {
 		case c.field == "" && err != nil:
@@ -88,7 +83,7 @@ func TestSchema(t *testing.T) {
 		}
 	}
 
-	// Defaults, what cannot be changed, and where the node of a claim stands.
+	// Defaults, and what cannot be changed.
 	o, err := create("cocoonsets", "metadata: {name: defaults}\nspec: {snapshotCompatibilityClass: v4, agent: {image: a}, toolboxes: [{name: t, image: b}]}")
 	if err != nil {
 		t.Fatal(err)
@@ -104,13 +99,6 @@ func TestSchema(t *testing.T) {
 	_ = unstructured.SetNestedField(o.Object, "v3", "spec", "snapshotCompatibilityClass")
 	if _, err := client.Resource(gvr("cocoonsets")).Namespace("default").Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.snapshotCompatibilityClass") {
 		t.Errorf("another class: %v", err)
-	}
-	o, err = create("vmplacements", "metadata: {name: copy}\nstatus: {nodeName: n, nodeUID: u}")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, there := o.Object["status"]; there {
-		t.Error("a copied manifest brings its node along")
 	}
 }
 

@@ -1,5 +1,4 @@
-// Package v1 is the API group cocoonset.cocoonstack.io/v1: sets of VMs that belong together, their hibernation, and the
-// node that holds a VM's state.
+// Package v1 is the API group cocoonset.cocoonstack.io/v1: sets of VMs that belong together, and their hibernation.
 //
 // The types hold no behaviour. What a schema or a CEL rule can refuse is refused by the API server; see the markers.
 //
@@ -18,7 +17,7 @@ var GroupVersion = schema.GroupVersion{Group: "cocoonset.cocoonstack.io", Versio
 
 // AddToScheme makes the types known to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &CocoonSet{}, &CocoonSetList{}, &CocoonHibernation{}, &CocoonHibernationList{}, &VMPlacement{}, &VMPlacementList{})
+	s.AddKnownTypes(GroupVersion, &CocoonSet{}, &CocoonSetList{}, &CocoonHibernation{}, &CocoonHibernationList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"cocoonstack.io/cocoon/deploy/crds"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -24,6 +25,9 @@ var collections = map[string]string{
 	"EndpointSlice":            "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
 	"APIService":               "/apis/apiregistration.k8s.io/v1/apiservices",
 }
+
+// baseManifests hold the objects that every instance has: the custom resources we read, and the rights of the node to.
+var baseManifests = [][]byte{crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations}
 
 // manifest is one object to be there.
 type manifest struct {

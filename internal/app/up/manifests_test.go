@@ -11,12 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"cocoonstack.io/cocoon/deploy/crds"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 func TestManifestsHaveTheirPlaces(t *testing.T) {
-	list, err := manifests(crds.ImageMappings, crds.NodeRights)
+	list, err := manifests(baseManifests...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +32,6 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings/cocoon-image-mappings",
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonsets.cocoonset.cocoonstack.io",
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonhibernations.cocoonset.cocoonstack.io",
-		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/vmplacements.cocoonset.cocoonstack.io",
 	}; !slices.Equal(paths, want) {
 		t.Errorf("paths %q", paths)
 	}
@@ -97,7 +95,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 	}))
 	defer srv.Close()
 	in := &instance{api: &apiClient{base: srv.URL, http: srv.Client()}}
-	if err := in.installManifests(t.Context(), nil, crds.ImageMappings, crds.NodeRights); err != nil {
+	if err := in.installManifests(t.Context(), nil, baseManifests...); err != nil {
 		t.Fatal(err)
 	}
 	for path, n := range tries {
@@ -105,7 +103,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 6 {
+	if len(tries) != 5 {
 		t.Errorf("sent: %v", tries)
 	}
 }
@@ -116,7 +114,7 @@ func TestAManifestThatIsRefusedEndsTheStart(t *testing.T) {
 	}))
 	defer srv.Close()
 	in := &instance{api: &apiClient{base: srv.URL, http: srv.Client()}}
-	if err := in.installManifests(t.Context(), nil, crds.ImageMappings, crds.NodeRights); err == nil || errdefs.IsUnavailable(err) {
+	if err := in.installManifests(t.Context(), nil, baseManifests...); err == nil || errdefs.IsUnavailable(err) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"cocoonstack.io/cocoon/deploy/crds"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
@@ -193,7 +192,7 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	in.report("control plane answers", time.Since(began))
 
 	began = time.Now()
-	if r.err = in.installManifests(ctx, ended, crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements); r.err != nil {
+	if r.err = in.installManifests(ctx, ended, baseManifests...); r.err != nil {
 		return r
 	}
 	in.report("custom resources are installed", time.Since(began))
