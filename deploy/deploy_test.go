@@ -1,0 +1,172 @@
+package deploy_test
+
+import (
+	"bufio"
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/need"
+)
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "BIN="+os.Getenv("DEB_TEST_BIN"), "LC_ALL=C")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func write(t *testing.T, path, text string, mode fs.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bring copies programs of this machine and the libraries that they load into root.
+func bring(t *testing.T, root string, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		path, err := exec.LookPath(p)
+		if err != nil {
+			t.Skipf("%s is not here", p)
+		}
+		files := []string{path}
+		for lines := bufio.NewScanner(strings.NewReader(run(t, "ldd", path))); lines.Scan(); {
+			for _, word := range strings.Fields(lines.Text()) {
+				if strings.HasPrefix(word, "/") {
+					files = append(files, word)
+				}
+			}
+		}
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(root, f), string(data), 0o755)
+		}
+	}
+}
+
+// pack builds a package of that version, with programs that do nothing.
+func pack(t *testing.T, version string) string {
+	t.Helper()
+	bin := t.TempDir()
+	for _, name := range []string{"cocoon", "cocoond", "vk-cocoon", "epoch"} {
+		write(t, filepath.Join(bin, name), "#!/bin/sh\n# "+version+"\n", 0o755)
+	}
+	for _, name := range []string{"vmlinux", "initramfs"} {
+		write(t, filepath.Join(bin, "guest", name), version, 0o644)
+	}
+	out := filepath.Join(t.TempDir(), "cocoon.deb")
+	t.Setenv("DEB_TEST_BIN", bin)
+	run(t, "../hack/deb.sh", version, out)
+	return out
+}
+
+// The package is installed in a root of its own, upgraded, removed and purged. What an admin wrote, and VMs, stay.
+func TestPackage(t *testing.T) {
+	need.Root(t)
+	for _, tool := range []string{"dpkg", "dpkg-deb", "systemd-analyze", "ldd", "bash"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not here", tool)
+		}
+	}
+	root := t.TempDir()
+	if err := os.Chmod(root, 0o755); err != nil { // services' users look into it
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} { // as Debian has them
+		if err := os.MkdirAll(filepath.Join(root, "usr", dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("usr/"+dir, filepath.Join(root, dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bring(t, root, "sh", "systemd-sysusers", "systemd-tmpfiles")
+	for path, text := range map[string]string{"dev/null": "", "var/lib/dpkg/status": "", "var/lib/dpkg/available": "", "etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n"} {
+		write(t, filepath.Join(root, path), text, 0o644)
+	}
+	for _, dir := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/dpkg/triggers", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := func(p string) string { return filepath.Join(root, p) }
+	dpkg := func(args ...string) {
+		run(t, "dpkg", append([]string{"--root=" + root, "--force-depends", "--force-confdef", "--force-confold", "--log=/dev/null"}, args...)...)
+	}
+	read := func(p string) string {
+		data, err := os.ReadFile(at(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	dpkg("--install", pack(t, "v1.0-3-gabcdef"))
+	if p, g := read("etc/passwd"), read("etc/group"); !strings.Contains(p, "\nvk-cocoon:") || !strings.Contains(p, "\nepoch:") || !strings.Contains(g, "\ncocoon:") || !strings.Contains(g, ":vk-cocoon\n") {
+		t.Errorf("users and groups:\n%s%s", p, g)
+	}
+	if st, err := os.Stat(at("etc/cocoon/vk/tls")); err != nil || st.Mode().Perm() != 0o750 {
+		t.Errorf("folder of keys: %v, %v", st, err)
+	}
+	if st, err := os.Stat(at("etc/cocoon/vk-cocoon.env")); err != nil || st.Mode().Perm() != 0o640 {
+		t.Errorf("settings that may hold a token: %v, %v", st, err)
+	}
+	if _, err := os.Stat(at("etc/systemd/system/multi-user.target.wants")); err == nil {
+		t.Error("the installation enabled a service")
+	}
+	t.Run("units", func(t *testing.T) { units(t, root) })
+
+	write(t, at("etc/cocoon/vk-cocoon.env"), "VK_NODE_NAME=mine\n", 0o640)
+	write(t, at("var/lib/cocoon/journal.db"), "vms", 0o600)
+	dpkg("--install", pack(t, "v1.1"))
+	if read("etc/cocoon/vk-cocoon.env") != "VK_NODE_NAME=mine\n" || !strings.Contains(read("usr/local/bin/cocoond"), "v1.1") {
+		t.Error("the upgrade kept the old program or lost the settings")
+	}
+	dpkg("--remove", "cocoon")
+	if _, err := os.Stat(at("usr/local/bin/cocoond")); err == nil {
+		t.Error("the removal left the programs")
+	}
+	dpkg("--purge", "cocoon")
+	if read("var/lib/cocoon/journal.db") != "vms" {
+		t.Error("the purge touched VMs")
+	}
+}
+
+// units checks what systemd thinks of the units, and how much they may do at most, in its own measure (10 is everything).
+func units(t *testing.T, root string) {
+	for unit, limit := range map[string]string{"cocoond.service": "90", "vk-cocoon.service": "25", "epoch.service": "25"} {
+		path := filepath.Join(root, "usr/lib/systemd/system", unit)
+		run(t, "systemd-analyze", "security", "--offline=true", "--threshold="+limit, path)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// verify wants the programs where the unit says.
+		local := filepath.Join(t.TempDir(), unit)
+		write(t, local, string(bytes.ReplaceAll(text, []byte("=/usr/local/bin/"), []byte("="+root+"/usr/local/bin/"))), 0o644)
+		out, err := exec.Command("systemd-analyze", "verify", "--recursive-errors=no", local).CombinedOutput()
+		if err != nil || strings.Contains(string(out), unit+":") {
+			t.Errorf("%s: %v\n%s", unit, err, out)
+		}
+		for _, want := range []string{"KillMode=process", "Type=notify", "WatchdogSec="} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("%s lacks %s", unit, want)
+			}
+		}
+	}
+}
