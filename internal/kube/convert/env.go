@@ -213,9 +213,15 @@ func formatMap(m map[string]string) string {
 // resource answers with what is written in the spec, and where nothing is written with what the VM really has.
 func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	which, name, _ := strings.Cut(ref.Resource, ".")
-	list := e.container.Resources.Limits
+	c := e.container // nil: of a volume
+	for _, other := range containers(e.pod) {
+		if c == nil || ref.ContainerName != "" && other.Name == ref.ContainerName {
+			c = other
+		}
+	}
+	list := c.Resources.Limits
 	if which == "requests" {
-		list = e.container.Resources.Requests
+		list = c.Resources.Requests
 	}
 	q, ok := list[corev1.ResourceName(name)]
 	if !ok {
