@@ -62,7 +62,7 @@ func TestContainers(t *testing.T) {
 	} {
 		want, o := l.want, l.o
 		for deadline := time.Now().Add(10 * time.Second); logOf(t, r, "web", o) != want && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 		if got := logOf(t, r, "web", o); got != want {
 			t.Errorf("log %+v: %q, want %q", o, got, want)

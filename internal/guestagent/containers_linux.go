@@ -194,7 +194,7 @@ func (p *containers) once(c *container, first bool, begun func()) vm.ContainerEx
 	}
 	c.status.StartedAt = began
 	var m *mainProcess
-	var err error = errdefs.Preconditionf("the guest is stopping")
+	err := errdefs.Preconditionf("the guest is stopping")
 	if !isClosed(p.stop) && !isClosed(c.quit) { // under the lock: who stops sees every process
 		m, err = startMain(p.procs, log, c.command)
 	}

@@ -295,7 +295,7 @@ func (s *Server) Wait(ctx context.Context, _ *guestv1.WaitRequest) (*guestv1.Wai
 		return nil, ctx.Err()
 	}
 	m, several := s.mainProcess(), s.containers()
-	done := (<-chan struct{})(nil)
+	var done <-chan struct{}
 	if several != nil {
 		done = several.done
 	} else {

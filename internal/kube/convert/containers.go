@@ -63,6 +63,7 @@ func restart(pod *corev1.Pod) vm.RestartPolicy {
 		return vm.RestartNever
 	case corev1.RestartPolicyOnFailure:
 		return vm.RestartOnFailure
+	case corev1.RestartPolicyAlways:
 	}
 	return vm.RestartAlways
 }
