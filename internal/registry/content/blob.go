@@ -28,7 +28,7 @@ func (c *Content) blob(ctx context.Context, repo string, d digest.Digest) (objec
 		}
 		return objects.Info{}, err
 	}
-	info, err := c.store.Stat(ctx, blobKey(d))
+	info, err := c.statBlob(ctx, d)
 	if errdefs.IsNotFound(err) {
 		err = blobUnknown(repo, d)
 	}
@@ -44,10 +44,18 @@ func (c *Content) OpenBlob(ctx context.Context, repo string, d digest.Digest) (i
 		}
 		return nil, objects.Info{}, err
 	}
-	f, info, err := c.store.Open(ctx, blobKey(d))
+	f, info, err := c.openBlob(ctx, d)
 	if errdefs.IsNotFound(err) {
 		err = blobUnknown(repo, d)
 	}
+	return f, info, err
+}
+
+func (c *Content) openBlob(ctx context.Context, d digest.Digest) (f io.ReadSeekCloser, info objects.Info, err error) {
+	err = c.find(ctx, d, func(key string) (err error) {
+		f, info, err = c.store.Open(ctx, key)
+		return err
+	})
 	return f, info, err
 }
 

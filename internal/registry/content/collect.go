@@ -3,7 +3,6 @@ package content
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -59,13 +58,14 @@ func (c *Content) Collect(ctx context.Context, offline bool) (Collected, error) 
 		if _, ok := kept[d]; ok || info.Modified.After(cutoff) {
 			return nil
 		}
-		removed, err := c.leases.remove(d, cutoff, func() error { return c.store.Remove(ctx, blobKey(d)) })
-		if err == nil && removed {
-			done.Blobs++
-			done.Bytes += info.Size
-			c.used.Add(-info.Size)
-			c.count.Add(-1)
-		}
+		_, err := c.leases.remove(d, cutoff, func() error {
+			size, removed, err := c.removeBlob(ctx, d)
+			if removed {
+				done.Blobs++
+				done.Bytes += size
+			}
+			return err
+		})
 		return err
 	})
 	c.leases.forget(cutoff)
@@ -222,7 +222,7 @@ func (c *Content) Scrub(ctx context.Context) (Scrubbed, error) {
 }
 
 func (c *Content) scrubBlob(ctx context.Context, d digest.Digest) (n int64, good bool, err error) {
-	f, info, err := c.store.Open(ctx, blobKey(d))
+	f, info, err := c.openBlob(ctx, d)
 	if errdefs.IsNotFound(err) {
 		return 0, true, nil
 	}
@@ -230,17 +230,15 @@ func (c *Content) scrubBlob(ctx context.Context, d digest.Digest) (n int64, good
 		return 0, true, err
 	}
 	defer f.Close()
-	h := d.Algorithm().Hash()
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	if n, err = io.CopyBuffer(struct{ io.Writer }{h}, reader{ctx, struct{ io.Reader }{f}}, *buf); err != nil && ctx.Err() != nil {
+	h, n, err := hashOf(ctx, f, d.Algorithm())
+	if err != nil && ctx.Err() != nil {
 		return n, true, err
 	}
 	if err == nil && digest.NewDigest(d.Algorithm(), h) == d {
 		return n, true, nil
 	}
 	// A disk that cannot be read is damage too. But somebody may have pushed good bytes meanwhile.
-	now, statErr := c.store.Stat(ctx, blobKey(d))
+	now, statErr := c.statBlob(ctx, d)
 	if statErr != nil || now != info {
 		return n, true, nil
 	}

@@ -6,13 +6,14 @@
 // Keys of the store:
 //
 //	blobs/ALGORITHM/XX/HEX                                a blob, once for all repositories
+//	fresh/ALGORITHM/HEX                                   a blob that a power cut may still damage
 //	repositories/NAME/_blobs/ALGORITHM/HEX                empty: the repository has that blob
 //	repositories/NAME/_manifests/ALGORITHM/HEX            a manifest
 //	repositories/NAME/_tags/TAG                           the digest of a manifest
 //	repositories/NAME/_referrers/ALGORITHM/HEX/ALG-HEX    descriptor of a manifest whose subject this is
 //	quarantine/...                                        what did not have the bytes of its digest
 //
-// Everything that a manifest needs is written before it, so that a crash leaves garbage at worst, which is collected.
+// Everything that a manifest needs is durable before it, so that a crash leaves garbage at worst, which is collected.
 package content
 
 import (
@@ -45,11 +46,13 @@ type Config struct {
 type Content struct {
 	cfg     Config
 	store   objects.Store
+	flusher objects.Flusher // nil: what the store takes is durable at once
+	fresh   fresh
 	leases  leases
 	started time.Time
 	seed    maphash.Seed
 	repos   [64]sync.Mutex // of a repository's manifests and tags, by hash of the name
-	taking  [64]sync.Mutex // of a blob that is stored, by hash of the digest: it is counted once
+	taking  [64]sync.Mutex // of where a blob is, by hash of the digest: it is counted once
 	working sync.Mutex     // one collection or scrub at a time
 
 	used    atomic.Int64 // bytes of blobs
@@ -68,9 +71,17 @@ func New(ctx context.Context, store objects.Store, cfg Config) (*Content, error)
 	}
 	c := &Content{
 		cfg: cfg, store: store, started: cfg.Now(), seed: maphash.MakeSeed(), sessions: map[string]*Upload{},
-		leases: leases{now: cfg.Now, held: map[digest.Digest]*lease{}},
+		leases: leases{now: cfg.Now, held: map[digest.Digest]*lease{}}, fresh: fresh{blobs: map[digest.Digest]bool{}},
 	}
-	err := c.eachBlob(ctx, func(_ digest.Digest, info objects.Info) error {
+	c.flusher, _ = store.(objects.Flusher)
+	err := c.digestsUnder(ctx, "fresh", false, func(d digest.Digest, _ objects.Info) error {
+		c.fresh.set(d, true)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.eachBlob(ctx, func(_ digest.Digest, info objects.Info) error {
 		c.used.Add(info.Size)
 		c.count.Add(1)
 		return nil
@@ -198,8 +209,18 @@ func (c *Content) digestsUnder(ctx context.Context, prefix string, sharded bool,
 	return ctx.Err()
 }
 
+// eachBlob calls f with every blob. One that is settled meanwhile may be missed.
 func (c *Content) eachBlob(ctx context.Context, f func(digest.Digest, objects.Info) error) error {
-	return c.digestsUnder(ctx, "blobs", true, f)
+	err := c.digestsUnder(ctx, "blobs", true, func(d digest.Digest, info objects.Info) error {
+		if _, ok := c.fresh.get(d); ok {
+			return nil // listed below: pushed again, it is twice there
+		}
+		return f(d, info)
+	})
+	if err != nil {
+		return err
+	}
+	return c.digestsUnder(ctx, "fresh", false, f)
 }
 
 func (c *Content) eachManifest(ctx context.Context, repo string, f func(digest.Digest, objects.Info) error) error {
@@ -257,6 +278,12 @@ func (c *Content) corrupted(ctx context.Context, key string, d digest.Digest) er
 }
 
 func (c *Content) corruptedBlob(ctx context.Context, d digest.Digest, size int64) error {
+	mu := c.guard(d)
+	mu.Lock()
+	defer mu.Unlock()
+	if _, ok := c.fresh.get(d); ok {
+		return errors.Join(c.corrupted(ctx, freshKey(d), d), c.lost(ctx, d, size))
+	}
 	c.used.Add(-size)
 	c.count.Add(-1)
 	return c.corrupted(ctx, blobKey(d), d)

@@ -93,7 +93,7 @@ func (w *world) put(repo, tag, kind string, layers ...v1.Descriptor) digest.Dige
 func (w *world) has(repo string, d digest.Digest) bool {
 	w.t.Helper()
 	_, err := w.store.Stat(w.t.Context(), linkKey(repo, d))
-	_, err2 := w.store.Stat(w.t.Context(), blobKey(d))
+	_, err2 := w.statBlob(w.t.Context(), d)
 	return err == nil && err2 == nil
 }
 

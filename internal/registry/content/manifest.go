@@ -130,6 +130,9 @@ func (c *Content) PutManifest(ctx context.Context, repo string, ref reference.Re
 	if err := c.complete(ctx, repo, doc); err != nil {
 		return "", nil, err
 	}
+	if err := c.settle(ctx, pins); err != nil {
+		return "", nil, err
+	}
 	if err := c.store.Sync(ctx); err != nil { // the names of its blobs
 		return "", nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"hash/maphash"
 	"io"
 	"io/fs"
 	"os"
@@ -234,10 +233,14 @@ func hashFile(ctx context.Context, path string, alg digest.Algorithm) (hash.Hash
 		return nil, 0, err
 	}
 	defer f.Close()
+	return hashOf(ctx, f, alg)
+}
+
+func hashOf(ctx context.Context, r io.Reader, alg digest.Algorithm) (hash.Hash, int64, error) {
 	h := alg.Hash()
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	n, err := io.CopyBuffer(struct{ io.Writer }{h}, reader{ctx, f}, *buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{h}, reader{ctx, r}, *buf)
 	return h, n, err
 }
 
@@ -274,44 +277,20 @@ func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
 		u.end()
 		return code(DigestInvalid, errdefs.Invalidf("the %d bytes that came have the digest %s, not %s", u.Size(), got, want))
 	}
-	if err := syncFile(u.path); err != nil {
-		return diskFull(fmt.Errorf("upload %s: %w", u.ID, err))
-	}
-	if err := u.c.take(ctx, u, want); err != nil {
+	if err := u.c.take(ctx, u.Repo, want, u.path, u.Size()); err != nil {
 		return err
 	}
 	u.end()
 	return nil
 }
 
-// take moves a complete upload to its blob and gives it to the repository.
-func (c *Content) take(ctx context.Context, u *Upload, d digest.Digest) error {
+// take makes a complete file a blob and gives it to the repository.
+func (c *Content) take(ctx context.Context, repo string, d digest.Digest, path string, size int64) error {
 	defer c.leases.pin(d)()
-	mu := &c.taking[maphash.String(c.seed, d.String())%uint64(len(c.taking))]
-	mu.Lock()
-	defer mu.Unlock()
-	old, err := c.store.Stat(ctx, blobKey(d))
-	fresh := errdefs.IsNotFound(err)
-	if err != nil && !fresh {
+	if err := c.takeBlob(ctx, d, path, size); err != nil {
 		return err
 	}
-	if err := c.store.Take(ctx, blobKey(d), u.path); err != nil {
-		return err
-	}
-	c.used.Add(u.Size() - old.Size)
-	if fresh {
-		c.count.Add(1)
-	}
-	return c.store.Write(ctx, linkKey(u.Repo, d), nil)
-}
-
-func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
+	return c.store.Write(ctx, linkKey(repo, d), nil)
 }
 
 // Cancel drops the upload.
@@ -357,8 +336,11 @@ func (c *Content) SweepUploads() (dropped int) {
 	return dropped
 }
 
-// PutBlob stores what r has as the blob of a digest, in one go.
+// PutBlob stores what r has as the blob of a digest, in one go. A negative length is not known.
 func (c *Content) PutBlob(ctx context.Context, repo string, d digest.Digest, r io.Reader, length int64) error {
+	if length >= 0 && length <= small && d.Algorithm() == digest.Canonical {
+		return c.putSmall(ctx, repo, d, r, int(length))
+	}
 	u, err := c.Begin(repo, false)
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ type Entry struct {
 }
 
 // Store keeps objects. Keys are parts joined by "/"; a part is not empty and does not begin with '.'. No key is another
-// one's folder. An object is wholly there or not at all, whatever happens to the process or the power.
+// one's folder. An object is wholly there or not at all, whatever happens to the process or, but for Flusher, the power.
 // All methods may be called at the same time.
 type Store interface {
 	// Stat describes an object; NotFound without it.
@@ -36,7 +36,7 @@ type Store interface {
 	// Write replaces a small object.
 	Write(ctx context.Context, key string, data []byte) error
 
-	// Take makes the file at path the object and removes it there. The file is in Staging, and synced.
+	// Take makes the file at path the object and removes it there. The file is in Staging.
 	Take(ctx context.Context, key, path string) error
 
 	// Move gives an object another key.
@@ -49,11 +49,19 @@ type Store interface {
 	// key without its last part.
 	List(ctx context.Context, prefix string) ([]Entry, error)
 
-	// Sync makes the names of everything written and taken so far survive a power cut. Their bytes do already.
+	// Sync makes the names of everything written, taken and moved so far survive a power cut. Their bytes do already, but
+	// for Flusher.
 	Sync(ctx context.Context) error
 
 	// Staging is a local folder for files that are to be taken.
 	Staging() string
+}
+
+// Flusher is a Store whose Take does not wait for the disk: until Flush, a power cut may leave a taken object with other
+// bytes.
+type Flusher interface {
+	// Flush makes the bytes of a taken object survive a power cut; its name needs Sync. NotFound without the object.
+	Flush(ctx context.Context, key string) error
 }
 
 // Read returns a whole object, if it is not larger than limit bytes.

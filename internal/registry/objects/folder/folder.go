@@ -34,7 +34,10 @@ type Store struct {
 	dirty   map[string]struct{} // folders with names that are not synced
 }
 
-var _ objects.Store = (*Store)(nil)
+var (
+	_ objects.Store   = (*Store)(nil)
+	_ objects.Flusher = (*Store)(nil)
+)
 
 // New returns the store of dir, which it creates.
 func New(dir string) (*Store, error) {
@@ -114,6 +117,16 @@ func (s *Store) Write(_ context.Context, key string, data []byte) error {
 
 // Take renames a file.
 func (s *Store) Take(_ context.Context, key, path string) error { return s.rename(path, key) }
+
+// Flush syncs a file.
+func (s *Store) Flush(_ context.Context, key string) error {
+	f, err := os.Open(s.path(key))
+	if err != nil {
+		return missing(key, err)
+	}
+	defer f.Close()
+	return full(f.Sync())
+}
 
 // Move renames an object.
 func (s *Store) Move(_ context.Context, from, to string) error {

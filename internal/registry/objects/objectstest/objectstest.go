@@ -75,6 +75,12 @@ func plain(t *testing.T, s objects.Store) {
 	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file stays: %v", err)
 	}
+	if f, ok := s.(objects.Flusher); ok {
+		must(t, f.Flush(ctx, "x/y"))
+		if err := f.Flush(ctx, "x/z"); !errdefs.IsNotFound(err) {
+			t.Errorf("flush of nothing: %v", err)
+		}
+	}
 	must(t, s.Move(ctx, "x/y", "q/x/y"))
 	absent(t, s, "x/y")
 	has(t, s, "q/x/y", "taken")
