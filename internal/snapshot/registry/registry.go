@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
@@ -22,6 +23,9 @@ const (
 	pushers = 16        // blobs that are sent at once: mostly they wait for the registry's disk
 	pullers = 8         // blobs that are fetched at once
 	budget  = 192 << 20 // bytes of uncompressed chunks in memory
+
+	checkAttempts = 2
+	checkPatience = 3 * time.Second
 )
 
 // Config tunes a Client.
@@ -76,14 +80,22 @@ func (c *Client) Delete(ctx context.Context, ref string, auth snapshot.Auth) err
 	})
 }
 
-// Check implements snapshot.Remote.
+// Check implements snapshot.Remote. It has little patience: who asks wants to know whether to begin at all.
 func (c *Client) Check(ctx context.Context, ref string, auth snapshot.Auth) error {
-	return c.session(ctx, ref, auth, ociclient.Push, func(r ociclient.Ref, s *ociclient.Session) error {
-		if _, err := s.Head(ctx, r.Identifier()); err != nil && !errdefs.IsNotFound(err) {
+	quick := Client{cfg: c.cfg}
+	quick.cfg.HTTP.Attempts = checkAttempts
+	short, cancel := context.WithTimeoutCause(ctx, checkPatience, errdefs.Unavailablef("the registry does not answer within %s", checkPatience))
+	defer cancel()
+	err := quick.session(short, ref, auth, ociclient.Push, func(r ociclient.Ref, s *ociclient.Session) error {
+		if _, err := s.Head(short, r.Identifier()); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 		return nil
 	})
+	if err != nil && short.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("check %s: %w", ref, context.Cause(short))
+	}
+	return err
 }
 
 // session runs do with the repository of ref.
