@@ -60,8 +60,14 @@ func (s *Session) PutBlob(ctx context.Context, digest string, size int64, body f
 	}
 }
 
-// put is one upload session: opened, filled, closed.
+// put is one attempt: a single request where the registry takes a blob so, else an upload session: opened, filled, closed.
 func (s *Session) put(ctx context.Context, digest string, size int64, body func() io.Reader, what string) error {
+	if size <= maxSingle && !s.sessions.Load() {
+		if done, err := s.putSingle(ctx, digest, size, body, what); done || err != nil {
+			return err
+		}
+		s.sessions.Store(true)
+	}
 	resp, err := s.do(ctx, request{method: http.MethodPost, url: s.base + "blobs/uploads/", what: what, single: true})
 	if err != nil {
 		return err
@@ -96,6 +102,40 @@ func (s *Session) put(ctx context.Context, digest string, size int64, body func(
 		return errdefs.DataLossf("%s says that the %s arrived with other bytes", s.ref.Host, what)
 	}
 	return s.refused(resp, what)
+}
+
+// maxSingle is the largest blob that is sent without asking first whether the registry takes it so, bytes.
+const maxSingle = 64 << 20
+
+// putSingle sends a blob with the request that opens the upload. Registries need not support that: one that does not
+// opens a session, or says that the request is none. Then done is false, and that session is left to expire. Until it is
+// known what the registry does, it is asked before the bytes are sent.
+func (s *Session) putSingle(ctx context.Context, digest string, size int64, body func() io.Reader, what string) (done bool, err error) {
+	header := http.Header{"Content-Type": {"application/octet-stream"}}
+	if !s.singles.Load() {
+		header.Set("Expect", "100-continue")
+	}
+	resp, err := s.do(ctx, request{
+		method: http.MethodPost, url: s.base + "blobs/uploads/?digest=" + url.QueryEscape(digest), what: what, single: true, body: body, size: size, header: header,
+	})
+	if err != nil {
+		return false, err
+	}
+	defer discard(resp)
+	switch resp.StatusCode {
+	case http.StatusCreated:
+		s.singles.Store(true)
+		return true, nil
+	case http.StatusBadRequest:
+		if mentions(resp, "DIGEST_INVALID", "SIZE_INVALID") {
+			return false, errdefs.DataLossf("%s says that the %s arrived with other bytes", s.ref.Host, what)
+		}
+		return false, nil
+	case http.StatusAccepted, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusLengthRequired, http.StatusUnsupportedMediaType,
+		http.StatusRequestedRangeNotSatisfiable, http.StatusNotImplemented:
+		return false, nil
+	}
+	return false, s.refused(resp, what)
 }
 
 // refused is explain, with the pause that the server asks for.

@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,6 +32,7 @@ type Auth struct {
 	Token    string
 	Username string
 	Password string
+	Identity string // refresh token of docker's login, in the place of a password
 	CA       []byte // PEM: trusted beside the system's certificates
 }
 
@@ -60,6 +62,9 @@ type Session struct {
 	http  *http.Client
 	sent  atomic.Int64
 	recv  atomic.Int64
+
+	singles  atomic.Bool // the registry has taken a blob in one request
+	sessions atomic.Bool // it takes none
 }
 
 // Moved is how many bytes of content went over the network, in both directions.
@@ -108,8 +113,8 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.Ro
 		return nil, errdefs.Invalidf("the host %q is no registry: %w", s.ref.Host, err)
 	}
 	who := authn.Anonymous
-	if auth.Username != "" || auth.Password != "" {
-		who = authn.FromConfig(authn.AuthConfig{Username: auth.Username, Password: auth.Password})
+	if auth.Username != "" || auth.Password != "" || auth.Identity != "" {
+		who = authn.FromConfig(authn.AuthConfig{Username: auth.Username, Password: auth.Password, IdentityToken: auth.Identity})
 	}
 	scopes := []string{"repository:" + s.ref.Repository + ":" + scope}
 	for n := 1; ; n++ {
@@ -145,6 +150,7 @@ func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
 		Proxy:                 http.ProxyFromEnvironment,
 		TLSHandshakeTimeout:   10 * time.Second,
 		ResponseHeaderTimeout: 2 * stall, // a registry may hash and sync what it got before it answers
+		ExpectContinueTimeout: 2 * time.Second,
 		IdleConnTimeout:       time.Minute,
 		MaxIdleConns:          maxConnections,
 		MaxIdleConnsPerHost:   maxConnections,
@@ -189,6 +195,15 @@ func (c *restless) Read(p []byte) (int, error) {
 	}
 	return c.Conn.Read(p)
 }
+
+// ReadFrom writes what r has, in pieces that stay in the processor's cache.
+func (c *restless) ReadFrom(r io.Reader) (int64, error) {
+	buf := sendBuffers.Get().(*[]byte)
+	defer sendBuffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{r}, *buf)
+}
+
+var sendBuffers = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
 
 // Write moves the deadline of the read that waits for the answer, too.
 func (c *restless) Write(p []byte) (int, error) {

@@ -3,19 +3,39 @@ package registry
 import (
 	"fmt"
 
+	"github.com/klauspost/compress"
 	"github.com/klauspost/compress/zstd"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // codecVersion is part of what the index is valid for: it changes when equal bytes become other blobs.
-const codecVersion = "zstd-fastest-1"
+const codecVersion = "zstd-fastest-2"
 
 // encoder makes the blob of a chunk: one zstd frame, or the chunk itself where that is hardly longer. Equal chunks give
 // equal blobs: one thread, one level, no state. It is for one goroutine.
 type encoder struct {
-	z   *zstd.Encoder // nil: nothing is compressed
-	out []byte
+	z      *zstd.Encoder // nil: nothing is compressed
+	out    []byte
+	sample []byte
+}
+
+const (
+	sampleSize  = 512      // bytes
+	sampleEvery = 16 << 10 // bytes: what looks random here is not compressed to find that out
+	noise       = 0.06     // the estimate of so few random bytes is below it, that of anything else above
+)
+
+// random reports whether raw, by samples of it, is nothing that compression makes smaller: encrypted or compressed already.
+func (e *encoder) random(raw []byte) bool {
+	if len(raw) < 8*sampleEvery {
+		return false
+	}
+	e.sample = e.sample[:0]
+	for at := 0; at+sampleSize <= len(raw); at += sampleEvery {
+		e.sample = append(e.sample, raw[at:at+sampleSize]...)
+	}
+	return compress.Estimate(e.sample) < noise
 }
 
 func newEncoder(uncompressed bool) (*encoder, error) {
@@ -31,7 +51,7 @@ func newEncoder(uncompressed bool) (*encoder, error) {
 
 // encode returns the blob of raw, valid until the next call and while raw is, and whether it is compressed.
 func (e *encoder) encode(raw []byte) ([]byte, bool) {
-	if e.z == nil {
+	if e.z == nil || e.random(raw) {
 		return raw, false
 	}
 	e.out = e.z.EncodeAll(raw, e.out[:0])

@@ -74,6 +74,11 @@ func (h *half) Write(p []byte) (int, error) {
 
 func isBlob(r *http.Request) bool { return strings.Contains(r.URL.Path, "/blobs/sha256:") }
 
+// isUpload is for requests whose body is a blob or a manifest.
+func isUpload(r *http.Request) bool {
+	return r.Method == http.MethodPut || r.Method == http.MethodPost && r.URL.Query().Has("digest")
+}
+
 // TestFaultsThatPass are those after which a transfer goes on.
 func TestFaultsThatPass(t *testing.T) {
 	for name, make := range map[string]func() func(http.Handler) http.Handler{
@@ -124,7 +129,7 @@ func TestFaultsThatPass(t *testing.T) {
 						next.ServeHTTP(w, r)
 						return
 					}
-					if r.Method == http.MethodPut {
+					if isUpload(r) {
 						_, _ = io.CopyN(io.Discard, r.Body, r.ContentLength/2)
 						cut(w)
 						return
@@ -138,7 +143,7 @@ func TestFaultsThatPass(t *testing.T) {
 			return func(next http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					next.ServeHTTP(w, r)
-					if _, again := seen.LoadOrStore(r.URL.Query().Get("digest"), true); r.Method == http.MethodPut && !again {
+					if _, again := seen.LoadOrStore(r.URL.Query().Get("digest"), true); isUpload(r) && !again {
 						panic(http.ErrAbortHandler)
 					}
 				})
@@ -263,7 +268,7 @@ func TestPushThatFails(t *testing.T) {
 			ref := serve(t, fault.wrap) + "/vm/web:v1"
 			var puts atomic.Int64
 			fault.set(func(w http.ResponseWriter, r *http.Request) bool {
-				if r.Method != http.MethodPut || puts.Add(1) <= 30 {
+				if !isUpload(r) || puts.Add(1) <= 30 {
 					return false
 				}
 				test.answer(w)
@@ -294,7 +299,7 @@ func TestPushOfFilesThatChange(t *testing.T) {
 	h := s.save(t, guest{name: "s", seed: 1})
 	var once sync.Once
 	ref := serve(t, before(func(_ http.ResponseWriter, r *http.Request) bool {
-		if r.Method == http.MethodPut {
+		if isUpload(r) {
 			once.Do(func() {
 				f, err := os.OpenFile(filepath.Join(h.Dir(), "disk-0.1.qcow2"), os.O_WRONLY, 0)
 				if err == nil {
@@ -614,5 +619,51 @@ func TestForeignSnapshots(t *testing.T) {
 	same(t, h.Dir(), got.Dir())
 	if got.Snapshot().Digest != digest {
 		t.Errorf("the snapshot's digest is %s, and the index is %s", got.Snapshot().Digest, digest)
+	}
+}
+
+// TestRegistriesThatTakeNoBlobInOneRequest answer as the specification wants, or as they do.
+func TestRegistriesThatTakeNoBlobInOneRequest(t *testing.T) {
+	here := newStore(t)
+	h := here.save(t, guest{name: "s", seed: 1})
+	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request) bool{
+		"the digest is ignored": func(_ http.ResponseWriter, r *http.Request) bool {
+			r.URL.RawQuery, r.Body = "", http.NoBody
+			return false
+		},
+		"the request is refused": func(w http.ResponseWriter, _ *http.Request) bool {
+			w.WriteHeader(http.StatusBadRequest)
+			return true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var single atomic.Int64
+			ref := serve(t, before(func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method != http.MethodPost || !r.URL.Query().Has("digest") {
+					return false
+				}
+				single.Add(1)
+				return answer(w, r)
+			})) + "/vm:1"
+			push(t, client(t, here, nil), h, ref)
+			there := newStore(t)
+			got, _ := pull(t, client(t, there, nil), there, ref, "x")
+			same(t, h.Dir(), got.Dir())
+			if n := single.Load(); n == 0 || n > 16 {
+				t.Errorf("%d blobs were sent in one request: it is not remembered that this is in vain", n)
+			}
+		})
+	}
+}
+
+func TestCheckTriesTwice(t *testing.T) {
+	var asked atomic.Int64
+	host := serve(t, before(func(w http.ResponseWriter, _ *http.Request) bool {
+		asked.Add(1)
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	}))
+	if err := client(t, newStore(t), nil).Check(t.Context(), host+"/vm:1", token); !errdefs.IsUnavailable(err) || asked.Load() != 2 {
+		t.Errorf("%d requests, %v", asked.Load(), err)
 	}
 }
