@@ -137,7 +137,8 @@ func (a *app) imagePushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "push IMAGE URL/REPO[:TAG]", Short: "Send an image to a registry", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOneImage,
 		Long: `Send an image to an OCI registry and print the digest of its manifest there. What the registry has already is not sent
-again. A container image becomes an ordinary one, which any tool can pull; a disk becomes an artifact of one file.` + remoteHelp,
+again. A container image becomes an ordinary one, which any tool can pull; a disk becomes an artifact of one file. Without
+credentials of yours, those of docker's configuration on the node are used.` + remoteHelp,
 		Example: `  cocoon image push demo registry.example.com/team/demo:1.4 --token-file token
   EPOCH_TOKEN=... cocoon image push debian:12 http://127.0.0.1:8080/debian:12`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -78,7 +78,8 @@ type Pusher interface {
 	Push(ctx context.Context, r PushRequest, progress func(Progress)) (digest string, err error)
 }
 
-// PushRequest names an image and where it goes. Credentials are secret: never logged, never stored. None is anonymous.
+// PushRequest names an image and where it goes. Credentials are secret: never logged, never stored. Without any, the
+// host's own are used.
 type PushRequest struct {
 	Ref string // of the image here
 	To  string // [http[s]://]HOST[:PORT]/REPOSITORY[:TAG]

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/ociclient"
 )
 
 // credentials returns what to try for a repository, in order: entries of the request that match it, the longest first,
@@ -42,6 +43,27 @@ func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []i
 		out = append(out, authn.Anonymous)
 	}
 	return out
+}
+
+// hostAuth is what the host has for the repository of a push; nothing, if it has nothing.
+func (c *Client) hostAuth(ctx context.Context, to ociclient.Ref, ca []byte) ociclient.Auth {
+	auth := ociclient.Auth{CA: ca}
+	repo, err := name.NewRepository(to.Host + "/" + to.Repository)
+	if err != nil {
+		return auth
+	}
+	found, err := authn.Resolve(ctx, c.cfg.Keychain, repo)
+	if err != nil {
+		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", to.Host)
+		return auth
+	}
+	a, err := authn.Authorization(ctx, found)
+	if err != nil {
+		c.cfg.Log.Warn("credentials of the host unusable", "registry", to.Host)
+		return auth
+	}
+	auth.Token, auth.Username, auth.Password, auth.Identity = a.RegistryToken, a.Username, a.Password, a.IdentityToken
+	return auth
 }
 
 func authConfig(a image.RegistryAuth) authn.AuthConfig {

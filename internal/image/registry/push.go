@@ -50,7 +50,7 @@ const (
 )
 
 // Push implements image.Pusher. A container image arrives as it came, with uncompressed layers and the same id; a disk
-// image as an artifact of its disk in parts of at most 1 GiB. Credentials are those of r alone.
+// image as an artifact of its disk in parts of at most 1 GiB. The host's credentials are used where r has none.
 func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(image.Progress)) (digest string, err error) {
 	to, err := ociclient.ParseRef(r.To)
 	if err != nil {
@@ -69,7 +69,11 @@ func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(im
 	if err != nil {
 		return "", err
 	}
-	s, err := ociclient.Open(ctx, to, ociclient.Auth{Token: r.Token, Username: r.Username, Password: r.Password, CA: ca}, ociclient.Push, ociclient.Config{Stall: c.cfg.Stall, Backoff: c.cfg.Backoff})
+	auth := ociclient.Auth{Token: r.Token, Username: r.Username, Password: r.Password, CA: ca}
+	if r.Token == "" && r.Username == "" && r.Password == "" {
+		auth = c.hostAuth(ctx, to, ca)
+	}
+	s, err := ociclient.Open(ctx, to, auth, ociclient.Push, ociclient.Config{Stall: c.cfg.Stall, Backoff: c.cfg.Backoff})
 	if err != nil {
 		return "", fmt.Errorf("push image %s to %s: %w", name, to, err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
@@ -52,8 +54,8 @@ func TestPushOfContainerImage(t *testing.T) {
 	}
 	srv.sabotage(nil)
 	again, err := c.Push(t.Context(), image.PushRequest{Ref: img.ID, To: srv.host() + "/copy:v3"}, nil)
-	if err != nil || again != digest || srv.asked(http.MethodPut, "/blobs/") != 0 {
-		t.Errorf("%s, %v: what is there was sent again in %d requests", again, err, srv.asked(http.MethodPut, "/blobs/"))
+	if err != nil || again != digest || srv.asked(http.MethodPost, "/blobs/") != 0 {
+		t.Errorf("%s, %v: what is there was sent again in %d requests", again, err, srv.asked(http.MethodPost, "/blobs/"))
 	}
 }
 
@@ -140,7 +142,7 @@ func TestPushThatFails(t *testing.T) {
 		http.StatusInsufficientStorage: errdefs.ResourceExhausted, http.StatusServiceUnavailable: errdefs.Unavailable,
 	} {
 		srv.sabotage(func(w http.ResponseWriter, r *http.Request) bool {
-			if r.Method != http.MethodPut {
+			if r.Method != http.MethodPost {
 				return false
 			}
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -155,4 +157,44 @@ func TestPushThatFails(t *testing.T) {
 	if err := push("disk", srv.host()+"/disk"); !errdefs.IsUnavailable(err) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestPushWithTheHostsCredentials uses docker's, unless the request has its own.
+func TestPushWithTheHostsCredentials(t *testing.T) {
+	srv := newServer(t, false)
+	srv.sabotage(func(w http.ResponseWriter, r *http.Request) bool {
+		if user, password, _ := r.BasicAuth(); user == "node" && password == "sesame" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	here := store(t, t.TempDir())
+	raw := make([]byte, 1<<20)
+	raw[510], raw[511] = 0x55, 0xaa
+	if _, err := here.Import(t.Context(), "disk", bytes.NewReader(raw), nil); err != nil {
+		t.Fatal(err)
+	}
+	push := func(k authn.Keychain, r image.PushRequest) error {
+		r.Ref, r.To = "disk", srv.host()+"/os"
+		_, err := registry.New(registry.Config{Backoff: time.Millisecond, Keychain: k}, here).Push(t.Context(), r, nil)
+		return err
+	}
+	if err := push(noKeychain{}, image.PushRequest{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("nobody: %v", err)
+	}
+	docker := keychain{Username: "node", Password: "sesame"}
+	if err := push(docker, image.PushRequest{}); err != nil {
+		t.Errorf("the host's: %v", err)
+	}
+	if err := push(docker, image.PushRequest{Username: "node", Password: "wrong"}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("the request's: %v", err)
+	}
+}
+
+type keychain authn.AuthConfig
+
+func (k keychain) Resolve(authn.Resource) (authn.Authenticator, error) {
+	return authn.FromConfig(authn.AuthConfig(k)), nil
 }
