@@ -7,12 +7,12 @@ import (
 	"os/signal"
 	"syscall"
 
-	"cocoonstack.io/cocoon/internal/app/manager"
+	"cocoonstack.io/cocoon/internal/app/cocoonmanager"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := manager.Main(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
+	code := cocoonmanager.Main(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }

@@ -1,7 +1,7 @@
-// Package manager is the cocoon-manager binary: the controllers of Cocoon's custom resources.
+// Package cocoonmanager is the cocoon-manager binary: the controllers of Cocoon's custom resources.
 //
 // It wires them; what they do stands in internal/kube/controller.
-package manager
+package cocoonmanager
 
 import (
 	"context"
