@@ -3,6 +3,7 @@ package vkcocoon
 import (
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -24,6 +25,10 @@ type Config struct {
 	ProviderID string `json:"providerID,omitempty"`
 	NoRole     bool   `json:"noRole,omitempty"` // leave the role label to an admin: with the credentials of a node it is forbidden
 	Version    string `json:"-"`                // default: of this build
+
+	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"` // path; with it Kubeconfig is made, for an identity of the node's own
+	CertDir             string `json:"certDir,omitempty"`             // folder of the certificates that the cluster signs; default /var/lib/vk-cocoon/pki
+	ServingCSR          bool   `json:"servingCSR,omitempty"`          // the cluster signs the serving certificate too, instead of TLSCert and TLSKey
 
 	BindAddress string `json:"bindAddress,omitempty"` // of the kubelet API; default: all
 	KubeletPort int    `json:"kubeletPort,omitempty"` // default 10250
@@ -66,6 +71,7 @@ const (
 	defaultKey      = "/etc/cocoon/vk/tls/vk-kubelet.key"
 	defaultMetrics  = ":9091"
 	defaultReserve  = 20
+	defaultCertDir  = "/var/lib/vk-cocoon/pki"
 )
 
 // complete fills in the defaults and checks the rest.
@@ -96,6 +102,15 @@ func (c Config) complete() (Config, error) {
 	if c.MetricsAddr != "" {
 		if _, _, err := net.SplitHostPort(c.MetricsAddr); err != nil {
 			return c, errdefs.Invalidf("metrics address %q is not host:port", c.MetricsAddr)
+		}
+	}
+	if c.CertDir == "" {
+		c.CertDir = defaultCertDir
+	}
+	if c.BootstrapKubeconfig != "" {
+		c.NoRole = true // a node's own credentials may not set it
+		if c.Kubeconfig == "" {
+			c.Kubeconfig = filepath.Join(c.CertDir, "kubeconfig")
 		}
 	}
 	if c.RootDir == "" {

@@ -42,6 +42,9 @@ func (o *options) settings() []Setting {
 	flag := func(p *bool) pflag.Value { return (*boolValue)(p) }
 	all := []Setting{
 		{Env: "KUBECONFIG", Flag: "kubeconfig", Key: "kubeconfig", value: text(&o.Kubeconfig), Usage: "path of the kubeconfig (credentials of the pod otherwise)"},
+		{Env: "VK_BOOTSTRAP_KUBECONFIG", Flag: "bootstrap-kubeconfig", Key: "bootstrapKubeconfig", value: text(&o.BootstrapKubeconfig), Usage: "path of credentials that new nodes share; with them the node asks the cluster to sign an identity of its own, and writes --kubeconfig"},
+		{Env: "VK_CERT_DIR", Flag: "cert-dir", Key: "certDir", value: text(&o.CertDir), Usage: "folder of the certificates that the cluster signs"},
+		{Env: "VK_SERVING_CSR", Flag: "serving-csr", Key: "servingCSR", value: flag(&o.ServingCSR), Usage: "have the cluster sign the serving certificate too, and renew it (instead of --tls-cert)"},
 		{Env: "COCOON_SOCKET", Flag: "socket", Key: "socket", value: text(&o.Socket), Usage: "unix socket of cocoond"},
 		{Env: "VK_RUNTIME", Flag: "runtime", Key: "runtime", value: text(&o.Runtime), Usage: "how VMs are reached: api (the socket), cli (the cocoon binary), auto (the binary when the socket does not answer)"},
 		{Env: "VK_COCOON_BIN", Flag: "cocoon-bin", Key: "cocoonBin", value: text(&o.CocoonBin), Usage: "the cocoon binary"},
@@ -81,7 +84,7 @@ func (o *options) settings() []Setting {
 func defaults() options {
 	return options{Socket: defaultSocket, Runtime: runtimeAuto, CocoonBin: nodecli.DefaultBinary, LogLevel: "info", LogFormat: "text", Config: Config{
 		NodeName: defaultNodeName, KubeletPort: defaultPort, TLSCert: defaultCert, TLSKey: defaultKey, MetricsAddr: defaultMetrics,
-		LeasesPath: defaultLeases, RootDir: defaultRoot, Orphans: "alert", ReservePercent: defaultReserve, Pods: 256, Pool: "default",
+		LeasesPath: defaultLeases, RootDir: defaultRoot, Orphans: "alert", ReservePercent: defaultReserve, Pods: 256, Pool: "default", CertDir: defaultCertDir,
 	}}
 }
 

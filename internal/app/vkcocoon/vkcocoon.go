@@ -82,9 +82,27 @@ func New(cfg Config, runtime Runtime, log *slog.Logger) (*Node, error) {
 func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	if n.cfg.BootstrapKubeconfig != "" {
+		stop, err := n.cfg.bootstrap(ctx, clientset, n.log)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	clients, err := connect(n.cfg)
 	if err != nil {
 		return err
+	}
+	renew := func(context.Context) error { return nil }
+	if n.cfg.ServingCSR {
+		var path string
+		if path, renew, err = n.cfg.serving(clients.main); err != nil {
+			return err
+		}
+		n.cfg.TLSCert, n.cfg.TLSKey = path, path // followed when it changes
 	}
 	parts, err := n.build(ctx, clients)
 	if err != nil {
@@ -107,6 +125,7 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	run("kubelet API", func(ctx context.Context) error { return parts.kubelet.Run(ctx, listener) })
 	run("client certificate authority", parts.followCA)
+	run("serving certificate", renew)
 	run("metrics", func(ctx context.Context) error { return n.serveMetrics(ctx, parts.registry) })
 	run("pings", parts.pinger.Run)
 	run("node conditions", parts.node.Run)
@@ -124,7 +143,14 @@ func (n *Node) Run(ctx context.Context) error {
 		})
 	}
 	adopted := make(chan struct{})
-	run("pods", func(ctx context.Context) error { return parts.provider.Run(ctx, func() { close(adopted) }) })
+	run("pods", func(ctx context.Context) error {
+		select {
+		case <-parts.node.Claimed(): // before that, the pods may be another machine's
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return parts.provider.Run(ctx, func() { close(adopted) })
+	})
 	run("pod controller", func(ctx context.Context) error {
 		select {
 		case <-adopted:

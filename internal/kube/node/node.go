@@ -60,6 +60,9 @@ type Node struct {
 	notify func(*corev1.Node)
 	told   int64 // bytes of free disk that the allocatable storage was reckoned from
 	poke   chan struct{}
+
+	claimed chan struct{} // closed when the name is known to be ours
+	once    sync.Once
 }
 
 // New measures the host once and returns the node it makes.
@@ -70,7 +73,7 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Pool == "" {
 		cfg.Pool = "default"
 	}
-	n := &Node{cfg: cfg, host: stats.Host{Proc: cfg.Proc, Root: cfg.Root}, poke: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, host: stats.Host{Proc: cfg.Proc, Root: cfg.Root}, poke: make(chan struct{}, 1), claimed: make(chan struct{})}
 	u, err := measure(n.host)
 	if err != nil {
 		return nil, fmt.Errorf("measure this host: %w", err)

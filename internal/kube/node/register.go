@@ -14,15 +14,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // Serve registers the node and keeps its heartbeat until ctx ends. An API server that is away is waited for; a node that
-// somebody deleted is made again.
+// somebody deleted is made again. One that another machine serves is not waited for: FailedPrecondition.
 func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
 	for pause := 250 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
 		err := n.serve(ctx, client, log)
 		if ctx.Err() != nil {
 			break
+		}
+		if errdefs.IsFailedPrecondition(err) {
+			return err
 		}
 		log.Warn("node not registered", "node", n.cfg.Name, "err", err)
 		select {
@@ -36,6 +41,10 @@ func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog
 func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx) // ends what a controller that failed to start left running
 	defer cancel()
+	if err := n.claim(ctx, client, time.Now()); err != nil {
+		return err
+	}
+	n.once.Do(func() { close(n.claimed) })
 	switch err := n.mend(ctx, client); {
 	case apierrors.IsForbidden(err):
 		// A node's own identity may not change its taints; whoever made the node so wants it so.
