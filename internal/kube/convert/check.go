@@ -16,6 +16,9 @@ import (
 // What a VM may safely ignore, because it isolates more strongly or because the default suits nobody who asks for it by
 // name, passes: dropped capabilities, seccomp.
 func Check(pod *corev1.Pod) field.ErrorList {
+	if Static(pod) {
+		return checkStatic(pod)
+	}
 	var errs field.ErrorList
 	errs = append(errs, checkAnnotations(pod)...)
 	errs = append(errs, checkPod(pod)...)
@@ -38,7 +41,6 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(annotationPath(key), why))
 		}
 	}
-	no(ask.Mode == contract.ModeStatic, contract.KeyMode, "this node runs only VMs of its own; use mode run or clone")
 	errs = append(errs, checkOrigin(pod, ask)...)
 	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
 	return errs

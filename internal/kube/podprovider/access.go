@@ -19,7 +19,10 @@ func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e
 	if err != nil {
 		return 0, err
 	}
-	_, rec, _ := w.look()
+	spec, rec, _ := w.look()
+	if w.static {
+		return 0, unserved(spec, "exec")
+	}
 	if !up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
 		return 0, errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
 	}
@@ -35,8 +38,10 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 	if err != nil {
 		return err
 	}
-	_, rec, _ := w.look()
+	spec, rec, _ := w.look()
 	switch {
+	case w.static:
+		return unserved(spec, "log")
 	case rec == nil || rec.StartedAt.IsZero() || len(rec.Containers) > 0 && rec.Container(container).Status.StartedAt.IsZero():
 		return errdefs.Preconditionf("container %q in pod %q is waiting to start: %s", container, pod, w.whyWaiting())
 	case o.Previous && restartsOf(rec, container) == 0:

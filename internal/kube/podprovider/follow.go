@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -67,6 +68,9 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		rec := byUID[pod.UID]
+		if rec == nil && convert.Static(pod) {
+			continue // its id is not that of a VM of ours
+		}
 		if rec == nil { // one that was adopted although it bears no label
 			if r := byID[vm.ID(pod.Annotations[contract.KeyID])]; r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" {
 				rec = r

@@ -18,6 +18,9 @@ func (w *worker) setLife(state contract.LifecycleState, message string) {
 // annotations is what annotations tell of the VM. An empty value removes the key. Preconditions: mu is held.
 func (w *worker) annotations(ip string) map[string]string {
 	a := map[string]string{}
+	if w.static { // they were written by whoever runs the machine
+		return a
+	}
 	switch {
 	case up(w.rec):
 		a[contract.KeyID] = string(w.rec.ID)

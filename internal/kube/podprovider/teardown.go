@@ -31,6 +31,9 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			return time.Millisecond, false
 		}
 	}
+	if w.static {
+		return 0, true
+	}
 	rec, err := w.findVM(ctx)
 	if err != nil {
 		if ctx.Err() == nil {

@@ -25,6 +25,7 @@ type worker struct {
 	key    string
 	uid    types.UID
 	vmName string
+	static bool    // the pod stands for a machine that is not the node's: there is never a rec
 	prior  *worker // who had the VM name before; nil for nobody
 	writer *writer
 	tokens *tokens
@@ -102,6 +103,7 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
 		mode:   modeRun,
 		images: map[string]pulled{}, fetched: map[string]bool{},
+		static: rec == nil && convert.Static(pod),
 	}
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
@@ -175,6 +177,8 @@ func (w *worker) step(ctx context.Context) time.Duration {
 		w.stopKeeper()
 		w.publish(0)
 		return 0
+	case w.static:
+		return w.attend(ctx, pod)
 	case lost && (rec.StartedAt.IsZero() || rec.State == vm.StateHibernated && w.p.remote()):
 		w.forget()
 		return time.Millisecond
@@ -378,6 +382,9 @@ func (w *worker) target() (ip string, port int) {
 
 // address of the VM. Preconditions: mu is held.
 func (w *worker) address() string {
+	if w.static {
+		return runtimeOf(w.pod).IP
+	}
 	if w.rec == nil || len(w.rec.NICs) == 0 {
 		return ""
 	}
@@ -399,7 +406,9 @@ func (w *worker) publish(hold time.Duration) {
 		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
 		v.containers = w.containerImages()
 	}
-	if w.rec != nil && !over(w.rec) {
+	if w.static && w.verdict == nil {
+		v.rec, v.ip = machine(w.pod), w.address()
+	} else if w.rec != nil && !over(w.rec) {
 		v.ip = w.address()
 	} else if w.rec != nil || v.asleep {
 		v.ip = w.status.PodIP // a stopped VM keeps the address it had

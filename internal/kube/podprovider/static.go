@@ -1,0 +1,70 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file is about static pods. Each stands for a machine that somebody else runs, whose id and address are in the pod's
+// annotations. The Runtime is never asked about it, whatever VM of the node may have that id or name.
+
+// attend adopts the machine of a static pod and watches whether it can be reached.
+func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
+	w.mu.Lock()
+	watched := w.vigil != nil
+	w.mu.Unlock()
+	if watched {
+		w.publish(0)
+		return 0
+	}
+	if errs := convert.Check(pod); len(errs) > 0 {
+		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
+		return 0
+	}
+	if !w.begun {
+		there := runtimeOf(pod)
+		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
+		w.p.Metrics.done("create", nil)
+	}
+	v := &vigil{first: make(chan struct{})}
+	trusted := w.trusted
+	w.mu.Lock()
+	w.vigil, w.ready = v, trusted
+	w.mu.Unlock()
+	v.expect()
+	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
+	w.awaitVerdict(ctx, v)
+	w.publish(0)
+	return 0
+}
+
+// runtimeOf is what the annotations of a static pod tell of its machine.
+func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
+	there, _ := contract.ParseVMRuntime(pod.Annotations)
+	return there
+}
+
+// machine is the machine of a static pod as a status shows it. Since when it runs, nobody knows.
+func machine(pod *corev1.Pod) *vm.Record {
+	return &vm.Record{ID: vm.ID(runtimeOf(pod).ID), State: vm.StateRunning, ImageType: vm.ImageDisk}
+}
+
+// unserved is why there is no exec and no log of a static pod, and how the machine is reached instead.
+func unserved(pod *corev1.Pod, what string) error {
+	there := runtimeOf(pod)
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	at := there.IP
+	how := contract.ResolveConnType(ask, there)
+	if how == contract.ConnVNC && there.VNCPort != 0 {
+		at = fmt.Sprintf("%s, port %d", at, there.VNCPort)
+	}
+	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, so there is no %s; reach it by %s at %s", pod.Name, what, how, at)
+}
