@@ -37,18 +37,18 @@ const (
 func leases(t *testing.T, results *table) {
 	dnsmasq := need.Tool(t, "dnsmasq")
 	var ours, theirs []float64
-	for range runs {
+	for range leaseRuns {
 		ours = append(ours, cocoonLeases(t))
 		theirs = append(theirs, dnsmasqLeases(t, dnsmasq))
 	}
 	a, b := median(ours), median(theirs)
 	results.add(row{
 		what: "DHCP leases per second", a: fmt.Sprintf("%.0f/s", a), b: fmt.Sprintf("%.0f/s, dnsmasq", b),
-		figure: fmt.Sprintf("%.2f ×", a/b), goal: "≥ 1 ×", n: runs, missed: a < b,
+		figure: fmt.Sprintf("%.2f ×", a/b), goal: "≥ 1 ×", n: leaseRuns, missed: a < b,
 	})
 }
 
-const runs = 5
+const leaseRuns = 5
 
 func median(v []float64) float64 {
 	slices.Sort(v)
