@@ -145,6 +145,57 @@ func TestFilesOutputAndSession(t *testing.T) {
 	}
 }
 
+// TestSmallPages starts processes of both kinds at once: each gets its own, and this process stays as it was.
+func TestSmallPages(t *testing.T) {
+	huge := func(status []byte) string {
+		_, rest, _ := strings.Cut(string(status), "THP_enabled:\t")
+		return rest[:min(1, len(rest))]
+	}
+	own := func() string {
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return huge(status)
+	}
+	if own() != "1" {
+		t.Skip("huge pages are off, or Linux does not tell")
+	}
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer out.Close()
+			s := sh("cat /proc/self/status")
+			s.Out, s.SmallPages = out, i%2 == 0
+			p, err := Start(s)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer p.Close()
+			if _, err := p.Wait(t.Context()); err != nil {
+				t.Error(err)
+			}
+			want := "1"
+			if s.SmallPages {
+				want = "0"
+			}
+			if status, err := os.ReadFile(out.Name()); err != nil || huge(status) != want {
+				t.Errorf("SmallPages %v: huge pages %q, %v", s.SmallPages, huge(status), err)
+			}
+		})
+	}
+	all.Wait()
+	if own() != "1" {
+		t.Error("this process has lost its huge pages")
+	}
+}
+
 func TestOpenRefusesAnother(t *testing.T) {
 	p := start(t, sleeper)
 	for name, open := range map[string]func() (*Process, error){

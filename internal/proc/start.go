@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,8 @@ type Spec struct {
 	CgroupDir *os.File // cgroup v2 folder in which the process is born; nil for the caller's
 	NewNet    bool     // its own, empty network namespace
 	NewIPC    bool     // its own IPC and UTS namespaces
+
+	SmallPages bool // no transparent huge pages, not even where the process asks for them; ignored where Linux has none
 }
 
 // User is an unprivileged identity. A process that gets one also gets no_new_privs and loses every capability,
@@ -63,13 +66,38 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 	pidfd := -1
 	attr := &syscall.ProcAttr{Dir: "/", Env: s.Env, Files: fds, Sys: s.sys(&pidfd)}
 	attr.Sys.Pdeathsig = deathSignal
-	pid, err := fork(attr)
+	pid, err := s.inherit(func() (int, error) { return fork(attr) })
 	runtime.KeepAlive(files)
 	runtime.KeepAlive(s.CgroupDir)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
 	return started(pid, pidfd)
+}
+
+// hugePages is held for writing while this process does without transparent huge pages, so that no child starts without
+// them that should have them.
+var hugePages sync.RWMutex
+
+// inherit runs fork while the memory of this process has what only a child can get from it. Threads share their memory,
+// so that unlike namespaces it cannot be given to a thread alone. fork returns when the child has replaced its own.
+func (s Spec) inherit(fork func() (int, error)) (int, error) {
+	if !s.SmallPages {
+		hugePages.RLock()
+		defer hugePages.RUnlock()
+		return fork()
+	}
+	hugePages.Lock()
+	defer hugePages.Unlock()
+	was, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0)
+	if err != nil || was != 0 { // a kernel without them, or nobody here has them
+		return fork()
+	}
+	if err := unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0); err != nil {
+		return fork()
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_THP_DISABLE, 0, 0, 0, 0) }()
+	return fork()
 }
 
 func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {

@@ -63,6 +63,8 @@ type command struct {
 	args  []string
 	files []file
 	state int // descriptor of the saved state; 0 when the guest boots
+
+	smallPages bool // no huge pages
 }
 
 // names of the files in Plan.Dir
@@ -217,6 +219,8 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	if p.Incoming.Alone {
 		share = "on"
 	}
+	// A clone shares its memory, so most of what it has alone is translated code, for which QEMU asks for huge pages.
+	c.smallPages = f.accel == vm.AccelTCG && !p.Incoming.Alone
 	path := c.plain(file{kind: fileMemory, path: p.Incoming.Memory})
 	c.add(fmt.Sprintf("memory-backend-file,id=mem,size=%dM,share=%s,mem-path=%s", mib, share, path))
 }

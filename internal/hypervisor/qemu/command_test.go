@@ -115,6 +115,27 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+func TestSmallPagesAreForEmulatedClones(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		in    *hypervisor.Incoming
+		accel vm.Accel
+		want  bool
+	}{
+		{"clone", &hypervisor.Incoming{State: "/s/state", Memory: "/s/memory"}, vm.AccelTCG, true},
+		{"clone under KVM", &hypervisor.Incoming{State: "/s/state", Memory: "/s/memory"}, vm.AccelKVM, false},
+		{"alone on its memory", &hypervisor.Incoming{State: "/s/state", Memory: "/s/memory", Alone: true}, vm.AccelTCG, false},
+		{"boot", nil, vm.AccelTCG, false},
+	} {
+		p := ociPlan()
+		p.Incoming = tt.in
+		c, err := build(p, testFacts(tt.accel))
+		if err != nil || c.smallPages != tt.want {
+			t.Errorf("%s: %v, %v", tt.name, c.smallPages, err)
+		}
+	}
+}
+
 func TestBuildRefuses(t *testing.T) {
 	deep := vm.Disk{Path: "x", Format: vm.DiskQCOW2}
 	for range maxBacking + 1 {
