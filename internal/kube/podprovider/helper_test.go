@@ -2,12 +2,18 @@ package podprovider
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // outage makes an API call fail while away is set.
@@ -48,4 +54,35 @@ func TestLeases(t *testing.T) {
 	if leaseIP("/nonexistent", "02:00:00:00:00:0a", now) != "" {
 		t.Error("a missing file leased something")
 	}
+}
+
+// An address that the engine does not know is looked up in the lease file at each probe, until it is there.
+func TestAMissingAddressIsLookedUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "leases.json")
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		e.boot = time.Second
+		w := startWith(t, e, Config{LeasesPath: path})
+		defer w.stop()
+		w.create(pod())
+		w.after(100 * time.Millisecond)
+		rec, err := e.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.change(rec.ID, func(r *vm.Record) { r.NICs = []vm.NIC{{MAC: r.NICs[0].MAC}} })
+		p := w.after(10 * time.Second)
+		expect(t, p, "Running running")
+		if p.Status.PodIP != "" || p.Annotations[contract.KeyIP] != "" {
+			t.Errorf("an address nobody knows: %q", p.Status.PodIP)
+		}
+		if err := os.WriteFile(path, []byte(`[{"mac":"`+rec.NICs[0].MAC+`","ip":"10.0.0.77"}]`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p = w.after(3 * time.Second)
+		expect(t, p, "Running running ready")
+		if p.Status.PodIP != "10.0.0.77" || p.Annotations[contract.KeyIP] != "10.0.0.77" {
+			t.Errorf("address %q", p.Status.PodIP)
+		}
+	})
 }
