@@ -112,7 +112,10 @@ func pooled(t *testing.T, results *table) {
 // waiting asks cocoond how many clones are in its pool.
 func waiting(t *testing.T) (n int) {
 	t.Helper()
-	reply := must(http.Get("http://" + poolMetrics + "/metrics"))(t)
+	reply, err := http.Get("http://" + poolMetrics + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer reply.Body.Close()
 	for s := bufio.NewScanner(reply.Body); s.Scan(); {
 		if _, err := fmt.Sscanf(s.Text(), "cocoon_pool_entries %d", &n); err == nil {

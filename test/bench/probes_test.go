@@ -4,6 +4,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -50,8 +51,11 @@ func probes(t *testing.T, results *table) {
 	busy = cpuTime(t) - busy
 	got, lost := answers.Load(), misses.Load() // before those in flight are cut off
 	cancel()
-	<-ended
-	<-ended
+	for range 2 {
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
 	if lost > 0 || got < probedGuests {
 		t.Errorf("%d answers, %d pings without one", got, lost)
 	}

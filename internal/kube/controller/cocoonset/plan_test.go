@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"cocoonstack.io/cocoon/api/contract"
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -67,7 +67,7 @@ func going(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: now} }
 // marked has the set wish that the VM hibernates.
 func marked(pod *corev1.Pod) {
 	pod.Annotations[contract.KeyHibernate] = "true"
-	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:` + contract.KeyHibernate + `":{}}}}`)}}}
+	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + contract.KeyHibernate + `":{}}}}`)}}
 }
 
 func asleep(pod *corev1.Pod) {
@@ -208,8 +208,10 @@ func TestNothingDriftsByItself(t *testing.T) {
 		t.Error("defaults count as drift")
 	}
 	for name, change := range map[string]func(*v1.CocoonSet){
-		"image":   func(s *v1.CocoonSet) { s.Spec.Agent.Image = "other" },
-		"memory":  func(s *v1.CocoonSet) { s.Spec.Agent.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi") },
+		"image": func(s *v1.CocoonSet) { s.Spec.Agent.Image = "other" },
+		"memory": func(s *v1.CocoonSet) {
+			s.Spec.Agent.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi")
+		},
 		"pool":    func(s *v1.CocoonSet) { s.Spec.NodePool = "other" },
 		"account": func(s *v1.CocoonSet) { s.Spec.Agent.ServiceAccountName = "other" },
 		"env":     func(s *v1.CocoonSet) { s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{{Prefix: "x"}} },
@@ -226,7 +228,9 @@ func TestNothingDriftsByItself(t *testing.T) {
 
 // Names of sets and namespaces may hold dashes: what is cleared away is only what the set's own pods were called.
 func TestNamesToClearAway(t *testing.T) {
-	set := aSet(func(s *v1.CocoonSet) { s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "db", Image: "i", Mode: contract.ModeRun}, {Name: "win", Mode: contract.ModeStatic}} })
+	set := aSet(func(s *v1.CocoonSet) {
+		s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "db", Image: "i", Mode: contract.ModeRun}, {Name: "win", Mode: contract.ModeStatic}}
+	})
 	earlier := has(aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 4 }), "team-4")
 	if got := vmNames(set, []*corev1.Pod{earlier}); !slices.Equal(got, []string{"vk-ns-team-0", "vk-ns-team-1", "vk-ns-team-4", "vk-ns-team-db"}) {
 		t.Errorf("cleared away are %v", got)

@@ -167,18 +167,16 @@ func account(pod *corev1.Pod) string {
 }
 
 // pinned has pod run on the node of that name, if the scheduler finds that it fits there.
-func pinned(pod *corev1.Pod, node string) *corev1.Pod {
+func pinned(pod *corev1.Pod, node string) {
 	term := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 	affinity(pod).RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}
-	return pod
 }
 
 // preferring has pod run on the node of that name if there is room.
-func preferring(pod *corev1.Pod, node string) *corev1.Pod {
+func preferring(pod *corev1.Pod, node string) {
 	affinity(pod).PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: corev1.NodeSelectorTerm{
 		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
 	}}}
-	return pod
 }
 
 func affinity(pod *corev1.Pod) *corev1.NodeAffinity {

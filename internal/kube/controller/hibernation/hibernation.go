@@ -132,17 +132,18 @@ func (r *Reconciler) sleeping(ctx context.Context, h *v1.CocoonHibernation, s v1
 			r.phase(&s, h, v1.HibernationHibernating, "the VM sleeps on its node; there is no registry that could confirm it")
 			return s, 0, nil
 		}
-		switch there, err := r.Registry.Has(ctx, s.VMName, contract.HibernateSnapshotTag); {
-		case err != nil:
-			r.phase(&s, h, r.inTime(&s, pod, v1.HibernationHibernating, hibernateBase), "the registry cannot confirm it: "+err.Error())
-			return s, registryPause, nil
-		case there:
+		pause := confirmPause
+		there, err := r.Registry.Has(ctx, s.VMName, contract.HibernateSnapshotTag)
+		if there {
 			r.phase(&s, h, v1.HibernationHibernated, "")
 			return s, 0, nil
 		}
 		text = "the registry does not have it yet"
+		if err != nil {
+			text, pause = "the registry cannot confirm it: "+err.Error(), registryPause
+		}
 		r.phase(&s, h, r.inTime(&s, pod, v1.HibernationHibernating, hibernateBase), text)
-		return s, confirmPause, nil
+		return s, pause, nil
 	}
 	r.phase(&s, h, r.inTime(&s, pod, v1.HibernationHibernating, hibernateBase), text)
 	return s, r.left(&s, pod, hibernateBase), nil
@@ -181,6 +182,7 @@ func (r *Reconciler) phase(s *v1.CocoonHibernationStatus, h *v1.CocoonHibernatio
 		c.Status, c.Reason = metav1.ConditionTrue, "Done"
 	case v1.HibernationFailed:
 		c.Reason = "Failed"
+	default: // on the way
 	}
 	meta.SetStatusCondition(&s.Conditions, c)
 }
