@@ -54,17 +54,54 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, err)
 		return
 	}
+	s.session(w, r, want, func(ctx context.Context, se *session) (int, error) {
+		return s.cfg.Backend.Exec(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"),
+			guest.Exec{Command: command, TTY: want.tty},
+			guest.Streams{Stdin: se.stdin, Stdout: se.stdout, Stderr: se.stderr, Resize: sizes(ctx, se.resize)})
+	})
+}
+
+// attach follows the main process's output for kubectl attach, from now on. Nothing can be typed into it: it has no
+// standard input.
+func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
+	want, err := parseWishes(r)
+	if err == nil && want.stdin {
+		err = errdefs.Invalidf("the main process of a VM has no standard input; attach without -i, or use kubectl exec -it")
+	}
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	s.session(w, r, want, func(ctx context.Context, se *session) (int, error) {
+		return 0, s.cfg.Backend.Logs(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"),
+			guest.LogOptions{Follow: true}, func(e guest.LogEntry) error {
+				to := se.stdout
+				if e.Stream == "stderr" && !want.tty {
+					to = se.stderr
+				}
+				if to == nil {
+					return nil
+				}
+				_, err := to.Write(e.Data)
+				return err
+			})
+	})
+}
+
+// session opens the streams that a client wants, lets run use them as long as the client stays, and tells how it ended.
+func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, run func(context.Context, *session) (code int, err error)) {
 	// Sessions outlive http.Server's care: the connection is taken over.
 	s.streams.Add(1)
 	defer s.streams.Done()
 	var se *session
+	var err error
 	if wsstream.IsWebSocketRequest(r) {
 		se, err = openWebSocket(w, r, want)
 	} else {
 		se, err = openSPDY(w, r, want)
 	}
 	if err != nil {
-		s.cfg.Log.Debug("exec session not opened", "err", err)
+		s.cfg.Log.Debug("session not opened", "path", r.URL.Path, "err", err)
 		return // the client was told while it was tried
 	}
 	defer se.close()
@@ -80,9 +117,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 		case <-ctx.Done():
 		}
 	}()
-	code, err := s.cfg.Backend.Exec(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"),
-		guest.Exec{Command: command, TTY: want.tty},
-		guest.Streams{Stdin: se.stdin, Stdout: se.stdout, Stderr: se.stderr, Resize: sizes(ctx, se.resize)})
+	code, err := run(ctx, se)
 	if se.plainStatus {
 		if err != nil || code != 0 {
 			fmt.Fprintf(se.status, "%s", outcome(code, err).Message)

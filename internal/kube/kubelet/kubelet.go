@@ -1,5 +1,5 @@
-// Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec, logs, the list of
-// pods, health. Every request but none is authenticated and authorised as the real kubelet does it.
+// Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec,
+// attach, port-forward, logs, the list of pods, health. Every request but none is authenticated and authorised as the real kubelet does it.
 //
 // The package knows pods only through its Backend and has no say in their life.
 package kubelet
@@ -27,6 +27,8 @@ type Backend interface {
 	GetPods(ctx context.Context) ([]*corev1.Pod, error)
 	Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error)
 	Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+	// Dial connects to a TCP port of the pod's guest.
+	Dial(ctx context.Context, namespace, pod string, port int) (net.Conn, error)
 }
 
 // Config is what a Server needs. TLS must hold a certificate; Auth decides who may do what.
@@ -65,9 +67,13 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg}
 	mux := http.NewServeMux()
-	for _, prefix := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
-		mux.HandleFunc("POST "+prefix, s.exec)
-		mux.HandleFunc("GET "+prefix, s.exec)
+	for pattern, h := range map[string]http.HandlerFunc{
+		"/exec/{namespace}/{pod}/{container}": s.exec, "/exec/{namespace}/{pod}/{uid}/{container}": s.exec,
+		"/attach/{namespace}/{pod}/{container}": s.attach, "/attach/{namespace}/{pod}/{uid}/{container}": s.attach,
+		"/portForward/{namespace}/{pod}": s.portForward, "/portForward/{namespace}/{pod}/{uid}": s.portForward,
+	} {
+		mux.HandleFunc("POST "+pattern, h)
+		mux.HandleFunc("GET "+pattern, h)
 	}
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	mux.HandleFunc("GET /pods", s.pods)

@@ -2,7 +2,10 @@ package podprovider
 
 import (
 	"context"
+	"net"
 	"slices"
+	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -53,6 +56,29 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 	o.Serial = rec.ImageType == vm.ImageDisk
 	return p.Runtime.Logs(ctx, string(rec.ID), o, fn)
 }
+
+// Dial connects to a TCP port of the pod's guest, at its address: what listens on the guest's loopback alone is not reached.
+// Errors: NotFound, FailedPrecondition while there is no address, Unavailable.
+func (p *Provider) Dial(ctx context.Context, namespace, pod string, port int) (net.Conn, error) {
+	w := p.find(namespace, pod)
+	if w == nil {
+		return nil, errdefs.NotFoundf("pod %q not found on this node", pod)
+	}
+	ip, _ := w.target()
+	if ip == "" {
+		return nil, errdefs.Preconditionf("pod %q has no address yet", pod)
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+	if err != nil {
+		return nil, errdefs.Unavailablef("connect to port %d of pod %q: %w; it must listen on the guest's address, not on its loopback alone", port, pod, err)
+	}
+	return c, nil
+}
+
+// dialLimit is how long a guest may take to accept a forwarded connection.
+const dialLimit = 10 * time.Second
 
 func (p *Provider) locate(namespace, pod, container string) (*worker, error) {
 	w := p.find(namespace, pod)

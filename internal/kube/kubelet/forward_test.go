@@ -1,0 +1,173 @@
+package kubelet
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/transport/spdy"
+
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+// forwarded has the client of kubectl port-forward listen on a port of its own for each of remote.
+func forwarded(t *testing.T, n *node, remote ...int) (addrs []string) {
+	t.Helper()
+	cfg := &rest.Config{BearerToken: "good", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	rt, upgrader, err := spdy.RoundTripperFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(n.addr + "/portForward/default/web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ports []string
+	for _, p := range remote {
+		ports = append(ports, fmt.Sprintf("0:%d", p))
+	}
+	stop, ready := make(chan struct{}), make(chan struct{})
+	pf, err := portforward.NewOnAddresses(spdy.NewDialer(upgrader, &http.Client{Transport: rt}, http.MethodPost, u), []string{"127.0.0.1"}, ports, stop, ready, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- pf.ForwardPorts() }()
+	t.Cleanup(func() {
+		close(stop)
+		if err := <-ended; err != nil {
+			t.Log("the session ended:", err)
+		}
+	})
+	select {
+	case <-ready:
+	case err := <-ended:
+		ended <- err
+		t.Fatal(err)
+	}
+	got, err := pf.GetPorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range got {
+		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", p.Local))
+	}
+	return addrs
+}
+
+func TestPortForward(t *testing.T) {
+	n := serve(t)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s %d", r.URL.Path, len(body))
+	}))
+	defer web.Close()
+	n.backend.server = web.Listener.Addr().String()
+	addrs := forwarded(t, n, 80)
+	var wg sync.WaitGroup
+	for i := range 20 { // connections of one session
+		wg.Go(func() {
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+			resp, err := client.Post(fmt.Sprintf("http://%s/%d", addrs[0], i), "text/plain", strings.NewReader(strings.Repeat("x", 1<<20)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			if got, err := io.ReadAll(resp.Body); err != nil || string(got) != fmt.Sprintf("/%d %d", i, 1<<20) {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// What nobody listens on is told, and the session's other connections go on.
+func TestPortForwardToNobody(t *testing.T) {
+	n := serve(t)
+	echo, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for {
+			c, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	n.backend.server = echo.Addr().String()
+	addrs := forwarded(t, n, 80, 81)
+	c, err := net.Dial("tcp", addrs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	say := func(text string) {
+		t.Helper()
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(text))
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != text {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	say("before")
+	dead, err := net.Dial("tcp", addrs[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.Close()
+	if err := dead.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := dead.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("a port that nobody listens on answers: %d, %v", n, err)
+	}
+}
+
+func TestAttach(t *testing.T) {
+	n := serve(t)
+	n.backend.entries = []guest.LogEntry{{Stream: "stdout", Data: []byte("one\n")}, {Stream: "stderr", Data: []byte("two\n")}}
+	close(n.backend.hold) // the main process ends
+	cfg := &rest.Config{BearerToken: "good", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	attach := func(query string, o remotecommand.StreamOptions) error {
+		u, err := url.Parse(n.addr + "/attach/default/web/agent?" + query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := remotecommand.NewSPDYExecutor(cfg, http.MethodPost, u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.StreamWithContext(t.Context(), o)
+	}
+	var out, errs bytes.Buffer
+	if err := attach("output=1&error=1", remotecommand.StreamOptions{Stdout: &out, Stderr: &errs}); err != nil || out.String() != "one\n" || errs.String() != "two\n" {
+		t.Errorf("%q, %q, %v", out.String(), errs.String(), err)
+	}
+	if o := n.backend.asked; !o.Follow || o.Tail != 0 {
+		t.Errorf("asked for %+v", o)
+	}
+	if err := attach("input=1&output=1", remotecommand.StreamOptions{Stdin: strings.NewReader("x"), Stdout: &out}); err == nil || !strings.Contains(err.Error(), "kubectl exec") {
+		t.Errorf("with input: %v", err)
+	}
+}
