@@ -19,8 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -31,6 +29,7 @@ import (
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/internal/app/epochclient"
+	"cocoonstack.io/cocoon/internal/app/restconfig"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/controller/cocoonset"
@@ -152,7 +151,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	} else {
 		log.Warn("no registry is given (EPOCH_URL): nothing will be called Suspended or Hibernated")
 	}
-	rc, err := restConfig(c.Kubeconfig)
+	rc, err := restconfig.Load(c.Kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -185,21 +184,6 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
-}
-
-func restConfig(path string) (*rest.Config, error) {
-	if path == "" {
-		rc, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, errdefs.Preconditionf("no kubeconfig is given (KUBECONFIG or --kubeconfig) and this does not run in a cluster: %w", err)
-		}
-		return rc, nil
-	}
-	rc, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		return nil, errdefs.Preconditionf("kubeconfig %s: %w", path, err)
-	}
-	return rc, nil
 }
 
 // slim drops what nobody here reads from the pods that the informer keeps.

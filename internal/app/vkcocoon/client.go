@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"cocoonstack.io/cocoon/internal/app/restconfig"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -29,7 +29,7 @@ type clients struct {
 
 // connect reads the credentials and makes the clients. Nothing is sent yet.
 func connect(cfg Config) (clients, error) {
-	rc, err := restConfig(cfg.Kubeconfig)
+	rc, err := restconfig.Load(cfg.Kubeconfig)
 	if err != nil {
 		return clients{}, err
 	}
@@ -52,21 +52,6 @@ func connect(cfg Config) (clients, error) {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}
 	return c, nil
-}
-
-func restConfig(path string) (*rest.Config, error) {
-	if path == "" {
-		rc, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, errdefs.Preconditionf("no kubeconfig is given (KUBECONFIG or --kubeconfig) and this does not run in a cluster: %w", err)
-		}
-		return rc, nil
-	}
-	rc, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		return nil, errdefs.Preconditionf("kubeconfig %s: %w", path, err)
-	}
-	return rc, nil
 }
 
 // clientCA is whose client certificates the kubelet API takes: a file of its own, followed when it changes, else the

@@ -1,0 +1,26 @@
+// Package restconfig reads the credentials for a cluster, as every binary that talks to one is told. It sends nothing.
+package restconfig
+
+import (
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Load reads the kubeconfig at path; "" means the credentials of the pod that the process runs in.
+// Errors: FailedPrecondition.
+func Load(path string) (*rest.Config, error) {
+	if path == "" {
+		rc, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, errdefs.Preconditionf("no kubeconfig is given (KUBECONFIG or --kubeconfig) and this does not run in a cluster: %w", err)
+		}
+		return rc, nil
+	}
+	rc, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, errdefs.Preconditionf("kubeconfig %s: %w", path, err)
+	}
+	return rc, nil
+}
