@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -70,6 +71,24 @@ func (w *worker) watchContainers(v *vigil, pod *corev1.Pod, rec *vm.Record, trus
 		w.watchContainer(v, c, began)
 	}
 	w.settleHooks(v)
+}
+
+// shownHealth is the health that the status tells. A run that is not watched yet is not well where a postStart hook is still
+// to come. Preconditions: mu is held.
+func (w *worker) shownHealth() map[string]health {
+	all := maps.Clone(w.health)
+	if w.rec == nil || w.hooked.Equal(w.rec.StartedAt) || w.vigil != nil && w.vigil.run.Equal(w.rec.StartedAt) {
+		return all
+	}
+	for i := range w.pod.Spec.Containers {
+		if c := &w.pod.Spec.Containers[i]; c.Lifecycle != nil && c.Lifecycle.PostStart != nil {
+			if all == nil {
+				all = map[string]health{}
+			}
+			all[c.Name] = health{starting: true}
+		}
+	}
+	return all
 }
 
 // watchContainer begins the probes of c, whose process began then.

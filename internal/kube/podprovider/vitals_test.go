@@ -161,9 +161,9 @@ func TestLivenessProbe(t *testing.T) {
 				w.pass(2 * time.Second) // a success in between begins the count anew
 				g.set("alive", 1)
 				expect(t, w.after(4*time.Second), "Running running ready")
-				w.pass(time.Second)
+				w.pass(1500 * time.Millisecond)
 				g.set("alive", 0)
-				expect(t, w.after(3*time.Second), tc.want)
+				expect(t, w.after(2500*time.Millisecond), tc.want)
 				if got := w.told(); !strings.Contains(got, "Warning Unhealthy Liveness probe failed: said by alive") || !strings.Contains(got, "Normal Killing "+tc.killed) {
 					t.Errorf("events: %s", got)
 				}

@@ -3,7 +3,6 @@ package podprovider
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -400,7 +399,7 @@ func (w *worker) publish(hold time.Duration) {
 	v := view{
 		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
 		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
-		health: maps.Clone(w.health),
+		health: w.shownHealth(),
 	}
 	if w.rec != nil {
 		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
