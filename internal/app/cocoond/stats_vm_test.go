@@ -76,7 +76,8 @@ func TestVMStatsAreTrue(t *testing.T) {
 	after := measure()
 	told, waited := after.Process.CPU-before.Process.CPU, waiting(t, rec.PID)-wait
 	t.Logf("CPU: told %s, and %s waited for one", told, waited)
-	near("CPU in ms", float64((told + waited).Milliseconds()), computed/1e6, 0)
+	// Nor does it see what the host's own host takes away, which nobody here can: up to as much again is allowed for that.
+	near("CPU in ms", float64((told + waited).Milliseconds()), computed/1e6, computed/1e6*0.05)
 
 	// What the guest gave back since it was booted is used again first, so it is used up before.
 	const fill = "mkdir -p /mem && (mountpoint -q /mem || mount -t tmpfs -o size=100% tmpfs /mem) && dd if=/dev/zero bs=1M count=%M of=/mem/%N 2>/dev/null"

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -206,6 +207,12 @@ func (l *launch) dial(ctx context.Context) (err error) {
 	return err
 }
 
+// A hypervisor that is busy lets one connection wait for it; who comes then is sent away (EAGAIN, unix(7)) and comes again.
+const (
+	dialPatience = 5 * time.Second
+	dialPause    = 10 * time.Millisecond
+)
+
 func dialUnix(ctx context.Context, path, name string) (net.Conn, error) {
 	dir, err := openDir(path)
 	if err != nil {
@@ -214,6 +221,14 @@ func dialUnix(ctx context.Context, path, name string) (net.Conn, error) {
 	defer dir.Close()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", dir.short(name))
+	for end := time.Now().Add(dialPatience); errors.Is(err, syscall.EAGAIN) && time.Now().Before(end); {
+		select {
+		case <-ctx.Done():
+			return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(path, name), ctx.Err())
+		case <-time.After(dialPause):
+		}
+		conn, err = dialer.DialContext(ctx, "unix", dir.short(name))
+	}
 	if err != nil {
 		return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(path, name), err)
 	}

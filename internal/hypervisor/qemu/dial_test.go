@@ -1,0 +1,44 @@
+package qemu
+
+import (
+	"net"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Who finds a busy hypervisor's queue full comes again.
+func TestDialWaitsForItsTurn(t *testing.T) {
+	dir := t.TempDir()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: filepath.Join(dir, "s")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	first, err := net.Dial("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if c, err := net.Dial("unix", filepath.Join(dir, "s")); err == nil {
+		c.Close()
+		t.Fatal("there is room for a second one")
+	}
+	time.AfterFunc(50*time.Millisecond, func() {
+		if n, _, err := syscall.Accept(fd); err == nil {
+			_ = syscall.Close(n)
+		}
+	})
+	c, err := dialUnix(t.Context(), dir, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
