@@ -108,7 +108,7 @@ func asks(v view) []string {
 		pod := p.byName[m.name()]
 		switch {
 		case !m.managed():
-		case pod == nil && (restoring || v.set.Spec.Suspend), pod != nil && controller.Hibernated(pod):
+		case pod == nil && (restoring || v.set.Spec.Suspend), pod != nil && (p.moving || v.set.Spec.Suspend) && controller.Hibernated(pod):
 			names = append(names, m.vmName())
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -188,6 +189,25 @@ func TestPlan(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A registry that is away holds up nobody who needs nothing of it.
+func TestARunningSetAsksNothing(t *testing.T) {
+	set := aSet(nil)
+	pods := []*corev1.Pod{has(set, "team-0", ready), has(set, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}
+	if names := asks(view{set: set, pods: pods, now: now}); len(names) != 0 {
+		t.Errorf("the registry is asked for %v", names)
+	}
+}
+
+// A suspended set says which of its VMs has no state anywhere, rather than let it be taken for saved.
+func TestSuspendedNamesWhatHasNoState(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
+	a := plan(view{set: set, pods: []*corev1.Pod{has(set, "team-0", asleep)}, durable: map[string]bool{"vk-ns-team-0": true}, now: now})
+	c := meta.FindStatusCondition(a.status.Conditions, v1.ConditionReady)
+	if a.status.Phase != v1.SetSuspended || c == nil || !strings.Contains(c.Message, "vk-ns-team-1") || strings.Contains(c.Message, "vk-ns-team-0") {
+		t.Errorf("%s, %+v", a.status.Phase, c)
 	}
 }
 

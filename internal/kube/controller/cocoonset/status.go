@@ -2,6 +2,7 @@ package cocoonset
 
 import (
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -36,11 +37,25 @@ func (p *planner) observe() {
 		}
 	}
 	if p.set.Spec.Suspend || p.moving {
-		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set are being put to sleep or are asleep")
+		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set are being put to sleep or are asleep"+p.stateless())
 		p.condition(v1.ConditionProgressing, s.Phase != v1.SetSuspended, string(s.Phase), "")
 		return
 	}
 	p.sum()
+}
+
+// stateless names the VMs that sleep nowhere: they have neither a pod nor a state in the registry, and will begin anew.
+func (p *planner) stateless() string {
+	var names []string
+	for _, m := range p.members {
+		if m.managed() && p.byName[m.name()] == nil && !p.durable[m.vmName()] {
+			names = append(names, m.vmName())
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "; these have no state and will begin anew: " + strings.Join(names, ", ")
 }
 
 // sum finds the phase of a set that is to run.
