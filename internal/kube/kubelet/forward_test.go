@@ -171,3 +171,11 @@ func TestAttach(t *testing.T) {
 		t.Errorf("with input: %v", err)
 	}
 }
+
+// A server that goes down does not wait for clients that stay.
+func TestPortForwardEndsWithTheServer(t *testing.T) {
+	t.Run("server", func(inner *testing.T) {
+		n := serve(inner)
+		forwarded(t, n, 80) // its client leaves after the server
+	})
+}
