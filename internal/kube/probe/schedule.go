@@ -7,9 +7,18 @@ import (
 	"time"
 )
 
+// A wait of at least coarse ends on a grid, so that many checks share one wake-up of the process and their packets few
+// system calls: what a check costs is mostly that. Shorter waits are exact.
+const (
+	coarse = 2 * time.Second
+	grid   = 100 * time.Millisecond
+)
+
 // Scheduler runs checks when they are due. Between two runs a check costs an entry in a heap, neither a goroutine nor a
 // timer.
 type Scheduler struct {
+	zero time.Time // of the grid
+
 	mu   sync.Mutex
 	heap queue
 	next time.Time // when Run will look again; zero: when it is woken
@@ -33,7 +42,7 @@ type Task struct {
 }
 
 // NewScheduler returns a scheduler that runs nothing until Run.
-func NewScheduler() *Scheduler { return &Scheduler{wake: make(chan struct{}, 1)} }
+func NewScheduler() *Scheduler { return &Scheduler{zero: time.Now(), wake: make(chan struct{}, 1)} }
 
 // Start has check run after delay, and then as it says. Runs of one task never overlap.
 func (s *Scheduler) Start(delay time.Duration, check Check) *Task {
@@ -59,7 +68,11 @@ func (t *Task) Stop() {
 
 // put schedules t. Preconditions: mu is held.
 func (s *Scheduler) put(t *Task, delay time.Duration) {
-	t.at = time.Now().Add(delay)
+	due := time.Since(s.zero) + delay // of the monotonic clock: the host's may jump
+	if delay >= coarse {
+		due = due.Round(grid)
+	}
+	t.at = s.zero.Add(due)
 	heap.Push(&s.heap, t)
 	if s.next.IsZero() || t.at.Before(s.next) {
 		s.next = t.at

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +51,38 @@ func values(c <-chan string) func(func(string) bool) {
 			}
 		}
 	}
+}
+
+// A thousand checks of one period wake the process ten times a second, none of them more than half a step from its time.
+func TestLongWaitsShareWakeUps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := running(t)
+		const checks, period = 1000, 5 * time.Second
+		began := time.Now()
+		var mu sync.Mutex
+		wakes, runs := map[time.Duration]bool{}, 0
+		for i := range checks {
+			s.Start(period*time.Duration(i)/checks, func(context.Context) (time.Duration, bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				if at := time.Since(began); at >= 2*period {
+					wakes[at] = true
+					runs++
+				}
+				return period, true
+			})
+		}
+		exact := make(chan time.Duration, 1)
+		s.Start(1234*time.Millisecond, func(context.Context) (time.Duration, bool) { exact <- time.Since(began); return 0, false })
+		<-time.After(4*period - time.Millisecond)
+		stop()
+		if want := int(2 * period / grid); runs < 2*checks-checks/10 || len(wakes) > want {
+			t.Errorf("%d runs at %d times, want about %d at no more than %d", runs, len(wakes), 2*checks, want)
+		}
+		if at := <-exact; at != 1234*time.Millisecond {
+			t.Errorf("a short wait ended after %s", at)
+		}
+	})
 }
 
 func TestAStoppedCheckRunsNoMore(t *testing.T) {
