@@ -51,7 +51,7 @@ origin: ## the web server and registry of demo and e2e tests
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
 	@mkdir -p $(BIN)
 	@cmd/cocoon-up/build.sh $(BIN)/cocoon-up
-	@ln -sf cocoon-up $(BIN)/kubectl
+	@for name in kubectl cocoon-scheduler; do ln -sf cocoon-up $(BIN)/$$name; done
 
 .PHONY: check
 check: lint tidy-check generate-check test-arch ## format, vet, lint, layers, docs, generated code, tidy

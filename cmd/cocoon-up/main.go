@@ -1,5 +1,5 @@
-// Command cocoon-up is a Kubernetes control plane for one machine, kubectl and
-// metrics-server in one binary. The "cocoon up" verb writes its configuration and starts it.
+// Command cocoon-up is a Kubernetes control plane for one machine, kubectl,
+// metrics-server and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
 package main
 
 import (
@@ -10,12 +10,14 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/controlplane"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubectl"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/metricsserver"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/scheduler"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/version"
 )
 
 const usage = `usage: cocoon-up control-plane --config FILE
        cocoon-up kubectl ARGS...
        cocoon-up metrics-server FLAGS...
+       cocoon-up cocoon-scheduler FLAGS...
        cocoon-up version
 `
 
@@ -28,6 +30,8 @@ func main() {
 		kubectl.Main(args)
 	case applet.MetricsServer:
 		os.Exit(metricsserver.Main(args))
+	case applet.Scheduler:
+		os.Exit(scheduler.Main(args))
 	case applet.Version:
 		version.Main(os.Stdout)
 	default:

@@ -56,7 +56,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
   cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
   kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes
-  cocoon up --dir /tmp/three --nodes 3 --with epoch,manager
+  cocoon up --dir /tmp/three --nodes 3 --with epoch,manager,scheduler
   cocoon down --dir /var/lib/cocoon-demo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

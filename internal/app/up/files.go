@@ -73,6 +73,7 @@ func controlPlaneConfig(l layout, p pki, s Settings) object {
 		},
 		"controllerManager": object{"kubeconfig": l.config("controller-manager.kubeconfig")},
 		"scheduler":         object{"kubeconfig": l.config("scheduler.kubeconfig")},
+		"externalScheduler": s.with(partScheduler),
 	}
 }
 

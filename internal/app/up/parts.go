@@ -18,10 +18,11 @@ import (
 const (
 	partEpoch         = "epoch"          // the registry, known to every node
 	partManager       = "manager"        // the controllers
+	partScheduler     = "scheduler"      // cocoon-scheduler in place of the control plane's own
 	partMetricsServer = "metrics-server" // kubectl top, autoscaling
 )
 
-var parts = []string{partEpoch, partManager, partMetricsServer}
+var parts = []string{partEpoch, partManager, partScheduler, partMetricsServer}
 
 // part is one of them.
 type part struct {
@@ -43,6 +44,8 @@ func (in *instance) part(name string) part {
 		return in.metricsServer()
 	case partManager:
 		return in.manager()
+	case partScheduler:
+		return in.scheduler()
 	}
 	panic("no part is called " + name)
 }

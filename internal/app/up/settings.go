@@ -23,6 +23,7 @@ const (
 	defaultEpochPort   = 8080
 	defaultServerPort  = 4443 // of metrics-server
 	defaultManagerPort = 8081
+	defaultSchedPort   = 10259
 	serviceCIDR        = "10.96.0.0/16"
 	serviceIP          = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
 	nodeIP             = "127.0.0.1"
@@ -39,6 +40,8 @@ type Settings struct {
 	ServerPort int `json:"metricsServerPort,omitempty"`
 	// ManagerPort is where the manager says whether it is well.
 	ManagerPort int `json:"managerPort,omitempty"`
+	// SchedulerPort is where cocoon-scheduler says whether it is well.
+	SchedulerPort int `json:"schedulerPort,omitempty"`
 
 	// As instances with one node kept it.
 	NodeName string `json:"nodeName,omitempty"`
@@ -222,6 +225,11 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if s.with(partManager) {
 		if s.ManagerPort, err = p.choose("manager", "--manager-port", o.ManagerPort, s.ManagerPort, defaultManagerPort); err != nil {
+			return s, err
+		}
+	}
+	if s.with(partScheduler) {
+		if s.SchedulerPort, err = p.choose(partScheduler, "--with=", 0, s.SchedulerPort, defaultSchedPort); err != nil {
 			return s, err
 		}
 	}

@@ -9,18 +9,19 @@ const (
 	ControlPlane  = "control-plane"
 	Kubectl       = "kubectl"
 	MetricsServer = "metrics-server"
+	Scheduler     = "cocoon-scheduler"
 	Version       = "version"
 )
 
 // Resolve returns the program named by argv and the arguments meant for it. A
-// link named kubectl is kubectl; under any other name the first argument
-// tells. The result is empty when that is missing and need not be a program.
+// link named kubectl or cocoon-scheduler is that; under any other name the
+// first argument tells. The result is empty when that is missing and need not be a program.
 func Resolve(argv []string) (program string, args []string) {
 	if len(argv) == 0 {
 		return "", nil
 	}
-	if filepath.Base(argv[0]) == Kubectl {
-		return Kubectl, argv[1:]
+	if name := filepath.Base(argv[0]); name == Kubectl || name == Scheduler {
+		return name, argv[1:]
 	}
 	if len(argv) == 1 {
 		return "", nil

@@ -18,6 +18,7 @@ func TestResolve(t *testing.T) {
 		{"kubectl as argument", []string{"cocoon-up", "kubectl", "get", "pods"}, Kubectl, []string{"get", "pods"}},
 		{"kubectl as name", []string{"/usr/bin/kubectl", "version"}, Kubectl, []string{"version"}},
 		{"kubectl without arguments", []string{"kubectl"}, Kubectl, nil},
+		{"scheduler as name", []string{"/usr/bin/cocoon-scheduler", "--v=2"}, Scheduler, []string{"--v=2"}},
 		{"another name", []string{"kubectl-1.37", "version"}, Version, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -62,6 +62,9 @@ type Config struct {
 	APIServer         Component `json:"apiServer,omitempty"`
 	ControllerManager Client    `json:"controllerManager"`
 	Scheduler         Client    `json:"scheduler"`
+	// ExternalScheduler leaves kube-scheduler out: another process is the
+	// cluster's scheduler. Scheduler is not read then.
+	ExternalScheduler bool `json:"externalScheduler,omitempty"`
 }
 
 // Component holds what is particular to one component.
@@ -201,7 +204,7 @@ func (c *Config) paths() []field {
 		{"dataDir", &c.DataDir, true},
 		{"etcdSocket", &c.EtcdSocket, true},
 		{"controllerManager.kubeconfig", &c.ControllerManager.Kubeconfig, true},
-		{"scheduler.kubeconfig", &c.Scheduler.Kubeconfig, true},
+		{"scheduler.kubeconfig", &c.Scheduler.Kubeconfig, !c.ExternalScheduler},
 		{"pki.servingCA", &p.ServingCA, true},
 		{"pki.serving.cert", &p.Serving.Cert, true},
 		{"pki.serving.key", &p.Serving.Key, true},

@@ -97,6 +97,20 @@ func TestParseReportsAllMissingKeys(t *testing.T) {
 	}
 }
 
+func TestExternalSchedulerNeedsNoKubeconfig(t *testing.T) {
+	valid, err := os.ReadFile("testdata/minimal.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := strings.Replace(string(valid), "scheduler:\n  kubeconfig: scheduler.kubeconfig\n", "", 1)
+	if _, err := Parse([]byte(without), "/"); err == nil {
+		t.Error("a control plane without a scheduler is taken by mistake")
+	}
+	if _, err := Parse([]byte(without+"externalScheduler: true\n"), "/"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAdvertisesTheBoundAddress(t *testing.T) {
 	valid, err := os.ReadFile("testdata/minimal.yaml")
 	if err != nil {

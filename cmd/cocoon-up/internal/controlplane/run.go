@@ -88,7 +88,9 @@ func (p *plane) configure(c *config.Config) (err error) {
 	if p.managerOptions, err = newManager(c); err != nil {
 		return err
 	}
-	p.schedulerOptions, err = newScheduler(c)
+	if !c.ExternalScheduler {
+		p.schedulerOptions, err = newScheduler(c)
+	}
 	return err
 }
 
@@ -112,9 +114,11 @@ func (p *plane) start(ctx context.Context, c *config.Config) (err error) {
 		start(ctx, "kube-controller-manager", p.failed, func(ctx context.Context) error {
 			return runManager(ctx, p.managerOptions)
 		}),
-		start(ctx, "kube-scheduler", p.failed, func(ctx context.Context) error {
+	}
+	if p.schedulerOptions != nil {
+		p.clients = append(p.clients, start(ctx, "kube-scheduler", p.failed, func(ctx context.Context) error {
 			return runScheduler(ctx, p.schedulerOptions)
-		}),
+		}))
 	}
 	p.log.Info("control plane started", "dur", time.Since(began))
 	return nil

@@ -1,0 +1,29 @@
+// Package scheduler is kube-scheduler as a process of its own, for a cluster
+// whose control plane runs none. It decides nothing that kube-scheduler's own
+// plugins do not.
+package scheduler
+
+import (
+	"fmt"
+	"os"
+
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+)
+
+// Main runs the scheduler with kube-scheduler's own flags until a signal
+// arrives, and returns the exit code.
+func Main(args []string) int {
+	cmd := app.NewSchedulerCommand()
+	cmd.Use = "cocoon-scheduler"
+	cmd.SetArgs(args)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	if err := cli.RunNoErrOutput(cmd); err != nil {
+		fmt.Fprintln(os.Stderr, "cocoon-scheduler:", err)
+		return 1
+	}
+	return 0
+}
