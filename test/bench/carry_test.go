@@ -4,6 +4,7 @@ package bench
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -26,7 +29,8 @@ const (
 )
 
 // carry compares pushing a snapshot to epoch and pulling it with what no transfer can do without: hashing the bytes that
-// are moved, and writing them to a file that is synced.
+// are moved, and writing them to a file that is synced. The second comparison is what both ends cannot do without, when
+// they share one machine.
 func carry(t *testing.T, results *table) {
 	d := start(t, "")
 	ready := watchReady(t, d.Client)
@@ -41,7 +45,7 @@ func carry(t *testing.T, results *table) {
 	remove(t, d, "heavy")
 	auth := snapshot.Auth{Token: benchToken}
 
-	var push, pull, again, floor samples
+	var push, pull, again, floor, bare samples
 	var moved, movedAgain int64
 	for n := range carryRounds {
 		registry := epoch(t)
@@ -53,6 +57,7 @@ func carry(t *testing.T, results *table) {
 		other := start(t, "network: {enabled: false}")
 		pull = append(pull, timed(func() { must(other.PullSnapshot(t.Context(), ref, "heavy", auth, nil))(t) }))
 		floor = append(floor, hashAndWrite(t, moved))
+		bare = append(bare, timed(func() { bareTransfer(t, moved) }))
 	}
 	speed := func(d time.Duration) string {
 		return fmt.Sprintf("%.0f MiB/s", float64(moved)/(1<<20)/d.Seconds())
@@ -68,6 +73,10 @@ func carry(t *testing.T, results *table) {
 			figure: fmt.Sprintf("%.2f x", rate), goal: ">= 0.8 x", missed: rate < 0.8, n: carryRounds,
 		})
 	}
+	results.add(row{
+		what: "push to epoch (A), bytes sent through a socket, hashed on both sides, written and synced (B)", a: speed(push.median()), b: speed(bare.median()),
+		figure: fmt.Sprintf("%.2f x", float64(bare.median())/float64(push.median())), n: carryRounds,
+	})
 	share := float64(movedAgain) / float64(moved)
 	results.add(row{
 		what: "second push of the same (A), first (B): bytes moved", a: mib(movedAgain), b: mib(moved), figure: fmt.Sprintf("%.2f %%, %s", share*100, ms(again.median())),
@@ -126,6 +135,77 @@ func hashAndWrite(t *testing.T, n int64) time.Duration {
 		}
 	})
 	return max(hash, write)
+}
+
+// bareTransfer sends n bytes through a socket to a file that is synced. Each side hashes them beside moving them.
+func bareTransfer(t *testing.T, n int64) {
+	t.Helper()
+	block := make([]byte, 1<<20)
+	for i := range block {
+		block[i] = byte(i * i >> 3)
+	}
+	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer l.Close()
+	var g errgroup.Group
+	g.Go(func() error {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		f, err := os.Create(filepath.Join(scratch(t), "received"))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return errors.Join(hashedCopy(f, c), f.Sync())
+	})
+	g.Go(func() error {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			return err
+		}
+		return errors.Join(hashedCopy(c, io.LimitReader(&endless{block}, n)), c.Close())
+	})
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hashedCopy copies, and hashes what it copied while it goes on.
+func hashedCopy(w io.Writer, r io.Reader) error {
+	const depth = 8
+	free, full := make(chan []byte, depth), make(chan []byte, depth)
+	for range depth {
+		free <- make([]byte, 1<<20)
+	}
+	var g errgroup.Group
+	g.Go(func() error {
+		sum := sha256.New()
+		for b := range full {
+			sum.Write(b)
+			free <- b[:cap(b)]
+		}
+		return nil
+	})
+	err := func() error {
+		defer close(full)
+		for {
+			b := <-free
+			n, err := io.ReadFull(r, b)
+			if _, err := w.Write(b[:n]); err != nil {
+				return err
+			}
+			full <- b[:n]
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}()
+	return errors.Join(err, g.Wait())
 }
 
 type endless struct{ block []byte }

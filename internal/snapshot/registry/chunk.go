@@ -27,10 +27,10 @@ type sizing struct {
 }
 
 // sizingOf chooses the average chunk for a file: steps of four, so that the memories of unlike VMs have mostly the same,
-// and at most about 2000 chunks each.
+// and at most about 1000 chunks each: a blob costs a registry as much as the bytes of half a mebibyte.
 func sizingOf(size int64) sizing {
 	average := minAverage
-	for int64(average)*2048 < size && average < maxAverage {
+	for int64(average)*1024 < size && average < maxAverage {
 		average *= 4
 	}
 	return sizing{min(average, maxAverage)}
