@@ -44,6 +44,7 @@ func TestBench(t *testing.T) {
 		{"carry", carry},
 		{"pods", pods},
 		{"fake", fakes},
+		{"sets", sets},
 		{"pulls", pulls},
 		{"layers", layers},
 		{"leases", leases},

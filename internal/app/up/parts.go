@@ -82,12 +82,13 @@ func (in *instance) manager() part {
 	}
 }
 
-// managerBinding gives the manager of an instance, who is known by a certificate, its rights.
+// managerBinding gives the manager of an instance, who is known by a certificate, its rights. It has not the name of the one
+// in deploy/, which may be installed beside it.
 const managerBinding = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: cocoon-manager
+  name: cocoon-up:cocoon-manager
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole

@@ -1,23 +1,43 @@
 // Package kubetest gives a test a real Kubernetes control plane: API server, scheduler and controllers, without a node.
-// It starts what `make build` made and holds nothing of the product.
+// It starts what `make build` made, installs what deploy/ ships, and holds nothing of the product.
 package kubetest
 
 import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	authv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
+
+// Namespace is where deploy/ puts what runs in a cluster.
+const Namespace = "cocoon-system"
+
+// Cluster is a control plane.
+type Cluster struct {
+	Dir    string       // of the instance of `cocoon up`
+	Config *rest.Config // an administrator's access
+}
 
 // Start runs a control plane until the test ends and returns an administrator's access to it. The custom resources of
 // Cocoon are installed. args are further arguments of `cocoon up`. It takes about three seconds: start one for a package
 // and give each test a namespace of its own.
 func Start(t *testing.T, args ...string) *rest.Config {
 	t.Helper()
-	cocoon := filepath.Join(root(t), "bin", "cocoon")
+	return Up(t, args...).Config
+}
+
+// Up is Start for who needs the instance too.
+func Up(t *testing.T, args ...string) *Cluster {
+	t.Helper()
+	cocoon := bin(t, "cocoon")
 	// Not t.TempDir: the names of unix sockets must stay short.
 	dir, err := os.MkdirTemp("", "kubetest-")
 	if err != nil {
@@ -37,7 +57,70 @@ func Start(t *testing.T, args ...string) *rest.Config {
 		t.Fatal(err)
 	}
 	config.QPS, config.Burst = 1000, 1000
-	return config
+	return &Cluster{Dir: dir, Config: config}
+}
+
+// Kubectl runs kubectl as the administrator, with input, and returns what it prints. A failure ends the test.
+func (c *Cluster) Kubectl(t *testing.T, input string, args ...string) string {
+	t.Helper()
+	out, err := c.TryKubectl(t, input, args...)
+	if err != nil {
+		t.Fatalf("kubectl %v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// TryKubectl is Kubectl of what may fail.
+func (c *Cluster) TryKubectl(t *testing.T, input string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.Command(bin(t, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.Dir, "kubeconfig")}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Install applies everything that deploy/ ships. Deployments are scaled to nothing: no node here runs containers.
+func (c *Cluster) Install(t *testing.T) {
+	t.Helper()
+	c.Kubectl(t, "", "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(root(t), "deploy"))
+	c.Kubectl(t, "", "scale", "deployment", "--namespace", Namespace, "--all", "--replicas=0")
+}
+
+// ServiceAccount writes a kubeconfig with the rights of a service account in Namespace, and no others, and returns its path.
+// It reaches the API server at url, "" for where that is.
+func (c *Cluster) ServiceAccount(t *testing.T, name, url string) string {
+	t.Helper()
+	kube, err := kubernetes.NewForConfig(c.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := int64(3600)
+	token, err := kube.CoreV1().ServiceAccounts(Namespace).CreateToken(t.Context(), name,
+		&authv1.TokenRequest{Spec: authv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("get a token for %s: %v", name, err)
+	}
+	cluster := &clientcmdapi.Cluster{Server: url}
+	if url == "" {
+		cluster.Server, cluster.CertificateAuthorityData = c.Config.Host, c.Config.CAData
+	}
+	path := filepath.Join(t.TempDir(), name+".kubeconfig")
+	err = clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": cluster},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: token.Status.Token}},
+		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "c",
+	}, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// bin is the path of a program that `make build` makes.
+func bin(t *testing.T, name string) string {
+	t.Helper()
+	return filepath.Join(root(t), "bin", name)
 }
 
 // root is the folder of the module that the test belongs to.

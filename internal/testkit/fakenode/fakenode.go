@@ -1,0 +1,146 @@
+// Package fakenode gives a test a virtual node whose VMs are records: the real node, engine, journal and snapshot store,
+// on the fake hypervisor and with guests in memory. Hundreds of pods run on it, sleep in a real registry and wake again.
+//
+// It runs no guest code: nothing can be executed in its VMs, and they print nothing.
+package fakenode
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/snapshot/local"
+	"cocoonstack.io/cocoon/internal/snapshot/registry"
+)
+
+// Image is the one image that such nodes have.
+const Image = "demo"
+
+// Options are how a node is different from others.
+type Options struct {
+	Name           string
+	Kubeconfig     string // path
+	EpochURL       string // registry of snapshots; "": none
+	EpochTokenFile string
+}
+
+// Node is one virtual node. Its VMs outlive a Stop.
+type Node struct {
+	opts   Options
+	dir    string
+	log    *slog.Logger
+	host   *fake.Host
+	world  *enginetest.World
+	guests *guests
+	net    *loopback
+	port   int
+	end    func() error
+}
+
+// Start runs a node until the test ends.
+func Start(t testing.TB, o Options) *Node {
+	t.Helper()
+	n := &Node{opts: o, dir: t.TempDir(), net: newLoopback(o.Name), log: slog.New(slog.DiscardHandler)}
+	if os.Getenv("FAKENODE_LOG") != "" {
+		n.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	var err, worldErr error
+	n.host, err = fake.NewHost("")
+	n.world, worldErr = enginetest.New(filepath.Join(n.dir, "world"))
+	if err := errors.Join(err, worldErr, os.MkdirAll(n.state(), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	n.guests = newGuests(n.host)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.port = l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	n.Start(t)
+	t.Cleanup(func() { n.Stop(t) })
+	return n
+}
+
+func (n *Node) state() string { return filepath.Join(n.dir, "state") }
+
+// Guest is what the guest of the VM of that name is, nil when it does not run.
+func (n *Node) Guest(vmName string) *Guest { return n.guests.find(vmName) }
+
+// Running counts the VMs that run.
+func (n *Node) Running() int { return len(n.host.Running()) }
+
+// Stop ends the node as a machine that is cut off does: its VMs go on, and nobody tells the cluster. Stopping twice is
+// fine.
+func (n *Node) Stop(t testing.TB) {
+	t.Helper()
+	if n.end == nil {
+		return
+	}
+	if err := n.end(); err != nil {
+		t.Errorf("node %s: %v", n.opts.Name, err)
+	}
+	n.end = nil
+}
+
+// Start starts a node that was stopped.
+func (n *Node) Start(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(n.state(), "journal.db")})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	snapshots, err := local.New(local.Config{Dir: filepath.Join(n.state(), "snapshots"), Log: n.log})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	images := images{n.world.Images()}
+	e, err := engine.New(engine.Config{
+		StateDir: n.state(), RunDir: filepath.Join(n.dir, "run"), DefaultDriver: fake.Name, DefaultNetwork: n.net.Name(), Kernel: "/k", Initrd: "/i",
+	}, engine.Deps{
+		Journal: j, Drivers: map[string]hypervisor.Driver{fake.Name: fake.New(fake.Config{Guest: n.guests.dial}, n.host)}, Images: images,
+		Networks: map[string]network.Network{n.net.Name(): n.net}, Agents: n.guests, DiskAgents: n.guests, Seeds: n.world.Seeds(), Snapshots: snapshots, Log: n.log,
+	})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	runtime := &runtime{Engine: e, puller: puller{images}}
+	runtime.Shelf = &nodeapi.Shelf{
+		Cloner: e, Images: images, Puller: puller{images}, Store: snapshots,
+		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
+	}
+	virtual, err := vkcocoon.New(vkcocoon.Config{
+		Kubeconfig: n.opts.Kubeconfig, NodeName: n.opts.Name, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
+		EpochURL: n.opts.EpochURL, EpochTokenFile: n.opts.EpochTokenFile, CPU: "10k", Memory: "100Ti", Storage: "100Ti", Pods: 10000,
+	}, runtime, n.log)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	engineEnded, nodeEnded := make(chan error, 1), make(chan error, 1)
+	ectx, cancelEngine := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the node that stands on it
+	go func() { engineEnded <- e.Run(ectx) }()
+	go func() { nodeEnded <- virtual.Run(ctx) }()
+	n.end = func() error {
+		cancel()
+		err := <-nodeEnded
+		cancelEngine()
+		return errors.Join(err, <-engineEnded, j.Close(), snapshots.Close())
+	}
+}
