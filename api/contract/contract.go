@@ -37,6 +37,7 @@ const (
 	KeyRestoreFromHibernate = PrefixVM + "restore-from-hibernate"
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
+	KeySticky               = PrefixVM + "sticky"
 )
 
 // Annotations that tell what became of it (VMRuntime and others).
@@ -52,6 +53,7 @@ const (
 	KeyDeleteVMNames      = PrefixSet + "delete-vm-names"
 	KeyRebuildHistory     = PrefixSet + "rebuild-history"
 	KeyDeadLetter         = PrefixSet + "dead-letter"
+	KeyPlacedOn           = PrefixVM + "placed-on"
 	LabelSetName          = PrefixSet + "name"
 	LabelSetRole          = PrefixSet + "role"
 	LabelSetSlot          = PrefixSet + "slot"

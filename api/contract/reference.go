@@ -30,6 +30,7 @@ func Reference() []Entry {
 		{KeyRestoreFromHibernate, "true", "operator", "the VM goes on from where it hibernated and must not boot"},
 		{KeyKeepSnapshot, "true", "operator", "this deletion only gives up the seat: nothing is saved, tags stay"},
 		{KeyGeneration, "number", "operator", "generation of the CocoonSet that the pod was written for"},
+		{KeySticky, "wait, never, or a duration", "user", "the VM stays on the node that holds its state; when that node is away it waits: until the registry has the state, without end, or that long"},
 		{KeyID, "", "node", "id of the VM"},
 		{KeyIP, "IP address", "node", "address of the guest"},
 		{KeyVNCPort, "1-65535", "operator", "VNC port of a VM that is not the node's; never 0"},
@@ -41,5 +42,6 @@ func Reference() []Entry {
 		{KeyDeleteVMNames, "names by comma", "operator", "on a CocoonSet: VMs whose tags are to be collected"},
 		{KeyRebuildHistory, "JSON", "operator", "on a CocoonSet: how often each slot was made anew"},
 		{KeyDeadLetter, "true", "operator", "the pod is given up"},
+		{KeyPlacedOn, "node name", "operator", "node that the pod was bound to by an affinity, because it holds the VM's state"},
 	}
 }

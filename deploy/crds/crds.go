@@ -4,12 +4,14 @@ package crds
 
 import _ "embed"
 
-// Sets and Hibernations define CocoonSet and CocoonHibernation; generated from api/cocoonset/v1.
+// Sets, Hibernations and Placements define CocoonSet, CocoonHibernation and VMPlacement; generated from api/cocoonset/v1.
 var (
 	//go:embed cocoonset.cocoonstack.io_cocoonsets.yaml
 	Sets []byte
 	//go:embed cocoonset.cocoonstack.io_cocoonhibernations.yaml
 	Hibernations []byte
+	//go:embed cocoonset.cocoonstack.io_vmplacements.yaml
+	Placements []byte
 )
 
 // ImageMappings defines VirtletImageMapping.

@@ -1,4 +1,5 @@
-// Package v1 is the API group cocoonset.cocoonstack.io/v1: sets of VMs that belong together, and their hibernation.
+// Package v1 is the API group cocoonset.cocoonstack.io/v1: sets of VMs that belong together, their hibernation, and
+// the claims of VMs on nodes.
 //
 // The types hold no behaviour. What a schema or a CEL rule can refuse is refused by the API server; see the markers.
 //
@@ -17,7 +18,7 @@ var GroupVersion = schema.GroupVersion{Group: "cocoonset.cocoonstack.io", Versio
 
 // AddToScheme makes the types known to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &CocoonSet{}, &CocoonSetList{}, &CocoonHibernation{}, &CocoonHibernationList{})
+	s.AddKnownTypes(GroupVersion, &CocoonSet{}, &CocoonSetList{}, &CocoonHibernation{}, &CocoonHibernationList{}, &VMPlacement{}, &VMPlacementList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -34,6 +34,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/controller/cocoonset"
 	"cocoonstack.io/cocoon/internal/kube/controller/hibernation"
+	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/version"
 )
@@ -55,7 +56,7 @@ type Config struct {
 	Epoch        epochclient.Settings
 }
 
-const help = `cocoon-manager runs the controllers of CocoonSet and CocoonHibernation.
+const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernation and VMPlacement.
 
 Each setting is a flag or the environment variable in its description; the flag counts. EPOCH_TOKEN, the bearer token of the
 snapshot registry, is a variable only: a command line is everybody's to read. Several managers may run; one acts.
@@ -164,7 +165,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	m, err := ctrl.NewManager(rc, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: c.MetricsAddr}, HealthProbeBindAddress: c.ProbeAddr,
 		LeaderElection: c.LeaderElect, LeaderElectionID: leaseName, LeaderElectionNamespace: c.Namespace, LeaderElectionReleaseOnCancel: true,
-		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: slim}}},
+		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: slim}, &corev1.Node{}: {Transform: slimNode}}},
 	})
 	if err != nil {
 		return fmt.Errorf("set up manager: %w", err)
@@ -172,6 +173,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	metrics := newMetrics(ctrlmetrics.Registry)
 	sets := &cocoonset.Reconciler{Client: m.GetClient(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Count: metrics.count}
 	hibernations := &hibernation.Reconciler{Client: m.GetClient(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Observe: metrics.observe}
+	placements := &vmplacement.Reconciler{Client: m.GetClient(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Count: metrics.count}
 	synced := func(req *http.Request) error {
 		ctx, cancel := context.WithTimeout(req.Context(), time.Second)
 		defer cancel()
@@ -180,7 +182,8 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 		}
 		return nil
 	}
-	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
+	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1),
+		m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
@@ -195,10 +198,19 @@ func slim(obj any) (any, error) {
 	return obj, nil
 }
 
+// slimNode does so for nodes.
+func slimNode(obj any) (any, error) {
+	if node, ok := obj.(*corev1.Node); ok {
+		node.ManagedFields, node.Status.Images = nil, nil
+	}
+	return obj, nil
+}
+
 type metrics struct {
 	rebuilds        prometheus.Counter
 	deadLetters     prometheus.Counter
 	failures        prometheus.Counter
+	released        prometheus.Counter
 	hibernate, wake prometheus.Histogram
 }
 
@@ -213,14 +225,15 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		rebuilds:    counter("subagent_rebuild_total", "Sub-agents that failed and were made anew."),
 		deadLetters: counter("subagent_dead_letter_total", "Sub-agents that were given up until their set changes."),
 		failures:    counter("lifecycle_state_failed_observed_total", "Main VMs that were found failed."),
+		released:    counter("placement_released_total", "Claims of VMs on nodes that ended by their policy."),
 		hibernate:   seconds("hibernate_phase_duration_seconds", "From the wish to hibernate until the registry has the state."),
 		wake:        seconds("wake_phase_duration_seconds", "From the wish to wake until the VM is ready."),
 	}
-	r.MustRegister(m.rebuilds, m.deadLetters, m.failures, m.hibernate, m.wake)
+	r.MustRegister(m.rebuilds, m.deadLetters, m.failures, m.released, m.hibernate, m.wake)
 	return m
 }
 
-// count counts an Event of a set.
+// count counts an Event of a set or a claim.
 func (m *metrics) count(reason string) {
 	switch reason {
 	case cocoonset.ReasonRebuilding:
@@ -229,6 +242,8 @@ func (m *metrics) count(reason string) {
 		m.deadLetters.Inc()
 	case cocoonset.ReasonMainFailed:
 		m.failures.Inc()
+	case vmplacement.ReasonReleased:
+		m.released.Inc()
 	}
 }
 

@@ -27,7 +27,7 @@ var collections = map[string]string{
 }
 
 // baseManifests hold the objects that every instance has: the custom resources we read, and the rights of the node to.
-var baseManifests = [][]byte{crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations}
+var baseManifests = [][]byte{crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements}
 
 // manifest is one object to be there.
 type manifest struct {

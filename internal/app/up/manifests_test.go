@@ -30,8 +30,11 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/virtletimagemappings.virtlet.k8s",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles/cocoon-image-mappings",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings/cocoon-image-mappings",
+		"/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-placements",
+		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-placements",
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonsets.cocoonset.cocoonstack.io",
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonhibernations.cocoonset.cocoonstack.io",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/vmplacements.cocoonset.cocoonstack.io",
 	}; !slices.Equal(paths, want) {
 		t.Errorf("paths %q", paths)
 	}
@@ -103,7 +106,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 5 {
+	if len(tries) != 8 {
 		t.Errorf("sent: %v", tries)
 	}
 }

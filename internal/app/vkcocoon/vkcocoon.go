@@ -33,6 +33,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
 	"cocoonstack.io/cocoon/internal/kube/node"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
@@ -206,8 +207,9 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
 	}, podprovider.Deps{
 		Runtime: n.runtime, Snapshots: snapshots, Client: c.main, Prober: probe.NewNet(p.pinger), Metrics: metrics, Log: n.log,
-		Recorder: p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
-		Cached:   func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
+		Placements: placement.Claims{Custom: c.custom, Nodes: c.main, Node: n.cfg.NodeName},
+		Recorder:   p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
+		Cached:     func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
 	})
 	if err != nil {
 		return nil, err

@@ -35,6 +35,8 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	ask, err := contract.ParseVMSpec(pod.Annotations)
 	errs = append(errs, badKeys(err)...)
+	_, err = contract.ParseSticky(pod.Annotations)
+	errs = append(errs, badKeys(err)...)
 	errs = append(errs, checkVirtlet(pod)...)
 	no := func(when bool, key, why string) {
 		if when {

@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -33,6 +34,9 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		}
 		w.prior = nil
 	}
+	if again, ok := w.claim(ctx, pod); !ok {
+		return again
+	}
 	digest, sleeps, err := w.elsewhere(ctx, pod)
 	switch {
 	case err != nil:
@@ -47,6 +51,32 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		return w.cloneUp(ctx, pod, origin)
 	}
 	return w.boot(ctx, pod)
+}
+
+// claim has a VM that is to stay on the node that holds its state claim this one, before anything of it is made. It returns
+// false, and when to try again, while that is not so.
+func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
+	ask, _ := contract.ParseSticky(pod.Annotations)
+	switch {
+	case !ask.Asked || w.claimed:
+		return 0, true
+	case w.p.Placements == nil:
+		w.refuse(reasonNotSupported, "the VM is to stay on its node ("+contract.KeySticky+"), but this node cannot claim VMs")
+		return 0, false
+	}
+	if why := placement.Check(pod); why != "" {
+		w.refuse(reasonNotSupported, why)
+		return 0, false
+	}
+	if err := w.p.Placements.Hold(ctx, pod); err != nil {
+		reason := reasonUnclaimed
+		if errdefs.IsFailedPrecondition(err) {
+			reason = reasonElsewhere
+		}
+		return w.retry(ctx, reason, err, time.Second, 30*time.Second), false
+	}
+	w.claimed, w.tries, w.pause = true, 0, pause{}
+	return 0, true
 }
 
 // boot has the pod's VM made of its image.

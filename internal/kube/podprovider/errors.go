@@ -39,6 +39,8 @@ const (
 	reasonPodFailed      = "PodFailed"
 	reasonGatesNotReady  = "ReadinessGatesNotReady"
 	reasonHibernated     = "Hibernated"
+	reasonElsewhere      = "StateElsewhere"
+	reasonUnclaimed      = "NodeNotClaimed"
 
 	eventStarted      = "Started"
 	eventPulling      = "Pulling"

@@ -76,16 +76,24 @@ type Config struct {
 // PodGetter is the part of a pod lister the provider needs: the pod as the informer knows it, or an error.
 type PodGetter func(namespace, name string) (*corev1.Pod, error)
 
-// Deps is whom the provider talks to. All are needed but Snapshots: without it pods that ask for snapshots are refused.
+// Placements is where a node claims the VMs that are to stay on it; placement.Claims is one.
+type Placements interface {
+	// Hold has the pod's VM, which is about to be made here, claim this node. FailedPrecondition: its state is elsewhere.
+	Hold(ctx context.Context, pod *corev1.Pod) error
+}
+
+// Deps is whom the provider talks to. All are needed but Snapshots and Placements: without them pods that ask for snapshots,
+// or to stay, are refused.
 type Deps struct {
-	Runtime   Runtime
-	Snapshots Snapshots
-	Client    kubernetes.Interface
-	Recorder  record.EventRecorder
-	Prober    Prober
-	Cached    PodGetter
-	Metrics   *Metrics
-	Log       *slog.Logger
+	Runtime    Runtime
+	Snapshots  Snapshots
+	Placements Placements
+	Client     kubernetes.Interface
+	Recorder   record.EventRecorder
+	Prober     Prober
+	Cached     PodGetter
+	Metrics    *Metrics
+	Log        *slog.Logger
 }
 
 // Provider implements virtual-kubelet's asynchronous provider.

@@ -52,6 +52,7 @@ type world struct {
 	events *record.FakeRecorder
 	reach  *reach
 	shelf  *shelf // nil: the node keeps no snapshots
+	claims Placements
 	p      *Provider
 	stop   func()
 }
@@ -60,9 +61,15 @@ func start(t *testing.T, e *engine) *world { return startWith(t, e, Config{}) }
 
 func startWith(t *testing.T, e *engine, cfg Config) *world {
 	t.Helper()
-	w := &world{t: t, engine: e, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &reach{}}
-	w.run(cfg)
+	w := &world{t: t, engine: e}
+	w.begin(cfg)
 	return w
+}
+
+// begin makes what is around a provider, and starts it.
+func (w *world) begin(cfg Config) {
+	w.client, w.events, w.reach = fake.NewClientset(), record.NewFakeRecorder(1000), &reach{}
+	w.run(cfg)
 }
 
 // run starts a provider; after stop it may be called again, as a process that was restarted.
@@ -73,8 +80,8 @@ func (w *world) run(cfg Config) {
 		snapshots = w.shelf
 	}
 	p, err := New(cfg, Deps{
-		Snapshots: snapshots,
-		Runtime:   w.engine, Client: w.client, Recorder: w.events, Prober: w.reach,
+		Snapshots: snapshots, Placements: w.claims,
+		Runtime: w.engine, Client: w.client, Recorder: w.events, Prober: w.reach,
 		Cached: func(ns, name string) (*corev1.Pod, error) {
 			return w.client.CoreV1().Pods(ns).Get(w.t.Context(), name, metav1.GetOptions{})
 		},

@@ -57,6 +57,7 @@ type worker struct {
 	pause      pause
 	last       *corev1.ContainerStateTerminated
 	again      bool
+	claimed    bool // the node holds the VM's state, as its claim says
 	verdict    *verdict
 	begun      bool              // something was published already
 	told       time.Time         // start of the run that was announced

@@ -91,7 +91,39 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{RequeueAfter: registryPause}, nil
 		}
 	}
+	if v.claims, err = r.claims(ctx, set); err != nil {
+		return ctrl.Result{}, err
+	}
 	return r.carryOut(ctx, set, plan(v))
+}
+
+// claims are those of the set's VMs on nodes, by VM name.
+func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]*v1.VMPlacement, error) {
+	all := map[string]*v1.VMPlacement{}
+	if set.Spec.Sticky == "" {
+		return all, nil
+	}
+	for _, m := range members(set) {
+		claim := &v1.VMPlacement{}
+		switch err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: m.vmName()}, claim); {
+		case err == nil:
+			all[m.vmName()] = claim
+		case !apierrors.IsNotFound(err):
+			return nil, fmt.Errorf("get claim of VM %s: %w", m.vmName(), err)
+		}
+	}
+	return all, nil
+}
+
+// free ends the claims of VMs whose state no node holds any more.
+func (r *Reconciler) free(ctx context.Context, set *v1.CocoonSet, names []string) error {
+	for _, name := range names {
+		claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: set.Namespace}}
+		if err := r.Client.Delete(ctx, claim); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("release claim of VM %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // pods are the pods that the set owns.
@@ -124,6 +156,9 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 		if err := controller.Mark(ctx, r.Client, fieldOwner, m.pod, m.hibernate, m.generation); err != nil {
 			return ctrl.Result{}, fmt.Errorf("mark pod %s: %w", m.pod.Name, err)
 		}
+	}
+	if err := r.free(ctx, set, a.free); err != nil {
+		return ctrl.Result{}, err
 	}
 	for _, d := range a.remove {
 		if err := r.remove(ctx, d); err != nil {

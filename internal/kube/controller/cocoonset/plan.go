@@ -11,6 +11,7 @@ import (
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
 // rebuildPauses are how long a failed sub-agent waits before it is made anew, by how often that was done; then it is given
@@ -20,8 +21,9 @@ var rebuildPauses = []time.Duration{0, time.Second, 5 * time.Second, 30 * time.S
 // view is what a plan is made from: the set, its pods and what the registry has.
 type view struct {
 	set     *v1.CocoonSet
-	pods    []*corev1.Pod   // those that the set owns, the ones that are going too
-	durable map[string]bool // by VM name: the registry has its hibernated state. Asked for VMs that need it; see asks
+	pods    []*corev1.Pod              // those that the set owns, the ones that are going too
+	durable map[string]bool            // by VM name: the registry has its hibernated state. Asked for VMs that need it; see asks
+	claims  map[string]*v1.VMPlacement // by VM name
 	now     time.Time
 }
 
@@ -30,6 +32,7 @@ type actions struct {
 	create []*corev1.Pod
 	remove []removal
 	mark   []marking
+	free   []string // VMs whose state is in the registry: their claims on nodes end
 	status v1.CocoonSetStatus
 	again  time.Duration // 0: when something changes
 	events []note
@@ -162,6 +165,9 @@ func (p *planner) suspend(release bool) {
 		if pod := p.live(m); pod != nil && m.managed() {
 			p.status.SuspendedOn = pod.Spec.NodeName
 			p.remove = append(p.remove, removal{pod, true})
+			if p.claims[m.vmName()] != nil {
+				p.free = append(p.free, m.vmName())
+			}
 		}
 	}
 }
@@ -222,6 +228,9 @@ func (p *planner) bring(m member) {
 	switch {
 	case m.managed() && p.durable[m.vmName()]: // asked for only where it may be
 		pod.Annotations[contract.KeyRestoreFromHibernate] = "true"
+		if claim := p.claims[m.vmName()]; p.set.Spec.NodeName != "" && claim != nil {
+			p.free = append(p.free, claim.Name)
+		}
 	case m.role == v1.RoleSubAgent:
 		main := p.live(p.members[0])
 		if main == nil || !controller.Ready(main) || contract.Hibernate(main.Annotations) {
@@ -236,6 +245,9 @@ func (p *planner) bring(m member) {
 			p.again = sooner(p.again, wait)
 			return
 		}
+	}
+	if p.set.Spec.NodeName == "" {
+		placement.Stamp(pod, p.claims[m.vmName()])
 	}
 	p.create = append(p.create, pod)
 }

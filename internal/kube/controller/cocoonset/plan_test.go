@@ -256,3 +256,34 @@ func TestNamesToClearAway(t *testing.T) {
 		t.Errorf("cleared away are %v", got)
 	}
 }
+
+// A sticky set binds what it makes to the node that holds its state, and gives that up when the registry has it.
+func TestStickySet(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) { s.Spec.Sticky, s.Spec.Agent.Replicas = "wait", 0 })
+	vmName := members(set)[0].vmName()
+	claims := map[string]*v1.VMPlacement{vmName: {ObjectMeta: metav1.ObjectMeta{Name: vmName}, Status: v1.VMPlacementStatus{State: v1.PlacementHeld, NodeName: "n7"}}}
+	a := plan(view{set: set, claims: claims, now: now})
+	if len(a.create) != 1 || a.create[0].Annotations[contract.KeyPlacedOn] != "n7" || a.create[0].Annotations[contract.KeySticky] != "wait" || a.create[0].Spec.Affinity == nil {
+		t.Errorf("created %+v", a.create)
+	}
+	// Where the user says so, it goes elsewhere: its state is in the registry, and the old claim ends.
+	set.Spec.NodeName = "n2"
+	set.Status.Phase = v1.SetMigrating
+	a = plan(view{set: set, claims: claims, durable: map[string]bool{vmName: true}, now: now})
+	if len(a.create) != 1 || a.create[0].Annotations[contract.KeyPlacedOn] != "" || !slices.Equal(a.free, []string{vmName}) {
+		t.Errorf("created %+v, released %q", a.create, a.free)
+	}
+	pod := has(set, "team-0", ready, func(p *corev1.Pod) {
+		p.Annotations[contract.KeyHibernate], p.Annotations[contract.KeyLifecycleState] = "true", string(contract.LifecycleHibernated)
+		p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:vm.cocoonstack.io/hibernate":{}}}}`)}}
+	})
+	a = plan(view{set: set, pods: []*corev1.Pod{pod}, claims: claims, durable: map[string]bool{vmName: true}, now: now})
+	if len(a.remove) != 1 || !a.remove[0].keep || !slices.Equal(a.free, []string{vmName}) {
+		t.Errorf("removed %+v, released %q", a.remove, a.free)
+	}
+	for _, m := range members(aSet(func(s *v1.CocoonSet) { s.Spec.Sticky = "never" })) {
+		if got := m.pod.Annotations[contract.KeySticky]; (got == "never") != (m.role == v1.RoleMain) {
+			t.Errorf("%s: %q", m.name(), got)
+		}
+	}
+}

@@ -48,6 +48,9 @@ func members(set *v1.CocoonSet) []member {
 			role, ask.ForkFrom = v1.RoleSubAgent, contract.VMName(set.Namespace, main)
 		}
 		pod := newPod(set, role, strconv.Itoa(int(slot)), ask, agent.Resources)
+		if role == v1.RoleMain { // sub-agents follow it
+			stay(set, pod)
+		}
 		pod.Spec.Containers[0].EnvFrom = agent.EnvFrom
 		pod.Spec.ServiceAccountName = agent.ServiceAccountName
 		all = append(all, member{role: role, slot: slot, pod: pod})
@@ -59,10 +62,19 @@ func members(set *v1.CocoonSet) []member {
 		pod := newPod(set, v1.RoleToolbox, t.Name, ask, t.Resources)
 		if t.Mode == contract.ModeStatic {
 			contract.VMRuntime{ID: t.StaticVMID, IP: t.StaticIP, VNCPort: t.VNCPort}.Apply(pod.Annotations)
+		} else {
+			stay(set, pod)
 		}
 		all = append(all, member{role: v1.RoleToolbox, toolbox: t, pod: pod})
 	}
 	return all
+}
+
+// stay has the pod's VM stay on the node that holds its state, if the set wants that.
+func stay(set *v1.CocoonSet, pod *corev1.Pod) {
+	if set.Spec.Sticky != "" {
+		pod.Annotations[contract.KeySticky] = set.Spec.Sticky
+	}
 }
 
 func podName(set *v1.CocoonSet, slot string) string { return set.Name + "-" + slot }

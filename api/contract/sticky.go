@@ -1,0 +1,37 @@
+package contract
+
+import "time"
+
+// StickyScheduler is the profile of cocoon-scheduler that keeps VMs on the node that holds their state.
+const StickyScheduler = "stickyvm"
+
+// The values of KeySticky beside a duration.
+const (
+	StickyWait  = "wait"
+	StickyNever = "never"
+)
+
+// Sticky says whether a VM stays on the node that holds its state, and what ends that. The zero value is: it does not.
+type Sticky struct {
+	Asked bool
+	Never bool           // the claim on the node ends by nobody but people
+	Wait  *time.Duration // how long a node may be away before the claim on it ends; nil: without limit
+}
+
+// ParseSticky reads what a pod asks for. The error, if any, is an Errors.
+func ParseSticky(annotations map[string]string) (Sticky, error) {
+	switch v := annotations[KeySticky]; v {
+	case "":
+		return Sticky{}, nil
+	case StickyWait:
+		return Sticky{Asked: true}, nil
+	case StickyNever:
+		return Sticky{Asked: true, Never: true}, nil
+	default:
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 || d%time.Second != 0 {
+			return Sticky{}, Errors{{Key: KeySticky, Value: v, Reason: "must be wait, never, or whole seconds to wait, such as 10m"}}
+		}
+		return Sticky{Asked: true, Wait: &d}, nil
+	}
+}

@@ -1,0 +1,111 @@
+package vmplacement
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func claim(change ...func(*v1.VMPlacement)) *v1.VMPlacement {
+	c := &v1.VMPlacement{
+		ObjectMeta: metav1.ObjectMeta{Name: "vm", Namespace: "ns"}, Spec: v1.VMPlacementSpec{Release: v1.ReleaseWait},
+		Status: v1.VMPlacementStatus{State: v1.PlacementHeld, NodeName: "a", NodeUID: "u", PodUID: "p", ClaimedAt: &metav1.Time{Time: now.Add(-time.Hour)}},
+	}
+	for _, f := range change {
+		f(c)
+	}
+	return c
+}
+
+func limit(seconds int64) func(*v1.VMPlacement) {
+	return func(c *v1.VMPlacement) { c.Spec.WaitSeconds = &seconds }
+}
+
+// away since so long.
+func away(d time.Duration) func(*v1.VMPlacement) {
+	return func(c *v1.VMPlacement) {
+		c.Status.Conditions = []metav1.Condition{{Type: v1.ConditionNodeAvailable, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-d))}}
+	}
+}
+
+func never(c *v1.VMPlacement) { c.Spec.Release = v1.ReleaseNever }
+
+func node(status corev1.ConditionStatus) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "u"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}}}
+}
+
+func pod(on, stamp string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "p"}, Spec: corev1.PodSpec{NodeName: on}}
+	if stamp != "" {
+		p.Annotations = map[string]string{contract.KeyPlacedOn: stamp}
+	}
+	return p
+}
+
+func TestPlan(t *testing.T) {
+	replaced := node(corev1.ConditionTrue)
+	replaced.UID = "other"
+	for name, c := range map[string]struct {
+		view    view
+		reason  string
+		release string // part of it
+		again   time.Duration
+		stale   int
+	}{
+		"nothing":                          {view{}, "", "", 0, 0},
+		"well":                             {view{claim: claim(), node: node(corev1.ConditionTrue)}, "", "", 0, 0},
+		"removed, waits without end":       {view{claim: claim()}, v1.ReasonNodeRemoved, "", 0, 0},
+		"replaced":                         {view{claim: claim(), node: replaced}, v1.ReasonNodeReplaced, "", 0, 0},
+		"not ready":                        {view{claim: claim(), node: node(corev1.ConditionUnknown)}, v1.ReasonNodeNotReady, "", 0, 0},
+		"removed, in the registry":         {view{claim: claim(), durable: true}, v1.ReasonNodeRemoved, "registry", 0, 0},
+		"not ready, in the registry":       {view{claim: claim(), node: node(corev1.ConditionFalse), durable: true}, v1.ReasonNodeNotReady, "", 0, 0},
+		"removed, in the registry, never":  {view{claim: claim(never), durable: true}, v1.ReasonNodeRemoved, "", 0, 0},
+		"removed just now, wait a minute":  {view{claim: claim(limit(60))}, v1.ReasonNodeRemoved, "", time.Minute, 0},
+		"removed, half of the wait":        {view{claim: claim(limit(60), away(30*time.Second))}, v1.ReasonNodeRemoved, "", 30 * time.Second, 0},
+		"removed, waited enough":           {view{claim: claim(limit(60), away(time.Minute))}, v1.ReasonNodeRemoved, "1m0s", 0, 0},
+		"not ready, waited enough":         {view{claim: claim(limit(60), away(time.Minute)), node: node(corev1.ConditionFalse)}, v1.ReasonNodeNotReady, "1m0s", 0, 0},
+		"not ready, waited, but runs":      {view{claim: claim(limit(60), away(time.Hour)), node: node(corev1.ConditionFalse), pods: []*corev1.Pod{pod("a", "")}}, v1.ReasonNodeNotReady, "", 0, 0},
+		"the wait is nothing":              {view{claim: claim(limit(0))}, v1.ReasonNodeRemoved, "0s", 0, 0},
+		"bound for nothing":                {view{pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 1},
+		"bound and placed":                 {view{pods: []*corev1.Pod{pod("a", "a")}}, "", "", 0, 0},
+		"bound as claimed":                 {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 0},
+		"bound elsewhere than claimed":     {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "b")}}, "", "", 0, 1},
+		"reserved":                         {view{claim: claim(reserved), pods: []*corev1.Pod{pod("", "")}}, "", "", 0, 0},
+		"reserved for a pod that is gone":  {view{claim: claim(reserved)}, "", "gone", 0, 0},
+		"reserved for a pod not known yet": {view{claim: claim(reserved, func(c *v1.VMPlacement) { c.Status.ClaimedAt = &metav1.Time{Time: now.Add(-time.Second)} })}, "", "", 9 * time.Second, 0},
+	} {
+		c.view.now = now
+		a := plan(c.view)
+		if a.reason != c.reason || (a.release == "") != (c.release == "") || !strings.Contains(a.release, c.release) || a.again != c.again || len(a.stale) != c.stale {
+			t.Errorf("%s: %+v", name, a)
+		}
+		if c.view.claim == nil || c.view.claim.Status.State != v1.PlacementHeld {
+			continue
+		}
+		cond := meta.FindStatusCondition(a.status.Conditions, v1.ConditionNodeAvailable)
+		if cond == nil || (cond.Status == metav1.ConditionTrue) != (c.reason == "") || c.reason != "" && cond.Reason != c.reason {
+			t.Errorf("%s: condition %+v", name, cond)
+		}
+	}
+}
+
+func reserved(c *v1.VMPlacement) { c.Status.State = v1.PlacementReserved }
+
+// A node that was registered anew on its machine holds the state as before; the claim follows.
+func TestPlanFollowsTheMachine(t *testing.T) {
+	n := node(corev1.ConditionTrue)
+	n.UID, n.Status.NodeInfo.MachineID = "new", "m"
+	a := plan(view{claim: claim(func(c *v1.VMPlacement) { c.Status.MachineID = "m" }), node: n, now: now})
+	if a.reason != "" || a.status.NodeUID != "new" {
+		t.Errorf("%+v", a)
+	}
+}

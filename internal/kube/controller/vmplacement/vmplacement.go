@@ -1,0 +1,252 @@
+// Package vmplacement follows the nodes that VMs have claimed: it says in a claim's condition, and to the pods that wait, what
+// is the matter with the node, ends claims as their policies say, and has pods made anew that were bound to a node for nothing.
+//
+// It makes no claims: nodes do, before they make the VM.
+package vmplacement
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/placement"
+)
+
+// Reasons of Events beside those of the condition.
+const (
+	ReasonReleased = "PlacementReleased"
+	ReasonStale    = "PlacementStale"
+)
+
+// Fields by which the cache finds claims and pods.
+const (
+	byNode = "status.nodeName"
+	byVM   = "vm"
+)
+
+// registryPause is how long a question to a registry that fails waits.
+const registryPause = 5 * time.Second
+
+// Reconciler follows the claims. All fields are needed but Registry and Count: without a registry no state is elsewhere.
+type Reconciler struct {
+	Client   client.Client
+	Registry controller.Registry
+	Events   events.EventRecorder
+	Now      func() time.Time
+	Count    func(reason string) // is told of each claim that ends; may be nil
+
+	told sync.Map // of pods by UID, why they were told to wait; only spares Events
+}
+
+// Setup adds the reconciler to m, with so many turns at a time.
+func (r *Reconciler) Setup(ctx context.Context, m ctrl.Manager, concurrency int) error {
+	fields := m.GetFieldIndexer()
+	if err := fields.IndexField(ctx, &v1.VMPlacement{}, byNode, func(o client.Object) []string {
+		claim, _ := o.(*v1.VMPlacement)
+		return []string{claim.Status.NodeName}
+	}); err != nil {
+		return fmt.Errorf("index claims by node: %w", err)
+	}
+	if err := fields.IndexField(ctx, &corev1.Pod{}, byVM, func(o client.Object) []string {
+		if pod, _ := o.(*corev1.Pod); asks(pod) {
+			return []string{placement.NameOf(pod)}
+		}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("index pods by VM: %w", err)
+	}
+	return ctrl.NewControllerManagedBy(m).Named("vmplacement").
+		For(&v1.VMPlacement{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(ofPod), builder.WithPredicates(controller.PodChanged())).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.ofNode), builder.WithPredicates(nodeChanged())).
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
+		Complete(r)
+}
+
+func asks(pod *corev1.Pod) bool {
+	ask, err := contract.ParseSticky(pod.Annotations)
+	return err == nil && ask.Asked
+}
+
+func ofPod(_ context.Context, o client.Object) []reconcile.Request {
+	pod, ok := o.(*corev1.Pod)
+	if !ok || !asks(pod) {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: placement.NameOf(pod)}}}
+}
+
+func (r *Reconciler) ofNode(ctx context.Context, o client.Object) []reconcile.Request {
+	var claims v1.VMPlacementList
+	if err := r.Client.List(ctx, &claims, client.MatchingFields{byNode: o.GetName()}); err != nil {
+		return nil // the cache has ended
+	}
+	requests := make([]reconcile.Request, len(claims.Items))
+	for i := range claims.Items {
+		requests[i].NamespacedName = client.ObjectKeyFromObject(&claims.Items[i])
+	}
+	return requests
+}
+
+// nodeChanged lets through what Unavailable judges by, and no heartbeats.
+func nodeChanged() predicate.Predicate {
+	ready := func(n *corev1.Node) corev1.ConditionStatus {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				return c.Status
+			}
+		}
+		return corev1.ConditionUnknown
+	}
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		old, ok := e.ObjectOld.(*corev1.Node)
+		now, ok2 := e.ObjectNew.(*corev1.Node)
+		return !ok || !ok2 || old.UID != now.UID || ready(old) != ready(now) || old.Status.NodeInfo.MachineID != now.Status.NodeInfo.MachineID
+	}}
+}
+
+// Reconcile takes one turn with the claim of one VM.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	v, err := r.view(ctx, req.NamespacedName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	a := plan(v)
+	if gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced; gone && r.Registry != nil && a.release == "" && v.claim.Spec.Release != v1.ReleaseNever {
+		if v.durable, err = r.durable(ctx, req.Name); err != nil {
+			a.again = registryPause // and until then what is known is said
+		} else {
+			a = plan(v)
+		}
+	}
+	return ctrl.Result{RequeueAfter: a.again}, r.carryOut(ctx, v, a)
+}
+
+func (r *Reconciler) view(ctx context.Context, name types.NamespacedName) (view, error) {
+	v := view{now: r.Now()}
+	var pods corev1.PodList
+	if err := r.Client.List(ctx, &pods, client.InNamespace(name.Namespace), client.MatchingFields{byVM: name.Name}); err != nil {
+		return v, fmt.Errorf("list pods: %w", err)
+	}
+	for i := range pods.Items {
+		v.pods = append(v.pods, &pods.Items[i])
+	}
+	claim := &v1.VMPlacement{}
+	switch err := r.Client.Get(ctx, name, claim); {
+	case apierrors.IsNotFound(err):
+		return v, nil
+	case err != nil:
+		return v, fmt.Errorf("get claim: %w", err)
+	}
+	v.claim = claim
+	if claim.Status.NodeName == "" {
+		return v, nil
+	}
+	node := &corev1.Node{}
+	switch err := r.Client.Get(ctx, types.NamespacedName{Name: claim.Status.NodeName}, node); {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return v, fmt.Errorf("get node: %w", err)
+	default:
+		v.node = node
+	}
+	return v, nil
+}
+
+// durable reports whether the registry has a state of the VM.
+func (r *Reconciler) durable(ctx context.Context, vmName string) (bool, error) {
+	for _, tag := range []string{contract.HibernateSnapshotTag, contract.DefaultSnapshotTag} {
+		if there, err := r.Registry.Has(ctx, vmName, tag); there || err != nil {
+			return there, err
+		}
+	}
+	return false, nil
+}
+
+func (r *Reconciler) carryOut(ctx context.Context, v view, a actions) error {
+	if a.release != "" {
+		return r.release(ctx, v, a.release)
+	}
+	if v.claim != nil && !apiequality.Semantic.DeepEqual(v.claim.Status, a.status) {
+		claim := v.claim.DeepCopy()
+		claim.Status = a.status
+		if err := r.Client.Status().Update(ctx, claim); err != nil {
+			return controller.IgnoreStale(fmt.Errorf("write status: %w", err))
+		}
+	}
+	for _, pod := range v.pods {
+		switch {
+		case a.waiting == "" || !unplaced(pod):
+			r.told.Delete(pod.UID)
+		default:
+			if before, _ := r.told.Swap(pod.UID, a.waiting); before != a.waiting {
+				r.event(pod, corev1.EventTypeWarning, a.reason, a.waiting)
+			}
+		}
+	}
+	for _, pod := range a.stale {
+		if err := r.renew(ctx, pod); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release ends the claim, if it still is the one that was looked at. Pods that wait for it come up in the next turn.
+func (r *Reconciler) release(ctx context.Context, v view, why string) error {
+	err := r.Client.Delete(ctx, v.claim, client.Preconditions{UID: &v.claim.UID, ResourceVersion: &v.claim.ResourceVersion})
+	if err != nil {
+		return controller.IgnoreStale(fmt.Errorf("release claim: %w", err))
+	}
+	if r.Count != nil {
+		r.Count(ReasonReleased)
+	}
+	r.event(v.claim, corev1.EventTypeNormal, ReasonReleased, "released: "+why)
+	for _, pod := range v.pods {
+		if unplaced(pod) {
+			r.event(pod, corev1.EventTypeNormal, ReasonReleased, "the VM may go to any node: "+why)
+		}
+	}
+	return nil
+}
+
+// renew has a pod made anew that was bound to a node which holds nothing of it any more. A pod's affinity cannot be changed.
+func (r *Reconciler) renew(ctx context.Context, pod *corev1.Pod) error {
+	on := pod.Annotations[contract.KeyPlacedOn]
+	if metav1.GetControllerOf(pod) == nil {
+		if before, _ := r.told.Swap(pod.UID, on); before != on {
+			r.event(pod, corev1.EventTypeWarning, ReasonStale, "the pod was bound to node "+on+", which does not hold the VM's state any more; delete it and create it again")
+		}
+		return nil
+	}
+	err := r.Client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion})
+	if err != nil {
+		return controller.IgnoreStale(fmt.Errorf("delete pod %s: %w", pod.Name, err))
+	}
+	r.event(pod, corev1.EventTypeNormal, ReasonStale, "the pod was bound to node "+on+", which does not hold the VM's state any more; it is made anew")
+	return nil
+}
+
+func (r *Reconciler) event(o runtime.Object, kind, reason, text string) {
+	r.Events.Eventf(o, nil, kind, reason, "Reconcile", "%s", text)
+}

@@ -1,0 +1,136 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Resource is that of the claims.
+var Resource = v1.GroupVersion.WithResource("vmplacements")
+
+// Claims are the claims that one node makes.
+type Claims struct {
+	Custom dynamic.Interface    // of VMPlacements
+	Nodes  kubernetes.Interface // of the node's own object
+	Node   string
+}
+
+// Hold has the VM of pod, which is about to be made on this node, claim it. It is idempotent, and of two nodes that do it at
+// once one wins: every write names the version of the claim that it is about.
+// Preconditions: the pod asks for it (contract.ParseSticky), and Check found nothing.
+// Errors: FailedPrecondition when the VM's state is elsewhere, Unavailable when nobody can tell now.
+func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
+	ask, err := contract.ParseSticky(pod.Annotations)
+	if err != nil {
+		return errdefs.As(errdefs.InvalidArgument, err)
+	}
+	name := NameOf(pod)
+	there, err := c.Nodes.CoreV1().Nodes().Get(ctx, c.Node, metav1.GetOptions{})
+	if err != nil {
+		return errdefs.Unavailablef("claim node %s for VM %s: look the node up: %w", c.Node, name, err)
+	}
+	node := Node{Name: there.Name, UID: there.UID, MachineID: there.Status.NodeInfo.MachineID}
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		claim, err := c.find(ctx, pod, ask)
+		if err != nil {
+			return err
+		}
+		next, err := hold(claim.Status, name, pod.UID, node, metav1.NewTime(time.Now().Truncate(time.Second)))
+		if err != nil || equality.Semantic.DeepEqual(next, claim.Status) {
+			return err
+		}
+		claim.Status = next
+		o, err := encode(claim)
+		if err != nil {
+			return err
+		}
+		_, err = c.Custom.Resource(Resource).Namespace(pod.Namespace).UpdateStatus(ctx, o, metav1.UpdateOptions{})
+		return err
+	})
+	if err == nil || errdefs.IsFailedPrecondition(err) || ctx.Err() != nil {
+		return err
+	}
+	return errdefs.Unavailablef("claim node %s for VM %s: %w", c.Node, name, err)
+}
+
+// find reads the VM's claim, which it makes if there is none.
+func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) (*v1.VMPlacement, error) {
+	claims := c.Custom.Resource(Resource).Namespace(pod.Namespace)
+	got, err := claims.Get(ctx, NameOf(pod), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		var o *unstructured.Unstructured
+		if o, err = encode(fresh(pod, ask)); err != nil {
+			return nil, err
+		}
+		got, err = claims.Create(ctx, o, metav1.CreateOptions{})
+	}
+	switch {
+	case apierrors.IsAlreadyExists(err): // somebody was quicker: as good as a conflict
+		return nil, apierrors.NewConflict(Resource.GroupResource(), NameOf(pod), err)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("the cluster does not know VMPlacements, install the custom resources of Cocoon: %w", err)
+	case err != nil:
+		return nil, err
+	}
+	claim := &v1.VMPlacement{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(got.Object, claim); err != nil {
+		return nil, fmt.Errorf("decode VMPlacement: %w", err)
+	}
+	return claim, nil
+}
+
+func encode(claim *v1.VMPlacement) (*unstructured.Unstructured, error) {
+	claim.SetGroupVersionKind(v1.GroupVersion.WithKind("VMPlacement"))
+	o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(claim)
+	if err != nil {
+		return nil, fmt.Errorf("encode VMPlacement: %w", err)
+	}
+	return &unstructured.Unstructured{Object: o}, nil
+}
+
+// fresh is the claim of a VM that has none. It goes with what the VM belongs to.
+func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
+	claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: NameOf(pod), Namespace: pod.Namespace}, Spec: v1.VMPlacementSpec{Release: v1.ReleaseWait}}
+	if ask.Never {
+		claim.Spec.Release = v1.ReleaseNever
+	}
+	if ask.Wait != nil {
+		claim.Spec.WaitSeconds = new(int64(ask.Wait.Seconds()))
+	}
+	if owner := ownerOf(pod); owner != nil {
+		claim.OwnerReferences = []metav1.OwnerReference{*owner}
+	}
+	return claim
+}
+
+// ownerOf is what pod's VM belongs to: the pod's controller, if the VM's next pod has the same VM, else the pod. A pod that
+// nobody controls is made again under its name by people: its VM belongs to nobody.
+func ownerOf(pod *corev1.Pod) *metav1.OwnerReference {
+	controller := metav1.GetControllerOf(pod)
+	if controller == nil {
+		return nil
+	}
+	owner := &metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}
+	switch controller.Kind {
+	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController": // each pod of theirs has another name
+		if pod.Annotations[contract.KeyName] == "" {
+			owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+		}
+	}
+	return owner
+}

@@ -1,0 +1,167 @@
+// Package placement keeps a VM on the node that holds its state, by its VMPlacement: the node claims the VM before it makes it
+// (Claims.Hold), and who creates the VM's next pod binds it to that node (Stamp).
+//
+// It schedules nothing and releases nothing: the first is the scheduler's, the second that of people and of the manager.
+package placement
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Node is who claims.
+type Node struct {
+	Name      string
+	UID       types.UID
+	MachineID string
+}
+
+// NameOf is the name of the VMPlacement of pod's VM, which is the VM's. The pod may be without a name yet, if what is created
+// from it gets one: then it has no claim.
+func NameOf(pod *corev1.Pod) string {
+	switch name := pod.Annotations[contract.KeyName]; {
+	case name != "":
+		return name
+	case pod.Name == "":
+		return ""
+	}
+	return contract.VMName(pod.Namespace, pod.Name)
+}
+
+// Check says why the VM of a pod that asks for it cannot be claimed; "" when it can.
+func Check(pod *corev1.Pod) string {
+	if errs := validation.IsDNS1123Subdomain(NameOf(pod)); len(errs) > 0 {
+		return "the VM is to stay on its node, but an object cannot have its name " + strconv.Quote(NameOf(pod)) + ": " + strings.Join(errs, ", ")
+	}
+	return ""
+}
+
+// Bound is the node that a claim binds the VM to, "" for none: a reservation binds nobody.
+func Bound(claim *v1.VMPlacement) string {
+	if claim == nil || claim.DeletionTimestamp != nil || claim.Status.State != v1.PlacementHeld {
+		return ""
+	}
+	return claim.Status.NodeName
+}
+
+// Stamp has pod, which is about to be created, run on the node that claim binds its VM to, by a required node affinity. claim
+// is that of the pod's VM (NameOf), nil when there is none. What an earlier Stamp did is undone first: the pod may be a copy,
+// and its claim released. Pods that do not ask to stay, and those of the sticky scheduler, which looks for itself, are only
+// undone. It reports whether the pod was changed; a second call with the same claim changes nothing.
+func Stamp(pod *corev1.Pod, claim *v1.VMPlacement) bool {
+	node := Bound(claim)
+	if ask, err := contract.ParseSticky(pod.Annotations); err != nil || !ask.Asked || pod.Spec.SchedulerName == contract.StickyScheduler {
+		node = ""
+	}
+	was := pod.Annotations[contract.KeyPlacedOn]
+	if was == node {
+		return false
+	}
+	if was != "" {
+		unpin(pod, was)
+		delete(pod.Annotations, contract.KeyPlacedOn)
+	}
+	if node != "" {
+		pin(pod, node)
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, contract.KeyPlacedOn, node)
+	}
+	return true
+}
+
+func on(node string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+}
+
+// pin adds to each way in which the pod may be placed that it is on node.
+func pin(pod *corev1.Pod, node string) {
+	if pod.Spec.Affinity == nil {
+		pod.Spec.Affinity = &corev1.Affinity{}
+	}
+	if pod.Spec.Affinity.NodeAffinity == nil {
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	affinity := pod.Spec.Affinity.NodeAffinity
+	if affinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		affinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+	}
+	terms := affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	for i := range terms {
+		terms[i].MatchFields = append(terms[i].MatchFields, on(node))
+	}
+}
+
+// unpin takes back what pin did.
+func unpin(pod *corev1.Pod, node string) {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return
+	}
+	affinity := pod.Spec.Affinity.NodeAffinity
+	required := affinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil {
+		return
+	}
+	for i := range required.NodeSelectorTerms {
+		t := &required.NodeSelectorTerms[i]
+		t.MatchFields = slices.DeleteFunc(t.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn && slices.Equal(r.Values, []string{node})
+		})
+	}
+	// A term without requirements, which matches no node, was ours alone.
+	required.NodeSelectorTerms = slices.DeleteFunc(required.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchFields) == 0 && len(t.MatchExpressions) == 0 })
+	if len(required.NodeSelectorTerms) == 0 {
+		affinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
+	}
+}
+
+// Unavailable says why the claim's node, as the API server has it (nil: it has none), cannot be the one that holds the VM's
+// state: the reason of a condition and a sentence. "" when it is that one and Ready.
+func Unavailable(claim *v1.VMPlacement, node *corev1.Node) (reason, text string) {
+	s := claim.Status
+	switch {
+	case node == nil:
+		return v1.ReasonNodeRemoved, "node " + s.NodeName + ", which holds the VM's state, was removed from the cluster"
+	case !same(s, Node{Name: node.Name, UID: node.UID, MachineID: node.Status.NodeInfo.MachineID}):
+		return v1.ReasonNodeReplaced, "node " + s.NodeName + " is another machine than the one that holds the VM's state"
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			return "", ""
+		}
+	}
+	return v1.ReasonNodeNotReady, "node " + s.NodeName + ", which holds the VM's state, is not ready"
+}
+
+// same reports whether node is the one of a claim: the object of that UID, or another of the machine behind it.
+func same(s v1.VMPlacementStatus, node Node) bool {
+	return s.NodeName == node.Name && (s.NodeUID == node.UID || s.MachineID != "" && s.MachineID == node.MachineID)
+}
+
+// hold is the status of a claim after pod's VM, which is about to be made on node, has claimed it. Errors: FailedPrecondition
+// when the state is elsewhere.
+func hold(s v1.VMPlacementStatus, name string, pod types.UID, node Node, now metav1.Time) (v1.VMPlacementStatus, error) {
+	if s.State == v1.PlacementHeld {
+		switch {
+		case same(s, node):
+			if s.ClaimedAt != nil {
+				now = *s.ClaimedAt
+			}
+		case s.NodeName == node.Name:
+			return s, errdefs.Preconditionf("the state of VM %s is on the machine that was node %s before (UID %s); to give it up, delete the VMPlacement %s", name, s.NodeName, s.NodeUID, name)
+		default:
+			return s, errdefs.Preconditionf("the state of VM %s is on node %s; delete this pod, so that its next one goes there, or give that state up by deleting the VMPlacement %s", name, s.NodeName, name)
+		}
+	}
+	// A reservation for another pod or node counts less than a pod that is here.
+	s.State, s.NodeName, s.NodeUID, s.MachineID, s.PodUID, s.ClaimedAt = v1.PlacementHeld, node.Name, node.UID, node.MachineID, pod, &now
+	return s, nil
+}

@@ -1,0 +1,117 @@
+package podprovider
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// registrar answers claims as a test says, and sees whether a VM was made before.
+type registrar struct {
+	e      *engine
+	mu     sync.Mutex
+	answer error
+	asked  int
+	early  bool
+}
+
+func (r *registrar) Hold(ctx context.Context, _ *corev1.Pod) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked++
+	if _, err := r.e.Inspect(ctx, vmName); err == nil {
+		r.early = true
+	}
+	return r.answer
+}
+
+func (r *registrar) say(answer error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answer = answer
+}
+
+func (r *registrar) seen() (asked int, early bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked, r.early
+}
+
+func stay(how string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		if p.Annotations == nil {
+			p.Annotations = map[string]string{}
+		}
+		p.Annotations[contract.KeySticky] = how
+	}
+}
+
+// Nothing of a VM that is to stay is made before its node has claimed it.
+func TestClaimComesBeforeTheVM(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		r := &registrar{e: e, answer: errdefs.Unavailablef("the API server is away")}
+		w := &world{t: t, engine: e, claims: r}
+		w.begin(Config{})
+		defer func() { w.stop() }()
+		w.create(pod(stay("wait")))
+		p := w.after(3 * time.Second)
+		expect(t, p, "Pending waiting:"+reasonUnclaimed)
+		r.say(errdefs.Preconditionf("the state of VM web is on node other"))
+		p = w.after(30 * time.Second)
+		expect(t, p, "Pending waiting:"+reasonElsewhere)
+		if _, err := e.Inspect(t.Context(), vmName); !errdefs.IsNotFound(err) || !strings.Contains(w.told(), "on node other") {
+			t.Errorf("made although its state is elsewhere: %v", err)
+		}
+		r.say(nil)
+		p = w.after(40 * time.Second)
+		expect(t, p, "Running running ready")
+		asked, early := r.seen()
+		if early {
+			t.Error("the VM came before the claim")
+		}
+		// Nor is a node claimed again for a VM that is there, by this process or by the node's next one.
+		w.pass(time.Minute)
+		w.stop()
+		w.run(Config{})
+		w.pass(time.Minute)
+		if again, _ := r.seen(); again != asked {
+			t.Errorf("claimed %d times more", again-asked)
+		}
+	})
+}
+
+func TestClaimIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		claims bool
+	}{
+		"nonsense":                    {stay("yes"), true},
+		"no object can have the name": {func(p *corev1.Pod) { stay("wait")(p); p.Annotations[contract.KeyName] = "My_VM" }, true},
+		"nobody to claim with":        {stay("never"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEngine()
+				w := &world{t: t, engine: e}
+				if c.claims {
+					w.claims = &registrar{e: e}
+				}
+				w.begin(Config{})
+				defer w.stop()
+				w.create(pod(c.change))
+				if p := w.after(time.Second); p.Status.Phase != corev1.PodFailed || p.Status.Reason != reasonNotSupported {
+					t.Errorf("%s %s", p.Status.Phase, p.Status.Reason)
+				}
+			})
+		})
+	}
+}
