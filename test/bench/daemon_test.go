@@ -87,12 +87,13 @@ func spec(name string) vm.Spec {
 type readiness struct {
 	mu  sync.Mutex
 	at  map[string]time.Time // by name of the VM
+	end map[string]time.Time // when it stopped
 	rec map[string]vm.Record
 }
 
 func watchReady(t *testing.T, c *nodeclient.Client) *readiness {
 	t.Helper()
-	r := &readiness{at: map[string]time.Time{}, rec: map[string]vm.Record{}}
+	r := &readiness{at: map[string]time.Time{}, end: map[string]time.Time{}, rec: map[string]vm.Record{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -110,7 +111,17 @@ func (r *readiness) see(e vm.Event) error {
 	if _, seen := r.at[name]; e.Record.AgentReady && !seen {
 		r.at[name], r.rec[name] = time.Now(), e.Record
 	}
+	if e.Record.State == vm.StateStopped || e.Record.State == vm.StateError {
+		r.end[name] = time.Now()
+	}
 	return nil
+}
+
+// stopped returns when the VM of that name was last seen to stop.
+func (r *readiness) stopped(name string) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.end[name]
 }
 
 // wait returns when the guest of that name was set up, and its record of then.

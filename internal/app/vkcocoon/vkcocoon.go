@@ -284,13 +284,14 @@ func (n *Node) kubelet(p *parts) (*kubelet.Server, error) {
 	}
 	return kubelet.New(kubelet.Config{
 		Addr: net.JoinHostPort(n.cfg.BindAddress, fmt.Sprint(n.cfg.KubeletPort)), TLS: tls, Auth: auth, Backend: p.provider, Healthy: p.provider.Health, Log: n.log,
-		More: p.routes(),
+		More: n.routes(p),
 	})
 }
 
-// routes are those of the kubelet API that are measured rather than asked of the provider.
-func (p *parts) routes() map[string]http.Handler {
+// routes are those of the kubelet API that are not asked of the provider.
+func (n *Node) routes(p *parts) map[string]http.Handler {
 	all := p.stats.Routes()
+	all["GET /configz"] = n.cfg.configz()
 	all["GET /metrics"] = promhttp.HandlerFor(p.registry, promhttp.HandlerOpts{})
 	return all
 }

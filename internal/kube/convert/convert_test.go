@@ -255,9 +255,13 @@ func TestEnv(t *testing.T) {
 			{Name: "MEM", ValueFrom: size("limits.memory", "1Mi")},
 		}
 	}))
-	env, err := Env(t.Context(), pod, Node{Name: "n1", IP: "10.0.0.1"}, cluster{})
+	var absent []string
+	env, err := Env(t.Context(), pod, Node{Name: "n1", IP: "10.0.0.1"}, cluster{}, func(a Absent) { absent = append(absent, a.Reason()+": "+a.String()) })
 	if err != nil {
 		t.Fatal(err)
+	}
+	if want := []string{`OptionalSecretNotFound: secret "none" not found`, `OptionalConfigMapKeyNotFound: key "z" does not exist in configmap "cm"`}; !slices.Equal(absent, want) {
+		t.Errorf("told of %q", absent)
 	}
 	var got []string
 	for _, e := range env["c"] {
@@ -274,20 +278,21 @@ func TestEnvWaitsForWhatIsMissing(t *testing.T) {
 	pod := plain(on(func(c *corev1.Container) {
 		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "none"}}}}
 	}))
-	if _, err := Env(t.Context(), pod, Node{}, cluster{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `configmap "none" not found`) {
+	if _, err := Env(t.Context(), pod, Node{}, cluster{}, nil); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `configmap "none" not found`) {
 		t.Errorf("missing ConfigMap: %v", err)
 	}
 	pod = plain(on(func(c *corev1.Container) {
 		c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "sec"}, Key: "zz"}}}}
 	}))
-	if _, err := Env(t.Context(), pod, Node{}, cluster{}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("missing key: %v", err)
+	var reason string
+	if _, err := Env(t.Context(), pod, Node{}, cluster{}, func(a Absent) { reason += a.Reason() }); !errdefs.IsFailedPrecondition(err) || reason != "MandatorySecretKeyNotFound" {
+		t.Errorf("missing key: %v, told as %s", err, reason)
 	}
 	down := errors.New("connection refused")
 	pod = plain(on(func(c *corev1.Container) {
 		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Optional: ptr(true)}}}
 	}))
-	if _, err := Env(t.Context(), pod, Node{}, cluster{fail: down}); !errors.Is(err, down) {
+	if _, err := Env(t.Context(), pod, Node{}, cluster{fail: down}, nil); !errors.Is(err, down) {
 		t.Errorf("an unreachable API server is no missing ConfigMap: %v", err)
 	}
 }

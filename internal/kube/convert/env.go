@@ -22,13 +22,46 @@ type Resolver interface {
 	Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error)
 }
 
+// Absent is what an environment refers to and what is not there.
+type Absent struct {
+	Kind     string // ConfigMap or Secret
+	Name     string
+	Key      string // of an object that is there; "" when the object itself is not
+	Optional bool
+}
+
+// Reason is how virtual-kubelet calls it in Events, such as OptionalSecretNotFound or MandatoryConfigMapKeyNotFound.
+func (a Absent) Reason() string {
+	reason := "Mandatory" + a.Kind
+	if a.Optional {
+		reason = "Optional" + a.Kind
+	}
+	if a.Key != "" {
+		reason += "Key"
+	}
+	return reason + "NotFound"
+}
+
+// String says it in a sentence.
+func (a Absent) String() string {
+	kind := strings.ToLower(a.Kind)
+	if a.Key != "" {
+		return fmt.Sprintf("key %q does not exist in %s %q", a.Key, kind, a.Name)
+	}
+	return fmt.Sprintf("%s %q not found", kind, a.Name)
+}
+
 // Env is the environment of each of the pod's containers, in order: envFrom first, then env, later names replacing earlier.
-// What is referred to and not there, unless optional, is a FailedPrecondition error: the pod waits for it. Other errors
-// are the Resolver's own.
-func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver) (Environment, error) {
+// What is referred to and not there is told to absent (nil: to nobody) and, unless optional, a FailedPrecondition error:
+// the pod waits for it. Other errors are the Resolver's own.
+func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver, absent func(Absent)) (Environment, error) {
+	if absent == nil {
+		absent = func(Absent) {}
+	}
 	out := Environment{}
 	for _, c := range containers(pod) {
-		env, err := containerEnv(ctx, pod, c, node, from)
+		e := &environment{pod: pod, container: c, node: node, from: from, absent: absent, values: map[string]string{}}
+		env, err := e.build(ctx)
 		if err != nil && Several(pod) {
 			err = fmt.Errorf("container %s: %w", c.Name, err)
 		}
@@ -40,14 +73,13 @@ func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver) (Enviro
 	return out, nil
 }
 
-func containerEnv(ctx context.Context, pod *corev1.Pod, c *corev1.Container, node Node, from Resolver) ([]vm.EnvVar, error) {
-	e := &environment{pod: pod, container: c, node: node, from: from, values: map[string]string{}}
-	for _, src := range c.EnvFrom {
+func (e *environment) build(ctx context.Context) ([]vm.EnvVar, error) {
+	for _, src := range e.container.EnvFrom {
 		if err := e.addAll(ctx, src); err != nil {
 			return nil, err
 		}
 	}
-	for _, v := range c.Env {
+	for _, v := range e.container.Env {
 		value, ok, err := e.value(ctx, v)
 		if err != nil {
 			return nil, fmt.Errorf("environment variable %s: %w", v.Name, err)
@@ -68,6 +100,7 @@ type environment struct {
 	container *corev1.Container
 	node      Node
 	from      Resolver
+	absent    func(Absent)
 	names     []string // in order of first mention
 	values    map[string]string
 }
@@ -113,19 +146,22 @@ func (e *environment) value(ctx context.Context, v corev1.EnvVar) (string, bool,
 		return value, true, err
 	case s.ConfigMapKeyRef != nil:
 		data, err := e.configMap(ctx, s.ConfigMapKeyRef.Name, s.ConfigMapKeyRef.Optional)
-		return pick(data, "ConfigMap", s.ConfigMapKeyRef.Name, s.ConfigMapKeyRef.Key, s.ConfigMapKeyRef.Optional, err)
+		return e.pick(data, "ConfigMap", s.ConfigMapKeyRef.Name, s.ConfigMapKeyRef.Key, s.ConfigMapKeyRef.Optional, err)
 	case s.SecretKeyRef != nil:
 		data, err := e.secret(ctx, s.SecretKeyRef.Name, s.SecretKeyRef.Optional)
-		return pick(data, "Secret", s.SecretKeyRef.Name, s.SecretKeyRef.Key, s.SecretKeyRef.Optional, err)
+		return e.pick(data, "Secret", s.SecretKeyRef.Name, s.SecretKeyRef.Key, s.SecretKeyRef.Optional, err)
 	}
 	return "", false, errdefs.Preconditionf("its source is of a kind this node does not know")
 }
 
-func pick(data map[string]string, kind, name, key string, optional *bool, err error) (string, bool, error) {
+func (e *environment) pick(data map[string]string, kind, name, key string, optional *bool, err error) (string, bool, error) {
 	if err != nil {
 		return "", false, err
 	}
 	value, ok := data[key]
+	if !ok && data != nil { // nil: the object is not there, which was told
+		e.absent(Absent{kind, name, key, yes(optional)})
+	}
 	if !ok && !yes(optional) {
 		return "", false, errdefs.Preconditionf("couldn't find key %s in %s %s", key, kind, name)
 	}
@@ -135,7 +171,10 @@ func pick(data map[string]string, kind, name, key string, optional *bool, err er
 func (e *environment) configMap(ctx context.Context, name string, optional *bool) (map[string]string, error) {
 	cm, err := e.from.ConfigMap(ctx, e.pod.Namespace, name)
 	if err != nil {
-		return nil, missing(err, "configmap", name, optional)
+		return nil, e.missing(err, "ConfigMap", name, optional)
+	}
+	if cm.Data == nil {
+		return map[string]string{}, nil
 	}
 	return cm.Data, nil
 }
@@ -143,13 +182,20 @@ func (e *environment) configMap(ctx context.Context, name string, optional *bool
 func (e *environment) secret(ctx context.Context, name string, optional *bool) (map[string]string, error) {
 	s, err := e.from.Secret(ctx, e.pod.Namespace, name)
 	if err != nil {
-		return nil, missing(err, "secret", name, optional)
+		return nil, e.missing(err, "Secret", name, optional)
 	}
 	data := make(map[string]string, len(s.Data))
 	for k, v := range s.Data {
 		data[k] = string(v)
 	}
 	return data, nil
+}
+
+func (e *environment) missing(err error, kind, name string, optional *bool) error {
+	if errdefs.IsNotFound(err) {
+		e.absent(Absent{kind, name, "", yes(optional)})
+	}
+	return missing(err, strings.ToLower(kind), name, optional)
 }
 
 func missing(err error, kind, name string, optional *bool) error {

@@ -1,5 +1,5 @@
 // Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec,
-// attach, port-forward, logs, the list of pods, health. Every request but none is authenticated and authorised as the real kubelet does it.
+// attach, port-forward, logs, lists of pods, health. Every request but none is authenticated and authorised as the real kubelet does it.
 //
 // The package knows pods only through its Backend and has no say in their life.
 package kubelet
@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -76,7 +77,10 @@ func New(cfg Config) (*Server, error) {
 		mux.HandleFunc("GET "+pattern, h)
 	}
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
-	mux.HandleFunc("GET /pods", s.pods)
+	mux.HandleFunc("GET /pods", s.list(func(*corev1.Pod) bool { return true }))
+	for _, pattern := range []string{"GET /runningpods", "GET /runningpods/{$}"} {
+		mux.HandleFunc(pattern, s.list(running))
+	}
 	mux.HandleFunc("GET /healthz", s.healthz)
 	for pattern, h := range cfg.More {
 		mux.Handle(pattern, h)
@@ -130,19 +134,29 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte("ok"))
 }
 
-func (s *Server) pods(w http.ResponseWriter, r *http.Request) {
-	pods, err := s.cfg.Backend.GetPods(r.Context())
-	if err != nil {
-		s.fail(w, err)
-		return
+// list answers with the pods that are wanted.
+func (s *Server) list(wanted func(*corev1.Pod) bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		pods, err := s.cfg.Backend.GetPods(r.Context())
+		if err != nil {
+			s.fail(w, err)
+			return
+		}
+		list := corev1.PodList{Items: []corev1.Pod{}}
+		list.Kind, list.APIVersion = "PodList", "v1"
+		for _, p := range pods {
+			if wanted(p) {
+				list.Items = append(list.Items, *p)
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
 	}
-	list := corev1.PodList{Items: []corev1.Pod{}}
-	list.Kind, list.APIVersion = "PodList", "v1"
-	for _, p := range pods {
-		list.Items = append(list.Items, *p)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(list)
+}
+
+// running reports whether any container of the pod runs.
+func running(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
 }
 
 // fail answers with the status of the error's class. kubectl shows the text.

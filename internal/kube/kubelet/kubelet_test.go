@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,9 +49,11 @@ func (g *guests) Dial(_ context.Context, _, pod string, port int) (net.Conn, err
 }
 
 func (g *guests) GetPods(context.Context) ([]*corev1.Pod, error) {
-	p := &corev1.Pod{}
-	p.Name = "web"
-	return []*corev1.Pod{p}, nil
+	p, waits := &corev1.Pod{}, &corev1.Pod{}
+	p.Name, waits.Name = "web", "waits"
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	waits.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}}
+	return []*corev1.Pod{p, waits}, nil
 }
 
 func (g *guests) Exec(ctx context.Context, _, pod, _ string, e guest.Exec, s guest.Streams) (int, error) {
@@ -273,6 +276,24 @@ func TestWhoMayComeIn(t *testing.T) {
 				t.Errorf("%d %s, want %d", code, body, tc.want)
 			}
 		})
+	}
+}
+
+func TestListsOfPods(t *testing.T) {
+	n := serve(t)
+	for path, want := range map[string]string{"/pods": "web waits", "/runningpods": "web", "/runningpods/": "web"} {
+		var list corev1.PodList
+		code, body := n.get(t, path, token("good"))
+		if err := json.Unmarshal([]byte(body), &list); code != 200 || err != nil {
+			t.Fatalf("%s: %d %v", path, code, err)
+		}
+		var names []string
+		for _, p := range list.Items {
+			names = append(names, p.Name)
+		}
+		if got := strings.Join(names, " "); got != want || list.Kind != "PodList" {
+			t.Errorf("%s: %s of %q, want %q", path, list.Kind, got, want)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -199,7 +200,7 @@ func (w *worker) here(ctx context.Context) bool {
 // wanted is the VM that pod asks for, with what it refers to in the cluster.
 func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	from := apiResolver{w.p.Client}
-	env, err := convert.Env(ctx, pod, w.p.cfg.Node, from)
+	env, err := convert.Env(ctx, pod, w.p.cfg.Node, from, w.lacks)
 	if err == nil {
 		err = convert.CheckMounts(pod, env)
 	}
@@ -209,6 +210,14 @@ func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	spec := convert.Spec(pod, w.p.cfg.Node, env)
 	spec.CloudInit, err = convert.CloudInit(ctx, pod, from)
 	return spec, err
+}
+
+// lacks tells once of what the pod's environment refers to in vain.
+func (w *worker) lacks(a convert.Absent) {
+	if !slices.Contains(w.lacking, a) {
+		w.lacking = append(w.lacking, a)
+		w.event(corev1.EventTypeWarning, a.Reason(), "%s", a)
+	}
 }
 
 // wakeUp starts an adopted VM that does not run.

@@ -358,6 +358,27 @@ func TestRestartPolicies(t *testing.T) {
 	}
 }
 
+// Who watches a pod hears of the end of its VM at once, not when the next start has succeeded.
+func TestAnEndIsToldBeforeTheNextStart(t *testing.T) {
+	for _, managed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEngine()
+			e.startAs = func() error { <-time.After(10 * time.Second); return nil }
+			w := start(t, e)
+			defer w.stop()
+			p := pod()
+			if managed {
+				managedRun(p)
+			}
+			w.create(p)
+			expect(t, w.after(time.Second), "Running running ready")
+			e.exit(3)
+			expect(t, w.after(50*time.Millisecond), "Running waiting:ContainerCreating last:3")
+			expect(t, w.after(11*time.Second), "Running running last:3 restarts:1 ready")
+		})
+	}
+}
+
 func TestCrashLoopBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())

@@ -60,8 +60,8 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 	if !w.dueFor.Equal(rec.StoppedAt) || w.due.IsZero() {
 		w.schedule(rec)
 	}
+	w.publish(0) // the end is told before the start, which takes longer than anybody should wait to hear of it
 	if left := time.Until(w.due); left > 0 {
-		w.publish(0)
 		return left
 	}
 	w.last = terminated(rec)
@@ -120,6 +120,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 	if since := time.Since(w.restarted); !w.restarted.IsZero() && since < restartCooldown {
 		return w.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
 	}
+	w.publish(0)
 	w.last = terminated(rec)
 	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {

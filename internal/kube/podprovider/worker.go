@@ -65,6 +65,7 @@ type worker struct {
 	launched   time.Time         // when this process asked for the VM; zero when adopted
 	backoff    time.Duration     // before the next start
 	tries      int               // failed attempts to bring the VM up
+	lacking    []convert.Absent  // was told
 	fresh      map[string]sum    // content of the volumes of a VM that was just made
 	images     map[string]pulled // by the name that the pod asks for; written with mu held
 	fetched    map[string]bool   // of them, those that the VM being made has
