@@ -55,7 +55,7 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 			return nil, err
 		}
 	}
-	pr := proc{ID: p.ID, PID: d.w.nextPID(), Port: p.Agent}
+	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent}
 	if len(p.NICs) > 0 {
 		pr.MAC = p.NICs[0].MAC
 	}

@@ -244,7 +244,15 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	if setup.Process != nil && len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
 		return errdefs.NotFoundf("start the main process: missing: no such file")
 	}
-	s.g.change(func() { s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname })
+	s.g.change(func() {
+		s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname
+		if s.g.w.Ready && len(setup.Containers) > 0 {
+			s.g.stand = make([]vm.ContainerStatus, len(setup.Containers))
+			for i := range s.g.stand {
+				s.g.stand[i] = vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now()}
+			}
+		}
+	})
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,7 +50,7 @@ func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ v
 	sum := h.Sum32()
 	nic := vm.NIC{
 		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", byte(sum>>8), byte(sum)),
-		IP: fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
+		IP: fmt.Sprintf("%d.%d.%d.%d", cmp.Or(n.w.Net, 10), byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
 	}
 	if known, ok := n.lease(nic.Tap); ok {
 		nic = known

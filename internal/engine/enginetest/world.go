@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -25,6 +26,10 @@ type World struct {
 	Old     bool                    // guests' agents cannot bring a resumed guest to itself
 	Told    bool                    // those of disk guests can
 	Machine vm.Machine              // of this host; the zero value is filled
+
+	Net     byte                      // first byte of all addresses; 0 is 10. Those of 127 answer pings
+	Ready   bool                      // containers run as soon as the guest is set up; else Stand says where they stand
+	Process func(hypervisor.Plan) int // the pid of a VM; nil: made up
 
 	Reported []guest.Interface // by disk guests, with the MAC of their first interface
 
@@ -137,7 +142,10 @@ func (w *World) Guest(id vm.ID) *Guest {
 	return w.guests[id]
 }
 
-func (w *World) nextPID() int {
+func (w *World) nextPID(p hypervisor.Plan) int {
+	if w.Process != nil {
+		return w.Process(p)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pids++

@@ -85,7 +85,10 @@ func (p *Provider) Tracked() []stats.VM {
 		}
 		v := stats.VM{
 			ID: rec.ID, Name: rec.Spec.Name, Namespace: pod.Namespace, Pod: pod.Name, UID: string(pod.UID),
-			Container: pod.Spec.Containers[0].Name, Backend: rec.Driver, StartedAt: rec.StartedAt,
+			Backend: rec.Driver, StartedAt: rec.StartedAt,
+		}
+		for i := range pod.Spec.Containers {
+			v.Containers = append(v.Containers, pod.Spec.Containers[i].Name)
 		}
 		if rec.State == vm.StateRunning {
 			v.PID = rec.PID

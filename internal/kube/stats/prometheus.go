@@ -57,11 +57,13 @@ func (r Resource) Collect(out chan<- prometheus.Metric) {
 		if p == nil {
 			continue
 		}
-		container := []string{u.VM.Container, u.VM.Namespace, u.VM.Pod}
-		pod := container[1:]
-		send(u.At, resourceContainerCPU, prometheus.CounterValue, p.CPU.Seconds(), container...)
-		send(u.At, resourceContainerMemory, prometheus.GaugeValue, float64(p.WorkingSet), container...)
-		out <- prometheus.MustNewConstMetric(resourceContainerStart, prometheus.GaugeValue, float64(p.Since.UnixNano())/1e9, container...)
+		pod, n := []string{u.VM.Namespace, u.VM.Pod}, float64(len(u.VM.Containers))
+		for _, name := range u.VM.Containers {
+			container := []string{name, u.VM.Namespace, u.VM.Pod}
+			send(u.At, resourceContainerCPU, prometheus.CounterValue, p.CPU.Seconds()/n, container...)
+			send(u.At, resourceContainerMemory, prometheus.GaugeValue, float64(p.WorkingSet)/n, container...)
+			out <- prometheus.MustNewConstMetric(resourceContainerStart, prometheus.GaugeValue, float64(p.Since.UnixNano())/1e9, container...)
+		}
 		send(u.At, resourcePodCPU, prometheus.CounterValue, p.CPU.Seconds(), pod...)
 		send(u.At, resourcePodMemory, prometheus.GaugeValue, float64(p.WorkingSet), pod...)
 	}

@@ -3,9 +3,11 @@ package stats
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // Routes are the kubelet's routes for statistics, by http.ServeMux pattern.
@@ -14,7 +16,7 @@ func (c *Collector) Routes() map[string]http.Handler {
 	resource.MustRegister(Resource{c})
 	return map[string]http.Handler{
 		"GET /stats/summary":    http.HandlerFunc(c.serveSummary),
-		"GET /metrics/resource": promhttp.HandlerFor(resource, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
+		"GET /metrics/resource": promhttp.HandlerFor(podSecond{resource}, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 	}
 }
 
@@ -24,9 +26,31 @@ func (c *Collector) serveSummary(w http.ResponseWriter, r *http.Request) {
 		s.Node.Fs, s.Node.Rlimit = nil, nil
 		for i := range s.Pods {
 			p := &s.Pods[i]
-			p.Network, p.EphemeralStorage, p.Containers[0].Rootfs = nil, nil, nil
+			p.Network, p.EphemeralStorage = nil, nil
+			for j := range p.Containers {
+				p.Containers[j].Rootfs = nil
+			}
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(s)
+}
+
+// podSecond puts the label "pod" of every sample into the second place. The order of labels means nothing to Prometheus
+// or metrics-server; virtual-kubelet's end-to-end suite counts on it.
+type podSecond struct{ prometheus.Gatherer }
+
+// Gather implements prometheus.Gatherer.
+func (g podSecond) Gather() ([]*dto.MetricFamily, error) {
+	all, err := g.Gatherer.Gather()
+	for _, family := range all {
+		for _, m := range family.Metric {
+			if l := m.Label; len(l) > 2 && l[2].GetName() == "pod" {
+				l = slices.Clone(l) // it is the registry's
+				l[1], l[2] = l[2], l[1]
+				m.Label = l
+			}
+		}
+	}
+	return all, err
 }

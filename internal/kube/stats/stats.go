@@ -20,9 +20,13 @@ type VM struct {
 	Namespace string // of the pod, as the next three
 	Pod       string
 	UID       string
-	Container string // all that the VM uses counts as this container's
 	Backend   string // hypervisor driver
-	PID       int    // of the hypervisor process; 0 when none runs
+
+	// Containers of the pod, at least one. From outside nobody can tell which of them the VM works for, so each has an
+	// equal share of what it uses, and their sum is right.
+	Containers []string
+
+	PID       int // of the hypervisor process; 0 when none runs
 	StartedAt time.Time
 	Taps      []Tap
 	COW       string // path of the writable disk; "" for none

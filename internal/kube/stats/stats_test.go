@@ -45,7 +45,7 @@ func newMachine(t *testing.T) *machine {
 		t.Fatal(err)
 	}
 	m.vms = []VM{{
-		ID: "abc", Name: "vk-default-web", Namespace: "default", Pod: "web", UID: "u", Container: "c", Backend: "qemu", PID: 10,
+		ID: "abc", Name: "vk-default-web", Namespace: "default", Pod: "web", UID: "u", Containers: []string{"c"}, Backend: "qemu", PID: 10,
 		StartedAt: time.Unix(1700000100, 0), Taps: []Tap{{Name: "t0"}}, COW: cow,
 	}}
 	var err error
@@ -190,7 +190,7 @@ func TestSummary(t *testing.T) {
 	m := newMachine(t)
 	m.process(500, 100, 50, 256)
 	m.links["t0"] = link{index: 7, counters: [4]uint64{linkRx: 1000, linkTx: 2000}}
-	m.vms = append(m.vms, VM{ID: "stopped", Pod: "idle", Namespace: "default", Container: "c"})
+	m.vms = append(m.vms, VM{ID: "stopped", Pod: "idle", Namespace: "default", Containers: []string{"c"}})
 	var s summary.Summary
 	if err := json.Unmarshal([]byte(m.get("GET /stats/summary", "/stats/summary")), &s); err != nil {
 		t.Fatal(err)
@@ -215,6 +215,15 @@ func TestSummary(t *testing.T) {
 	if s.Node.Fs != nil || s.Pods[0].Network != nil || s.Pods[0].CPU == nil {
 		t.Errorf("CPU and memory only: %+v", s)
 	}
+	m.vms[0].Containers = []string{"c", "d"} // share what is used
+	s = *m.c.Summary(t.Context())
+	if c := s.Pods[0].Containers; len(c) != 2 || c[1].Name != "d" || *c[0].CPU.UsageCoreNanoSeconds != 75e7 || *c[1].CPU.UsageCoreNanoSeconds != 75e7 ||
+		*c[1].Memory.RSSBytes != *s.Pods[0].Memory.RSSBytes/2 || *c[1].Rootfs.UsedBytes != *s.Pods[0].EphemeralStorage.UsedBytes/2 {
+		t.Errorf("of two containers: %+v", c)
+	}
+	if text := m.get("GET /metrics/resource", "/metrics/resource"); !strings.Contains(text, `container_cpu_usage_seconds_total{container="d",pod="web",namespace="default"} 0.75`) {
+		t.Errorf("of two containers:\n%s", text)
+	}
 }
 
 func (m *machine) get(route, url string) string {
@@ -235,9 +244,9 @@ func TestResource(t *testing.T) {
 	for _, want := range []string{
 		"# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total 2 ",
 		"# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes 716800 ",
-		`container_cpu_usage_seconds_total{container="c",namespace="default",pod="web"} 1.5 `,
-		`container_memory_working_set_bytes{container="c",namespace="default",pod="web"} 1.048576e+06 `,
-		`container_start_time_seconds{container="c",namespace="default",pod="web"} 1.7000001e+09`,
+		`container_cpu_usage_seconds_total{container="c",pod="web",namespace="default"} 1.5 `,
+		`container_memory_working_set_bytes{container="c",pod="web",namespace="default"} 1.048576e+06 `,
+		`container_start_time_seconds{container="c",pod="web",namespace="default"} 1.7000001e+09`,
 		`pod_cpu_usage_seconds_total{namespace="default",pod="web"} 1.5 `,
 		`pod_memory_working_set_bytes{namespace="default",pod="web"} 1.048576e+06 `,
 		"resource_scrape_error 0",
@@ -352,7 +361,7 @@ func BenchmarkScrape(b *testing.B) {
 		if err := os.WriteFile(cow, []byte("x"), 0o600); err != nil {
 			b.Fatal(err)
 		}
-		vms[i] = VM{ID: vm.ID(name), Name: name, Namespace: "default", Pod: name, UID: name, Container: "c", Backend: "qemu", PID: os.Getpid(), StartedAt: time.Now(), Taps: []Tap{{Name: "lo"}}, COW: cow}
+		vms[i] = VM{ID: vm.ID(name), Name: name, Namespace: "default", Pod: name, UID: name, Containers: []string{"c"}, Backend: "qemu", PID: os.Getpid(), StartedAt: time.Now(), Taps: []Tap{{Name: "lo"}}, COW: cow}
 	}
 	c, err := New(Config{Root: dir, Source: func() []VM { return vms }, Log: slog.New(slog.DiscardHandler), Owns: func(string, VM) bool { return true }})
 	if err != nil {

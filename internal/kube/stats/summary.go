@@ -49,15 +49,25 @@ func pod(u Usage) summary.PodStats {
 	memory := &summary.MemoryStats{Time: at, UsageBytes: &u.Process.RSS, WorkingSetBytes: &u.Process.WorkingSet, RSSBytes: &u.Process.RSS}
 	p := summary.PodStats{
 		PodRef: summary.PodReference{Name: u.VM.Pod, Namespace: u.VM.Namespace, UID: u.VM.UID}, StartTime: since, CPU: cpu, Memory: memory,
-		Containers: []summary.ContainerStats{{Name: u.VM.Container, StartTime: since, CPU: cpu, Memory: memory}},
+	}
+	n := uint64(len(u.VM.Containers))
+	for _, name := range u.VM.Containers {
+		rss := u.Process.RSS / n
+		p.Containers = append(p.Containers, summary.ContainerStats{
+			Name: name, StartTime: since,
+			CPU:    &summary.CPUStats{Time: at, UsageCoreNanoSeconds: nanoseconds(u.Process.CPU / time.Duration(n))},
+			Memory: &summary.MemoryStats{Time: at, UsageBytes: &rss, WorkingSetBytes: new(u.Process.WorkingSet / n), RSSBytes: &rss},
+		})
 	}
 	if n := u.Network; n != nil {
 		card := summary.InterfaceStats{Name: "eth0", RxBytes: &n.RxBytes, RxErrors: &n.RxErrors, TxBytes: &n.TxBytes, TxErrors: &n.TxErrors}
 		p.Network = &summary.NetworkStats{Time: at, InterfaceStats: card, Interfaces: []summary.InterfaceStats{card}}
 	}
 	if u.Disk != nil {
-		disk := &summary.FsStats{Time: at, UsedBytes: u.Disk}
-		p.EphemeralStorage, p.Containers[0].Rootfs = disk, disk
+		p.EphemeralStorage = &summary.FsStats{Time: at, UsedBytes: u.Disk}
+		for i := range p.Containers {
+			p.Containers[i].Rootfs = &summary.FsStats{Time: at, UsedBytes: new(*u.Disk / n)}
+		}
 	}
 	return p
 }
