@@ -192,11 +192,8 @@ func sign(ctx context.Context, client kubernetes.Interface) error {
 	api := client.CertificatesV1().CertificateSigningRequests()
 	for {
 		list, err := api.List(ctx, metav1.ListOptions{})
-		if ctx.Err() != nil {
-			return nil
-		}
 		if err != nil {
-			return err
+			return unlessOver(ctx, err)
 		}
 		for i := range list.Items {
 			csr := &list.Items[i]
@@ -205,7 +202,7 @@ func sign(ctx context.Context, client kubernetes.Interface) error {
 			}
 			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"}}
 			if _, err := api.UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
-				return err
+				return unlessOver(ctx, err)
 			}
 		}
 		select {
@@ -214,6 +211,13 @@ func sign(ctx context.Context, client kubernetes.Interface) error {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+func unlessOver(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // name gives the suite's pods VM names by what they are generated from: vk-default- and a pod's name of 60 characters are
