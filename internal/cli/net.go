@@ -61,7 +61,11 @@ func netCells(n nodewire.Network) []string {
 	if n.Subnet != "" {
 		leased, free = fmt.Sprint(n.Leased), fmt.Sprint(n.Free)
 	}
-	return []string{name, n.Kind, state, n.Bridge, n.Subnet, n.Gateway, leased, free}
+	subnet := n.Subnet
+	if n.Subnet6 != "" {
+		subnet += "," + n.Subnet6
+	}
+	return []string{name, n.Kind, state, n.Bridge, subnet, n.Gateway, leased, free}
 }
 
 func (a *app) netAdoptCommand() *cobra.Command {

@@ -76,6 +76,7 @@ type Address struct {
 	Gateway string   `json:"gateway"`
 	Prefix  int      `json:"prefix"`
 	DNS     []string `json:"dns,omitempty"`
+	IPv6    string   `json:"ipv6,omitempty"`
 }
 
 // Storage is a disk of a VM.
@@ -112,7 +113,7 @@ func FromRecord(r vm.Record) VM {
 	for _, n := range r.NICs {
 		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP}
 		if n.IP != "" {
-			nic.Network = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS}
+			nic.Network = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6}
 		}
 		out.NetworkConfigs = append(out.NetworkConfigs, nic)
 	}
@@ -155,7 +156,7 @@ func (v VM) Record() vm.Record {
 	for _, n := range v.NetworkConfigs {
 		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP}
 		if n.Network != nil {
-			nic.IP, nic.Gateway, nic.Prefix, nic.DNS = n.Network.IP, n.Network.Gateway, n.Network.Prefix, n.Network.DNS
+			nic.IP, nic.Gateway, nic.Prefix, nic.DNS, nic.IPv6 = n.Network.IP, n.Network.Gateway, n.Network.Prefix, n.Network.DNS, n.Network.IPv6
 		}
 		r.NICs = append(r.NICs, nic)
 	}

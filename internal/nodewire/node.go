@@ -37,6 +37,7 @@ type Network struct {
 	Gateway string `json:"gateway,omitempty"`
 	Leased  int    `json:"leased,omitempty"` // addresses
 	Free    int    `json:"free,omitempty"`
+	Subnet6 string `json:"subnet6,omitempty"` // CIDR; "" without IPv6
 }
 
 // Driver is one hypervisor driver of a node and what it can do there.
@@ -76,14 +77,14 @@ func EncodeNodeInfo(i NodeInfo) *nodev1.NodeInfo {
 func encodeNetwork(n Network) *nodev1.Network {
 	return &nodev1.Network{
 		Name: n.Name, Kind: n.Kind, Default: n.Default, Up: n.Up, Error: n.Error,
-		Bridge: n.Bridge, Subnet: n.Subnet, Gateway: n.Gateway, Leased: int64(n.Leased), Free: int64(n.Free),
+		Bridge: n.Bridge, Subnet: n.Subnet, Gateway: n.Gateway, Leased: int64(n.Leased), Free: int64(n.Free), Subnet6: n.Subnet6,
 	}
 }
 
 func decodeNetwork(m *nodev1.Network) Network {
 	return Network{
 		Name: m.GetName(), Kind: m.GetKind(), Default: m.GetDefault(), Up: m.GetUp(), Error: m.GetError(),
-		Bridge: m.GetBridge(), Subnet: m.GetSubnet(), Gateway: m.GetGateway(), Leased: int(m.GetLeased()), Free: int(m.GetFree()),
+		Bridge: m.GetBridge(), Subnet: m.GetSubnet(), Gateway: m.GetGateway(), Leased: int(m.GetLeased()), Free: int(m.GetFree()), Subnet6: m.GetSubnet6(),
 	}
 }
 

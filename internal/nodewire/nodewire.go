@@ -185,14 +185,14 @@ func decodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
 func encodeNIC(n vm.NIC) *nodev1.NIC {
 	return &nodev1.NIC{
 		Network: n.Network, Tap: n.Tap, Netns: n.NetNS, Mac: n.MAC, Ip: n.IP, Prefix: int64(n.Prefix),
-		Gateway: n.Gateway, Dns: slices.Clone(n.DNS), Mtu: int64(n.MTU), Dhcp: n.DHCP,
+		Gateway: n.Gateway, Dns: slices.Clone(n.DNS), Mtu: int64(n.MTU), Dhcp: n.DHCP, Ipv6: n.IPv6,
 	}
 }
 
 func decodeNIC(m *nodev1.NIC) vm.NIC {
 	return vm.NIC{
 		Network: m.GetNetwork(), Tap: m.GetTap(), NetNS: m.GetNetns(), MAC: m.GetMac(), IP: m.GetIp(), Prefix: int(m.GetPrefix()),
-		Gateway: m.GetGateway(), DNS: cloneSlice(m.GetDns()), MTU: int(m.GetMtu()), DHCP: m.GetDhcp(),
+		Gateway: m.GetGateway(), DNS: cloneSlice(m.GetDns()), MTU: int(m.GetMtu()), DHCP: m.GetDhcp(), IPv6: m.GetIpv6(),
 	}
 }
 

@@ -146,6 +146,7 @@ type NIC struct {
 	IP      string   `json:"ip,omitempty"`      // "" when not known (yet)
 	Prefix  int      `json:"prefix,omitempty"`  // length of the network prefix in bits
 	Gateway string   `json:"gateway,omitempty"` // "" for none
+	IPv6    string   `json:"ipv6,omitempty"`    // what the guest makes of its MAC and the prefix that a router tells it; "" for none
 	DNS     []string `json:"dns,omitempty"`
 	MTU     int      `json:"mtu,omitempty"` // bytes; 0 is the guest's default
 	DHCP    bool     `json:"dhcp"`          // a DHCP server answers on this network with the same IP

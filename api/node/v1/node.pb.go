@@ -2120,6 +2120,7 @@ type NIC struct {
 	Dns           []string               `protobuf:"bytes,8,rep,name=dns,proto3" json:"dns,omitempty"`
 	Mtu           int64                  `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"` // bytes, 0: the guest's default
 	Dhcp          bool                   `protobuf:"varint,10,opt,name=dhcp,proto3" json:"dhcp,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,11,opt,name=ipv6,proto3" json:"ipv6,omitempty"` // that the guest makes of its MAC; "": none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2222,6 +2223,13 @@ func (x *NIC) GetDhcp() bool {
 		return x.Dhcp
 	}
 	return false
+}
+
+func (x *NIC) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
 }
 
 type Event struct {
@@ -4762,6 +4770,7 @@ type Network struct {
 	Gateway       string                 `protobuf:"bytes,8,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	Leased        int64                  `protobuf:"varint,9,opt,name=leased,proto3" json:"leased,omitempty"` // addresses
 	Free          int64                  `protobuf:"varint,10,opt,name=free,proto3" json:"free,omitempty"`
+	Subnet6       string                 `protobuf:"bytes,11,opt,name=subnet6,proto3" json:"subnet6,omitempty"` // CIDR; "": no IPv6
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4864,6 +4873,13 @@ func (x *Network) GetFree() int64 {
 		return x.Free
 	}
 	return 0
+}
+
+func (x *Network) GetSubnet6() string {
+	if x != nil {
+		return x.Subnet6
+	}
+	return ""
 }
 
 type Driver struct {
@@ -7059,7 +7075,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x16\n" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x12\n" +
 	"\x04role\x18\x05 \x01(\tR\x04role\x12.\n" +
-	"\abacking\x18\x06 \x01(\v2\x14.cocoon.node.v1.DiskR\abacking\"\xd3\x01\n" +
+	"\abacking\x18\x06 \x01(\v2\x14.cocoon.node.v1.DiskR\abacking\"\xe7\x01\n" +
 	"\x03NIC\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x14\n" +
@@ -7071,7 +7087,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03dns\x18\b \x03(\tR\x03dns\x12\x10\n" +
 	"\x03mtu\x18\t \x01(\x03R\x03mtu\x12\x12\n" +
 	"\x04dhcp\x18\n" +
-	" \x01(\bR\x04dhcp\"g\n" +
+	" \x01(\bR\x04dhcp\x12\x12\n" +
+	"\x04ipv6\x18\v \x01(\tR\x04ipv6\"g\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12.\n" +
@@ -7247,7 +7264,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0fnetwork_details\x18\f \x03(\v2\x17.cocoon.node.v1.NetworkR\x0enetworkDetails\x1a6\n" +
 	"\bVmsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xe7\x01\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x81\x02\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -7259,7 +7276,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\agateway\x18\b \x01(\tR\agateway\x12\x16\n" +
 	"\x06leased\x18\t \x01(\x03R\x06leased\x12\x12\n" +
 	"\x04free\x18\n" +
-	" \x01(\x03R\x04free\"\xdc\x01\n" +
+	" \x01(\x03R\x04free\x12\x18\n" +
+	"\asubnet6\x18\v \x01(\tR\asubnet6\"\xdc\x01\n" +
 	"\x06Driver\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x18\n" +

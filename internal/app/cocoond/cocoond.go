@@ -52,7 +52,7 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
   driver                               qemu, or fake for scale tests (qemu)
   guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)
   qemu: {binary, cgroup, uidBase, uidCount, tbSize}
-  network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, netns, dns, search, routes, mtu, nat,
+  network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, netns, dns, search, routes, mtu, nat,
     masqueradeLink, isolation, leases, cni: {confDir, binDirs, default, exclusive}}
   images: {mappings, downloadProtocol, regexpTranslation, registries: {HOST: {mirrors, ca, insecure}}, maxParallelPulls,
     stallTimeout, gc: {interval, minAge, maxAge, maxSize, high, low}}

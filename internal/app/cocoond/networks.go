@@ -164,6 +164,7 @@ func (n *networks) describe() []nodewire.Network {
 			d.Kind, d.Bridge = modeBridge, n.bridge.Bridge()
 			if prefix, gateway := n.bridge.Subnet(); prefix.IsValid() {
 				leased, total := n.bridge.Addresses()
+				d.Subnet6 = n.bridge.Subnet6()
 				d.Subnet, d.Gateway, d.Leased, d.Free = prefix.String(), gateway.String(), leased, total-leased
 			}
 		}

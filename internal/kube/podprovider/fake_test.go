@@ -89,7 +89,7 @@ func (e *engine) Launch(_ context.Context, spec vm.Spec) (vm.Record, error) {
 	r := &vm.Record{
 		ID: vm.NewID(), Spec: spec, State: vm.StateRunning, Driver: "fake", ImageType: vm.ImageOCI, ImageDigest: "sha256:abc",
 		StartedAt: time.Now(), CreatedAt: time.Now(),
-		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP)}},
+		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP), IPv6: fmt.Sprintf("fd00::%x", e.nextIP)}},
 	}
 	e.recs[r.ID] = r
 	e.note(vm.EventAdded, r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -237,7 +238,7 @@ func TestLifeOfAPod(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.Status.PodIP != rec.NICs[0].IP || len(p.Status.PodIPs) != 1 || p.Status.HostIP != "192.0.2.1" || len(p.Status.HostIPs) != 1 {
+		if p.Status.PodIP != rec.NICs[0].IP || !slices.Equal(p.Status.PodIPs, []corev1.PodIP{{IP: rec.NICs[0].IP}, {IP: rec.NICs[0].IPv6}}) || p.Status.HostIP != "192.0.2.1" || len(p.Status.HostIPs) != 1 {
 			t.Errorf("addresses: %+v", p.Status)
 		}
 		if p.Status.QOSClass != corev1.PodQOSBestEffort || p.Status.StartTime == nil || p.Status.ObservedGeneration != 1 {

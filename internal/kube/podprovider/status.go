@@ -85,6 +85,9 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	s.PodIP, s.PodIPs = "", nil
 	if a, err := netip.ParseAddr(v.ip); err == nil {
 		s.PodIP, s.PodIPs = a.String(), []corev1.PodIP{{IP: a.String()}}
+		if v.rec != nil && len(v.rec.NICs) > 0 && v.rec.NICs[0].IPv6 != "" {
+			s.PodIPs = append(s.PodIPs, corev1.PodIP{IP: v.rec.NICs[0].IPv6})
+		}
 	}
 	s.ContainerStatuses = nil
 	if v.rec != nil || v.verdict == nil {

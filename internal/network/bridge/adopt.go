@@ -38,7 +38,7 @@ func adopted(name string, mtu int) (place, error) {
 		if mtu == 0 || mtu > br.Attrs().MTU {
 			mtu = br.Attrs().MTU
 		}
-		return place{prefix, gateway, br.Attrs().HardwareAddr, mtu}, nil
+		return place{prefix: prefix, gateway: gateway, mac: br.Attrs().HardwareAddr, mtu: mtu}, nil
 	}
 	return place{}, errdefs.Preconditionf("bridge %s has no IPv4 address that guests can have as gateway; give it one with `ip addr add CIDR dev %s`", name, name)
 }

@@ -60,6 +60,9 @@ func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 		Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.Path, MAC: l.MAC,
 		IP: l.IP.String(), Prefix: lv.prefix.Bits(), Gateway: lv.gateway.String(), MTU: lv.mtu, DHCP: true,
 	}
+	if a := address6(lv.prefix6, l.MAC); a.IsValid() {
+		out.IPv6 = a.String()
+	}
 	for _, d := range lv.dns {
 		out.DNS = append(out.DNS, d.String())
 	}

@@ -3,7 +3,7 @@
 //
 // Everything happens in one configurable network namespace, through netlink and nftables in process; what is made there
 // carries our mark, and nothing without it is ever changed. The package starts no VM and opens no tap for one: the
-// hypervisor driver does. It routes IPv4 only; other protocols than IPv4 and ARP are dropped at the tap.
+// hypervisor driver does. Other protocols than IPv4, ARP and, where it is configured, IPv6 are dropped at the tap.
 //
 // What survives a crash: taps carry VM, MAC and address in their alias, so that Setup finds them again even when the
 // lease file is older; the lease file is written durably by Release, and shortly after Attach by Run.
@@ -53,6 +53,7 @@ type Network struct {
 type live struct {
 	prefix  netip.Prefix
 	gateway netip.Addr
+	prefix6 netip.Prefix // the zero value without IPv6
 	dns     []netip.Addr
 	routes  []dhcp.Route
 	mtu     int
@@ -90,6 +91,9 @@ func (n *Network) Subnet() (netip.Prefix, netip.Addr) {
 	}
 	return lv.prefix, lv.gateway
 }
+
+// Subnet6 returns the IPv6 prefix of guests, "" when they have none.
+func (n *Network) Subnet6() string { return n.cfg.Subnet6 }
 
 // Addresses returns how many addresses are leased, and how many there are for VMs; zeros before Setup.
 func (n *Network) Addresses() (leased, total int) {

@@ -26,6 +26,7 @@ type Config struct {
 
 	Subnet  string   // IPv4 CIDR, or SubnetAuto (the default)
 	Gateway string   // our address; the first of Subnet by default
+	Subnet6 string   // IPv6 CIDR of 64 bits; "" for no IPv6. We are its first address
 	DNS     []string // nil: the host's resolvers, as far as guests can reach them; empty: none
 	Search  []string // domains that guests complete names with
 	Routes  []Route  // that guests have besides the default one
@@ -92,6 +93,9 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	} else if c.Gateway != "" {
 		return c, errdefs.Invalidf("network %s: a gateway needs a subnet; set both", c.Name)
+	}
+	if _, err := c.prefix6(); err != nil {
+		return c, err
 	}
 	for _, d := range c.DNS {
 		if a, err := netip.ParseAddr(d); err != nil || !a.Is4() {

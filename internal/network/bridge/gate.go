@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// gate admits guests to the sets of the bridge table and dismisses them: two set elements each, whatever their number.
+// gate admits guests to the sets of the bridge table and dismisses them: some set elements each, whatever their number.
 // It keeps its netlink socket open: the kernel finishes deletions, a grace period of ten milliseconds and more, before
 // it lets go of a socket.
 type gate struct {
@@ -31,6 +31,9 @@ func (g *gate) admit(l ipam.Lease) error {
 		if g.rules.adopt {
 			err = errors.Join(err, c.SetAddElements(g.tenants(), tenants([]ipam.Lease{l})))
 		}
+		if g.rules.prefix6.IsValid() {
+			err = errors.Join(err, c.SetAddElements(g.guests6(), g.rules.elements6([]ipam.Lease{l})))
+		}
 		return err
 	}); err != nil {
 		return fmt.Errorf("admit %s at tap %s: %w", l.IP, l.Tap, err)
@@ -46,6 +49,9 @@ func (g *gate) dismiss(l ipam.Lease) error {
 		if g.rules.adopt {
 			err = errors.Join(err, c.SetDeleteElements(g.tenants(), tenants([]ipam.Lease{l})))
 		}
+		if g.rules.prefix6.IsValid() {
+			err = errors.Join(err, c.SetDeleteElements(g.guests6(), g.rules.elements6([]ipam.Lease{l})))
+		}
 		return err
 	}); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("dismiss %s from tap %s: %w", l.IP, l.Tap, err)
@@ -55,6 +61,10 @@ func (g *gate) dismiss(l ipam.Lease) error {
 
 func (g *gate) tenants() *nftables.Set {
 	return g.rules.tenants(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyINet})
+}
+
+func (g *gate) guests6() *nftables.Set {
+	return g.rules.guests6(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyBridge})
 }
 
 func (g *gate) elements(l ipam.Lease) (senders, guests *nftables.Set, mine, address []nftables.SetElement) {

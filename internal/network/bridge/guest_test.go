@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/network/host"
@@ -138,7 +139,7 @@ func (g guest) dials(addr string, within time.Duration) (ok bool) {
 
 func dial(t *testing.T, addr string, within time.Duration) bool {
 	t.Helper()
-	c, err := (&net.Dialer{Timeout: within}).DialContext(t.Context(), "tcp4", addr)
+	c, err := (&net.Dialer{Timeout: within}).DialContext(t.Context(), "tcp", addr)
 	if err != nil {
 		return false
 	}
@@ -150,7 +151,7 @@ func dial(t *testing.T, addr string, within time.Duration) bool {
 func (g guest) pings(to string, within time.Duration) (ok bool) {
 	g.t.Helper()
 	g.do(func() error {
-		c, err := icmp.ListenPacket("ip4:icmp", "0.0.0.0")
+		c, err := listenICMP(to)
 		if err != nil {
 			return err
 		}
@@ -161,11 +162,22 @@ func (g guest) pings(to string, within time.Duration) (ok bool) {
 	return ok
 }
 
+func listenICMP(to string) (*icmp.PacketConn, error) {
+	if netip.MustParseAddr(to).Is6() {
+		return icmp.ListenPacket("ip6:ipv6-icmp", "::")
+	}
+	return icmp.ListenPacket("ip4:icmp", "0.0.0.0")
+}
+
 func ping(c *icmp.PacketConn, to string, within time.Duration) bool {
+	var ask, answer icmp.Type = ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply
+	if netip.MustParseAddr(to).Is6() {
+		ask, answer = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
+	}
 	deadline := time.Now().Add(within)
 	buf := make([]byte, 1500)
 	for seq := 1; time.Now().Before(deadline); seq++ {
-		msg, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: seq}}).Marshal(nil)
+		msg, err := (&icmp.Message{Type: ask, Body: &icmp.Echo{ID: 7, Seq: seq}}).Marshal(nil)
 		if err != nil {
 			return false
 		}
@@ -178,7 +190,7 @@ func ping(c *icmp.PacketConn, to string, within time.Duration) bool {
 			if err != nil {
 				break
 			}
-			if m, err := icmp.ParseMessage(1, buf[:n]); err == nil && m.Type == ipv4.ICMPTypeEchoReply && from.String() == to {
+			if m, err := icmp.ParseMessage(ask.Protocol(), buf[:n]); err == nil && m.Type == answer && from.String() == to {
 				return true
 			}
 		}
@@ -191,7 +203,7 @@ func listen(t *testing.T, ns, addr string) (string, <-chan string) {
 	t.Helper()
 	var l net.Listener
 	open := func() (err error) {
-		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp4", addr)
+		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", addr)
 		return err
 	}
 	if ns == "" {

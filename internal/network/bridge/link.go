@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 
@@ -104,8 +103,7 @@ func (n *Network) ensureBridge(lv *live) (created bool, err error) {
 	if err := netlink.LinkSetAlias(br, bridgeAlias(n.cfg.owner())); err != nil {
 		return created, fmt.Errorf("mark bridge %s: %w", n.cfg.Bridge, err)
 	}
-	// Guests have IPv4 only; without this the host would answer them on a link-local IPv6 address.
-	if err := host.SetSysctl("ipv6/conf/"+n.cfg.Bridge+"/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := n.ensureIPv6(br, lv.prefix6); err != nil {
 		return created, err
 	}
 	if err := netlink.LinkSetMTU(br, lv.mtu); err != nil {

@@ -24,6 +24,7 @@ type rules struct {
 	tapPrefix string
 	prefix    netip.Prefix
 	gateway   netip.Addr
+	prefix6   netip.Prefix // the zero value without IPv6
 	dns       []netip.Addr
 	nat       bool
 	natLink   string
@@ -35,6 +36,7 @@ type rules struct {
 const (
 	setSenders = "senders" // tap . mac
 	setGuests  = "guests"  // tap . mac . address
+	setGuests6 = "guests6" // tap . mac . IPv6 address
 	setTenants = "tenants" // address; family inet
 	chainDHCP  = "dhcp"    // what is for a DHCP server
 )
@@ -131,11 +133,13 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 			Name: "postrouting", Table: t, Type: nftables.ChainTypeNAT,
 			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 		})
-		match := join(overIPv4(), source(r.prefix), oif(expr.CmpOpNeq, r.bridge))
-		if r.natLink != "" {
-			match = append(match, oif(expr.CmpOpEq, r.natLink)...)
+		for _, ours := range r.sources() {
+			match := join(ours, oif(expr.CmpOpNeq, r.bridge))
+			if r.natLink != "" {
+				match = append(match, oif(expr.CmpOpEq, r.natLink)...)
+			}
+			c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: join(match, []expr.Any{&expr.Masq{}})})
 		}
-		c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: join(match, []expr.Any{&expr.Masq{}})})
 	}
 	forward := c.AddChain(&nftables.Chain{
 		Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
@@ -157,6 +161,15 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 	return nil
 }
 
+// sources match what guests send, by each protocol that they have.
+func (r rules) sources() [][]expr.Any {
+	out := [][]expr.Any{join(overIPv4(), source(r.prefix))}
+	if r.prefix6.IsValid() {
+		out = append(out, join(overIPv6(), source6(r.prefix6)))
+	}
+	return out
+}
+
 // forward lets guests out under their own addresses and lets in what they asked for, or what somebody's port mapping
 // sends them. Without NAT the network is a routed one: whoever has a route may come in.
 func (r rules) forward() [][]expr.Any {
@@ -169,9 +182,11 @@ func (r rules) forward() [][]expr.Any {
 	}
 	out := [][]expr.Any{
 		join(iif(expr.CmpOpEq, r.bridge), oif(expr.CmpOpEq, r.bridge), between),
-		join(iif(expr.CmpOpEq, r.bridge), overIPv4(), source(r.prefix), accept()),
-		join(iif(expr.CmpOpEq, r.bridge), drop()),
 	}
+	for _, ours := range r.sources() {
+		out = append(out, join(iif(expr.CmpOpEq, r.bridge), ours, accept()))
+	}
+	out = append(out, join(iif(expr.CmpOpEq, r.bridge), drop()))
 	if r.nat {
 		out = append(out,
 			join(oif(expr.CmpOpEq, r.bridge), ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
@@ -202,6 +217,7 @@ func (r rules) input() [][]expr.Any {
 			out = append(out, join(from, overIPv4(), destination(d), proto(p), dport(53), accept()))
 		}
 	}
+	out = append(out, r.input6(from)...)
 	return append(out, join(from, drop()))
 }
 
@@ -212,6 +228,11 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 	mine, addresses := elements(guests)
 	if err := errors.Join(c.AddSet(senders, mine), c.AddSet(hosts, addresses)); err != nil {
 		return err
+	}
+	if r.prefix6.IsValid() {
+		if err := c.AddSet(r.guests6(t), r.elements6(guests)); err != nil {
+			return err
+		}
 	}
 	ch := c.AddChain(&nftables.Chain{
 		Name: "prerouting", Table: t, Type: nftables.ChainTypeFilter,
@@ -228,18 +249,18 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 }
 
 // sender checks what comes from a tap of ours: its own MAC, and its own address in IPv4 and ARP; besides that only
-// DHCP and ARP probes before it has the address. All other protocols end here.
+// DHCP and ARP probes before it has the address. Besides IPv6, as sender6 has it, all other protocols end here.
 func (r rules) sender() [][]expr.Any {
 	zero := netip.AddrFrom4([4]byte{})
-	return [][]expr.Any{
+	out := [][]expr.Any{
 		join([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(r.tapPrefix)}}, accept()),
 		join(loadTap(), loadEther(), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setSenders, SetID: setSendersID, Invert: true}}, drop()),
 		join(etherType(unix.ETH_P_IP), proto(unix.IPPROTO_UDP), dport(67), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainDHCP}}),
 		join(etherType(unix.ETH_P_IP), loadTap(), loadEther(), loadNetwork(12, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
 		join(etherType(unix.ETH_P_ARP), loadTap(), loadNetwork(8, 6, unix.NFT_REG_2), loadNetwork(14, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
 		join(etherType(unix.ETH_P_ARP), loadNetwork(14, 4, 1), equal(zero.AsSlice()), accept()),
-		drop(),
 	}
+	return append(append(out, r.sender6()...), drop())
 }
 
 // asker checks DHCP: the hardware address in the message, which the server goes by, is the sender's own. Of a message
@@ -262,6 +283,7 @@ const (
 	setSendersID = 1
 	setGuestsID  = 2
 	setTenantsID = 3
+	setGuests6ID = 4
 )
 
 func (r rules) sets(t *nftables.Table) (senders, guests *nftables.Set) {

@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/network/radv"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -26,11 +27,31 @@ func (n *Network) Run(ctx context.Context) error {
 		return err
 	}
 	var sock *dhcp.Socket
-	if err := n.space.Do(func() error { sock, err = dhcp.Listen(n.cfg.Bridge); return err }); err != nil {
+	var router *radv.Socket
+	if err := n.space.Do(func() error {
+		if lv.prefix6.IsValid() {
+			if router, err = radv.Listen(n.cfg.Bridge, router6); err != nil {
+				return err
+			}
+		}
+		sock, err = dhcp.Listen(n.cfg.Bridge)
+		if err != nil && router != nil {
+			router.Close()
+		}
+		return err
+	}); err != nil {
 		return fmt.Errorf("run network %s: %w", n.cfg.Name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if router != nil {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() {
+			radv.Serve(ctx, router, radv.Config{Router: router6, Prefix: lv.prefix6, DNS: lv.dns, Search: n.cfg.Search, MTU: lv.mtu}, n.log)
+		})
+	}
 	served := make(chan error, 1)
 	go func() {
 		defer cancel()

@@ -19,8 +19,6 @@ import (
 	"cocoonstack.io/cocoon/internal/undo"
 )
 
-const forwardKey = "ipv4/ip_forward"
-
 // Setup implements network.Network: look, decide, then change; what fails half-way is undone.
 func (n *Network) Setup(ctx context.Context) error {
 	return n.whole(ctx, func() error {
@@ -68,12 +66,18 @@ func (n *Network) plan() (*live, state, []tap, error) {
 		return fail(err)
 	}
 	prefix := own.prefix
+	if own.prefix6, err = n.cfg.prefix6(); err == nil {
+		err = n.checkIPv6(own.prefix6)
+	}
+	if err != nil {
+		return fail(err)
+	}
 	lv, err := n.settle(own, leases, taps)
 	if err != nil {
 		return fail(err)
 	}
 	st.Subnet = prefix
-	if err := n.noteForward(&st); err != nil {
+	if err := n.noteForward(&st, own.prefix6.IsValid()); err != nil {
 		return fail(err)
 	}
 	return lv, st, taps, nil
@@ -83,6 +87,7 @@ func (n *Network) plan() (*live, state, []tap, error) {
 type place struct {
 	prefix  netip.Prefix
 	gateway netip.Addr
+	prefix6 netip.Prefix
 	mac     net.HardwareAddr
 	mtu     int
 }
@@ -105,7 +110,7 @@ func (n *Network) place(st state, keep bool) (place, error) {
 	if mtu == 0 {
 		mtu = defaultMTU()
 	}
-	return place{prefix, gateway, n.mac, mtu}, err
+	return place{prefix: prefix, gateway: gateway, mac: n.mac, mtu: mtu}, err
 }
 
 // checkHost looks for what is missing or in the way.
@@ -137,7 +142,7 @@ func (n *Network) checkHost() error {
 // settle puts everything decided together, with the leases of the file and those that only the taps remember.
 func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, error) {
 	prefix, gateway := at.prefix, at.gateway
-	lv := &live{prefix: prefix, gateway: gateway, dns: resolvers(n.cfg), mtu: at.mtu}
+	lv := &live{prefix: prefix, gateway: gateway, prefix6: at.prefix6, dns: resolvers(n.cfg), mtu: at.mtu}
 	var err error
 	if lv.routes, err = n.cfg.routes(); err != nil {
 		return nil, err
@@ -145,7 +150,7 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 	owner := n.cfg.owner()
 	lv.rules = rules{
 		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),
-		prefix: prefix, gateway: gateway, dns: lv.dns,
+		prefix: prefix, gateway: gateway, prefix6: at.prefix6, dns: lv.dns,
 		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
 	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {
@@ -170,20 +175,22 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 }
 
 // noteForward writes into st what Teardown must put back, if build is going to turn forwarding on.
-func (n *Network) noteForward(st *state) error {
+func (n *Network) noteForward(st *state, ipv6 bool) error {
 	here, err := host.Identity()
 	if err != nil {
 		return err
 	}
 	if st.Space != here {
-		st.Space, st.Forward = here, "" // after a reboot or in a new namespace our change is gone
+		st.Space, st.Forward, st.Forward6 = here, "", "" // after a reboot or in a new namespace our change is gone
 	}
-	value, err := host.Sysctl(forwardKey)
-	if err != nil {
-		return fmt.Errorf("read sysctl net/%s: %w", forwardKey, err)
-	}
-	if value != "1" && st.Forward == "" {
-		st.Forward = value
+	for _, f := range st.forwarding(ipv6) {
+		value, err := host.Sysctl(f.key)
+		if err != nil {
+			return fmt.Errorf("read sysctl net/%s: %w", f.key, err)
+		}
+		if value != "1" && *f.before == "" {
+			*f.before = value
+		}
 	}
 	return nil
 }
@@ -227,11 +234,13 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	if err != nil {
 		return err
 	}
-	if err := host.SetSysctl(forwardKey, "1"); err != nil {
-		return err
-	}
-	if created && st.Forward != "" {
-		back.Push(func(context.Context) error { return host.SetSysctl(forwardKey, st.Forward) })
+	for _, f := range st.forwarding(lv.prefix6.IsValid()) {
+		if err := host.SetSysctl(f.key, "1"); err != nil {
+			return err
+		}
+		if created && *f.before != "" {
+			back.Push(func(context.Context) error { return host.SetSysctl(f.key, *f.before) })
+		}
 	}
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
@@ -351,10 +360,10 @@ func (n *Network) teardown() error {
 	return errors.Join(errs...)
 }
 
-// restoreForward puts ip_forward back as Setup found it, unless another network of ours in the namespace needs it.
+// restoreForward puts forwarding back as Setup found it, unless another network of ours in the namespace needs it.
 func (n *Network) restoreForward() error {
 	st, err := n.loadState()
-	if err != nil || st.Forward == "" {
+	if err != nil || st.Forward == "" && st.Forward6 == "" {
 		return err
 	}
 	here, err := host.Identity()
@@ -367,10 +376,15 @@ func (n *Network) restoreForward() error {
 	}
 	shared := slices.ContainsFunc(links, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Alias, aliasMark) })
 	if st.Space == here && !shared {
-		if err := host.SetSysctl(forwardKey, st.Forward); err != nil {
-			return err
+		for _, f := range st.forwarding(true) {
+			if *f.before == "" {
+				continue
+			}
+			if err := host.SetSysctl(f.key, *f.before); err != nil {
+				return err
+			}
 		}
 	}
-	st.Forward, st.Space = "", ""
+	st.Forward, st.Forward6, st.Space = "", "", ""
 	return n.saveState(st)
 }

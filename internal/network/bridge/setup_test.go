@@ -92,11 +92,14 @@ func snapshot(t *testing.T) []string {
 	for _, table := range tables {
 		out = append(out, "table "+table.Name)
 	}
-	forward, err := host.Sysctl(forwardKey)
-	if err != nil {
-		t.Fatal(err)
+	for _, key := range []string{forwardKey, forward6Key} {
+		value, err := host.Sysctl(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, key+" "+value)
 	}
-	return append(out, "forward "+forward)
+	return out
 }
 
 func TestSetupRefuses(t *testing.T) {

@@ -21,6 +21,28 @@ type state struct {
 	// Forward is net.ipv4.ip_forward as it was before we set it to 1 in Space; "" when we did not.
 	Forward string `json:"ip_forward_before,omitempty"`
 	Space   string `json:"space,omitempty"` // identity of the namespace
+
+	Forward6 string `json:"ipv6_forwarding_before,omitempty"` // likewise of net.ipv6.conf.all.forwarding
+}
+
+// The settings that make a host a router.
+const (
+	forwardKey  = "ipv4/ip_forward"
+	forward6Key = "ipv6/conf/all/forwarding"
+)
+
+// forwarding is a setting, and what it was before us.
+type forwarding struct {
+	key    string
+	before *string
+}
+
+func (s *state) forwarding(ipv6 bool) []forwarding {
+	out := []forwarding{{forwardKey, &s.Forward}}
+	if ipv6 {
+		out = append(out, forwarding{forward6Key, &s.Forward6})
+	}
+	return out
 }
 
 const stateVersion = 1

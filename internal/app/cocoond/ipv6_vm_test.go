@@ -1,0 +1,46 @@
+//go:build vm
+
+package cocoond_test
+
+import (
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// TestVMHasIPv6 gives guests a prefix: a VM and its clone each make the address that their record tells, reach the router
+// and are reached, and the clone has nothing left of its source's.
+func TestVMHasIPv6(t *testing.T) {
+	n := newNode(t, `network: {subnet6: "fd00:88:6::/64"}`)
+	n.counting("source")
+	if _, err := n.SaveSnapshot(t.Context(), "source", vm.SaveSpec{Name: "base"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "base", Name: "clone"}); err != nil {
+		t.Fatal(err)
+	}
+	source, clone := n.ready("source").NICs[0].IPv6, n.ready("clone").NICs[0].IPv6
+	if source == "" || source == clone {
+		t.Fatalf("the addresses are %q and %q", source, clone)
+	}
+	for name, own := range map[string]string{"source": source, "clone": clone} {
+		n.until(name+" has "+own, func() bool {
+			return strings.Contains(n.sh(name, "ip -6 addr show eth0 scope global"), own+"/64")
+		})
+		if all := n.sh(name, "ip -6 addr show eth0"); name == "clone" && strings.Contains(all, source) {
+			t.Errorf("the clone has an address of its source: %s", all)
+		}
+		n.sh(name, "ping -6 -c 1 -W 20 fd00:88:6::1")
+		n.until("it serves on "+own, func() bool {
+			reply, err := http.Get("http://" + net.JoinHostPort(own, "8080") + "/")
+			if err != nil {
+				return false
+			}
+			reply.Body.Close()
+			return reply.StatusCode == http.StatusOK
+		})
+	}
+}

@@ -1,0 +1,245 @@
+package bridge
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
+	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/network/radv"
+)
+
+// IPv6 is there when the configuration has a prefix for it. Guests make their address of it and their MAC, so that it is
+// as stable as the MAC and nothing has to be remembered.
+
+// router6 is our address on every link, which guests know as their router.
+var router6 = netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1})
+
+// prefix6 is the configured prefix; the zero value for none.
+func (c Config) prefix6() (netip.Prefix, error) {
+	if c.Subnet6 == "" {
+		return netip.Prefix{}, nil
+	}
+	p, err := netip.ParsePrefix(c.Subnet6)
+	switch {
+	case err != nil || !p.Addr().Is6() || p.Addr().Is4In6() || p.Addr().Zone() != "" || p.Bits() != radv.Prefix || p != p.Masked():
+		return p, errdefs.Invalidf("network %s: subnet6 %q is not the address of a /%d such as fd12:3456:789a::/64", c.Name, c.Subnet6, radv.Prefix)
+	case !p.Addr().IsGlobalUnicast():
+		return p, errdefs.Invalidf("network %s: %s is not a prefix that hosts have addresses of; take one of your own, or of fd00::/8", c.Name, p)
+	case c.Adopt:
+		return p, errdefs.Invalidf("network %s: an adopted bridge is somebody else's to give IPv6 addresses to; leave subnet6 out", c.Name)
+	}
+	return p, nil
+}
+
+// gateway6 is our address in the prefix; the zero value without one.
+func gateway6(prefix netip.Prefix) netip.Addr {
+	if !prefix.IsValid() {
+		return netip.Addr{}
+	}
+	return prefix.Addr().Next()
+}
+
+// address6 is that of a guest with that MAC; the zero value without IPv6.
+func address6(prefix netip.Prefix, mac string) netip.Addr {
+	m, err := net.ParseMAC(mac)
+	if err != nil || len(m) != 6 || !prefix.IsValid() {
+		return netip.Addr{}
+	}
+	return radv.Address(prefix, m)
+}
+
+// checkIPv6 refuses a prefix that the host uses elsewhere, and a host that would lose its own router: one that forwards
+// no longer listens to routers, unless it is told to.
+func (n *Network) checkIPv6(prefix netip.Prefix) error {
+	if !prefix.IsValid() {
+		return nil
+	}
+	if _, err := host.Sysctl(forward6Key); err != nil {
+		return errdefs.Preconditionf("network %s: this kernel has no IPv6; leave subnet6 out, or boot without ipv6.disable", n.cfg.Name)
+	}
+	links, err := host.ListLinks()
+	if err != nil {
+		return err
+	}
+	forwards, err := host.Sysctl(forward6Key)
+	if err != nil {
+		return fmt.Errorf("read sysctl net/%s: %w", forward6Key, err)
+	}
+	for _, l := range links {
+		name := l.Attrs().Name
+		if name == n.cfg.Bridge {
+			continue
+		}
+		addrs, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V6) })
+		if err != nil {
+			return fmt.Errorf("list addresses of %s: %w", name, err)
+		}
+		routes, err := retryDump(func() ([]netlink.Route, error) { return netlink.RouteList(l, netlink.FAMILY_V6) })
+		if err != nil {
+			return fmt.Errorf("list routes of %s: %w", name, err)
+		}
+		for _, a := range addrs {
+			if addr, ok := netip.AddrFromSlice(a.IP); ok && prefix.Contains(addr) {
+				return errdefs.Preconditionf("network %s: subnet6 %s clashes with address %s of %s; configure another", n.cfg.Name, prefix, a.IPNet, name)
+			}
+		}
+		for _, r := range routes {
+			if p, ok := prefix6Of(r.Dst); ok && p.Bits() >= 16 && p.Overlaps(prefix) {
+				return errdefs.Preconditionf("network %s: subnet6 %s clashes with route %s through %s; configure another", n.cfg.Name, prefix, p, name)
+			}
+			accepts, _ := host.Sysctl("ipv6/conf/" + name + "/accept_ra") // "" is no "1"
+			if r.Protocol == unix.RTPROT_RA && forwards == "0" && accepts == "1" {
+				return errdefs.Preconditionf("network %s: guests with IPv6 make this host a router, and it would lose its own route through %s, which a router told it; run `sysctl -w net.ipv6.conf.%s.accept_ra=2`, which keeps it, and make that permanent",
+					n.cfg.Name, name, name)
+			}
+		}
+	}
+	return nil
+}
+
+func prefix6Of(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	a, ok := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	return netip.PrefixFrom(a, ones), ok && bits == 128
+}
+
+// ensureIPv6 gives the bridge our addresses, or takes IPv6 away from it: without that, the host would answer guests on a
+// link-local address. The kernel makes no address of its own and listens to no router there.
+func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
+	conf := "ipv6/conf/" + n.cfg.Bridge + "/"
+	off := "1"
+	if prefix.IsValid() {
+		off = "0"
+	}
+	if _, err := host.Sysctl(conf + "disable_ipv6"); err != nil {
+		return nil //nolint:nilerr // a kernel without IPv6, which checkIPv6 refuses where it matters
+	}
+	if err := host.SetSysctl(conf+"disable_ipv6", off); err != nil || !prefix.IsValid() {
+		return err
+	}
+	for key, value := range map[string]string{"accept_ra": "0", "addr_gen_mode": "1"} {
+		if err := host.SetSysctl(conf+key, value); err != nil {
+			return err
+		}
+	}
+	want := []netip.Prefix{netip.PrefixFrom(router6, radv.Prefix), netip.PrefixFrom(gateway6(prefix), radv.Prefix)}
+	have, err := netlink.AddrList(br, netlink.FAMILY_V6)
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", n.cfg.Bridge, err)
+	}
+	for _, a := range have {
+		if a.IPNet.String() != want[0].String() && a.IPNet.String() != want[1].String() {
+			if err := netlink.AddrDel(br, &a); err != nil {
+				return fmt.Errorf("remove address %s from %s: %w", a.IPNet, n.cfg.Bridge, err)
+			}
+		}
+	}
+	for _, p := range want {
+		ipnet := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)}
+		// Nobody else may have it: every guest is held to its own.
+		if err := netlink.AddrReplace(br, &netlink.Addr{IPNet: ipnet, Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("give %s the address %s: %w", n.cfg.Bridge, p, err)
+		}
+	}
+	return nil
+}
+
+// ICMPv6 of neighbours and routers (RFC 4861).
+const (
+	icmpEchoRequest6 = 128
+	routerSolicit    = 133
+	routerAdvert     = 134
+	neighbourSolicit = 135
+	neighbourAdvert  = 136
+	redirect         = 137
+	portDHCPv6Server = 547
+)
+
+func overIPv6() []expr.Any {
+	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal([]byte{unix.NFPROTO_IPV6}))
+}
+
+func source6(p netip.Prefix) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 8, Len: 16},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 16, Mask: net.CIDRMask(p.Bits(), 128), Xor: make([]byte, 16)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+	}
+}
+
+func icmp6(kind byte) []expr.Any {
+	return join(proto(unix.IPPROTO_ICMPV6), []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal([]byte{kind}))
+}
+
+func sport(port uint16) []expr.Any {
+	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2}}, equal([]byte{byte(port >> 8), byte(port)}))
+}
+
+// sender6 checks IPv6 from a tap of ours: its own addresses as sources and in what it tells neighbours, and nothing that
+// is for a router or a DHCP server to say. From the unspecified address come only questions.
+func (r rules) sender6() [][]expr.Any {
+	if !r.prefix6.IsValid() {
+		return nil
+	}
+	v6 := etherType(unix.ETH_P_IPV6)
+	lookup := func(invert bool) []expr.Any {
+		return []expr.Any{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: setGuests6, SetID: setGuests6ID, Invert: invert}}
+	}
+	const target, address = 8, 16
+	told := []expr.Any{&expr.Payload{DestRegister: unix.NFT_REG32_06, Base: expr.PayloadBaseTransportHeader, Offset: target, Len: address}}
+	return [][]expr.Any{
+		join(v6, icmp6(routerAdvert), drop()),
+		join(v6, icmp6(redirect), drop()),
+		join(v6, proto(unix.IPPROTO_UDP), sport(portDHCPv6Server), drop()),
+		join(v6, icmp6(neighbourAdvert), loadTap(), loadEther(), told, lookup(true), drop()),
+		join(v6, loadTap(), loadEther(), loadNetwork(8, address, unix.NFT_REG32_06), lookup(false), accept()),
+		join(v6, source6(netip.PrefixFrom(netip.IPv6Unspecified(), 128)), proto(unix.IPPROTO_ICMPV6), accept()),
+	}
+}
+
+// input6 is what guests get from the host by IPv6: neighbours, the router's answer, and ping.
+func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
+	if !r.prefix6.IsValid() {
+		return nil
+	}
+	for _, kind := range []byte{routerSolicit, neighbourSolicit, neighbourAdvert} {
+		out = append(out, join(from, overIPv6(), icmp6(kind), accept()))
+	}
+	for _, a := range []netip.Addr{router6, gateway6(r.prefix6)} {
+		out = append(out, join(from, overIPv6(), loadNetwork(24, 16, 1), equal(a.AsSlice()), icmp6(icmpEchoRequest6), accept()))
+	}
+	return out
+}
+
+func (r rules) guests6(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{
+		Table: t, Name: setGuests6, ID: setGuests6ID,
+		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, nftables.TypeIP6Addr),
+	}
+}
+
+// elements6 are the addresses of guests: in the prefix, and on the link.
+func (r rules) elements6(guests []ipam.Lease) (out []nftables.SetElement) {
+	for _, l := range guests {
+		mac, err := net.ParseMAC(l.MAC)
+		if err != nil {
+			continue // leases are checked where they come from
+		}
+		key := append(append(linkName(l.Tap), mac...), 0, 0)
+		for _, p := range []netip.Prefix{r.prefix6, radv.LinkLocal} {
+			out = append(out, nftables.SetElement{Key: append(append([]byte{}, key...), radv.Address(p, mac).AsSlice()...)})
+		}
+	}
+	return out
+}

@@ -1,0 +1,157 @@
+// Package radv tells the guests of one link their IPv6 prefix and router (RFC 4861, RFC 4862, RFC 8106).
+//
+// Addresses are not assigned: a guest makes its own of the prefix and its MAC, so that who knows both knows the address.
+// The package sets no address and no route of the host.
+package radv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/mdlayher/ndp"
+	"golang.org/x/net/ipv6"
+)
+
+// Prefix is the length of a prefix from which guests make addresses, in bits (RFC 4862, 5.5.3 with RFC 2464, 4).
+const Prefix = 64
+
+const (
+	lifetime    = 9000 * time.Second // of the router, the longest there is: guests outlive restarts of ours
+	minInterval = 200 * time.Second  // between advertisements that nobody asked for
+	maxInterval = 600 * time.Second
+	gather      = 20 * time.Millisecond // a burst of questions has one answer
+)
+
+// Config is what guests are told.
+type Config struct {
+	Router netip.Addr   // link-local address of ours that it is sent from
+	Prefix netip.Prefix // a /64
+	DNS    []netip.Addr // IPv4 ones are left out
+	Search []string
+	MTU    int // bytes
+}
+
+// Address is what a guest with that MAC makes of a prefix: its modified EUI-64 (RFC 4291, appendix A). The MAC has 6
+// bytes.
+func Address(prefix netip.Prefix, mac net.HardwareAddr) netip.Addr {
+	b := prefix.Masked().Addr().As16()
+	copy(b[8:], []byte{mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
+	return netip.AddrFrom16(b)
+}
+
+// LinkLocal is the prefix of addresses that are valid on one link.
+var LinkLocal = netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80}), Prefix)
+
+// message is an advertisement from a link with that MAC.
+func (c Config) message(mac net.HardwareAddr) *ndp.RouterAdvertisement {
+	m := &ndp.RouterAdvertisement{
+		CurrentHopLimit: 64, RouterLifetime: lifetime,
+		Options: []ndp.Option{
+			&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: mac},
+			&ndp.MTU{MTU: uint32(c.MTU)},
+			&ndp.PrefixInformation{
+				PrefixLength: Prefix, OnLink: true, AutonomousAddressConfiguration: true,
+				ValidLifetime: ndp.Infinity, PreferredLifetime: ndp.Infinity, Prefix: c.Prefix.Masked().Addr(),
+			},
+		},
+	}
+	var servers []netip.Addr
+	for _, a := range c.DNS {
+		if a.Is6() && !a.Is4In6() {
+			servers = append(servers, a)
+		}
+	}
+	if len(servers) > 0 {
+		m.Options = append(m.Options, &ndp.RecursiveDNSServer{Lifetime: lifetime, Servers: servers})
+	}
+	if len(c.Search) > 0 {
+		m.Options = append(m.Options, &ndp.DNSSearchList{Lifetime: lifetime, DomainNames: c.Search})
+	}
+	return m
+}
+
+// Socket is where guests ask.
+type Socket struct {
+	conn *ndp.Conn
+	mac  net.HardwareAddr
+}
+
+// Close gives the socket back, if Serve has not.
+func (s *Socket) Close() error { return s.conn.Close() }
+
+var everybody, routers = netip.IPv6LinkLocalAllNodes(), netip.IPv6LinkLocalAllRouters()
+
+// Listen opens a socket on the link called name, in the network namespace of the calling thread. The link has the
+// router's address already.
+func Listen(name string, router netip.Addr) (*Socket, error) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("listen for router solicitations on %s: %w", name, err)
+	}
+	// By its number: package net remembers for a minute which link a name was, and ours may have been made anew.
+	zone := *link
+	zone.Name = strconv.Itoa(link.Index)
+	c, _, err := ndp.Listen(&zone, ndp.Addr(router.String()))
+	if err != nil {
+		return nil, fmt.Errorf("listen for router solicitations on %s: %w", name, err)
+	}
+	var only ipv6.ICMPFilter
+	only.SetAll(true)
+	only.Accept(ipv6.ICMPTypeRouterSolicitation)
+	if err := errors.Join(c.SetICMPFilter(&only), c.JoinGroup(routers)); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("listen for router solicitations on %s: %w", name, err)
+	}
+	return &Socket{conn: c, mac: link.HardwareAddr}, nil
+}
+
+// Serve advertises until ctx ends, and closes s. Whoever asks is answered at once, to all, as often as questions come but
+// not more often than the pause between two bursts.
+func Serve(ctx context.Context, s *Socket, c Config, log *slog.Logger) {
+	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
+	defer stop()
+	defer s.conn.Close()
+	asked := make(chan struct{}, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, _, _, err := s.conn.ReadFrom(); err != nil { // malformed, or the link is down, or ctx ended
+				select {
+				case <-ctx.Done():
+				case <-time.After(gather):
+				}
+				continue
+			}
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	m := c.message(s.mac)
+	failing := false
+	for {
+		err := s.conn.WriteTo(m, nil, everybody)
+		if err != nil && !failing && ctx.Err() == nil {
+			log.Warn("router advertisement not sent", "err", err)
+		}
+		failing = err != nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(gather):
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-asked:
+		case <-time.After(minInterval + rand.N(maxInterval-minInterval)):
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package radv
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/mdlayher/ndp"
+)
+
+func TestAddressIsModifiedEUI64(t *testing.T) {
+	for mac, want := range map[string]string{
+		"34:56:78:9a:bc:de": "fd00:1::3656:78ff:fe9a:bcde", // RFC 4291, appendix A
+		"52:54:00:00:00:01": "fd00:1::5054:ff:fe00:1",
+		"02:00:00:00:00:00": "fd00:1::ff:fe00:0",
+	} {
+		m, err := net.ParseMAC(mac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Address(netip.MustParsePrefix("fd00:1::9/64"), m); got != netip.MustParseAddr(want) {
+			t.Errorf("%s has %s, want %s", mac, got, want)
+		}
+	}
+	if !LinkLocal.Addr().IsLinkLocalUnicast() {
+		t.Errorf("%s is not link-local", LinkLocal)
+	}
+}
+
+func TestMessage(t *testing.T) {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+	c := Config{
+		Router: netip.MustParseAddr("fe80::1"), Prefix: netip.MustParsePrefix("fd00:1::/64"), MTU: 1400, Search: []string{"pods.example"},
+		DNS: []netip.Addr{netip.MustParseAddr("9.9.9.9"), netip.MustParseAddr("fd00:1::1")},
+	}
+	raw, err := ndp.MarshalMessage(c.message(mac))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := ndp.ParseMessage(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, ok := parsed.(*ndp.RouterAdvertisement)
+	if !ok || m.RouterLifetime != lifetime || m.ManagedConfiguration || m.OtherConfiguration {
+		t.Fatalf("%+v", parsed)
+	}
+	seen := map[string]bool{}
+	for _, o := range m.Options {
+		switch o := o.(type) {
+		case *ndp.PrefixInformation:
+			seen["prefix"] = o.Prefix == c.Prefix.Addr() && o.PrefixLength == 64 && o.OnLink && o.AutonomousAddressConfiguration && o.ValidLifetime == ndp.Infinity
+		case *ndp.MTU:
+			seen["mtu"] = o.MTU == 1400
+		case *ndp.LinkLayerAddress:
+			seen["mac"] = o.Addr.String() == mac.String()
+		case *ndp.RecursiveDNSServer:
+			seen["dns"] = len(o.Servers) == 1 && o.Servers[0] == c.DNS[1]
+		case *ndp.DNSSearchList:
+			seen["search"] = len(o.DomainNames) == 1 && o.DomainNames[0] == "pods.example"
+		}
+	}
+	for _, what := range []string{"prefix", "mtu", "mac", "dns", "search"} {
+		if !seen[what] {
+			t.Errorf("the option %s is missing or wrong in %+v", what, m.Options)
+		}
+	}
+}
