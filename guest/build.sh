@@ -28,6 +28,10 @@ agent_key=$({
         internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
 } | sha256sum | cut -c1-16)
 
+# Of Go's runtime in the agent: no signals to goroutines that compute for long (none does, and where instructions are
+# emulated, and code is cold after a guest was resumed, everything takes long), and no looking for other CPUs each second.
+agent_runtime=asyncpreemptoff=1,updatemaxprocs=0
+
 # apt's indexes name the current package; without them the newest cached kernel serves
 policy() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
 stamp=$(stat -c %Y /var/lib/apt/lists 2>/dev/null || echo 0)
@@ -78,7 +82,7 @@ if [ ! -d "$initramfs" ]; then
     mkdir "$work/out"
     say "building the guest agent"
     go build -trimpath -tags grpcnotrace \
-        -ldflags "-s -w -X cocoonstack.io/cocoon/internal/app/cocoonguest.version=$agent_key" \
+        -ldflags "-s -w -X cocoonstack.io/cocoon/internal/app/cocoonguest.version=$agent_key -X runtime.godebugDefault=$agent_runtime" \
         -o "$work/agent" ./cmd/cocoon-guest
     say "packing the initramfs"
     go run -trimpath ./guest/pack initramfs "$work/agent" "$kernel/modules" "$work/out/initramfs"

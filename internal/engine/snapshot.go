@@ -238,6 +238,7 @@ func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir str
 	if based {
 		plan.Base = dir + "/" + snapshot.FileBase
 	}
+	e.settleGuest(ctx, m, c)
 	if c.freezer != nil {
 		limited, cancel := context.WithTimeout(ctx, freezeTimeout)
 		defer cancel()
@@ -254,6 +255,23 @@ func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir str
 		return s, false, fmt.Errorf("save its memory: %w", err)
 	}
 	return s, quiesced, nil
+}
+
+// settleTimeout bounds how long a guest may take to settle: one that writes to its disks all the time never has.
+const settleTimeout = 2 * time.Second
+
+// settleGuest has a guest settle that others will go on from. One whose agent cannot do that is saved as it is.
+func (e *Engine) settleGuest(ctx context.Context, m *machine, c capturer) {
+	agent, ready, _ := c.run.link.peek()
+	settler, ok := agent.(guest.Settler)
+	if c.hold || !ready || !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	began := time.Now()
+	err := settler.Settle(ctx)
+	e.log.Debug("guest settled", "vm", m.id, "dur", time.Since(began), "err", err)
 }
 
 // thaw is tried even when the caller has gone away: the guest thaws itself otherwise, but only after a while.

@@ -369,6 +369,44 @@ func TestQuiesce(t *testing.T) {
 	r.clearAll("still")
 }
 
+// TestSettle: a guest settles before others are to go on from its state, and is saved also when it cannot.
+func TestSettle(t *testing.T) {
+	var settled, saved atomic.Int32
+	var broken atomic.Bool
+	r := newRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			switch {
+			case call == "agent.Settle" && broken.Load():
+				return errdefs.Unavailablef("fault")
+			case call == "agent.Settle done":
+				settled.Add(1)
+			case call == "driver.Save":
+				saved.Store(settled.Load())
+			}
+			return nil
+		}
+	})
+	ctx := t.Context()
+	r.source()
+	for n, quiesce := range []bool{false, true} {
+		if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: fmt.Sprint("gold", n), Quiesce: quiesce}); err != nil || saved.Load() != int32(n+1) {
+			t.Errorf("quiesce %v: %v; settled %d times before it was saved", quiesce, err, saved.Load())
+		}
+	}
+	broken.Store(true)
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold2"}); err != nil {
+		t.Errorf("a guest that does not settle: %v", err)
+	}
+	broken.Store(false)
+	before := settled.Load()
+	r.must(r.Hibernate(ctx, "web", "night"))
+	if settled.Load() != before {
+		t.Error("a guest settled for a hibernation, from which it alone goes on")
+	}
+	r.must(r.Wake(ctx, "web"))
+	r.clearAll("gold0", "gold1", "gold2")
+}
+
 func value[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

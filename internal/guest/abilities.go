@@ -29,6 +29,13 @@ type Interface struct {
 	Addresses []netip.Prefix
 }
 
+// Settler is the ability of an Agent to get a guest ready to be saved, for the sake of those who are resumed from that.
+type Settler interface {
+	// Settle has the guest finish what each of them would have to finish otherwise, as writing to its disks. It changes
+	// nothing that a program could notice, and a guest that is saved without it, or after an error of it, is as good.
+	Settle(ctx context.Context) error
+}
+
 // Resumer is the ability of an Agent to bring a guest to itself that was resumed from saved state.
 type Resumer interface {
 	// Resumed tells the guest that time has passed and, for a clone, who it is now. It first thaws file systems that were

@@ -52,10 +52,7 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 	if res.Clone == nil {
 		return &guestv1.ResumedReply{LogSeq: seq}, nil
 	}
-	select {
-	case s.cloned <- struct{}{}:
-	default:
-	}
+	s.forgetLater()
 	if id := res.Clone.MachineID; s.resumed.id == "" || s.resumed.id != id {
 		s.resumed = resumedAs{id: id, seq: seq}
 	}
@@ -71,20 +68,25 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 // forgetAfter is how long a clone leaves what nobody waits for to those who wait for something else.
 const forgetAfter = 3 * time.Second
 
-// forget has the machine forget its source, some time after the clone is itself.
-func (s *Server) forget(ctx context.Context) {
-	for {
-		select {
-		case <-s.cloned:
-			select {
-			case <-time.After(forgetAfter):
-			case <-ctx.Done():
-				return
-			}
+// forgetLater has the machine forget its source, some time after the clone is itself. Preconditions: setup is held.
+func (s *Server) forgetLater() {
+	if s.forget == nil {
+		s.forget = time.AfterFunc(forgetAfter, func() {
+			s.setup.Lock()
+			defer s.setup.Unlock()
 			_ = s.machine.Forget() // a lease that stays is asked for again, and refused
-		case <-ctx.Done():
-			return
-		}
+		})
+		return
+	}
+	s.forget.Reset(forgetAfter)
+}
+
+// forgetNever ends what forgetLater has begun, if it still waits.
+func (s *Server) forgetNever() {
+	s.setup.Lock()
+	defer s.setup.Unlock()
+	if s.forget != nil {
+		s.forget.Stop()
 	}
 }
 

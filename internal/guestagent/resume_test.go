@@ -37,6 +37,15 @@ func freezer(t *testing.T, a guest.Agent) guest.Freezer {
 	return f
 }
 
+func settler(t *testing.T, a guest.Agent) guest.Settler {
+	t.Helper()
+	s, ok := a.(guest.Settler)
+	if !ok {
+		t.Fatal("our agent cannot settle")
+	}
+	return s
+}
+
 func clone() guest.Resumed {
 	return guest.Resumed{
 		Now: time.Unix(1700000000, 5), Entropy: []byte("from the host"), Hostname: "copy", Hosts: []string{"10.0.0.9 db"},
@@ -134,6 +143,9 @@ func TestFrozenGuest(t *testing.T) {
 	if err := a.Setup(t.Context(), guest.Setup{}); !errdefs.Is(err, errdefs.FailedPrecondition) {
 		t.Errorf("setup: %v", err)
 	}
+	if err := settler(t, a).Settle(t.Context()); !errdefs.Is(err, errdefs.FailedPrecondition) {
+		t.Errorf("settle: %v", err)
+	}
 	if _, err := a.Info(t.Context()); err != nil {
 		t.Errorf("info: %v", err)
 	}
@@ -142,6 +154,9 @@ func TestFrozenGuest(t *testing.T) {
 	}
 	if got := output(t, a, sh("echo free")); got != "free\n" {
 		t.Errorf("after the thaw: %q", got)
+	}
+	if err := settler(t, a).Settle(t.Context()); err != nil || m.settles() != 1 {
+		t.Errorf("settle: %v, and the machine has settled %d times", err, m.settles())
 	}
 
 	freeze := func() {

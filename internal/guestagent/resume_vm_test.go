@@ -112,6 +112,11 @@ func TestVMCloneBecomesItself(t *testing.T) {
 	}
 	logsGoOn(t, a)
 	begin := time.Now()
+	if err := settler(t, a).Settle(t.Context()); err != nil {
+		t.Errorf("settle: %v", err)
+	}
+	t.Logf("settled in %v", time.Since(begin))
+	begin = time.Now()
 	n, err := freezer(t, a).Freeze(t.Context())
 	if err != nil || n != 1 {
 		t.Fatalf("freeze: %d, %v", n, err)
@@ -137,7 +142,7 @@ func TestVMCloneBecomesItself(t *testing.T) {
 	known := map[string]string{}
 	for i := range 2 {
 		private := map[string]string{"cocoon-l000": disks["cocoon-l000"], "cocoon-cow": copyFile(t, cow)}
-		mac, ip, name := fmt.Sprintf("52:54:00:00:01:0%d", i), fmt.Sprintf("10.9.0.%d", 10+i), fmt.Sprintf("copy-%d", i)
+		mac, ip, name := fmt.Sprintf("52:54:00:00:01:0%d", i), fmt.Sprintf("10.9.0.%d", 10+i), fmt.Sprintf("c%d", i)
 		c := startGuest(t, private, append(memoryArgs(memory, "off"), "-incoming", "defer", "-S")...)
 		m := c.qmp(t)
 		m.do(ignoreShared)
@@ -168,8 +173,8 @@ func TestVMCloneBecomesItself(t *testing.T) {
 		m.do(`{"execute":"set_link","arguments":{"name":"n0","up":true}}`)
 		logsGoOn(t, a) // what was frozen is not any more
 		for script, want := range map[string]string{
-			"hostname; cat /etc/hostname; echo $HOSTNAME": name + "\n" + name + "\n" + name + "\n",
-			"cat /etc/machine-id":                         r.Clone.MachineID + "\n",
+			"hostname; grep . /etc/hostname; echo $HOSTNAME": name + "\n" + name + "\n" + name + "\n",
+			"cat /etc/machine-id":                            r.Clone.MachineID + "\n",
 			"cat /sys/class/net/eth0/address; ip -o -4 addr show eth0 | grep -o 'inet [0-9./]*'": mac + "\ninet " + ip + "/24\n",
 			"ip route": "default via 10.9.0.1 dev eth0 \n10.9.0.0/24 dev eth0 scope link  src " + ip + " \n",
 			"grep " + name + " /etc/hosts; grep -c source /etc/hosts || true": ip + "\t" + name + "\n0\n",
@@ -179,6 +184,9 @@ func TestVMCloneBecomesItself(t *testing.T) {
 			}
 		}
 		waitFor(t, func() bool { return output(t, a, sh("cat /sys/class/net/eth0/carrier")) == "1\n" })
+		waitFor(t, func() bool {
+			return output(t, a, sh("cat /etc/hostname; grep -c '^$' /etc/hosts || true")) == name+"\n0\n"
+		}) // shortened
 		date, err := strconv.ParseInt(strings.TrimSpace(output(t, a, sh("busybox date +%s"))), 10, 64)
 		if off := date - r.Now.Unix(); err != nil || off < -1 || off > 1800 {
 			t.Errorf("the clock is %d s off, %v", off, err)

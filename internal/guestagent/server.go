@@ -43,6 +43,9 @@ type Identity struct {
 type Machine interface {
 	// Identify gives the machine its name and addresses. It may be called again with others.
 	Identify(ctx context.Context, id Identity) error
+	// Settle finishes what would be finished after each time that the machine is resumed from state saved now, and goes
+	// through what Resume and Forget will need. It changes nothing else.
+	Settle(ctx context.Context) error
 	// Resume brings a machine to itself that goes on from saved state, with its links down. Idempotent.
 	Resume(ctx context.Context, r Resumption) error
 	// Forget removes what would bring back, at the next boot or the next lease, who a clone's source was.
@@ -87,10 +90,10 @@ type Server struct {
 
 	freezer freezer
 
-	setup   sync.Mutex    // one change of the guest's identity at a time
-	resumed resumedAs     // under setup
-	keys    hostKeys      // under setup
-	cloned  chan struct{} // holds a token when there is something to forget
+	setup   sync.Mutex  // one change of the guest's identity at a time
+	resumed resumedAs   // under setup
+	keys    hostKeys    // under setup
+	forget  *time.Timer // under setup; nil: there was never anything to forget
 
 	mu       sync.Mutex
 	setUp    bool
@@ -113,7 +116,6 @@ func New(cfg Config, machine Machine) *Server {
 		followers: make(chan struct{}, maxFollowers),
 		off:       make(chan time.Duration, 1),
 		keys:      hostKeys{root: "/"},
-		cloned:    make(chan struct{}, 1),
 		started:   make(chan struct{}),
 		acked:     make(chan struct{}),
 	}
@@ -128,7 +130,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	if s.cfg.Init {
 		wg.Go(func() { s.procs.reap(ctx) })
 	}
-	wg.Go(func() { s.forget(ctx) })
+	defer s.forgetNever()
 	if p, ok := l.(plainListener); ok {
 		p.HandlePlain(func(m []byte) []byte { return s.plain(ctx, m) })
 	}

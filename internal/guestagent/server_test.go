@@ -31,6 +31,7 @@ type machine struct {
 	frozen  bool
 	thaws   int
 	forgot  int
+	settled int
 	broken  error // of Freeze
 	off     chan struct{}
 }
@@ -49,6 +50,13 @@ func (m *machine) Resume(_ context.Context, r guestagent.Resumption) error {
 		return errors.New("resumed while frozen")
 	}
 	m.resumed = append(m.resumed, r)
+	return nil
+}
+
+func (m *machine) Settle(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.settled++
 	return nil
 }
 
@@ -75,6 +83,12 @@ func (m *machine) Thaw() (int, error) {
 	m.frozen = false
 	m.thaws++
 	return 2, nil
+}
+
+func (m *machine) settles() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.settled
 }
 
 func (m *machine) isFrozen() bool {

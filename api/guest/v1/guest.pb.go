@@ -2246,6 +2246,78 @@ func (x *ResumedReply) GetLogSeq() uint64 {
 	return 0
 }
 
+type SettleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRequest) Reset() {
+	*x = SettleRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRequest) ProtoMessage() {}
+
+func (x *SettleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
+func (*SettleRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+}
+
+type SettleReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleReply) Reset() {
+	*x = SettleReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleReply) ProtoMessage() {}
+
+func (x *SettleReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
+func (*SettleReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+}
+
 type FreezeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2254,7 +2326,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2338,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2351,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 type FreezeReply struct {
@@ -2291,7 +2363,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2375,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2388,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -2334,7 +2406,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2418,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2431,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 type ThawReply struct {
@@ -2371,7 +2443,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2455,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2468,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -2575,12 +2647,14 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\rssh_host_keys\x18\x03 \x01(\bR\vsshHostKeys\"'\n" +
 	"\fResumedReply\x12\x17\n" +
 	"\alog_seq\x18\x01 \x01(\x04R\x06logSeq\"\x0f\n" +
+	"\rSettleRequest\"\r\n" +
+	"\vSettleReply\"\x0f\n" +
 	"\rFreezeRequest\"#\n" +
 	"\vFreezeReply\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\xb2\a\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\xfa\a\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -2590,7 +2664,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04Wait\x12\x1c.cocoon.guest.v1.WaitRequest\x1a\x1a.cocoon.guest.v1.WaitReply\x12I\n" +
 	"\aAckExit\x12\x1f.cocoon.guest.v1.AckExitRequest\x1a\x1d.cocoon.guest.v1.AckExitReply\x12L\n" +
 	"\bPoweroff\x12 .cocoon.guest.v1.PoweroffRequest\x1a\x1e.cocoon.guest.v1.PoweroffReply\x12C\n" +
-	"\x05Stats\x12\x1d.cocoon.guest.v1.StatsRequest\x1a\x1b.cocoon.guest.v1.StatsReply\x12I\n" +
+	"\x05Stats\x12\x1d.cocoon.guest.v1.StatsRequest\x1a\x1b.cocoon.guest.v1.StatsReply\x12F\n" +
+	"\x06Settle\x12\x1e.cocoon.guest.v1.SettleRequest\x1a\x1c.cocoon.guest.v1.SettleReply\x12I\n" +
 	"\aResumed\x12\x1f.cocoon.guest.v1.ResumedRequest\x1a\x1d.cocoon.guest.v1.ResumedReply\x12F\n" +
 	"\x06Freeze\x12\x1e.cocoon.guest.v1.FreezeRequest\x1a\x1c.cocoon.guest.v1.FreezeReply\x12@\n" +
 	"\x04Thaw\x12\x1c.cocoon.guest.v1.ThawRequest\x1a\x1a.cocoon.guest.v1.ThawReply\x12T\n" +
@@ -2609,7 +2684,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),       // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),         // 1: cocoon.guest.v1.InfoReply
@@ -2645,10 +2720,12 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*ResumedRequest)(nil),    // 31: cocoon.guest.v1.ResumedRequest
 	(*CloneIdentity)(nil),     // 32: cocoon.guest.v1.CloneIdentity
 	(*ResumedReply)(nil),      // 33: cocoon.guest.v1.ResumedReply
-	(*FreezeRequest)(nil),     // 34: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),       // 35: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),       // 36: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),         // 37: cocoon.guest.v1.ThawReply
+	(*SettleRequest)(nil),     // 34: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),       // 35: cocoon.guest.v1.SettleReply
+	(*FreezeRequest)(nil),     // 36: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),       // 37: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),       // 38: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),         // 39: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	14, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -2679,25 +2756,27 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	25, // 25: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
 	27, // 26: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
 	29, // 27: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	31, // 28: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	34, // 29: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	36, // 30: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 31: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	1,  // 32: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	13, // 33: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	8,  // 34: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	20, // 35: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	22, // 36: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	24, // 37: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	26, // 38: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	28, // 39: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	30, // 40: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	33, // 41: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	35, // 42: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	37, // 43: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 44: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	32, // [32:45] is the sub-list for method output_type
-	19, // [19:32] is the sub-list for method input_type
+	34, // 28: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	31, // 29: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	36, // 30: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	38, // 31: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 32: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	1,  // 33: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	13, // 34: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	8,  // 35: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	20, // 36: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	22, // 37: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	24, // 38: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	26, // 39: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	28, // 40: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	30, // 41: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	35, // 42: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	33, // 43: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	37, // 44: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	39, // 45: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 46: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	33, // [33:47] is the sub-list for method output_type
+	19, // [19:33] is the sub-list for method input_type
 	19, // [19:19] is the sub-list for extension type_name
 	19, // [19:19] is the sub-list for extension extendee
 	0,  // [0:19] is the sub-list for field type_name
@@ -2729,7 +2808,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	Guest_AckExit_FullMethodName    = "/cocoon.guest.v1.Guest/AckExit"
 	Guest_Poweroff_FullMethodName   = "/cocoon.guest.v1.Guest/Poweroff"
 	Guest_Stats_FullMethodName      = "/cocoon.guest.v1.Guest/Stats"
+	Guest_Settle_FullMethodName     = "/cocoon.guest.v1.Guest/Settle"
 	Guest_Resumed_FullMethodName    = "/cocoon.guest.v1.Guest/Resumed"
 	Guest_Freeze_FullMethodName     = "/cocoon.guest.v1.Guest/Freeze"
 	Guest_Thaw_FullMethodName       = "/cocoon.guest.v1.Guest/Thaw"
@@ -60,6 +61,9 @@ type GuestClient interface {
 	Poweroff(ctx context.Context, in *PoweroffRequest, opts ...grpc.CallOption) (*PoweroffReply, error)
 	// Stats reports the guest's own view of its resources.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
+	// Settle has the guest finish what it would otherwise finish after each time that it is resumed from the state about to
+	// be saved: it writes what it holds to its disks, and goes through what Resumed will need. It changes nothing else.
+	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error)
 	// Resumed tells a guest that was resumed from saved state what time it is and, if it is a clone, who it is. Idempotent.
 	Resumed(ctx context.Context, in *ResumedRequest, opts ...grpc.CallOption) (*ResumedReply, error)
 	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
@@ -179,6 +183,16 @@ func (c *guestClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *guestClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleReply)
+	err := c.cc.Invoke(ctx, Guest_Settle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *guestClient) Resumed(ctx context.Context, in *ResumedRequest, opts ...grpc.CallOption) (*ResumedReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResumedReply)
@@ -252,6 +266,9 @@ type GuestServer interface {
 	Poweroff(context.Context, *PoweroffRequest) (*PoweroffReply, error)
 	// Stats reports the guest's own view of its resources.
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
+	// Settle has the guest finish what it would otherwise finish after each time that it is resumed from the state about to
+	// be saved: it writes what it holds to its disks, and goes through what Resumed will need. It changes nothing else.
+	Settle(context.Context, *SettleRequest) (*SettleReply, error)
 	// Resumed tells a guest that was resumed from saved state what time it is and, if it is a clone, who it is. Idempotent.
 	Resumed(context.Context, *ResumedRequest) (*ResumedReply, error)
 	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
@@ -295,6 +312,9 @@ func (UnimplementedGuestServer) Poweroff(context.Context, *PoweroffRequest) (*Po
 }
 func (UnimplementedGuestServer) Stats(context.Context, *StatsRequest) (*StatsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedGuestServer) Settle(context.Context, *SettleRequest) (*SettleReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
 }
 func (UnimplementedGuestServer) Resumed(context.Context, *ResumedRequest) (*ResumedReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resumed not implemented")
@@ -473,6 +493,24 @@ func _Guest_Stats_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SettleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).Settle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_Settle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).Settle(ctx, req.(*SettleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Guest_Resumed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResumedRequest)
 	if err := dec(in); err != nil {
@@ -572,6 +610,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Guest_Stats_Handler,
+		},
+		{
+			MethodName: "Settle",
+			Handler:    _Guest_Settle_Handler,
 		},
 		{
 			MethodName: "Resumed",

@@ -186,6 +186,7 @@ var (
 	_ guest.VolumeKeeper    = (*session)(nil)
 	_ guest.NetworkReporter = (*session)(nil)
 	_ guest.Freezer         = (*session)(nil)
+	_ guest.Settler         = (*session)(nil)
 )
 
 func (s *session) alive(call string) error {

@@ -258,6 +258,16 @@ func (s resumer) Resumed(_ context.Context, r guest.Resumed) (guest.ResumedReply
 	return guest.ResumedReply{LogSeq: uint64(p.Lines)}, s.g.w.Fault("agent.Resumed done")
 }
 
+// Settle implements guest.Settler.
+func (s *session) Settle(context.Context) error {
+	return s.g.w.around("agent.Settle", func() error {
+		if p, _ := s.g.look(); p.Frozen {
+			return errdefs.Preconditionf("settled while frozen")
+		}
+		return nil
+	})
+}
+
 // Freeze implements guest.Freezer.
 func (s *session) Freeze(context.Context) (int, error) {
 	return 1, s.g.w.around("agent.Freeze", func() error { s.g.change(func() { s.g.p.Frozen = true }); return nil })

@@ -18,6 +18,7 @@ import (
 var (
 	_ guest.Resumer = (*session)(nil)
 	_ guest.Freezer = (*session)(nil)
+	_ guest.Settler = (*session)(nil)
 )
 
 // Resumed implements guest.Resumer.
@@ -81,6 +82,12 @@ func (s *session) ask(ctx context.Context, request []byte) (*guestv1.ResumedRepl
 		return nil, status.Error(codes.Code(answer[1]), string(answer[2:]))
 	}
 	return nil, errdefs.Unavailablef("the guest's answer cannot be read")
+}
+
+// Settle implements guest.Settler.
+func (s *session) Settle(ctx context.Context) error {
+	_, err := s.client.Settle(ctx, &guestv1.SettleRequest{})
+	return s.failure(ctx, "have the guest settle", err)
 }
 
 // Freeze implements guest.Freezer.

@@ -35,42 +35,6 @@ func replace(path, text string) error {
 	return err
 }
 
-// largest is the size of a file that overwrite takes for one of ours, in bytes.
-const largest = 64 << 10
-
-// overwrite is replace for a guest that has just been resumed: it writes into the file that an earlier replace made.
-// A rename makes the file system allocate and write blocks at once, which is most of what such a guest would do before
-// it is itself. What reads the file in this moment may see a mixture, of a content that is wrong by now anyway.
-func overwrite(path, text string) error {
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return replace(path, text) // not there, or a symbolic link
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 || st.Size > largest {
-		return replace(path, text)
-	}
-	old := make([]byte, st.Size)
-	if n, err := unix.Pread(fd, old, 0); err == nil && string(old[:n]) == text {
-		return nil
-	}
-	for done := 0; done < len(text); {
-		n, err := unix.Pwrite(fd, []byte(text[done:]), int64(done))
-		if err != nil {
-			return err
-		}
-		done += n
-	}
-	if st.Size > int64(len(text)) {
-		return unix.Ftruncate(fd, int64(len(text)))
-	}
-	return nil
-}
-
 // ensureMachineID gives a machine whose image has no machine id one of its own.
 func ensureMachineID(path string) error {
 	switch st, err := os.Stat(path); {

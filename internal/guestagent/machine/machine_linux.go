@@ -23,13 +23,40 @@ type Machine struct {
 
 	disk   *os.File // see New
 	frozen []frozen
+
+	root    string // of files
+	files   [len(paths)]kept
+	urandom int      // descriptor of /dev/urandom; 0: it is not open yet
+	net     *netlink // see link
 }
 
 var _ guestagent.Machine = (*Machine)(nil)
 
 // New returns the VM that we run in. init says that we are its PID 1; disk, if not nil, is the file system of the
 // writable layer, to which no path leads.
-func New(init bool, disk *os.File) *Machine { return &Machine{init: init, disk: disk} }
+func New(init bool, disk *os.File) *Machine {
+	return machineAt("", init, disk)
+}
+
+// machineAt is New for a machine whose files are below root.
+func machineAt(root string, init bool, disk *os.File) *Machine {
+	m := &Machine{init: init, disk: disk, root: root}
+	for i, path := range paths {
+		m.files[i] = kept{path: root + path, own: i != fileDBusID}
+	}
+	return m
+}
+
+// Files that say who the machine is.
+const (
+	fileMachineID = iota
+	fileDBusID    // a copy of the machine id, on some a file of its own
+	fileHosts
+	fileHostname
+	fileResolvConf
+)
+
+var paths = [...]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
 // linkPatience is how long an interface that is being plugged in may take to appear.
 const linkPatience = 2 * time.Second
@@ -39,15 +66,15 @@ func (m *Machine) Identify(ctx context.Context, id guestagent.Identity) error {
 	if err := setHostname(id.Hostname); err != nil {
 		return err
 	}
-	if err := configure(ctx, id.NICs, nil); err != nil {
+	if err := m.configure(ctx, id.NICs, nil); err != nil {
 		return err
 	}
 	if m.init { // elsewhere it is somebody else's to make
-		if err := ensureMachineID("/etc/machine-id"); err != nil {
+		if err := ensureMachineID(m.files[fileMachineID].path); err != nil {
 			return err
 		}
 	}
-	return writeFiles("/etc", id, replace)
+	return m.writeFiles(id, anew)
 }
 
 func setHostname(name string) error {
@@ -60,24 +87,29 @@ func setHostname(name string) error {
 	return nil
 }
 
-// writeFiles writes hostname, hosts and resolv.conf below etc by means of write. Without a name server resolv.conf is
+// writeFiles writes who the machine is, but for its machine id, by means of write. Without a name server resolv.conf is
 // left alone.
-func writeFiles(etc string, id guestagent.Identity, write func(path, text string) error) error {
-	for _, f := range []struct{ name, text string }{
-		{"hosts", hosts(id)}, {"hostname", id.Hostname}, {"resolv.conf", resolvConf(id)},
-	} {
-		switch {
-		case f.text == "":
+func (m *Machine) writeFiles(id guestagent.Identity, write func(k *kept, text string) error) error {
+	hostname := id.Hostname
+	if hostname != "" {
+		hostname += "\n"
+	}
+	for _, f := range []struct {
+		file int
+		text string
+	}{{fileHosts, hosts(id)}, {fileHostname, hostname}, {fileResolvConf, resolvConf(id)}} {
+		if f.text == "" {
 			continue
-		case f.name == "hostname":
-			f.text += "\n"
 		}
-		if err := write(etc+"/"+f.name, f.text); err != nil {
-			return fmt.Errorf("write %s/%s: %w", etc, f.name, err)
+		if err := write(&m.files[f.file], f.text); err != nil {
+			return fmt.Errorf("write %s: %w", m.files[f.file].path, err)
 		}
 	}
 	return nil
 }
+
+// anew writes a file of a machine that boots.
+func anew(k *kept, text string) error { return replace(k.path, text) }
 
 func hosts(id guestagent.Identity) string {
 	var b strings.Builder
@@ -114,7 +146,12 @@ func resolvConf(id guestagent.Identity) string {
 	return b.String()
 }
 
-func oneLine(s string) string { return strings.NewReplacer("\n", " ", "\r", " ").Replace(s) }
+func oneLine(s string) string {
+	if !strings.ContainsAny(s, "\r\n") {
+		return s
+	}
+	return strings.NewReplacer("\n", " ", "\r", " ").Replace(s)
+}
 
 // Off implements guestagent.Machine.
 func (m *Machine) Off() {

@@ -18,7 +18,8 @@ import (
 )
 
 func TestFiles(t *testing.T) {
-	etc := filepath.Join(t.TempDir(), "etc")
+	root := t.TempDir()
+	etc, m := filepath.Join(root, "etc"), machineAt(root, true, nil)
 	id := guestagent.Identity{
 		Hostname: "web-0", Hosts: []string{"10.0.0.9 db", "10.0.0.8\nevil"},
 		NICs: []vm.NIC{{IP: "10.0.0.2", DNS: []string{"10.0.0.1", "1.1.1.1"}}, {DNS: []string{"8.8.8.8", "9.9.9.9"}}},
@@ -30,7 +31,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := writeFiles(etc, id, replace); err != nil {
+		if err := m.writeFiles(id, anew); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -46,7 +47,7 @@ func TestFiles(t *testing.T) {
 	if entries, _ := os.ReadDir(etc); len(entries) != 3 {
 		t.Errorf("left behind: %v", entries)
 	}
-	if err := writeFiles(etc, guestagent.Identity{Hostname: "lone"}, replace); err != nil {
+	if err := m.writeFiles(guestagent.Identity{Hostname: "lone"}, anew); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := os.ReadFile(etc + "/hosts"); !strings.Contains(string(got), "127.0.1.1\tlone\n") {
@@ -95,7 +96,7 @@ func TestConfigure(t *testing.T) {
 		{MAC: mac, IP: "fd00::2", Prefix: 64, Gateway: "fd00::1"},
 		{MAC: mac, IP: "10.2.0.2", Prefix: 32, Gateway: "10.3.0.1"},
 	} {
-		if err := configure(t.Context(), []vm.NIC{nic}, nil); err != nil {
+		if err := configureAll(t, []vm.NIC{nic}, nil); err != nil {
 			t.Fatalf("%+v: %v", nic, err)
 		}
 	}
@@ -118,11 +119,22 @@ func TestConfigure(t *testing.T) {
 	for _, bad := range []vm.NIC{
 		{MAC: "no"}, {MAC: mac, IP: "no"}, {MAC: mac, IP: "10.0.0.1", Prefix: 33}, {MAC: mac, IP: "10.0.0.1", Prefix: 8, Gateway: "fd00::1"},
 	} {
-		if err := configure(t.Context(), []vm.NIC{bad}, nil); !errdefs.IsInvalid(err) {
+		if err := configureAll(t, []vm.NIC{bad}, nil); !errdefs.IsInvalid(err) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	if err := configure(t.Context(), []vm.NIC{{MAC: "02:00:00:00:00:08"}}, nil); !errdefs.IsNotFound(err) {
+	if err := configureAll(t, []vm.NIC{{MAC: "02:00:00:00:00:08"}}, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("a missing interface: %v", err)
 	}
+}
+
+// configureAll is configure in the namespace of the test, which a socket never leaves.
+func configureAll(t *testing.T, nics []vm.NIC, olds []string) error {
+	t.Helper()
+	s, err := openNetlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	return s.configure(t.Context(), nics, olds)
 }

@@ -23,10 +23,31 @@ type nic struct {
 	mtu      int
 }
 
+// link returns the route socket that the machine keeps: to open and close one is a tenth of what a guest does, whose code
+// is cold, before it is itself.
+func (m *Machine) link() (*netlink, error) {
+	if m.net == nil {
+		s, err := openNetlink()
+		if err != nil {
+			return nil, err
+		}
+		m.net = s
+	}
+	return m.net, nil
+}
+
+func (m *Machine) configure(ctx context.Context, nics []vm.NIC, olds []string) error {
+	s, err := m.link()
+	if err != nil {
+		return err
+	}
+	return s.configure(ctx, nics, olds)
+}
+
 // configure gives the interfaces with the MACs of nics their addresses and default routes instead of their own. With
 // olds, an interface that has the MAC of the same place in it is given the one of nics first. Everything is read before
 // anything is changed.
-func configure(ctx context.Context, nics []vm.NIC, olds []string) error {
+func (s *netlink) configure(ctx context.Context, nics []vm.NIC, olds []string) error {
 	if len(nics) == 0 {
 		return nil
 	}
@@ -41,11 +62,6 @@ func configure(ctx context.Context, nics []vm.NIC, olds []string) error {
 			return fmt.Errorf("configure interface %s: %w", n.MAC, err)
 		}
 	}
-	s, err := openNetlink()
-	if err != nil {
-		return err
-	}
-	defer s.close()
 	links, err := s.waitLinks(ctx, want)
 	if err != nil {
 		return err

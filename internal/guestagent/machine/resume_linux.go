@@ -29,7 +29,7 @@ const clockSlack = 5 * time.Millisecond
 // Resume implements guestagent.Machine. What programs could take from the source comes first: random numbers, then the
 // time.
 func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
-	if err := reseed(r.Entropy); err != nil {
+	if err := m.reseed(r.Entropy); err != nil {
 		return err
 	}
 	if err := setClock(r.Now); err != nil {
@@ -41,14 +41,14 @@ func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
 	var olds []string
 	if r.Clone != nil {
 		olds = r.Clone.MACs
-		if err := writeMachineID("/", r.Clone.MachineID); err != nil {
+		if err := m.writeMachineID(r.Clone.MachineID); err != nil {
 			return err
 		}
 	}
-	if err := configure(ctx, r.NICs, olds); err != nil {
+	if err := m.configure(ctx, r.NICs, olds); err != nil {
 		return err
 	}
-	if err := writeFiles("/etc", r.Identity, overwrite); err != nil {
+	if err := m.writeFiles(r.Identity, (*kept).write); err != nil {
 		return err
 	}
 	return m.grow(ctx, r.Storage)
@@ -72,18 +72,34 @@ func (m *Machine) grow(ctx context.Context, size int64) error {
 }
 
 // Forget implements guestagent.Machine.
-func (m *Machine) Forget() error { return forget("/") }
+func (m *Machine) Forget() error {
+	var errs []error
+	for i := range m.files {
+		errs = append(errs, m.files[i].trim())
+	}
+	return errors.Join(append(errs, forget(m.root+"/"))...)
+}
+
+// random opens what reseed needs, for the rest of the machine's life: where code is cold, opening it is most of the work.
+func (m *Machine) random() (fd int, err error) {
+	if m.urandom == 0 {
+		if fd, err = unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+			return -1, fmt.Errorf("reseed the random numbers: %w", err)
+		}
+		m.urandom = fd
+	}
+	return m.urandom, nil
+}
 
 // reseed puts entropy into the kernel's random numbers and has every generator begin anew from them.
-func reseed(entropy []byte) error {
+func (m *Machine) reseed(entropy []byte) error {
 	if len(entropy) == 0 {
 		return nil
 	}
-	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := m.random()
 	if err != nil {
-		return fmt.Errorf("reseed the random numbers: %w", err)
+		return err
 	}
-	defer unix.Close(fd)
 	// struct rand_pool_info: entropy in bits, bytes that follow
 	pool := make([]byte, 8, 8+len(entropy))
 	binary.NativeEndian.PutUint32(pool, uint32(len(entropy)*8))
@@ -114,17 +130,12 @@ func setClock(now time.Time) error {
 }
 
 // writeMachineID makes id the machine's, also where D-Bus keeps a copy of its own.
-func writeMachineID(root, id string) error {
+func (m *Machine) writeMachineID(id string) error {
 	if id == "" {
 		return nil
 	}
-	files := []string{filepath.Join(root, "etc/machine-id")}
-	dbus := filepath.Join(root, "var/lib/dbus/machine-id")
-	if st, err := os.Lstat(dbus); err == nil && st.Mode().IsRegular() {
-		files = append(files, dbus)
-	}
-	for _, file := range files {
-		if err := overwrite(file, id+"\n"); err != nil {
+	for _, file := range []int{fileMachineID, fileDBusID} {
+		if err := m.files[file].write(id + "\n"); err != nil {
 			return fmt.Errorf("write the machine id: %w", err)
 		}
 	}

@@ -33,7 +33,7 @@ func TestCloneNetwork(t *testing.T) {
 		{MAC: sourceMAC, IP: "10.1.0.2", Prefix: 24, Gateway: "10.1.0.1"},
 		{MAC: otherMAC, IP: "fd00::2", Prefix: 64, Gateway: "fd00::1"},
 	}
-	if err := configure(t.Context(), source, nil); err != nil {
+	if err := configureAll(t, source, nil); err != nil {
 		t.Fatal(err)
 	}
 	ip(t, "route", "add", "192.0.2.0/24", "via", "10.1.0.7")
@@ -43,7 +43,7 @@ func TestCloneNetwork(t *testing.T) {
 		{MAC: "02:00:00:00:01:02", IP: "fd00::3", Prefix: 64, Gateway: "fd00::1"},
 	}
 	for range 2 { // the second call finds what the first has done
-		if err := configure(t.Context(), clone, []string{sourceMAC, otherMAC}); err != nil {
+		if err := configureAll(t, clone, []string{sourceMAC, otherMAC}); err != nil {
 			t.Fatal(err)
 		}
 		for _, dev := range []struct{ name, mac string }{{"guest0", clone[0].MAC}, {"guest1", clone[1].MAC}} {
@@ -69,7 +69,7 @@ func TestCloneNetwork(t *testing.T) {
 	}
 	// A clone whose MAC is also that of the source (its interface was replaced by the host) changes its address alone.
 	again := []vm.NIC{{MAC: clone[0].MAC, IP: "10.1.0.4", Prefix: 24, Gateway: "10.1.0.1"}}
-	if err := configure(t.Context(), again, []string{clone[0].MAC}); err != nil {
+	if err := configureAll(t, again, []string{clone[0].MAC}); err != nil {
 		t.Fatal(err)
 	}
 	if addrs := ip(t, "-o", "addr", "show", "guest0"); !strings.Contains(addrs, "10.1.0.4/24") || strings.Contains(addrs, "10.1.0.3") {
@@ -77,7 +77,7 @@ func TestCloneNetwork(t *testing.T) {
 	}
 	// An interface without an address of ours loses those of the source all the same.
 	dhcp := []vm.NIC{{MAC: sourceMAC}}
-	if err := configure(t.Context(), dhcp, []string{clone[0].MAC}); err != nil {
+	if err := configureAll(t, dhcp, []string{clone[0].MAC}); err != nil {
 		t.Fatal(err)
 	}
 	if addrs := ip(t, "-4", "-o", "addr", "show", "guest0"); addrs != "" {
@@ -172,10 +172,10 @@ func TestForgetAndMachineID(t *testing.T) {
 		b, _ := os.ReadFile(filepath.Join(root, name))
 		return string(b)
 	}
-	if err := writeMachineID(root, ""); err != nil || read("etc/machine-id") != "of the source\n" {
+	if err := machineAt(root, true, nil).writeMachineID(""); err != nil || read("etc/machine-id") != "of the source\n" {
 		t.Errorf("without an id: %q, %v", read("etc/machine-id"), err)
 	}
-	if err := writeMachineID(root, id); err != nil || read("etc/machine-id") != id+"\n" || read("var/lib/dbus/machine-id") != id+"\n" {
+	if err := machineAt(root, true, nil).writeMachineID(id); err != nil || read("etc/machine-id") != id+"\n" || read("var/lib/dbus/machine-id") != id+"\n" {
 		t.Errorf("ids %q and %q, %v", read("etc/machine-id"), read("var/lib/dbus/machine-id"), err)
 	}
 	bare := t.TempDir()
@@ -185,7 +185,7 @@ func TestForgetAndMachineID(t *testing.T) {
 	if err := os.Symlink("/etc/machine-id", filepath.Join(bare, "var/lib/dbus/machine-id")); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeMachineID(bare, id); err != nil {
+	if err := machineAt(bare, true, nil).writeMachineID(id); err != nil {
 		t.Fatal(err)
 	}
 	if target, err := os.Readlink(filepath.Join(bare, "var/lib/dbus/machine-id")); err != nil || target != "/etc/machine-id" {

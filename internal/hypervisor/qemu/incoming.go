@@ -19,6 +19,12 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 	if err := capabilities(ctx, c, map[string]bool{"events": true}); err != nil {
 		return err
 	}
+	if l.plan.Incoming.LinksDown {
+		// Without carrier nobody hears what QEMU would have the guest announce, which are the addresses of its source.
+		if err := c.Execute(ctx, "migrate-set-parameters", props{"announce-rounds": 0}, nil); err != nil {
+			return err
+		}
+	}
 	if err := c.Execute(ctx, "migrate-incoming", props{"uri": fmt.Sprintf("fd:%d", l.cmd.state)}, nil); err != nil {
 		return err
 	}

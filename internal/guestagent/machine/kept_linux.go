@@ -1,0 +1,118 @@
+package machine
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept is a file that Resume writes. It stays open from the first time on: to look whether its path still leads to it is
+// a fraction of what opening, reading and closing it takes a guest whose code is cold.
+type kept struct {
+	path string
+	own  bool // made by us where it is missing
+
+	file *keptFile // nil: it is not open
+	text string    // what it says, when it is longer than that; see write
+}
+
+type keptFile struct {
+	fd       int
+	dev, ino uint64
+}
+
+// largest is the size of a file that we write into, in bytes. What is larger is none that we have made.
+const largest = 64 << 10
+
+// ours reports whether st is of a file that replace can have made.
+func ours(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && st.Size <= largest
+}
+
+// open opens the file unless it is open, and returns its size. ok is false when there is none of ours.
+func (k *kept) open() (size int64, ok bool) {
+	var st unix.Stat_t
+	if err := unix.Lstat(k.path, &st); err != nil || !ours(&st) {
+		k.close()
+		return 0, false
+	}
+	if k.file != nil && k.file.dev == st.Dev && k.file.ino == st.Ino {
+		return st.Size, true
+	}
+	k.close()
+	fd, err := unix.Open(k.path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, false
+	}
+	if err := unix.Fstat(fd, &st); err != nil || !ours(&st) { // another one came meanwhile
+		unix.Close(fd)
+		return 0, false
+	}
+	k.file = &keptFile{fd: fd, dev: st.Dev, ino: st.Ino}
+	return st.Size, true
+}
+
+func (k *kept) close() {
+	if k.file != nil {
+		unix.Close(k.file.fd)
+		k.file = nil
+	}
+}
+
+// write is replace for a guest that has just been resumed: it writes into the file that an earlier replace made. A
+// rename makes the file system allocate and write blocks at once, which is most of what such a guest would do before it
+// is itself. What reads the file in this moment may see a mixture, of a content that is wrong by now anyway.
+//
+// To shorten a file takes such a guest as long as to write it. One that was longer keeps its length until trim, with
+// empty lines at its end, which mean nothing in the files that we write.
+func (k *kept) write(text string) error {
+	k.text = ""
+	size, ok := k.open()
+	switch {
+	case !ok && !k.own:
+		return nil
+	case !ok:
+		return replace(k.path, text)
+	}
+	b := make([]byte, max(int(size), len(text)))
+	for i := copy(b, text); i < len(b); i++ {
+		b[i] = '\n'
+	}
+	for done := 0; done < len(b); {
+		n, err := unix.Pwrite(k.file.fd, b[done:], int64(done))
+		if err != nil {
+			return err
+		}
+		done += n
+	}
+	if len(b) > len(text) {
+		k.text = text
+	}
+	return nil
+}
+
+// trim takes off the empty lines that write has left at the end, unless somebody else has written the file meanwhile.
+func (k *kept) trim() error {
+	if k.text == "" {
+		return nil
+	}
+	text := k.text
+	k.text = ""
+	size, ok := k.open()
+	if !ok || int(size) <= len(text) {
+		return nil
+	}
+	b := make([]byte, size)
+	if n, err := unix.Pread(k.file.fd, b, 0); err != nil || n < len(b) || string(b[:len(text)]) != text {
+		return err
+	}
+	for _, c := range b[len(text):] {
+		if c != '\n' {
+			return nil
+		}
+	}
+	if err := unix.Ftruncate(k.file.fd, int64(len(text))); err != nil {
+		return fmt.Errorf("shorten %s: %w", k.path, err)
+	}
+	return nil
+}
