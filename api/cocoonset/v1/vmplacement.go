@@ -12,7 +12,6 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=vmp,categories=cocoon,path=vmplacements
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`
-// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.state`
 // +kubebuilder:printcolumn:name="Release",type=string,JSONPath=`.spec.release`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="NodeAvailable")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -63,17 +62,6 @@ type VMPlacementSpec struct {
 	WaitSeconds *int64 `json:"waitSeconds,omitempty"`
 }
 
-// PlacementState says how firm a claim is.
-//
-// +kubebuilder:validation:Enum=Reserved;Held
-type PlacementState string
-
-// The states of a claim.
-const (
-	PlacementReserved PlacementState = "Reserved" // a scheduler is about to send the pod there; nothing of the VM is there yet
-	PlacementHeld     PlacementState = "Held"     // the node made or makes the VM: its state is there
-)
-
 // ConditionNodeAvailable says whether the node of a claim can run the VM; its reasons are below.
 const ConditionNodeAvailable = "NodeAvailable"
 
@@ -87,9 +75,6 @@ const (
 
 // VMPlacementStatus says where the state is.
 type VMPlacementStatus struct {
-	// State says how firm the claim is; empty: there is none yet.
-	// +optional
-	State PlacementState `json:"state,omitempty"`
 	// NodeName is the node that holds the VM's state; empty: none yet.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`

@@ -46,9 +46,9 @@ func Check(pod *corev1.Pod) string {
 	return ""
 }
 
-// Bound is the node that a claim binds the VM to, "" for none: a reservation binds nobody.
+// Bound is the node that a claim binds the VM to, "" for none.
 func Bound(claim *v1.VMPlacement) string {
-	if claim == nil || claim.DeletionTimestamp != nil || claim.Status.State != v1.PlacementHeld {
+	if claim == nil || claim.DeletionTimestamp != nil {
 		return ""
 	}
 	return claim.Status.NodeName
@@ -149,7 +149,7 @@ func same(s v1.VMPlacementStatus, node Node) bool {
 // hold is the status of a claim after pod's VM, which is about to be made on node, has claimed it. Errors: FailedPrecondition
 // when the state is elsewhere.
 func hold(s v1.VMPlacementStatus, name string, pod types.UID, node Node, now metav1.Time) (v1.VMPlacementStatus, error) {
-	if s.State == v1.PlacementHeld {
+	if s.NodeName != "" {
 		switch {
 		case same(s, node):
 			if s.ClaimedAt != nil {
@@ -161,7 +161,6 @@ func hold(s v1.VMPlacementStatus, name string, pod types.UID, node Node, now met
 			return s, errdefs.Preconditionf("the state of VM %s is on node %s; delete this pod, so that its next one goes there, or give that state up by deleting the VMPlacement %s", name, s.NodeName, name)
 		}
 	}
-	// A reservation for another pod or node counts less than a pod that is here.
-	s.State, s.NodeName, s.NodeUID, s.MachineID, s.PodUID, s.ClaimedAt = v1.PlacementHeld, node.Name, node.UID, node.MachineID, pod, &now
+	s.NodeName, s.NodeUID, s.MachineID, s.PodUID, s.ClaimedAt = node.Name, node.UID, node.MachineID, pod, &now
 	return s, nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func held(node string) *v1.VMPlacement {
-	return &v1.VMPlacement{Status: v1.VMPlacementStatus{State: v1.PlacementHeld, NodeName: node, NodeUID: "u-" + "a", MachineID: "m"}}
+	return &v1.VMPlacement{Status: v1.VMPlacementStatus{NodeName: node, NodeUID: "u-" + "a", MachineID: "m"}}
 }
 
 func sticky() *corev1.Pod {
@@ -62,7 +62,6 @@ func TestStamp(t *testing.T) {
 		"not asked":               func(p *corev1.Pod, _ *v1.VMPlacement) { delete(p.Annotations, contract.KeySticky) },
 		"asked for nonsense":      func(p *corev1.Pod, _ *v1.VMPlacement) { p.Annotations[contract.KeySticky] = "yes" },
 		"of the sticky profile":   func(p *corev1.Pod, _ *v1.VMPlacement) { p.Spec.SchedulerName = contract.StickyScheduler },
-		"only reserved":           func(_ *corev1.Pod, c *v1.VMPlacement) { c.Status.State = v1.PlacementReserved },
 		"a claim that is leaving": func(_ *corev1.Pod, c *v1.VMPlacement) { c.DeletionTimestamp = new(metav1.Now()) },
 	} {
 		pod, claim := sticky(), held("a")
@@ -83,17 +82,16 @@ func TestHold(t *testing.T) {
 	}{
 		"nobody's":                     {v1.VMPlacementStatus{}, me, true},
 		"ours":                         {held("a").Status, me, true},
-		"reserved elsewhere":           {v1.VMPlacementStatus{State: v1.PlacementReserved, NodeName: "b", PodUID: "other"}, me, true},
 		"registered anew":              {held("a").Status, Node{Name: "a", UID: "u-new", MachineID: "m"}, true},
 		"another machine of the name":  {held("a").Status, Node{Name: "a", UID: "u-new", MachineID: "m2"}, false},
-		"unknown machines of the name": {v1.VMPlacementStatus{State: v1.PlacementHeld, NodeName: "a", NodeUID: "u-old"}, Node{Name: "a", UID: "u-new"}, false},
+		"unknown machines of the name": {v1.VMPlacementStatus{NodeName: "a", NodeUID: "u-old"}, Node{Name: "a", UID: "u-new"}, false},
 		"elsewhere":                    {held("b").Status, me, false},
 	} {
 		got, err := hold(c.was, "vm", "pod", c.node, now)
 		switch {
 		case c.ok && err != nil, !c.ok && !errdefs.IsFailedPrecondition(err):
 			t.Errorf("%s: %v", name, err)
-		case c.ok && (got.State != v1.PlacementHeld || got.NodeName != c.node.Name || got.NodeUID != c.node.UID || got.PodUID != "pod"):
+		case c.ok && (got.NodeName != c.node.Name || got.NodeUID != c.node.UID || got.PodUID != "pod"):
 			t.Errorf("%s: %+v", name, got)
 		case !c.ok && !reflect.DeepEqual(got, c.was):
 			t.Errorf("%s: a claim that is refused becomes %+v", name, got)

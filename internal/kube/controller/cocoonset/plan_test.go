@@ -261,7 +261,7 @@ func TestNamesToClearAway(t *testing.T) {
 func TestStickySet(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Sticky, s.Spec.Agent.Replicas = "wait", 0 })
 	vmName := members(set)[0].vmName()
-	claims := map[string]*v1.VMPlacement{vmName: {ObjectMeta: metav1.ObjectMeta{Name: vmName}, Status: v1.VMPlacementStatus{State: v1.PlacementHeld, NodeName: "n7"}}}
+	claims := map[string]*v1.VMPlacement{vmName: {ObjectMeta: metav1.ObjectMeta{Name: vmName}, Status: v1.VMPlacementStatus{NodeName: "n7"}}}
 	a := plan(view{set: set, claims: claims, now: now})
 	if len(a.create) != 1 || a.create[0].Annotations[contract.KeyPlacedOn] != "n7" || a.create[0].Annotations[contract.KeySticky] != "wait" || a.create[0].Spec.Affinity == nil {
 		t.Errorf("created %+v", a.create)

@@ -13,9 +13,6 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// reservationLimit is how long a reservation may outlive its pod: the cache may not know the pod yet.
-const reservationLimit = 10 * time.Second
-
 // view is what a plan is made from: a claim and what it is about.
 type view struct {
 	claim   *v1.VMPlacement // nil: there is none (any more)
@@ -42,24 +39,10 @@ func plan(v view) actions {
 		return a
 	}
 	a.status = *v.claim.Status.DeepCopy()
-	switch v.claim.Status.State {
-	case v1.PlacementReserved:
-		a.reserved(v)
-	case v1.PlacementHeld:
+	if v.claim.Status.NodeName != "" { // else a node is about to claim it
 		a.held(v)
 	}
 	return a
-}
-
-// reserved ends a reservation whose pod is gone.
-func (a *actions) reserved(v view) {
-	s := v.claim.Status
-	if slices.ContainsFunc(v.pods, func(p *corev1.Pod) bool { return p.UID == s.PodUID }) || s.ClaimedAt == nil {
-		return
-	}
-	if a.again = reservationLimit - v.now.Sub(s.ClaimedAt.Time); a.again <= 0 {
-		a.again, a.release = 0, "the pod that it was reserved for is gone"
-	}
 }
 
 func (a *actions) held(v view) {

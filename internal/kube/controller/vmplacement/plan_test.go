@@ -18,7 +18,7 @@ var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func claim(change ...func(*v1.VMPlacement)) *v1.VMPlacement {
 	c := &v1.VMPlacement{
 		ObjectMeta: metav1.ObjectMeta{Name: "vm", Namespace: "ns"}, Spec: v1.VMPlacementSpec{Release: v1.ReleaseWait},
-		Status: v1.VMPlacementStatus{State: v1.PlacementHeld, NodeName: "a", NodeUID: "u", PodUID: "p", ClaimedAt: &metav1.Time{Time: now.Add(-time.Hour)}},
+		Status: v1.VMPlacementStatus{NodeName: "a", NodeUID: "u", PodUID: "p", ClaimedAt: &metav1.Time{Time: now.Add(-time.Hour)}},
 	}
 	for _, f := range change {
 		f(c)
@@ -61,34 +61,31 @@ func TestPlan(t *testing.T) {
 		again   time.Duration
 		stale   int
 	}{
-		"nothing":                          {view{}, "", "", 0, 0},
-		"well":                             {view{claim: claim(), node: node(corev1.ConditionTrue)}, "", "", 0, 0},
-		"removed, waits without end":       {view{claim: claim()}, v1.ReasonNodeRemoved, "", 0, 0},
-		"replaced":                         {view{claim: claim(), node: replaced}, v1.ReasonNodeReplaced, "", 0, 0},
-		"not ready":                        {view{claim: claim(), node: node(corev1.ConditionUnknown)}, v1.ReasonNodeNotReady, "", 0, 0},
-		"removed, in the registry":         {view{claim: claim(), durable: true}, v1.ReasonNodeRemoved, "registry", 0, 0},
-		"not ready, in the registry":       {view{claim: claim(), node: node(corev1.ConditionFalse), durable: true}, v1.ReasonNodeNotReady, "", 0, 0},
-		"removed, in the registry, never":  {view{claim: claim(never), durable: true}, v1.ReasonNodeRemoved, "", 0, 0},
-		"removed just now, wait a minute":  {view{claim: claim(limit(60))}, v1.ReasonNodeRemoved, "", time.Minute, 0},
-		"removed, half of the wait":        {view{claim: claim(limit(60), away(30*time.Second))}, v1.ReasonNodeRemoved, "", 30 * time.Second, 0},
-		"removed, waited enough":           {view{claim: claim(limit(60), away(time.Minute))}, v1.ReasonNodeRemoved, "1m0s", 0, 0},
-		"not ready, waited enough":         {view{claim: claim(limit(60), away(time.Minute)), node: node(corev1.ConditionFalse)}, v1.ReasonNodeNotReady, "1m0s", 0, 0},
-		"not ready, waited, but runs":      {view{claim: claim(limit(60), away(time.Hour)), node: node(corev1.ConditionFalse), pods: []*corev1.Pod{pod("a", "")}}, v1.ReasonNodeNotReady, "", 0, 0},
-		"the wait is nothing":              {view{claim: claim(limit(0))}, v1.ReasonNodeRemoved, "0s", 0, 0},
-		"bound for nothing":                {view{pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 1},
-		"bound and placed":                 {view{pods: []*corev1.Pod{pod("a", "a")}}, "", "", 0, 0},
-		"bound as claimed":                 {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 0},
-		"bound elsewhere than claimed":     {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "b")}}, "", "", 0, 1},
-		"reserved":                         {view{claim: claim(reserved), pods: []*corev1.Pod{pod("", "")}}, "", "", 0, 0},
-		"reserved for a pod that is gone":  {view{claim: claim(reserved)}, "", "gone", 0, 0},
-		"reserved for a pod not known yet": {view{claim: claim(reserved, func(c *v1.VMPlacement) { c.Status.ClaimedAt = &metav1.Time{Time: now.Add(-time.Second)} })}, "", "", 9 * time.Second, 0},
+		"nothing":                         {view{}, "", "", 0, 0},
+		"well":                            {view{claim: claim(), node: node(corev1.ConditionTrue)}, "", "", 0, 0},
+		"removed, waits without end":      {view{claim: claim()}, v1.ReasonNodeRemoved, "", 0, 0},
+		"replaced":                        {view{claim: claim(), node: replaced}, v1.ReasonNodeReplaced, "", 0, 0},
+		"not ready":                       {view{claim: claim(), node: node(corev1.ConditionUnknown)}, v1.ReasonNodeNotReady, "", 0, 0},
+		"removed, in the registry":        {view{claim: claim(), durable: true}, v1.ReasonNodeRemoved, "registry", 0, 0},
+		"not ready, in the registry":      {view{claim: claim(), node: node(corev1.ConditionFalse), durable: true}, v1.ReasonNodeNotReady, "", 0, 0},
+		"removed, in the registry, never": {view{claim: claim(never), durable: true}, v1.ReasonNodeRemoved, "", 0, 0},
+		"removed just now, wait a minute": {view{claim: claim(limit(60))}, v1.ReasonNodeRemoved, "", time.Minute, 0},
+		"removed, half of the wait":       {view{claim: claim(limit(60), away(30*time.Second))}, v1.ReasonNodeRemoved, "", 30 * time.Second, 0},
+		"removed, waited enough":          {view{claim: claim(limit(60), away(time.Minute))}, v1.ReasonNodeRemoved, "1m0s", 0, 0},
+		"not ready, waited enough":        {view{claim: claim(limit(60), away(time.Minute)), node: node(corev1.ConditionFalse)}, v1.ReasonNodeNotReady, "1m0s", 0, 0},
+		"not ready, waited, but runs":     {view{claim: claim(limit(60), away(time.Hour)), node: node(corev1.ConditionFalse), pods: []*corev1.Pod{pod("a", "")}}, v1.ReasonNodeNotReady, "", 0, 0},
+		"the wait is nothing":             {view{claim: claim(limit(0))}, v1.ReasonNodeRemoved, "0s", 0, 0},
+		"bound for nothing":               {view{pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 1},
+		"bound and placed":                {view{pods: []*corev1.Pod{pod("a", "a")}}, "", "", 0, 0},
+		"bound as claimed":                {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 0},
+		"bound elsewhere than claimed":    {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "b")}}, "", "", 0, 1},
 	} {
 		c.view.now = now
 		a := plan(c.view)
 		if a.reason != c.reason || (a.release == "") != (c.release == "") || !strings.Contains(a.release, c.release) || a.again != c.again || len(a.stale) != c.stale {
 			t.Errorf("%s: %+v", name, a)
 		}
-		if c.view.claim == nil || c.view.claim.Status.State != v1.PlacementHeld {
+		if c.view.claim == nil || c.view.claim.Status.NodeName == "" {
 			continue
 		}
 		cond := meta.FindStatusCondition(a.status.Conditions, v1.ConditionNodeAvailable)
@@ -97,8 +94,6 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
-
-func reserved(c *v1.VMPlacement) { c.Status.State = v1.PlacementReserved }
 
 // A node that was registered anew on its machine holds the state as before; the claim follows.
 func TestPlanFollowsTheMachine(t *testing.T) {
