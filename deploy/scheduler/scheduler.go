@@ -1,4 +1,4 @@
-// Package scheduler holds the configuration of cocoon-scheduler, for whom installs it. It installs nothing.
+// Package scheduler holds the configuration and the rights of cocoon-scheduler, for whom installs it. It installs nothing.
 package scheduler
 
 import _ "embed"
@@ -7,3 +7,8 @@ import _ "embed"
 //
 //go:embed config.yaml
 var Config []byte
+
+// Rights are the ClusterRole cocoon-scheduler: what it does beside what system:kube-scheduler may.
+//
+//go:embed clusterrole.yaml
+var Rights []byte

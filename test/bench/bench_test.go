@@ -45,6 +45,7 @@ func TestBench(t *testing.T) {
 		{"pods", pods},
 		{"fake", fakes},
 		{"sets", sets},
+		{"sticky", stickies},
 		{"pulls", pulls},
 		{"layers", layers},
 		{"leases", leases},

@@ -32,9 +32,26 @@ func (in *instance) scheduler() part {
 			client["kubeconfig"] = kubeconfig
 			return writeYAML(config, c)
 		},
+		install: [][]byte{scheduler.Rights, []byte(schedulerBinding)},
 		ready: func(ctx context.Context) bool {
 			there := apiClient{base: fmt.Sprintf("https://%s:%d", nodeIP, in.settings.SchedulerPort), http: in.api.http}
 			return there.get(ctx, "/readyz", nil)
 		},
 	}
 }
+
+// schedulerBinding gives the scheduler of an instance, who is known by a certificate, its rights.
+const schedulerBinding = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: cocoon-scheduler
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: cocoon-scheduler
+subjects:
+  - apiGroup: rbac.authorization.k8s.io
+    kind: User
+    name: system:kube-scheduler
+`

@@ -1,6 +1,5 @@
-// Package scheduler is kube-scheduler as a process of its own, for a cluster
-// whose control plane runs none. It decides nothing that kube-scheduler's own
-// plugins do not.
+// Package scheduler is kube-scheduler with the plugin StickyVM, as a process of
+// its own. What it does with which pods its configuration says.
 package scheduler
 
 import (
@@ -12,12 +11,14 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/stickyvm"
 )
 
 // Main runs the scheduler with kube-scheduler's own flags until a signal
 // arrives, and returns the exit code.
 func Main(args []string) int {
-	cmd := app.NewSchedulerCommand()
+	cmd := app.NewSchedulerCommand(app.WithPlugin(stickyvm.Name, stickyvm.New))
 	cmd.Use = "cocoon-scheduler"
 	cmd.SetArgs(args)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true

@@ -1,0 +1,251 @@
+// Package stickyvm is a plugin of kube-scheduler that sends a VM's next pod to
+// the node that holds the VM's state.
+//
+// Which node that is, it reads from informers: the VMPlacement that a node of
+// Cocoon makes before it makes the VM, or the annotation that this plugin puts
+// on a KubeVirt VirtualMachine before it binds the VM's pod. It sends nothing
+// to the API server but that annotation.
+//
+// The module imports nothing of Cocoon's own, so the few names of its API stand
+// here a second time; the end-to-end tests hold them against the originals.
+package stickyvm
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/dynamic"
+	listers "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// Name is the plugin's in the scheduler's configuration.
+const Name = "StickyVM"
+
+const stateKey fwk.StateKey = Name
+
+// Plugin implements the extension points below. It is safe for concurrent use.
+type Plugin struct {
+	handle  fwk.Handle
+	client  dynamic.Interface
+	nodes   listers.NodeLister
+	pods    cache.Indexer
+	objects objects
+
+	// going tells where the pods of a VM are on their way to: the pod informer
+	// may be late to say so, and another pod of the VM must go there too.
+	mu    sync.Mutex
+	going map[string]journey // by VM
+}
+
+type journey struct {
+	pod  types.UID
+	node string
+}
+
+var (
+	_ fwk.PreFilterPlugin   = &Plugin{}
+	_ fwk.FilterPlugin      = &Plugin{}
+	_ fwk.ReservePlugin     = &Plugin{}
+	_ fwk.PreBindPlugin     = &Plugin{}
+	_ fwk.SignPlugin        = &Plugin{}
+	_ fwk.EnqueueExtensions = &Plugin{}
+)
+
+// New is the plugin's factory. Its informers run until ctx ends. An API that
+// the cluster lacks is waited for; it holds up only the pods that need it.
+func New(ctx context.Context, _ runtime.Object, h fwk.Handle) (fwk.Plugin, error) {
+	client, err := dynamic.NewForConfig(h.KubeConfig())
+	if err != nil {
+		return nil, fmt.Errorf("%s: client: %w", Name, err)
+	}
+	pl, err := build(ctx, h, client)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Name, err)
+	}
+	return pl, nil
+}
+
+func build(ctx context.Context, h fwk.Handle, client dynamic.Interface) (*Plugin, error) {
+	core := h.SharedInformerFactory().Core().V1()
+	pods := core.Pods().Informer()
+	if err := pods.AddIndexers(indexers); err != nil {
+		return nil, fmt.Errorf("index pods: %w", err)
+	}
+	pl := &Plugin{handle: h, client: client, nodes: core.Nodes().Lister(), pods: pods.GetIndexer(), going: map[string]journey{}}
+	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, now any) {
+			if pod, ok := now.(*v1.Pod); ok && pod.Spec.NodeName != "" {
+				pl.arrived(pod)
+			}
+		},
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			if pod, ok := o.(*v1.Pod); ok {
+				pl.arrived(pod)
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch pods: %w", err)
+	}
+	pl.objects, err = watch(ctx, client, pl.wake)
+	return pl, err
+}
+
+// Name implements fwk.Plugin.
+func (pl *Plugin) Name() string { return Name }
+
+// PreFilter finds the one node that the pod may go to. A pod that is not of a
+// VM that stays, and one whose VM may go anywhere, skip Filter.
+func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+	t, status := pl.resolve(pod)
+	if !status.IsSuccess() {
+		return nil, status
+	}
+	if t == nil {
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
+	state.Write(stateKey, t)
+	if t.node == "" {
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
+	node, err := pl.nodes.Get(t.node)
+	if err != nil { // the lister knows no other error than that there is none
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s, which holds the state of %s, was removed; to give that up, %s", t.node, t.vm, t.release))
+	}
+	if !t.is(node) {
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s is another machine than the one that holds the state of %s; to give that up, %s", t.node, t.vm, t.release))
+	}
+	return &fwk.PreFilterResult{NodeNames: sets.New(t.node)}, nil
+}
+
+// PreFilterExtensions implements fwk.PreFilterPlugin: other pods change nothing.
+func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
+
+// Filter refuses every node but that of PreFilter. Preemption cannot change
+// that.
+func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, _ *v1.Pod, info fwk.NodeInfo) *fwk.Status {
+	if t := read(state); t != nil && t.node != "" && t.node != info.Node().Name {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node does not hold the state of "+t.vm)
+	}
+	return nil
+}
+
+// Reserve notes where the pod goes, for the next pod of its VM.
+func (pl *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
+	t := read(state)
+	if t == nil {
+		return nil
+	}
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	if other, ok := pl.going[t.vm]; ok && other.pod != pod.UID && other.node != node {
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("another pod of %s is on its way to node %s", t.vm, other.node))
+	}
+	pl.going[t.vm] = journey{pod.UID, node}
+	return nil
+}
+
+// Unreserve forgets what Reserve noted.
+func (pl *Plugin) Unreserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
+	pl.arrived(pod)
+}
+
+// arrived ends the pod's journey: the informer knows now where it is, or it is
+// gone.
+func (pl *Plugin) arrived(pod *v1.Pod) {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	for _, vm := range keys(pod) {
+		if pl.going[vm].pod == pod.UID {
+			delete(pl.going, vm)
+		}
+	}
+}
+
+// PreBindPreFlight says whether there is something to record. A VMPlacement is
+// made by the node, before the VM is; a VirtualMachine has nobody to do that.
+func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
+	if t := read(state); t == nil || t.machine == nil || t.recorded {
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
+	return &fwk.PreBindPreFlightResult{AllowParallel: true}, nil
+}
+
+// PreBind records the node on the VirtualMachine as the informer knew it: if
+// somebody changed it since, or the API server refuses, the pod is not bound
+// and tried again.
+func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
+	t := read(state)
+	if t == nil || t.machine == nil {
+		return nil
+	}
+	n, err := pl.nodes.Get(node)
+	if err != nil {
+		return fwk.AsStatus(fmt.Errorf("record node %s on %s: %w", node, t.vm, err))
+	}
+	if err := record(ctx, pl.client, t.machine, n); err != nil {
+		return fwk.AsStatus(fmt.Errorf("record node %s on %s: %w", node, t.vm, err))
+	}
+	klog.FromContext(ctx).V(2).Info("Recorded the node of a VM", "vm", t.vm, "node", node, "pod", klog.KObj(pod))
+	return nil
+}
+
+// SignPod tells apart pods that may go to different nodes.
+func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
+	t, status := pl.resolve(pod)
+	switch {
+	case !status.IsSuccess():
+		return nil, fwk.NewStatus(fwk.Unschedulable, status.Message())
+	case t == nil:
+		return nil, nil
+	}
+	return []fwk.SignFragment{{Key: Name, Value: t.node}}, nil
+}
+
+// EventsToRegister names what can end the wait of a pod that this plugin sent
+// back: its node comes. Claims and VMs are not named here, because the
+// scheduler would not start where a cluster lacks their API; see wake.
+func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
+	change := fwk.Add | fwk.UpdateNodeCondition | fwk.UpdateNodeLabel
+	return []fwk.ClusterEventWithHint{{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: change}, QueueingHintFn: pl.onNode}}, nil
+}
+
+func (pl *Plugin) onNode(_ klog.Logger, pod *v1.Pod, _, now any) (fwk.QueueingHint, error) {
+	node, ok := now.(*v1.Node)
+	if !ok {
+		return fwk.Queue, fmt.Errorf("%s: a node is a %T", Name, now)
+	}
+	t, status := pl.resolve(pod)
+	if status.IsSuccess() && t != nil && t.node != "" && t.node != node.Name {
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
+}
+
+// wake has the pods of VMs tried again: what is known of these changed.
+func (pl *Plugin) wake(vm string) {
+	found, err := pl.pods.ByIndex(podsByVM, vm)
+	if err != nil {
+		return // there is such an index
+	}
+	waiting := map[string]*v1.Pod{}
+	for _, o := range found {
+		if pod, ok := o.(*v1.Pod); ok && pod.Spec.NodeName == "" {
+			waiting[pod.Namespace+"/"+pod.Name] = pod
+		}
+	}
+	if len(waiting) > 0 {
+		pl.handle.Activate(klog.Background(), waiting)
+	}
+}

@@ -1,0 +1,556 @@
+//go:build e2e
+
+package scheduler_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/placement"
+)
+
+// Each test is one fault that a plugin of this kind can have, against a real scheduler and API server.
+func TestSticky(t *testing.T) {
+	c := start(t)
+	for name, test := range map[string]func(*testing.T, *cluster){
+		"claims of two nodes":   claimsOfTwoNodes,
+		"node removed and back": nodeRemovedAndBack,
+		"node replaced":         nodeReplaced,
+		"two pods of one VM":    twoPodsOfOneVM,
+		"copies are free":       copiesAreFree,
+		"no preemption":         noPreemption,
+		"volumes are bound":     volumesAreBound,
+		"one cache":             oneCache,
+		"default way":           defaultWay,
+		"without KubeVirt":      withoutKubeVirt,
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) { test(t, c) })
+	}
+	c.kubevirt(t)
+	for name, test := range map[string]func(*testing.T, *cluster){
+		"pods of nobody":           podsOfNobody,
+		"KubeVirt VM stays":        kubevirtStays,
+		"nothing is read":          nothingIsRead,
+		"record before bind":       recordBeforeBind,
+		"record against conflicts": recordAgainstConflicts,
+		"migration targets go":     migrationTargetsGo,
+		"copied VMs are free":      copiedVMsAreFree,
+		"named by hand":            namedByHand,
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) { test(t, c) })
+	}
+}
+
+// Two nodes that claim one VM at once: one gets it, the other is told where the state is (fault 6).
+func claimsOfTwoNodes(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "m-a", 10)
+	r.node("b", "m-b", 10)
+	for i := range 10 {
+		pods := [2]*corev1.Pod{}
+		for j, on := range []string{"a", "b"} {
+			pods[j] = r.pod(fmt.Sprintf("p%d-%s", i, on), sticky(corev1.DefaultSchedulerName), func(p *corev1.Pod) {
+				p.Annotations[contract.KeyName] = fmt.Sprint("vm-", i)
+				p.Spec.NodeName = r.on(on)
+			})
+		}
+		var wg sync.WaitGroup
+		var errs [2]error
+		for j, p := range pods {
+			wg.Go(func() {
+				errs[j] = placement.Claims{Custom: c.custom, Nodes: c.client, Node: p.Spec.NodeName}.Hold(t.Context(), p)
+			})
+		}
+		wg.Wait()
+		lost := slices.IndexFunc(errs[:], errdefs.IsFailedPrecondition)
+		if lost < 0 || errs[1-lost] != nil {
+			t.Fatalf("claim %d: %v", i, errs)
+		}
+		// Again and again, it says the same.
+		if err := r.boot(pods[1-lost].Name); err != nil {
+			t.Error(err)
+		}
+		if err := r.boot(pods[lost].Name); !errdefs.IsFailedPrecondition(err) {
+			t.Error(err)
+		}
+		r.remove(pods[0].Name)
+		r.remove(pods[1].Name)
+	}
+}
+
+// A VM whose node goes waits, says why, and goes on as soon as the node is there (fault 10).
+func nodeRemovedAndBack(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "machine", 10)
+	on := r.run("vm", sticky(contract.StickyScheduler))
+	r.node("b", "other", 10)
+	r.remove("vm")
+	r.drop(on)
+	r.pod("vm", sticky(contract.StickyScheduler))
+	r.waits("vm", "was removed")
+	r.waits("vm", "delete the VMPlacement "+r.vm("vm"))
+	r.until("the claim says it", func() bool { return r.reason("vm") == "NodeRemoved" })
+	r.until("the manager says it to the pod", func() bool { return strings.Contains(r.events("vm"), "NodeRemoved node "+r.on("a")) })
+	r.node("a", "machine", 10) // registered anew, on its machine
+	if got := r.placed("vm"); got != on {
+		t.Errorf("placed on %s, its state is on %s", got, on)
+	}
+	if err := r.boot("vm"); err != nil {
+		t.Error(err)
+	}
+	r.until("the claim says it", func() bool { return r.reason("vm") == "NodeReady" })
+}
+
+// reason is that of the condition of a claim.
+func (r *room) reason(pod string) string {
+	r.t.Helper()
+	claim := must[*unstructured.Unstructured](r.t)(r.claims().Get(r.t.Context(), r.vm(pod), metav1.GetOptions{}))
+	conditions, _, _ := unstructured.NestedSlice(claim.Object, "status", "conditions")
+	for _, one := range conditions {
+		if m, ok := one.(map[string]any); ok && m["type"] == "NodeAvailable" {
+			return fmt.Sprint(m["reason"])
+		}
+	}
+	return ""
+}
+
+// Another machine of the name does not count; a VM that is released goes anywhere, at once (fault 10).
+func nodeReplaced(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "machine", 10)
+	r.run("vm", sticky(contract.StickyScheduler))
+	r.remove("vm")
+	r.drop("a")
+	r.node("a", "another", 10)
+	r.pod("vm", sticky(contract.StickyScheduler))
+	r.waits("vm", "another machine")
+	if err := r.claims().Delete(t.Context(), r.vm("vm"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.placed("vm")
+}
+
+// Pods of one VM go to one node, however close they come (fault 6).
+func twoPodsOfOneVM(t *testing.T, c *cluster) {
+	r := c.room(t)
+	for i := range 5 {
+		r.node(fmt.Sprint(i), "", 100)
+	}
+	for i := range 10 {
+		shared := func(p *corev1.Pod) { p.Annotations[contract.KeyName] = fmt.Sprint("shared-", i) }
+		names := make([]string, 4)
+		var wg sync.WaitGroup
+		for j := range names {
+			names[j] = fmt.Sprintf("p%d-%d", i, j)
+			wg.Go(func() { r.pod(names[j], sticky(contract.StickyScheduler), shared) })
+		}
+		wg.Wait()
+		first := r.placed(names[0])
+		for _, name := range names[1:] {
+			if on := r.placed(name); on != first {
+				t.Errorf("pods of one VM are on %s and %s", first, on)
+			}
+		}
+	}
+}
+
+// What a manifest can copy binds nobody (fault 11).
+func copiesAreFree(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "machine", 10)
+	r.run("vm", sticky(contract.StickyScheduler))
+	claim := must[*unstructured.Unstructured](t)(r.claims().Get(t.Context(), r.vm("vm"), metav1.GetOptions{}))
+	r.drop("a")
+	r.node("b", "other", 10)
+	fresh := claim.DeepCopy() // kubectl get -o yaml | sed | kubectl create
+	fresh.SetName(r.vm("copy"))
+	fresh.SetResourceVersion("")
+	fresh.SetUID("")
+	must[*unstructured.Unstructured](t)(r.claims().Create(t.Context(), fresh, metav1.CreateOptions{}))
+	if on := r.run("copy", sticky(contract.StickyScheduler)); on != "b" {
+		t.Errorf("a copy is on %s", on)
+	}
+}
+
+// A pod that waits for its node throws nobody off another one (fault 7).
+func noPreemption(t *testing.T, c *cluster) {
+	r := c.room(t)
+	must[*schedulingv1.PriorityClass](t)(c.client.SchedulingV1().PriorityClasses().Create(t.Context(),
+		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: r.name}, Value: 1000}, metav1.CreateOptions{}))
+	high := func(p *corev1.Pod) { p.Spec.PriorityClassName = r.name }
+	r.node("a", "machine", 1)
+	r.run("vm", sticky(contract.StickyScheduler), high)
+	r.remove("vm")
+	if _, err := c.client.CoreV1().Nodes().Patch(t.Context(), r.on("a"), types.MergePatchType, []byte(`{"spec":{"unschedulable":true,"taints":[{"key":"closed","effect":"NoSchedule"}]}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.node("b", "other", 1)
+	r.pod("bystander")
+	r.placed("bystander")
+	r.pod("vm", sticky(contract.StickyScheduler), high, func(p *corev1.Pod) { p.Spec.Tolerations = nil })
+	r.waits("vm", "untolerated taint")
+	if p := r.get("vm"); p.Status.NominatedNodeName != "" {
+		t.Errorf("the pod is promised node %s", p.Status.NominatedNodeName)
+	}
+	if p := r.get("bystander"); p.DeletionTimestamp != nil {
+		t.Error("a pod on another node was thrown off")
+	}
+}
+
+// A claim on a volume that waits for its first consumer is bound, on the node of the pod (fault 8).
+func volumesAreBound(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 10)
+	r.node("b", "", 10)
+	ctx := t.Context()
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	must[*storagev1.StorageClass](t)(c.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: r.name}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+	}, metav1.CreateOptions{}))
+	must[*corev1.PersistentVolume](t)(c.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: r.name},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: size, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: r.name,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/mnt"}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{r.on("b")}}},
+			}}}},
+		},
+	}, metav1.CreateOptions{}))
+	must[*corev1.PersistentVolumeClaim](t)(c.client.CoreV1().PersistentVolumeClaims(r.name).Create(ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "disk"},
+		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &r.name, Resources: corev1.VolumeResourceRequirements{Requests: size}},
+	}, metav1.CreateOptions{}))
+	r.pod("vm", sticky(contract.StickyScheduler), func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}}}}
+	})
+	if on := r.placed("vm"); on != "b" {
+		t.Errorf("placed on %s, the volume is on b", on)
+	}
+	if pvc := must[*corev1.PersistentVolumeClaim](t)(c.client.CoreV1().PersistentVolumeClaims(r.name).Get(ctx, "disk", metav1.GetOptions{})); pvc.Spec.VolumeName != r.name {
+		t.Errorf("the claim has volume %q", pvc.Spec.VolumeName)
+	}
+}
+
+// Pods of both profiles that come at once do not overfill a node: they share a cache (fault 9).
+func oneCache(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 20)
+	var wg sync.WaitGroup
+	for i := range 40 {
+		profile := []string{contract.StickyScheduler, corev1.DefaultSchedulerName}[i%2]
+		wg.Go(func() { r.pod(fmt.Sprint("p-", i), sticky(profile)) })
+	}
+	wg.Wait()
+	count := func() (bound, waiting int) {
+		list := must[*corev1.PodList](t)(c.client.CoreV1().Pods(r.name).List(t.Context(), metav1.ListOptions{}))
+		for _, p := range list.Items {
+			if p.Spec.NodeName != "" {
+				bound++
+			} else if slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled }) {
+				waiting++
+			}
+		}
+		return bound, waiting
+	}
+	r.until("each pod is placed or waits", func() bool { bound, waiting := count(); return bound+waiting == 40 })
+	if bound, _ := count(); bound != 20 {
+		t.Errorf("%d pods are on a node with room for 20", bound)
+	}
+}
+
+// With the stock profile: who creates the next pod binds it to the node by an affinity. A pod that is bound to a node which
+// is released is made anew by its owner.
+func defaultWay(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "machine", 10)
+	set := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "cocoonset.cocoonstack.io/v1", "kind": "CocoonSet", "metadata": map[string]any{"name": "team"},
+		"spec": map[string]any{"sticky": "wait", "nodePool": r.name, "agent": map[string]any{"mode": "run", "image": "base"}},
+	}}
+	pool := []byte(`{"metadata":{"labels":{"cocoonstack.io/pool":"` + r.name + `"}}}`)
+	must[*corev1.Node](t)(c.client.CoreV1().Nodes().Patch(t.Context(), r.on("a"), types.MergePatchType, pool, metav1.PatchOptions{}))
+	sets := c.custom.Resource(schema.GroupVersionResource{Group: "cocoonset.cocoonstack.io", Version: "v1", Resource: "cocoonsets"}).Namespace(r.name)
+	must[*unstructured.Unstructured](t)(sets.Create(t.Context(), set, metav1.CreateOptions{}))
+	there := func() bool {
+		_, err := c.client.CoreV1().Pods(r.name).Get(t.Context(), "team-0", metav1.GetOptions{})
+		return err == nil
+	}
+	r.until("the set has a pod", there)
+	r.placed("team-0")
+	if err := r.boot("team-0"); err != nil {
+		t.Fatal(err)
+	}
+	r.node("b", "other", 10)
+	must[*corev1.Node](t)(c.client.CoreV1().Nodes().Patch(t.Context(), r.on("b"), types.MergePatchType, pool, metav1.PatchOptions{}))
+	first := r.get("team-0")
+	if first.Spec.SchedulerName != corev1.DefaultSchedulerName || first.Annotations[contract.KeyPlacedOn] != "" {
+		t.Errorf("the first pod is bound: %+v", first.Spec.Affinity)
+	}
+	again := func(not types.UID) *corev1.Pod {
+		t.Helper()
+		r.until("the set has another pod", func() bool {
+			p, err := c.client.CoreV1().Pods(r.name).Get(t.Context(), "team-0", metav1.GetOptions{})
+			return err == nil && p.UID != not
+		})
+		return r.get("team-0")
+	}
+	kill := func() {
+		if err := c.client.CoreV1().Pods(r.name).Delete(t.Context(), "team-0", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		kill()
+		next := again(first.UID)
+		if on := r.placed("team-0"); on != "a" || next.Annotations[contract.KeyPlacedOn] != r.on("a") {
+			t.Fatalf("placed on %s, bound to %q", on, next.Annotations[contract.KeyPlacedOn])
+		}
+		if err := r.boot("team-0"); err != nil {
+			t.Fatal(err)
+		}
+		first = next
+	}
+	kill()
+	r.drop("a")
+	waiting := again(first.UID)
+	r.until("the manager says why", func() bool { return strings.Contains(r.events("team-0"), "NodeRemoved node "+r.on("a")) })
+	if err := r.claims().Delete(t.Context(), r.vm("team-0"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	again(waiting.UID)
+	if on := r.placed("team-0"); on != "b" {
+		t.Errorf("placed on %s", on)
+	}
+	if err := sets.Delete(t.Context(), "team", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The stock profile and ours work in a cluster without KubeVirt.
+func withoutKubeVirt(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 10)
+	r.pod("stock")
+	r.pod("ours", plain)
+	r.placed("stock")
+	r.placed("ours")
+}
+
+// Pods that are nobody's, a controller's, or of an instance without a VM are placed like any other (faults 1 and 2).
+func podsOfNobody(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 10)
+	r.pod("nobodys", plain)
+	r.pod("replicas", ownedBy("apps/v1", "ReplicaSet", "web", "1"))
+	r.pod("others", ownedBy("example.com/v1", "VirtualMachineInstance", "x", "2"))
+	r.pod("lone", r.lone("lone"))
+	for _, name := range []string{"nobodys", "lone"} {
+		r.placed(name)
+	}
+	// These two have owners that are not there: the garbage collector may be quicker than we look.
+	for _, name := range []string{"replicas", "others"} {
+		r.until(name+" is placed", func() bool { return strings.Contains(r.events(name), "Scheduled") })
+	}
+}
+
+func (r *room) lone(name string) podOption { return r.instance(name, nil) }
+
+// The scenario of the seed: the node is recorded on the VirtualMachine and outlives pods and instances.
+func kubevirtStays(t *testing.T, c *cluster) {
+	r := c.room(t)
+	for i := range 3 {
+		r.node(fmt.Sprint(i), "", 100)
+	}
+	of := r.machine("fedora", nil)
+	r.pod("launcher-0", of)
+	home := r.placed("launcher-0")
+	if got := r.recorded("fedora"); got != home {
+		t.Errorf("recorded %q, placed on %s", got, home)
+	}
+	vm := must[*unstructured.Unstructured](t)(c.custom.Resource(machines).Namespace(r.name).Get(t.Context(), "fedora", metav1.GetOptions{}))
+	for i := range 10 {
+		r.remove(fmt.Sprint("launcher-", i))
+		if err := c.custom.Resource(instances).Namespace(r.name).Delete(t.Context(), "fedora", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprint("launcher-", i+1)
+		r.pod(name, r.instance("fedora", vm))
+		if on := r.placed(name); on != home {
+			t.Errorf("moved from %s to %s", home, on)
+		}
+	}
+	r.remove("launcher-10")
+	r.drop(home)
+	r.pod("launcher-11", of, func(p *corev1.Pod) { p.OwnerReferences = r.instanceOwner("fedora") })
+	r.waits("launcher-11", "remove the annotation "+stickyNode)
+	free := []byte(`{"metadata":{"annotations":{"` + stickyNode + `":null}}}`)
+	must[*unstructured.Unstructured](t)(c.custom.Resource(machines).Namespace(r.name).Patch(t.Context(), "fedora", types.MergePatchType, free, metav1.PatchOptions{}))
+	if on := r.placed("launcher-11"); on == home || r.recorded("fedora") != on {
+		t.Errorf("placed on %s, recorded %s", on, r.recorded("fedora"))
+	}
+}
+
+func (r *room) instanceOwner(name string) []metav1.OwnerReference {
+	r.t.Helper()
+	o := must[*unstructured.Unstructured](r.t)(r.custom.Resource(instances).Namespace(r.name).Get(r.t.Context(), name, metav1.GetOptions{}))
+	p := &corev1.Pod{}
+	ownedBy("kubevirt.io/v1", "VirtualMachineInstance", name, o.GetUID())(p)
+	return p.OwnerReferences
+}
+
+// Placing a pod reads nothing from the API server (fault 3): the counters of the server itself say so.
+func nothingIsRead(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 100)
+	reads := func() string {
+		text := must[[]byte](t)(c.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))
+		var lines []string
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "apiserver_request_total") && strings.Contains(line, `verb="GET"`) &&
+				(strings.Contains(line, `resource="virtualmachine`) || strings.Contains(line, `resource="vmplacements"`) || strings.Contains(line, `resource="nodes"`)) {
+				lines = append(lines, line)
+			}
+		}
+		slices.Sort(lines)
+		return strings.Join(lines, "")
+	}
+	before := reads()
+	for i := range 20 {
+		r.pod(fmt.Sprint("kubevirt-", i), r.machine(fmt.Sprint("vm-", i), nil))
+		r.pod(fmt.Sprint("cocoon-", i), sticky(contract.StickyScheduler))
+	}
+	for i := range 20 {
+		r.placed(fmt.Sprint("kubevirt-", i))
+		r.placed(fmt.Sprint("cocoon-", i))
+	}
+	if after := reads(); after != before {
+		t.Errorf("read:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// A pod whose node cannot be recorded is not bound; when it can be, it is, without being touched (fault 4).
+func recordBeforeBind(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 10)
+	of := r.machine("vm", nil)
+	policies := c.custom.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"})
+	bindings := c.custom.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicybindings"})
+	meta := map[string]any{"name": r.name}
+	must[*unstructured.Unstructured](t)(policies.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": meta,
+		"spec": map[string]any{
+			"matchConstraints": map[string]any{"resourceRules": []any{map[string]any{"apiGroups": []any{"kubevirt.io"}, "apiVersions": []any{"*"}, "operations": []any{"UPDATE"}, "resources": []any{"virtualmachines"}}}},
+			"validations":      []any{map[string]any{"expression": "object.metadata.namespace != '" + r.name + "'", "message": "VMs are locked"}},
+		},
+	}}, metav1.CreateOptions{}))
+	must[*unstructured.Unstructured](t)(bindings.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta,
+		"spec": map[string]any{"policyName": r.name, "validationActions": []any{"Deny"}},
+	}}, metav1.CreateOptions{}))
+	r.until("VMs are locked", func() bool { // policies take effect a little later
+		_, err := c.custom.Resource(machines).Namespace(r.name).Patch(t.Context(), "vm", types.MergePatchType, []byte(`{"metadata":{"labels":{"probe":"1"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil
+	})
+	r.pod("launcher", of)
+	r.until("the scheduler says why", func() bool { return strings.Contains(r.events("launcher"), "VMs are locked") })
+	if on := r.get("launcher").Spec.NodeName; on != "" || r.recorded("vm") != "" {
+		t.Errorf("bound to %q, recorded %q", on, r.recorded("vm"))
+	}
+	for _, o := range []interface {
+		Delete(ctx context.Context, name string, options metav1.DeleteOptions, sub ...string) error
+	}{bindings, policies} {
+		if err := o.Delete(t.Context(), r.name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if on := r.placed("launcher"); r.recorded("vm") != on {
+		t.Errorf("bound to %q, recorded %q", on, r.recorded("vm"))
+	}
+}
+
+// A VM that somebody else writes all the time is recorded all the same, on what was read last (fault 5).
+func recordAgainstConflicts(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 100)
+	for i := range 5 {
+		name := fmt.Sprint("vm-", i)
+		of := r.machine(name, nil)
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				_, _ = c.custom.Resource(machines).Namespace(r.name).Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"busy":"%d"}}}`, n), metav1.PatchOptions{})
+				if n > 50 {
+					return
+				}
+			}
+		})
+		r.pod(name, of)
+		on := r.placed(name)
+		stop()
+		wg.Wait()
+		if got := r.recorded(name); got != on {
+			t.Errorf("placed on %q, recorded %q", on, got)
+		}
+	}
+}
+
+// A pod that a VM migrates to is not sent back to where it comes from (fault 6).
+func migrationTargetsGo(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 10)
+	of := r.machine("vm", nil)
+	r.pod("source", of)
+	r.placed("source")
+	r.node("b", "", 10)
+	r.pod("target", of, func(p *corev1.Pod) {
+		metav1.SetMetaDataLabel(&p.ObjectMeta, "kubevirt.io/migrationJobUID", "job")
+		p.Spec.NodeSelector[corev1.LabelHostname] = r.on("b")
+	})
+	if on := r.placed("target"); on != "b" || r.recorded("vm") != "a" {
+		t.Errorf("the target is on %s, %s is recorded", on, r.recorded("vm"))
+	}
+}
+
+// A copy of a VirtualMachine, annotations and all, goes anywhere and is recorded for itself (fault 11).
+func copiedVMsAreFree(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("a", "", 10)
+	r.pod("one", r.machine("one", nil))
+	r.placed("one")
+	vm := must[*unstructured.Unstructured](t)(c.custom.Resource(machines).Namespace(r.name).Get(t.Context(), "one", metav1.GetOptions{}))
+	r.drop("a")
+	r.node("b", "", 10)
+	r.pod("two", r.machine("two", vm.GetAnnotations()))
+	if on := r.placed("two"); on != "b" || r.recorded("two") != "b" {
+		t.Errorf("the copy is on %s, recorded %s", on, r.recorded("two"))
+	}
+}
+
+// A user may name the node, as in the seed.
+func namedByHand(t *testing.T, c *cluster) {
+	r := c.room(t)
+	for i := range 4 {
+		r.node(fmt.Sprint(i), "", 10)
+	}
+	r.pod("vm", r.machine("vm", map[string]string{stickyNode: r.on("2")}))
+	if on := r.placed("vm"); on != "2" {
+		t.Errorf("placed on %s", on)
+	}
+}

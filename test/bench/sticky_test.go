@@ -1,0 +1,170 @@
+//go:build bench
+
+package bench
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/placement"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+)
+
+const (
+	stickyNodes   = 1000
+	stickyBatch   = 500 // pods
+	stickyBatches = 5   // of each profile, in turns
+	stickyClients = 16  // that create pods at a time
+)
+
+// placing is what measures how fast pods find nodes. The nodes are objects that nobody serves.
+type placing struct {
+	kube   *kubernetes.Clientset
+	custom dynamic.Interface
+	claims int // how many VMs were given one
+}
+
+// stickies compares how fast the sticky profile of cocoon-scheduler places pods with the stock profile of the same process:
+// pods of VMs that have no node yet, and such whose VM has claimed one. Both take turns.
+func stickies(t *testing.T, results *table) {
+	k := kubetest.Up(t, "--with", "scheduler")
+	config := rest.CopyConfig(k.Config)
+	config.QPS = -1
+	p := &placing{kube: must(kubernetes.NewForConfig(config))(t), custom: must(dynamic.NewForConfig(config))(t)}
+	until(t, time.Minute, "the namespace has its account", func() bool {
+		_, err := p.kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
+		return err == nil
+	})
+	p.nodes(t)
+	p.batch(t, corev1.DefaultSchedulerName, "warm-up")
+	p.batch(t, contract.StickyScheduler, "warm-up-sticky")
+	var stock, fresh, held samples
+	for n := range stickyBatches {
+		stock = append(stock, p.batch(t, corev1.DefaultSchedulerName, fmt.Sprint("stock-", n)))
+		fresh = append(fresh, p.batch(t, contract.StickyScheduler, fmt.Sprint("fresh-", n)))
+		again := fmt.Sprint("held-", n)
+		p.hold(t, again)
+		held = append(held, p.batch(t, contract.StickyScheduler, again))
+	}
+	rate := func(s samples) float64 { return stickyBatch / s.median().Seconds() }
+	for what, s := range map[string]samples{"new VMs": fresh, "VMs that have claimed a node": held} {
+		ratio := rate(s) / rate(stock)
+		results.add(row{
+			what: fmt.Sprintf("pods placed on %d nodes, %s: sticky (A), stock profile (B)", stickyNodes, what), a: fmt.Sprintf("%.0f/s", rate(s)), b: fmt.Sprintf("%.0f/s", rate(stock)),
+			figure: fmt.Sprintf("%.2f x", ratio), goal: ">= 0.95 x", n: stickyBatch * stickyBatches, missed: ratio < 0.95,
+		})
+	}
+}
+
+func (p *placing) nodes(t *testing.T) {
+	t.Helper()
+	room := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110"), corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi")}
+	err := p.many(stickyNodes, func(i int) error {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i)}}
+		got, err := p.kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		got.Status.Capacity, got.Status.Allocatable = room, room
+		got.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+		_, err = p.kube.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// many does n things, some at a time.
+func (p *placing) many(n int, do func(i int) error) error {
+	var wg sync.WaitGroup
+	next := make(chan int)
+	failed := make(chan error, n)
+	for range stickyClients {
+		wg.Go(func() {
+			for i := range next {
+				if err := do(i); err != nil {
+					failed <- err
+				}
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	close(failed)
+	return <-failed // nil when there is none
+}
+
+func (p *placing) pod(batch string, i int, profile string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%d", batch, i), Namespace: namespace, Labels: map[string]string{"batch": batch}, Annotations: map[string]string{contract.KeySticky: contract.StickyWait},
+		},
+		Spec: corev1.PodSpec{
+			SchedulerName: profile, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			Containers: []corev1.Container{{Name: "c", Image: "none", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}}}},
+		},
+	}
+}
+
+// hold has the VMs of a batch claim nodes, as those do that made them.
+func (p *placing) hold(t *testing.T, batch string) {
+	t.Helper()
+	err := p.many(stickyBatch, func(i int) error {
+		pod := p.pod(batch, i, contract.StickyScheduler)
+		pod.UID = "before"
+		node := fmt.Sprint("node-", (p.claims*7919+i*31)%stickyNodes)
+		return placement.Claims{Custom: p.custom, Nodes: p.kube, Node: node}.Hold(t.Context(), pod)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.claims++
+}
+
+// batch creates pods and returns how long it took until the last of them was bound.
+func (p *placing) batch(t *testing.T, profile, name string) time.Duration {
+	t.Helper()
+	pods := p.kube.CoreV1().Pods(namespace)
+	options := metav1.ListOptions{LabelSelector: "batch=" + name, FieldSelector: fields.OneTermNotEqualSelector("spec.nodeName", "").String()}
+	seen := must(pods.Watch(t.Context(), options))(t)
+	defer seen.Stop()
+	began := time.Now()
+	failed := make(chan error, 1)
+	go func() {
+		if err := p.many(stickyBatch, func(i int) error {
+			_, err := pods.Create(t.Context(), p.pod(name, i, profile), metav1.CreateOptions{})
+			return err
+		}); err != nil {
+			failed <- err
+		}
+	}()
+	for bound := 0; bound < stickyBatch; {
+		select {
+		case e := <-seen.ResultChan():
+			if e.Type == watch.Added {
+				bound++
+			}
+		case err := <-failed:
+			t.Fatal(err)
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("%d of %d pods of %s are bound", bound, stickyBatch, name)
+		}
+	}
+	return time.Since(began)
+}
