@@ -30,7 +30,7 @@ func TestSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.SetAPIVersion(v1.GroupVersion.String())
-		o.SetKind(map[string]string{"cocoonsets": "CocoonSet", "cocoonhibernations": "CocoonHibernation"}[resource])
+		o.SetKind(map[string]string{"cocoonsets": "CocoonSet", "cocoonhibernations": "CocoonHibernation", "vmplacements": "VMPlacement"}[resource])
 		return client.Resource(gvr(resource)).Namespace("default").Create(t.Context(), o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 	}
 	const set = "metadata: {generateName: s-}\nspec: "
@@ -66,6 +66,15 @@ func TestSchema(t *testing.T) {
 		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, image: b}, {name: t, image: c}]}`, "spec.toolboxes[1]"},
 		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, mode: clone, image: "h:1/b"}]}`, "spec.toolboxes[0].image"},
 		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, image: b, backend: firecracker}]}`, "spec.toolboxes"},
+
+		{"cocoonsets", set + `{sticky: 1h30m, agent: {image: a}}`, ""},
+		{"cocoonsets", set + `{sticky: "true", agent: {image: a}}`, "spec.sticky"},
+
+		{"vmplacements", "metadata: {name: vk-default-a}", ""},
+		{"vmplacements", "metadata: {name: vk-default-b}\nspec: {waitSeconds: 5}", ""},
+		{"vmplacements", "metadata: {name: vk-default-c}\nspec: {release: Never, waitSeconds: 5}", "spec.waitSeconds"},
+		{"vmplacements", "metadata: {name: vk-default-c}\nspec: {waitSeconds: -1}", "spec.waitSeconds"},
+		{"vmplacements", "metadata: {name: vk-default-c}\nspec: {release: Soon}", "spec.release"},
 
 		{"cocoonhibernations", "metadata: {name: p}\nspec: {podRef: {name: p}, desire: Hibernate}", ""},
 		{"cocoonhibernations", "metadata: {name: q}\nspec: {podRef: {name: p}, desire: Wake}", "spec.podRef.name"},

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -87,6 +88,11 @@ func claimsOfTwoNodes(t *testing.T, c *cluster) {
 		}
 		if err := r.boot(pods[lost].Name); !errdefs.IsFailedPrecondition(err) {
 			t.Error(err)
+		}
+		// Nor can anybody move the claim: it can only be given up.
+		_, err := r.claims().Patch(t.Context(), fmt.Sprint("vm-", i), types.MergePatchType, []byte(`{"status":{"nodeName":"elsewhere"}}`), metav1.PatchOptions{}, "status")
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "status.nodeName") {
+			t.Errorf("a claim is moved: %v", err)
 		}
 		r.remove(pods[0].Name)
 		r.remove(pods[1].Name)

@@ -74,6 +74,8 @@ const (
 )
 
 // VMPlacementStatus says where the state is.
+//
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.nodeName) || size(oldSelf.nodeName) == 0 || (has(self.nodeName) && self.nodeName == oldSelf.nodeName)",message="cannot be changed: the state is there. To give it up, delete the VMPlacement",fieldPath=".nodeName",reason=FieldValueForbidden
 type VMPlacementStatus struct {
 	// NodeName is the node that holds the VM's state; empty: none yet.
 	// +optional

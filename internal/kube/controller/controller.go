@@ -111,14 +111,6 @@ func answers(observed, asked string) bool {
 	return o >= a
 }
 
-// VMName is the name of the pod's VM.
-func VMName(pod *corev1.Pod) string {
-	if name := pod.Annotations[contract.KeyName]; name != "" {
-		return name
-	}
-	return contract.VMName(pod.Namespace, pod.Name)
-}
-
 // PodChanged lets through changes of a pod that mean something to who follows its VM: not heartbeats and not times.
 func PodChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {

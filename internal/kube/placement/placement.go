@@ -17,6 +17,7 @@ import (
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
 // Node is who claims.
@@ -29,13 +30,10 @@ type Node struct {
 // NameOf is the name of the VMPlacement of pod's VM, which is the VM's. The pod may be without a name yet, if what is created
 // from it gets one: then it has no claim.
 func NameOf(pod *corev1.Pod) string {
-	switch name := pod.Annotations[contract.KeyName]; {
-	case name != "":
-		return name
-	case pod.Name == "":
+	if pod.Name == "" && pod.Annotations[contract.KeyName] == "" {
 		return ""
 	}
-	return contract.VMName(pod.Namespace, pod.Name)
+	return convert.VMName(pod)
 }
 
 // Check says why the VM of a pod that asks for it cannot be claimed; "" when it can.

@@ -11,6 +11,7 @@ import (
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
@@ -302,7 +303,7 @@ func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 	}
 	for _, pod := range pods {
 		if pod.Annotations[contract.KeyManaged] == "true" {
-			names = append(names, controller.VMName(pod))
+			names = append(names, convert.VMName(pod))
 		}
 	}
 	slices.Sort(names)

@@ -27,6 +27,7 @@ import (
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
 // fieldOwner is who the marks on pods belong to.
@@ -108,7 +109,7 @@ func (r *Reconciler) step(ctx context.Context, h *v1.CocoonHibernation, pod *cor
 		r.phase(&s, h, v1.HibernationPending, "the pod "+h.Spec.PodRef.Name+" is not there")
 		return s, 0, nil
 	}
-	s.VMName = controller.VMName(pod)
+	s.VMName = convert.VMName(pod)
 	sleep := h.Spec.Desire == v1.DesireHibernate
 	if sleep != controller.Marked(pod, fieldOwner) {
 		if err := controller.Mark(ctx, r.Client, fieldOwner, pod, sleep, ""); err != nil {

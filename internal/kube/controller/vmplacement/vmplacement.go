@@ -38,11 +38,8 @@ const (
 	ReasonStale    = "PlacementStale"
 )
 
-// Fields by which the cache finds claims and pods.
-const (
-	byNode = "status.nodeName"
-	byVM   = "vm"
-)
+// byVM is the field by which the cache finds the pods of a VM.
+const byVM = "vm"
 
 // registryPause is how long a question to a registry that fails waits.
 const registryPause = 5 * time.Second
@@ -60,14 +57,7 @@ type Reconciler struct {
 
 // Setup adds the reconciler to m, with so many turns at a time.
 func (r *Reconciler) Setup(ctx context.Context, m ctrl.Manager, concurrency int) error {
-	fields := m.GetFieldIndexer()
-	if err := fields.IndexField(ctx, &v1.VMPlacement{}, byNode, func(o client.Object) []string {
-		claim, _ := o.(*v1.VMPlacement)
-		return []string{claim.Status.NodeName}
-	}); err != nil {
-		return fmt.Errorf("index claims by node: %w", err)
-	}
-	if err := fields.IndexField(ctx, &corev1.Pod{}, byVM, func(o client.Object) []string {
+	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, byVM, func(o client.Object) []string {
 		if pod, _ := o.(*corev1.Pod); asks(pod) {
 			return []string{placement.NameOf(pod)}
 		}
@@ -96,14 +86,17 @@ func ofPod(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: placement.NameOf(pod)}}}
 }
 
-func (r *Reconciler) ofNode(ctx context.Context, o client.Object) []reconcile.Request {
+// ofNode looks through all claims: an index of a custom resource cannot be had before the API server knows the resource, and
+// nodes seldom change.
+func (r *Reconciler) ofNode(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var claims v1.VMPlacementList
-	if err := r.Client.List(ctx, &claims, client.MatchingFields{byNode: o.GetName()}); err != nil {
-		return nil // the cache has ended
+	if err := r.Client.List(ctx, &claims); err != nil {
+		return nil // none are known yet, or the cache has ended
 	}
-	requests := make([]reconcile.Request, len(claims.Items))
 	for i := range claims.Items {
-		requests[i].NamespacedName = client.ObjectKeyFromObject(&claims.Items[i])
+		if claims.Items[i].Status.NodeName == o.GetName() {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&claims.Items[i])})
+		}
 	}
 	return requests
 }
