@@ -38,6 +38,8 @@ const (
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
 	KeySticky               = PrefixVM + "sticky"
+	KeyEvictionPolicy       = PrefixVM + "eviction-policy"
+	KeyAllowScaleDown       = PrefixNode + "allow-scale-down" // on a Deployment or StatefulSet
 )
 
 // Annotations that tell what became of it (VMRuntime and others).

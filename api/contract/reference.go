@@ -31,6 +31,8 @@ func Reference() []Entry {
 		{KeyKeepSnapshot, "true", "operator", "this deletion only gives up the seat: nothing is saved, tags stay"},
 		{KeyGeneration, "number", "operator", "generation of the CocoonSet that the pod was written for"},
 		{KeySticky, "wait, never, or a duration", "user", "the VM stays on the node that holds its state; when that node is away it waits: until the registry has the state, without end, or that long"},
+		{KeyEvictionPolicy, "hibernate, delete, refuse", "user", "what an eviction does with the VM; hibernate for a managed VM that is to be saved, else delete"},
+		{KeyAllowScaleDown, "true", "user", "on a Deployment or StatefulSet of VMs: it may be scaled down"},
 		{KeyID, "", "node", "id of the VM"},
 		{KeyIP, "IP address", "node", "address of the guest"},
 		{KeyVNCPort, "1-65535", "operator", "VNC port of a VM that is not the node's; never 0"},

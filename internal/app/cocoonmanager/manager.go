@@ -15,8 +15,10 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
@@ -33,6 +35,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/controller/cocoonset"
+	"cocoonstack.io/cocoon/internal/kube/controller/eviction"
 	"cocoonstack.io/cocoon/internal/kube/controller/hibernation"
 	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
 	"cocoonstack.io/cocoon/internal/logging"
@@ -54,9 +57,10 @@ type Config struct {
 	LogLevel     string
 	LogFormat    string
 	Epoch        epochclient.Settings
+	Webhook      WebhookConfig
 }
 
-const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernation and VMPlacement.
+const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernation and VMPlacement, and the admission webhooks of VMs.
 
 Each setting is a flag or the environment variable in its description; the flag counts. EPOCH_TOKEN, the bearer token of the
 snapshot registry, is a variable only: a command line is everybody's to read. Several managers may run; one acts.
@@ -92,6 +96,10 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 	text(&c.Epoch.URL, "epoch-url", "EPOCH_URL", "", "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (none otherwise: nothing is ever Suspended or Hibernated)")
 	text(&c.Epoch.TokenFile, "epoch-token-file", "EPOCH_TOKEN_FILE", "", "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)")
 	text(&c.Epoch.CACert, "epoch-ca-cert", "EPOCH_CA_CERT", "", "PEM file with the registry's certificate authority")
+	text(&c.Webhook.Addr, "webhook-addr", "LISTEN_ADDR", "0", "address of the admission webhooks, e.g. :8443, 0 for none")
+	text(&c.Webhook.Hosts, "webhook-hosts", "WEBHOOK_HOSTS", "", "names and addresses, separated by commas, by which the API server reaches them (default cocoon-manager.NAMESPACE.svc)")
+	text(&c.Webhook.Cert, "tls-cert", "TLS_CERT", "", "PEM file of their certificate, if somebody else keeps it (otherwise one is kept in the Secret "+webhookSecret+" of the namespace)")
+	text(&c.Webhook.Key, "tls-key", "TLS_KEY", "", "PEM file of its key")
 	text(&c.LogLevel, "log-level", "OPERATOR_LOG_LEVEL", "info", "debug, info, warn or error")
 	text(&c.LogFormat, "log-format", "OPERATOR_LOG_FORMAT", "text", "text or json")
 	f.Usage = func() { fmt.Fprint(out, help, f.FlagUsages()) }
@@ -112,7 +120,7 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 	case c.Sets < 1 || c.Hibernations < 1:
 		return c, errdefs.Invalidf("at least one object must be worked on at a time")
 	}
-	return c, nil
+	return c, c.Webhook.check()
 }
 
 // Main is the cocoon-manager binary: it runs until ctx ends and returns the exit code, 2 for a bad command line.
@@ -165,7 +173,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	m, err := ctrl.NewManager(rc, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: c.MetricsAddr}, HealthProbeBindAddress: c.ProbeAddr,
 		LeaderElection: c.LeaderElect, LeaderElectionID: leaseName, LeaderElectionNamespace: c.Namespace, LeaderElectionReleaseOnCancel: true,
-		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: slim}, &corev1.Node{}: {Transform: slimNode}}},
+		Cache: cache.Options{ByObject: c.cached()},
 	})
 	if err != nil {
 		return fmt.Errorf("set up manager: %w", err)
@@ -182,11 +190,23 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 		}
 		return nil
 	}
-	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1),
-		m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
+	evictions := &eviction.Reconciler{Client: m.GetClient()}
+	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m),
+		c.serveWebhooks(m, snapshots), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
+}
+
+// cached says what of the cluster the manager keeps a copy of.
+func (c Config) cached() map[client.Object]cache.ByObject {
+	kept := map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: slim}, &corev1.Node{}: {Transform: slimNode}}
+	if c.Webhook.own() { // by name, so that rights to those alone suffice
+		configuration := cache.ByObject{Field: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookConfiguration)}
+		kept[&admissionv1.ValidatingWebhookConfiguration{}], kept[&admissionv1.MutatingWebhookConfiguration{}] = configuration, configuration
+		kept[&corev1.Secret{}] = cache.ByObject{Namespaces: map[string]cache.Config{c.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookSecret)}}}
+	}
+	return kept
 }
 
 // slim drops what nobody here reads from the pods that the informer keeps.

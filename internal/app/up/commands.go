@@ -89,6 +89,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.IntVar(&o.MetricsPort, "metrics-port", 0, fmt.Sprintf("port of the virtual node's Prometheus metrics on loopback (default %d, or the next free one)", defaultMetricsPort))
 	f.IntVar(&o.EpochPort, "epoch-port", 0, fmt.Sprintf("port of the registry on loopback (default %d, or the next free one)", defaultEpochPort))
 	f.IntVar(&o.ManagerPort, "manager-port", 0, fmt.Sprintf("port of the manager's health checks on loopback (default %d, or the next free one)", defaultManagerPort))
+	f.IntVar(&o.WebhookPort, "webhook-port", 0, fmt.Sprintf("port of the manager's admission webhooks on loopback (default %d, or the next free one)", defaultWebhookPort))
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -150,7 +151,7 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 		return fmt.Errorf("locate the cocoon binary: %w", err)
 	}
 	args := []string{"up", "--supervise", "--dir", o.Dir}
-	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort, "--metrics-port": o.MetricsPort, "--epoch-port": o.EpochPort, "--manager-port": o.ManagerPort} {
+	for flag, v := range map[string]int{"--api-port": o.APIPort, "--node-port": o.NodePort, "--metrics-port": o.MetricsPort, "--epoch-port": o.EpochPort, "--manager-port": o.ManagerPort, "--webhook-port": o.WebhookPort} {
 		if v != 0 {
 			args = append(args, flag, fmt.Sprint(v))
 		}

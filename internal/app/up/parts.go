@@ -1,6 +1,7 @@
 package up
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -70,17 +71,48 @@ func (in *instance) epoch() part {
 func (in *instance) manager() part {
 	probe := fmt.Sprintf("%s:%d", nodeIP, in.settings.ManagerPort)
 	kubeconfig := in.config("manager.kubeconfig")
-	args := []string{"--kubeconfig", kubeconfig, "--leader-elect=false", "--metrics-addr", "0", "--probe-addr", probe}
+	args := []string{"--kubeconfig", kubeconfig, "--leader-elect=false", "--metrics-addr", "0", "--probe-addr", probe, "--webhook-addr", in.webhookAddr(), "--webhook-hosts", nodeIP}
 	if in.settings.with(partEpoch) {
 		args = append(args, "--epoch-url", in.settings.epochURL(), "--epoch-token-file", in.epochTokens())
 	}
 	return part{
 		child:   child{name: partManager, path: in.opts.Assets.Manager, log: in.layout.log(partManager), stop: stopPart, args: args},
 		prepare: func() error { return writeKubeconfig(kubeconfig, in.pki, in.settings, partManager) },
-		install: [][]byte{manager.Rights, []byte(managerBinding)},
+		install: [][]byte{[]byte(managerNamespace), manager.Rights, manager.WebhookRights, []byte(managerBinding), in.webhooks()},
 		ready:   func(ctx context.Context) bool { return answers(ctx, "http://"+probe+"/readyz") },
 	}
 }
+
+func (in *instance) webhookAddr() string {
+	return fmt.Sprintf("%s:%d", nodeIP, in.settings.WebhookPort)
+}
+
+// webhooks are the configurations of the webhooks, for a manager beside the API server and not in its cluster.
+func (in *instance) webhooks() []byte {
+	return bytes.ReplaceAll(manager.WebhooksAt("https://"+in.webhookAddr()), []byte("\n  labels:\n"), []byte("\n  labels:\n    app.kubernetes.io/managed-by: cocoon-up\n"))
+}
+
+// unregisterWebhooks takes back what an earlier start with a manager registered: nobody would answer, and what the webhooks
+// are asked about would be refused.
+func (in *instance) unregisterWebhooks(ctx context.Context) error {
+	list, err := manifests(in.webhooks())
+	if err != nil {
+		return err
+	}
+	for _, m := range list {
+		if err := in.api.remove(ctx, m.path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const managerNamespace = `
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: cocoon-system
+`
 
 // managerBinding gives the manager of an instance, who is known by a certificate, its rights. It has not the name of the one
 // in deploy/, which may be installed beside it.
@@ -93,6 +125,20 @@ roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole
   name: cocoon-manager
+subjects:
+  - apiGroup: rbac.authorization.k8s.io
+    kind: User
+    name: cocoon-manager
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: cocoon-up:cocoon-manager-webhook
+  namespace: cocoon-system
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: cocoon-manager-webhook
 subjects:
   - apiGroup: rbac.authorization.k8s.io
     kind: User

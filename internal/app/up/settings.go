@@ -24,6 +24,7 @@ const (
 	defaultServerPort  = 4443 // of metrics-server
 	defaultManagerPort = 8081
 	defaultSchedPort   = 10259
+	defaultWebhookPort = 8443
 	serviceCIDR        = "10.96.0.0/16"
 	serviceIP          = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
 	nodeIP             = "127.0.0.1"
@@ -42,6 +43,8 @@ type Settings struct {
 	ManagerPort int `json:"managerPort,omitempty"`
 	// SchedulerPort is where cocoon-scheduler says whether it is well.
 	SchedulerPort int `json:"schedulerPort,omitempty"`
+	// WebhookPort is where the manager answers the API server's admission webhooks.
+	WebhookPort int `json:"webhookPort,omitempty"`
 
 	// As instances with one node kept it.
 	NodeName string `json:"nodeName,omitempty"`
@@ -108,7 +111,7 @@ func (o Options) check() error {
 	if o.NodeName != "" && (len(o.NodeName) > 63 || !nodeNameRE.MatchString(o.NodeName)) {
 		return errdefs.Invalidf("node name %q is not a DNS name of at most 63 characters", o.NodeName)
 	}
-	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort, "node's metrics": o.MetricsPort, "registry": o.EpochPort, "manager": o.ManagerPort} {
+	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort, "node's metrics": o.MetricsPort, "registry": o.EpochPort, "manager": o.ManagerPort, "manager's webhooks": o.WebhookPort} {
 		if port < 0 || port > 65535 {
 			return errdefs.Invalidf("port %d of the %s is not between 1 and 65535", port, what)
 		}
@@ -140,7 +143,7 @@ func nodeName(first string, i int) string {
 
 // check refuses what no instance can have chosen.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, With: s.With}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -225,6 +228,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if s.with(partManager) {
 		if s.ManagerPort, err = p.choose("manager", "--manager-port", o.ManagerPort, s.ManagerPort, defaultManagerPort); err != nil {
+			return s, err
+		}
+		if s.WebhookPort, err = p.choose("manager's webhooks", "--webhook-port", o.WebhookPort, s.WebhookPort, defaultWebhookPort); err != nil {
 			return s, err
 		}
 	}

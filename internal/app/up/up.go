@@ -29,6 +29,7 @@ type Options struct {
 	MetricsPort int // of the first node
 	EpochPort   int
 	ManagerPort int
+	WebhookPort int
 	Assets      Assets
 }
 
@@ -194,6 +195,11 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	began = time.Now()
 	if r.err = in.installManifests(ctx, ended, baseManifests...); r.err != nil {
 		return r
+	}
+	if !in.settings.with(partManager) {
+		if r.err = in.unregisterWebhooks(ctx); r.err != nil {
+			return r
+		}
 	}
 	in.report("custom resources are installed", time.Since(began))
 

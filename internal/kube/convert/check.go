@@ -186,3 +186,16 @@ func checkVM(pod *corev1.Pod) field.ErrorList {
 	}
 	return nil
 }
+
+// CheckKeys returns the annotations of pod whose values nobody could understand, whatever a node is able to do.
+func CheckKeys(pod *corev1.Pod) field.ErrorList {
+	_, spec := contract.ParseVMSpec(pod.Annotations)
+	_, runtime := contract.ParseVMRuntime(pod.Annotations)
+	_, eviction := contract.ParseEvictionPolicy(pod.Annotations)
+	_, sticky := contract.ParseSticky(pod.Annotations)
+	var errs field.ErrorList
+	for _, err := range []error{spec, runtime, eviction, sticky} {
+		errs = append(errs, badKeys(err)...)
+	}
+	return errs
+}

@@ -22,7 +22,7 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
 		return 0
 	}
-	if w.p.remote() && contract.AsksSnapshot(pod.Annotations) && !contract.Pushable(w.vmName) {
+	if w.p.remote() && (contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations)) && !contract.Pushable(w.vmName) {
 		w.refuse(reasonNotSupported, "the VM name "+w.vmName+" cannot be that of a repository, in which its state would be kept; use small letters, digits and single . _ - between them")
 		return 0
 	}

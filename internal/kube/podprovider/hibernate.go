@@ -230,12 +230,12 @@ func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error
 	return nil
 }
 
-// dropTag removes the hibernated state of a pod that is deleted and that nobody will ask for: one of a CocoonSet, or one
-// that is managed, may come back for it, and whoever made it removes it otherwise.
+// dropTag removes the hibernated state of a pod that is deleted and that nobody will ask for: one of a CocoonSet, one that
+// is managed, or one that was to be hibernated when it is evicted may come back for it, and whoever made it removes it otherwise.
 func (w *worker) dropTag(ctx context.Context) {
 	pod, _, _ := w.look()
 	slept := w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
-	if !slept || !w.p.remote() || w.p.Snapshots == nil || contract.AsksSnapshot(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
+	if !slept || !w.p.remote() || w.p.Snapshots == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
 		convert.Member(pod).Set() != "" {
 		return
 	}
@@ -245,12 +245,11 @@ func (w *worker) dropTag(ctx context.Context) {
 	}
 }
 
-// elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs and those
-// that are told to sleep or to be restored do. digest is "" when only a peer could know.
+// elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs, those that
+// hibernate when they are evicted, and those that are told to sleep or to be restored do. digest is "" when only a peer could know.
 func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (digest string, sleeps bool, err error) {
 	must := contract.RestoreFromHibernate(pod.Annotations) || w.life.State == contract.LifecycleHibernated
-	ask, _ := contract.ParseVMSpec(pod.Annotations)
-	if w.p.Snapshots == nil || !must && !ask.Managed && !contract.Hibernate(pod.Annotations) {
+	if w.p.Snapshots == nil || !must && !contract.ComesBack(pod.Annotations) && !contract.Hibernate(pod.Annotations) {
 		return "", false, nil
 	}
 	if !w.p.remote() {

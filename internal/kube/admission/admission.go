@@ -1,0 +1,131 @@
+// Package admission answers the API server's admission webhooks: it refuses CocoonSets and CocoonHibernations that cannot
+// work in ways that their schema cannot say, completes and checks the pods of VMs, and keeps VMs that hold state from
+// being scaled away or evicted.
+//
+// Every answer follows from the request and from caches; nothing is written but the wish that an evicted VM hibernates,
+// and not even that for a dry run.
+package admission
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"cocoonstack.io/cocoon/internal/kube/controller"
+)
+
+// Where the webhooks are served; deploy/manager/webhook.yaml names them.
+const (
+	PathPod         = "/mutate"
+	PathCheckPod    = "/validate-pod"
+	PathScale       = "/validate"
+	PathSet         = "/validate-cocoonset"
+	PathHibernation = "/validate-cocoonhibernation"
+	PathEviction    = "/validate-eviction"
+)
+
+// Webhooks are all of them. All fields are needed but Registry.
+type Webhooks struct {
+	// Client reads pods, nodes, CocoonSets and VMPlacements from a cache, and marks pods.
+	Client client.Client
+	// Live reads Deployments and StatefulSets, which nobody here caches.
+	Live     client.Reader
+	Registry controller.Registry // nil: no VM is ever durable
+	Metrics  *Metrics
+}
+
+// Register has s serve the webhooks.
+func (w *Webhooks) Register(s webhook.Server) {
+	decoder := ctrladmission.NewDecoder(w.Client.Scheme())
+	for path, h := range map[string]ctrladmission.Handler{
+		PathPod:         &podCompleter{decoder, w.Client},
+		PathCheckPod:    &podChecker{decoder},
+		PathScale:       &scaleGuard{decoder, w.Live},
+		PathSet:         &setChecker{decoder, w.Client},
+		PathHibernation: &hibernationChecker{decoder, w.Client},
+		PathEviction:    &evictionGuard{w.Client, w.Registry},
+	} {
+		s.Register(path, &ctrladmission.Webhook{Handler: w.Metrics.counted(path[1:], h)})
+	}
+}
+
+// Metrics count what was answered.
+type Metrics struct{ answers *prometheus.CounterVec }
+
+// NewMetrics registers the counters with r.
+func NewMetrics(r prometheus.Registerer) *Metrics {
+	m := &Metrics{prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "cocoon_webhook_admission_total", Help: "Answers to the API server: allowed, patched, denied or error, and the reason of a denial.",
+	}, []string{"handler", "result", "reason"})}
+	r.MustRegister(m.answers)
+	return m
+}
+
+func (m *Metrics) counted(name string, h ctrladmission.Handler) ctrladmission.Handler {
+	return ctrladmission.HandlerFunc(func(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
+		resp := h.Handle(ctx, req)
+		result, reason := "allowed", ""
+		switch {
+		case resp.Allowed && len(resp.Patches) > 0:
+			result = "patched"
+		case resp.Allowed:
+		case resp.Result != nil && resp.Result.Code >= http.StatusInternalServerError:
+			result = "error"
+		default:
+			result = "denied"
+			if resp.Result != nil {
+				reason = string(resp.Result.Reason)
+			}
+		}
+		m.answers.WithLabelValues(name, result, reason).Inc()
+		return resp
+	})
+}
+
+// refuse is the answer of the API server's own validation to such errors; none allow the request.
+func refuse(kind schema.GroupKind, name string, errs field.ErrorList) ctrladmission.Response {
+	if len(errs) == 0 {
+		return ctrladmission.Allowed("")
+	}
+	return deny(apierrors.NewInvalid(kind, name, errs))
+}
+
+// deny answers with the status of err.
+func deny(err apierrors.APIStatus) ctrladmission.Response {
+	status := err.Status()
+	resp := ctrladmission.Denied("")
+	resp.Result = &status
+	return resp
+}
+
+// unreadable answers a request that does not hold what it should.
+func unreadable(err error) ctrladmission.Response {
+	return ctrladmission.Errored(http.StatusBadRequest, err)
+}
+
+// failed answers when we could not find out.
+func failed(err error) ctrladmission.Response {
+	return ctrladmission.Errored(http.StatusInternalServerError, err)
+}
+
+// fresh leaves out the errors that the object had before: what is stored already may be changed in other ways.
+func fresh(now, before field.ErrorList) field.ErrorList {
+	had := map[string]bool{}
+	for _, e := range before {
+		had[e.Error()] = true
+	}
+	var errs field.ErrorList
+	for _, e := range now {
+		if !had[e.Error()] {
+			errs = append(errs, e)
+		}
+	}
+	return errs
+}

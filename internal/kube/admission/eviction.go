@@ -1,0 +1,78 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/controller/eviction"
+)
+
+// evictionGuard has a VM that would lose its state hibernate before its pod is evicted.
+type evictionGuard struct {
+	client   client.Client
+	registry controller.Registry
+}
+
+// Handle implements admission.Handler.
+func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
+	dry, err := dryRun(req)
+	if err != nil {
+		return unreadable(err)
+	}
+	pod := &corev1.Pod{}
+	switch err := g.client.Get(ctx, client.ObjectKey{Namespace: req.Namespace, Name: req.Name}, pod); {
+	case apierrors.IsNotFound(err):
+		return ctrladmission.Allowed("") // the API server knows
+	case err != nil:
+		return failed(fmt.Errorf("get pod %s: %w", req.Name, err))
+	}
+	node := &corev1.Node{}
+	if err := g.client.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, node); client.IgnoreNotFound(err) != nil {
+		return failed(fmt.Errorf("get node %s: %w", pod.Spec.NodeName, err))
+	}
+	var durable eviction.Durable
+	if g.registry != nil {
+		durable = func() (bool, error) {
+			return g.registry.Has(ctx, controller.VMName(pod), contract.HibernateSnapshotTag)
+		}
+	}
+	v := eviction.Decide(pod, eviction.Emptied(node), durable)
+	switch {
+	case v.Answer == eviction.Allow:
+		return ctrladmission.Allowed("")
+	case v.Answer == eviction.Refuse:
+		return deny(apierrors.NewForbidden(corev1.Resource("pods/eviction"), req.Name, errors.New(v.Why)))
+	case dry: // what it would come to
+		return ctrladmission.Allowed("").WithWarnings(v.Why)
+	case v.Hibernate:
+		if err := eviction.Hibernate(ctx, g.client, pod); err != nil {
+			return failed(fmt.Errorf("tell VM of pod %s to hibernate: %w", req.Name, err))
+		}
+	}
+	// No pause is suggested: clients would wait it out in silence. kubectl drain says why and asks again after five seconds.
+	return deny(apierrors.NewTooManyRequests(v.Why, 0))
+}
+
+// dryRun reports whether nothing is to happen: kubectl drain says so in the eviction, others in the request.
+func dryRun(req ctrladmission.Request) (bool, error) {
+	if req.DryRun != nil && *req.DryRun {
+		return true, nil
+	}
+	var e policyv1.Eviction
+	if len(req.Object.Raw) > 0 {
+		if err := json.Unmarshal(req.Object.Raw, &e); err != nil {
+			return false, err
+		}
+	}
+	return e.DeleteOptions != nil && len(e.DeleteOptions.DryRun) > 0, nil
+}

@@ -1,0 +1,50 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+)
+
+// hibernationChecker refuses the hibernation of what cannot hibernate. That there is one for a pod says the schema; a pod
+// that is not there yet may come.
+type hibernationChecker struct {
+	decoder ctrladmission.Decoder
+	pods    client.Reader
+}
+
+// Handle implements admission.Handler.
+func (c *hibernationChecker) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
+	h := &v1.CocoonHibernation{}
+	if err := c.decoder.Decode(req, h); err != nil {
+		return unreadable(err)
+	}
+	if h.Spec.Desire != v1.DesireHibernate {
+		return ctrladmission.Allowed("")
+	}
+	pod := &corev1.Pod{}
+	err := c.pods.Get(ctx, client.ObjectKey{Namespace: req.Namespace, Name: h.Spec.PodRef.Name}, pod)
+	if apierrors.IsNotFound(err) {
+		return ctrladmission.Allowed("")
+	}
+	if err != nil {
+		return failed(fmt.Errorf("get pod %s: %w", h.Spec.PodRef.Name, err))
+	}
+	path, name := field.NewPath("spec", "podRef", "name"), h.Spec.PodRef.Name
+	var errs field.ErrorList
+	switch {
+	case !tolerates(pod.Spec.Tolerations) && !asks(pod):
+		errs = append(errs, field.Invalid(path, name, "the pod is no VM"))
+	case convert.Static(pod):
+		errs = append(errs, field.Invalid(path, name, "the pod stands for a static VM, which no node can put to sleep"))
+	}
+	return refuse(v1.GroupVersion.WithKind("CocoonHibernation").GroupKind(), h.Name, errs)
+}

@@ -1,0 +1,227 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// setChecker refuses CocoonSets whose pods or VMs could not be made.
+type setChecker struct {
+	decoder ctrladmission.Decoder
+	sets    client.Reader
+}
+
+// Handle implements admission.Handler.
+func (c *setChecker) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
+	set, old := &v1.CocoonSet{}, &v1.CocoonSet{}
+	if err := c.decoder.Decode(req, set); err != nil {
+		return unreadable(err)
+	}
+	set.Namespace = req.Namespace
+	errs := checkSet(set)
+	var list v1.CocoonSetList
+	if err := c.sets.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return failed(fmt.Errorf("list CocoonSets: %w", err))
+	}
+	errs = append(errs, checkNamesTaken(set, list.Items)...)
+	if req.Operation == admissionv1.Update {
+		if err := c.decoder.DecodeRaw(req.OldObject, old); err != nil {
+			return unreadable(err)
+		}
+		old.Namespace = req.Namespace
+		errs = fresh(errs, append(checkSet(old), checkNamesTaken(old, list.Items)...))
+	}
+	return refuse(v1.GroupVersion.WithKind("CocoonSet").GroupKind(), set.Name, errs)
+}
+
+// checkSet is everything about a set by itself that its schema cannot say.
+func checkSet(set *v1.CocoonSet) field.ErrorList {
+	spec := field.NewPath("spec")
+	agent := &set.Spec.Agent
+	last := set.Name + "-" + strconv.Itoa(int(agent.Replicas))
+	errs := checkVMName(set.Namespace, last, field.NewPath("metadata", "name"), set.Name)
+	if set.Spec.NodeName != "" {
+		errs = append(errs, dns(spec.Child("nodeName"), set.Spec.NodeName)...)
+	}
+	errs = append(errs, checkOptions(&agent.VMOptions, spec.Child("agent"))...)
+	errs = append(errs, checkImage(contract.Mode(agent.Mode), agent.Image, spec.Child("agent", "image"))...)
+	errs = append(errs, checkEnvFrom(agent.EnvFrom, spec.Child("agent", "envFrom"))...)
+	if agent.ServiceAccountName != "" {
+		errs = append(errs, dns(spec.Child("agent", "serviceAccountName"), agent.ServiceAccountName)...)
+	}
+	for i := range set.Spec.Toolboxes {
+		t, path := &set.Spec.Toolboxes[i], spec.Child("toolboxes").Index(i)
+		errs = append(errs, checkOptions(&t.VMOptions, path)...)
+		if t.Mode == contract.ModeStatic {
+			if a, err := netip.ParseAddr(t.StaticIP); err != nil || a.Zone() != "" {
+				errs = append(errs, field.Invalid(path.Child("staticIP"), t.StaticIP, "must be an IP address"))
+			}
+			continue // it makes no VM
+		}
+		errs = append(errs, checkVMName(set.Namespace, set.Name+"-"+t.Name, path.Child("name"), t.Name)...)
+		errs = append(errs, checkImage(t.Mode, t.Image, path.Child("image"))...)
+	}
+	return errs
+}
+
+// checkVMName refuses what makes the name of a pod's VM one that no VM may have.
+func checkVMName(namespace, pod string, path *field.Path, value string) field.ErrorList {
+	name := contract.VMName(namespace, pod)
+	if err := vm.ValidateName(name); err != nil {
+		return field.ErrorList{field.Invalid(path, value, err.Error()+"; choose shorter names")}
+	}
+	if !contract.Pushable(name) {
+		return field.ErrorList{field.Invalid(path, value, "the VM name "+name+" cannot be that of a repository, in which its state would be kept")}
+	}
+	return nil
+}
+
+func dns(path *field.Path, value string) field.ErrorList {
+	if why := validation.IsDNS1123Subdomain(value); len(why) > 0 {
+		return field.ErrorList{field.Invalid(path, value, strings.Join(why, "; "))}
+	}
+	return nil
+}
+
+// checkImage refuses what cannot name a snapshot or an image.
+func checkImage(mode contract.Mode, image string, path *field.Path) field.ErrorList {
+	if image == "" {
+		return nil // the schema's to say
+	}
+	if mode == contract.ModeClone {
+		_, err := contract.ParseSnapshotRef(image)
+		if bad, ok := errors.AsType[contract.KeyError](err); ok {
+			return field.ErrorList{field.Invalid(path, image, bad.Reason)}
+		}
+		return nil
+	}
+	if strings.ContainsFunc(image, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		return field.ErrorList{field.Invalid(path, image, "must not hold white space")}
+	}
+	return nil
+}
+
+// checkOptions refuses sizes that no pod may have.
+func checkOptions(o *v1.VMOptions, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if o.Storage != nil && o.Storage.Sign() <= 0 {
+		errs = append(errs, field.Invalid(path.Child("storage"), o.Storage.String(), "must be a positive quantity such as 10Gi"))
+	}
+	if strings.TrimSpace(o.Network) != o.Network {
+		errs = append(errs, field.Invalid(path.Child("network"), o.Network, "must not begin or end with white space"))
+	}
+	at := path.Child("resources")
+	errs = append(errs, checkAmounts(o.Resources.Limits, at.Child("limits"))...)
+	errs = append(errs, checkAmounts(o.Resources.Requests, at.Child("requests"))...)
+	for name, request := range o.Resources.Requests {
+		if limit, given := o.Resources.Limits[name]; given && request.Cmp(limit) > 0 {
+			errs = append(errs, field.Invalid(at.Child("requests").Key(string(name)), request.String(), "must not be more than the limit of "+limit.String()))
+		}
+	}
+	if len(o.Resources.Claims) > 0 {
+		errs = append(errs, field.Forbidden(at.Child("claims"), "devices cannot be given to a VM"))
+	}
+	return errs
+}
+
+func checkAmounts(list corev1.ResourceList, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for name, amount := range list {
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+			if amount.Cmp(resource.Quantity{}) <= 0 {
+				errs = append(errs, field.Invalid(path.Key(string(name)), amount.String(), "must be positive"))
+			}
+		default:
+			errs = append(errs, field.NotSupported(path, name, []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}))
+		}
+	}
+	return errs
+}
+
+func checkEnvFrom(from []corev1.EnvFromSource, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, e := range from {
+		at := path.Index(i)
+		switch {
+		case (e.ConfigMapRef == nil) == (e.SecretRef == nil):
+			errs = append(errs, field.Invalid(at, "", "must have one of configMapRef and secretRef"))
+		case e.ConfigMapRef != nil:
+			errs = append(errs, dns(at.Child("configMapRef", "name"), e.ConfigMapRef.Name)...)
+		default:
+			errs = append(errs, dns(at.Child("secretRef", "name"), e.SecretRef.Name)...)
+		}
+	}
+	return errs
+}
+
+// taken are the names of the VMs that a set makes.
+type taken struct {
+	prefix    string
+	replicas  int32
+	toolboxes map[string]bool
+}
+
+func namesOf(set *v1.CocoonSet) taken {
+	t := taken{prefix: contract.VMName(set.Namespace, set.Name), replicas: set.Spec.Agent.Replicas, toolboxes: map[string]bool{}}
+	for _, box := range set.Spec.Toolboxes {
+		if box.Mode != contract.ModeStatic {
+			t.toolboxes[t.prefix+"-"+box.Name] = true
+		}
+	}
+	return t
+}
+
+func (t taken) has(name string) bool {
+	if t.toolboxes[name] {
+		return true
+	}
+	slot, ok := strings.CutPrefix(name, t.prefix+"-")
+	n, err := strconv.ParseInt(slot, 10, 32)
+	return ok && err == nil && strconv.FormatInt(n, 10) == slot && n >= 0 && int32(n) <= t.replicas
+}
+
+// checkNamesTaken refuses a set one of whose VMs would have the name of another set's. VM names are made of namespace, set
+// and slot, joined by dashes, which all three may hold; and one registry has the state of all VMs by name.
+func checkNamesTaken(set *v1.CocoonSet, others []v1.CocoonSet) field.ErrorList {
+	const why = "the VM %s is that of another CocoonSet, of this namespace or another; choose another name"
+	mine := namesOf(set)
+	var errs field.ErrorList
+	for i := range others {
+		other := &others[i]
+		if other.Namespace == set.Namespace && other.Name == set.Name {
+			continue
+		}
+		theirs := namesOf(other)
+		if mine.prefix == theirs.prefix {
+			return append(errs, field.Invalid(field.NewPath("metadata", "name"), set.Name, fmt.Sprintf(why, mine.prefix+"-0")))
+		}
+		for name := range theirs.toolboxes {
+			if mine.has(name) && !mine.toolboxes[name] {
+				errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), set.Name, fmt.Sprintf(why, name)))
+			}
+		}
+		for i, box := range set.Spec.Toolboxes {
+			if name := mine.prefix + "-" + box.Name; mine.toolboxes[name] && theirs.has(name) {
+				errs = append(errs, field.Invalid(field.NewPath("spec", "toolboxes").Index(i).Child("name"), box.Name, fmt.Sprintf(why, name)))
+			}
+		}
+	}
+	return errs
+}

@@ -1,0 +1,172 @@
+// Package eviction has VMs hibernate before their pods are evicted, and wakes those whose eviction was given up.
+//
+// Asking for a pod's eviction is how kubectl drain empties a node. Decide answers; the reconciler wakes the VMs of a node
+// that takes pods again. The package evicts nothing itself.
+package eviction
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+)
+
+// fieldOwner is who wishes that a VM hibernates because its pod is to be evicted.
+const fieldOwner = "cocoon-eviction"
+
+// Answer says what becomes of a request to evict a pod.
+type Answer int
+
+// The answers.
+const (
+	Allow  Answer = iota // nothing is lost that somebody wants
+	Wait                 // not yet: it is to be asked again
+	Refuse               // not in this way
+)
+
+// Verdict is an answer and what goes with it.
+type Verdict struct {
+	Answer    Answer
+	Hibernate bool   // the VM is to be told to hibernate
+	Why       string // a sentence for who asked; "" with Allow
+}
+
+// Durable reports whether the registry has the hibernated state of the pod's VM.
+type Durable func() (bool, error)
+
+// Decide answers a request to evict pod, which is on a node that is being emptied or not. durable is nil where there is no
+// registry.
+func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
+	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning { // nothing is in it yet, or any more
+		return Verdict{}
+	}
+	const otherwise = "to lose what is in it, set the annotation " + contract.KeyEvictionPolicy + " to delete"
+	name := controller.VMName(pod)
+	switch policy, err := policyOf(pod); {
+	case err != nil:
+		return Verdict{Answer: Refuse, Why: err.Error()}
+	case policy == contract.EvictDelete:
+		return Verdict{}
+	case policy == contract.EvictRefuse:
+		return Verdict{Answer: Refuse, Why: "VM " + name + " is not to be evicted, says its annotation " + contract.KeyEvictionPolicy + "; delete the pod, or change that"}
+	}
+	if pod.Annotations[contract.KeyName] == "" && pod.GenerateName != "" {
+		return Verdict{Answer: Refuse, Why: "VM " + name + " cannot hibernate for its eviction: the next pod would have another name, and nobody would wake it; name it with " + contract.KeyName + ", or, " + otherwise}
+	}
+	if why, dead := controller.Failed(pod); dead {
+		return Verdict{Answer: Refuse, Why: "VM " + name + " failed (" + why + ") and cannot hibernate; " + otherwise}
+	}
+	if durable == nil {
+		return Verdict{Answer: Refuse, Why: "VM " + name + " has nowhere to hibernate: the manager knows no registry; " + otherwise}
+	}
+	life := controller.Life(pod)
+	if controller.Hibernated(pod) {
+		switch there, err := durable(); {
+		case err != nil:
+			return Verdict{Answer: Wait, Why: fmt.Sprintf("VM %s sleeps, and the registry cannot say whether it has its state: %v", name, err)}
+		case there:
+			return Verdict{}
+		}
+		return Verdict{Answer: Wait, Why: "VM " + name + " sleeps, and its state is on the way to the registry"}
+	}
+	why := "VM " + name + " is told to hibernate; its pod can be evicted when its state is in the registry"
+	if life.Message != "" {
+		why += " (" + life.Message + ")"
+	}
+	if !emptied && !contract.Hibernate(pod.Annotations) {
+		return Verdict{Answer: Wait, Why: "VM " + name + " would lose what is in it; cordon node " + pod.Spec.NodeName + ", as kubectl drain does, or ask for its CocoonHibernation, and it hibernates first; " + otherwise}
+	}
+	return Verdict{Answer: Wait, Hibernate: emptied && !controller.Marked(pod, fieldOwner), Why: why}
+}
+
+// policyOf is the policy of the pod. A VM that the node owns and would save before it is deleted hibernates; any other pod
+// goes as pods do.
+func policyOf(pod *corev1.Pod) (contract.EvictionPolicy, error) {
+	policy, err := contract.ParseEvictionPolicy(pod.Annotations)
+	if err != nil || policy != "" {
+		return policy, err
+	}
+	if pod.Annotations[contract.KeyManaged] == "true" && convert.Saves(pod) {
+		return contract.EvictHibernate, nil
+	}
+	return contract.EvictDelete, nil
+}
+
+// Hibernate has the VM of pod hibernate, so that the pod can be evicted.
+func Hibernate(ctx context.Context, c client.Client, pod *corev1.Pod) error {
+	return controller.Mark(ctx, c, fieldOwner, pod, true, "")
+}
+
+// Emptied reports whether the node takes no pods any more.
+func Emptied(node *corev1.Node) bool { return node.Spec.Unschedulable }
+
+// Reconciler wakes the VMs that were told to hibernate for an eviction, on nodes that take pods again.
+type Reconciler struct{ Client client.Client }
+
+// Setup adds the reconciler to m.
+func (r *Reconciler) Setup(m ctrl.Manager) error {
+	marked := predicate.NewPredicateFuncs(func(o client.Object) bool {
+		pod, ok := o.(*corev1.Pod)
+		return ok && controller.Marked(pod, fieldOwner)
+	})
+	opened := predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return true },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			old, ok := e.ObjectOld.(*corev1.Node)
+			now, ok2 := e.ObjectNew.(*corev1.Node)
+			return ok && ok2 && Emptied(old) && !Emptied(now)
+		},
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+	}
+	return ctrl.NewControllerManagedBy(m).Named("eviction").
+		For(&corev1.Pod{}, builder.WithPredicates(marked)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.podsOf), builder.WithPredicates(opened)).
+		Complete(r)
+}
+
+// podsOf are the pods of a node whose VMs were told to hibernate.
+func (r *Reconciler) podsOf(ctx context.Context, node client.Object) []reconcile.Request {
+	var list corev1.PodList
+	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil // the cache is not there, and with it come the pods themselves
+	}
+	var found []reconcile.Request
+	for i := range list.Items {
+		if pod := &list.Items[i]; pod.Spec.NodeName == node.GetName() && controller.Marked(pod, fieldOwner) {
+			found = append(found, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(pod)})
+		}
+	}
+	return found
+}
+
+// Reconcile wakes one pod's VM if its node takes pods again.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	pod, node := &corev1.Pod{}, &corev1.Node{}
+	if err := r.Client.Get(ctx, req.NamespacedName, pod); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !controller.Marked(pod, fieldOwner) || pod.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil
+	}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, node); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if Emptied(node) {
+		return ctrl.Result{}, nil
+	}
+	if err := controller.Mark(ctx, r.Client, fieldOwner, pod, false, ""); err != nil {
+		return ctrl.Result{}, fmt.Errorf("wake VM of pod %s: %w", req.NamespacedName, err)
+	}
+	return ctrl.Result{}, nil
+}

@@ -1,0 +1,220 @@
+// Package servingcert keeps the certificate that admission webhooks serve with: an authority of its own and what it signs,
+// in a Secret that all replicas share, replaced before they expire without a restart, and known to the API server through
+// the webhook configurations. It serves nothing.
+package servingcert
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	applyadmission "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// fieldOwner is whose the bundles in webhook configurations are.
+const fieldOwner = "cocoon-webhook-certificates"
+
+// again is the longest pause between two looks at how old the certificates are.
+const again = time.Hour
+
+// Keeper keeps one serving certificate. Every replica of the program runs one: who is first writes, the others read.
+// All fields are needed.
+type Keeper struct {
+	// Client reads from a cache, which need not hold more than the objects named here, and writes.
+	Client client.Client
+	Secret types.NamespacedName
+	// Configuration is the name of the ValidatingWebhookConfiguration and of the MutatingWebhookConfiguration.
+	Configuration string
+	Hosts         []string // DNS names and addresses of the certificate
+	Lives         Lives
+	Now           func() time.Time
+
+	current atomic.Pointer[material]
+}
+
+// Setup has m run the keeper, whether it leads or not.
+func (k *Keeper) Setup(m ctrl.Manager) error {
+	one := reconcile.Request{NamespacedName: k.Secret}
+	same := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{one} })
+	named := func(key types.NamespacedName) builder.Predicates {
+		return builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return client.ObjectKeyFromObject(o) == key }))
+	}
+	everyReplica := false
+	return ctrl.NewControllerManagedBy(m).Named("webhook-certificates").
+		Watches(&corev1.Secret{}, same, named(k.Secret)).
+		Watches(&admissionv1.ValidatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
+		Watches(&admissionv1.MutatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
+		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			q.Add(one) // there may be nothing yet that an event could come from
+			return nil
+		})).
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: 1, NeedLeaderElection: &everyReplica}).
+		Complete(k)
+}
+
+// Reconcile brings Secret and configurations to what they must be.
+func (k *Keeper) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	secret := &corev1.Secret{}
+	err := k.Client.Get(ctx, k.Secret, secret)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return reconcile.Result{}, fmt.Errorf("get secret %s: %w", k.Secret, err)
+	}
+	m, changed, err := read(secret.Data).next(k.Now(), k.Hosts, k.Lives)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if changed {
+		if err := k.write(ctx, secret, m); apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+			return reconcile.Result{RequeueAfter: 100 * time.Millisecond}, nil // another replica was first: its event comes
+		} else if err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	k.current.Store(&m)
+	if err := k.inject(ctx, m.bundle()); err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: min(again, k.Lives.Serving/12, k.Lives.Overlap)}, nil
+}
+
+func (k *Keeper) write(ctx context.Context, secret *corev1.Secret, m material) error {
+	data, err := m.data()
+	if err != nil {
+		return err
+	}
+	secret = secret.DeepCopy()
+	secret.Data = data
+	if secret.ResourceVersion != "" {
+		err = k.Client.Update(ctx, secret)
+	} else {
+		secret.Namespace, secret.Name, secret.Type = k.Secret.Namespace, k.Secret.Name, corev1.SecretTypeTLS
+		err = k.Client.Create(ctx, secret)
+	}
+	if err != nil {
+		return fmt.Errorf("write secret %s: %w", k.Secret, err)
+	}
+	return nil
+}
+
+// inject has the API server trust the bundle. A configuration that is not there gets it when it comes.
+func (k *Keeper) inject(ctx context.Context, bundle []byte) error {
+	v, m, err := k.configurations(ctx)
+	if err != nil {
+		return err
+	}
+	if v != nil && !trusted(clientsOf(v), bundle) {
+		apply := applyadmission.ValidatingWebhookConfiguration(v.Name).WithUID(v.UID).WithResourceVersion(v.ResourceVersion)
+		for _, w := range v.Webhooks {
+			apply.WithWebhooks(applyadmission.ValidatingWebhook().WithName(w.Name).WithClientConfig(applyadmission.WebhookClientConfig().WithCABundle(bundle...)))
+		}
+		if err := k.Client.Apply(ctx, apply, client.FieldOwner(fieldOwner), client.ForceOwnership); err != nil {
+			return stale(fmt.Errorf("inject authorities into ValidatingWebhookConfiguration %s: %w", v.Name, err))
+		}
+	}
+	if m != nil && !trusted(clientsOfMutating(m), bundle) {
+		apply := applyadmission.MutatingWebhookConfiguration(m.Name).WithUID(m.UID).WithResourceVersion(m.ResourceVersion)
+		for _, w := range m.Webhooks {
+			apply.WithWebhooks(applyadmission.MutatingWebhook().WithName(w.Name).WithClientConfig(applyadmission.WebhookClientConfig().WithCABundle(bundle...)))
+		}
+		if err := k.Client.Apply(ctx, apply, client.FieldOwner(fieldOwner), client.ForceOwnership); err != nil {
+			return stale(fmt.Errorf("inject authorities into MutatingWebhookConfiguration %s: %w", m.Name, err))
+		}
+	}
+	return nil
+}
+
+// stale takes an object that has changed or gone meanwhile for no error: that brings the next turn.
+func stale(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// configurations are the two configurations, nil where one is not there.
+func (k *Keeper) configurations(ctx context.Context) (*admissionv1.ValidatingWebhookConfiguration, *admissionv1.MutatingWebhookConfiguration, error) {
+	v, m := &admissionv1.ValidatingWebhookConfiguration{}, &admissionv1.MutatingWebhookConfiguration{}
+	key := types.NamespacedName{Name: k.Configuration}
+	switch err := k.Client.Get(ctx, key, v); {
+	case apierrors.IsNotFound(err):
+		v = nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("get ValidatingWebhookConfiguration %s: %w", k.Configuration, err)
+	}
+	switch err := k.Client.Get(ctx, key, m); {
+	case apierrors.IsNotFound(err):
+		m = nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("get MutatingWebhookConfiguration %s: %w", k.Configuration, err)
+	}
+	return v, m, nil
+}
+
+func clientsOf(v *admissionv1.ValidatingWebhookConfiguration) (all []admissionv1.WebhookClientConfig) {
+	for _, w := range v.Webhooks {
+		all = append(all, w.ClientConfig)
+	}
+	return all
+}
+
+func clientsOfMutating(m *admissionv1.MutatingWebhookConfiguration) (all []admissionv1.WebhookClientConfig) {
+	for _, w := range m.Webhooks {
+		all = append(all, w.ClientConfig)
+	}
+	return all
+}
+
+func trusted(clients []admissionv1.WebhookClientConfig, bundle []byte) bool {
+	for _, c := range clients {
+		if !apiequality.Semantic.DeepEqual(c.CABundle, bundle) {
+			return false
+		}
+	}
+	return true
+}
+
+// Certificate is the certificate to serve with, for tls.Config.GetCertificate. Unavailable before there is one.
+func (k *Keeper) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	m := k.current.Load()
+	if m == nil {
+		return nil, errdefs.Unavailablef("there is no serving certificate yet")
+	}
+	return m.serving, nil
+}
+
+// Check fails unless there is a certificate and the API server has been told to trust it: a readiness check.
+func (k *Keeper) Check(req *http.Request) error {
+	m := k.current.Load()
+	if m == nil {
+		return errdefs.Unavailablef("there is no serving certificate yet")
+	}
+	v, mut, err := k.configurations(req.Context())
+	switch {
+	case err != nil:
+		return err
+	case v == nil || mut == nil:
+		return errdefs.Preconditionf("the webhook configurations %s are not installed: nobody asks this webhook", k.Configuration)
+	case !trusted(append(clientsOf(v), clientsOfMutating(mut)...), m.bundle()):
+		return errdefs.Unavailablef("the webhook configurations %s do not trust the certificate yet", k.Configuration)
+	}
+	return nil
+}
