@@ -46,6 +46,7 @@ func TestBench(t *testing.T) {
 		{"fake", fakes},
 		{"sets", sets},
 		{"sticky", stickies},
+		{"admissions", admissions},
 		{"pulls", pulls},
 		{"layers", layers},
 		{"leases", leases},

@@ -10,6 +10,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -43,11 +44,20 @@ func (c *podCompleter) Handle(ctx context.Context, req ctrladmission.Request) ct
 		return failed(err)
 	}
 	changed := complete(pod)
+	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == contract.OwnerKind {
+		return patched(before, pod, changed) // who made it has stamped it
+	}
 	claim, err := c.claim(ctx, pod)
 	if err != nil {
 		return failed(err)
 	}
-	if stamped := placement.Stamp(pod, claim); !changed && !stamped {
+	stamped := placement.Stamp(pod, claim)
+	return patched(before, pod, changed || stamped)
+}
+
+// patched answers with what changed since before.
+func patched(before []byte, pod *corev1.Pod, changed bool) ctrladmission.Response {
+	if !changed {
 		return ctrladmission.Allowed("")
 	}
 	after, err := json.Marshal(pod)
@@ -60,8 +70,8 @@ func (c *podCompleter) Handle(ctx context.Context, req ctrladmission.Request) ct
 // claim is that of the pod's VM, nil when there is none.
 func (c *podCompleter) claim(ctx context.Context, pod *corev1.Pod) (*v1.VMPlacement, error) {
 	name := placement.NameOf(pod)
-	if ask, err := contract.ParseSticky(pod.Annotations); err != nil || !ask.Asked || name == "" {
-		return nil, nil // what is wrong with it is said when the pod is checked
+	if ask, _ := contract.ParseSticky(pod.Annotations); !ask.Asked || name == "" { // what is wrong with it is said when the pod is checked
+		return nil, nil
 	}
 	claim := &v1.VMPlacement{}
 	switch err := c.claims.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, claim); {

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"cocoonstack.io/cocoon/deploy/manager"
 )
 
 // Namespace is where deploy/ puts what runs in a cluster.
@@ -79,11 +81,24 @@ func (c *Cluster) TryKubectl(t *testing.T, input string, args ...string) (string
 	return string(out), err
 }
 
-// Install applies everything that deploy/ ships. Deployments are scaled to nothing: no node here runs containers.
+// Install applies everything that deploy/ ships. Deployments are scaled to nothing: no node here runs containers. The
+// webhooks are not registered, because nobody here could reach their Service; see Webhooks.
 func (c *Cluster) Install(t *testing.T) {
 	t.Helper()
-	c.Kubectl(t, "", "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(root(t), "deploy"))
+	var shipped []string
+	for doc := range strings.SplitSeq(c.Kubectl(t, "", "kustomize", filepath.Join(root(t), "deploy")), "\n---\n") {
+		if !strings.Contains("\n"+doc, "WebhookConfiguration\n") {
+			shipped = append(shipped, doc)
+		}
+	}
+	c.Kubectl(t, strings.Join(shipped, "\n---\n"), "apply", "--server-side", "--force-conflicts", "-f", "-")
 	c.Kubectl(t, "", "scale", "deployment", "--namespace", Namespace, "--all", "--replicas=0")
+}
+
+// Webhooks registers the webhooks of a manager at HOST:PORT.
+func (c *Cluster) Webhooks(t *testing.T, addr string) {
+	t.Helper()
+	c.Kubectl(t, string(manager.WebhooksAt("https://"+addr)), "apply", "--server-side", "-f", "-")
 }
 
 // ServiceAccount writes a kubeconfig with the rights of a service account in Namespace, and no others, and returns its path.

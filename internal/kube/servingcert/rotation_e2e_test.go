@@ -1,0 +1,192 @@
+//go:build e2e
+
+package servingcert
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	registration "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+)
+
+// Two replicas serve a webhook that every ConfigMap needs, and each request makes a connection of its own, while their
+// certificate and its authority are replaced: no request fails.
+func TestRotationUnderRequests(t *testing.T) {
+	cluster := kubetest.Up(t)
+	kube, err := kubernetes.NewForConfig(cluster.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.Kubectl(t, "", "create", "namespace", "certs")
+	var keepers []*Keeper
+	none, fail := registration.SideEffectClassNone, registration.Fail
+	rules := []registration.RuleWithOperations{{Operations: []registration.OperationType{"CREATE"}, Rule: registration.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}}}}
+	mine := &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "certs"}}
+	validating := &registration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "certs"}}
+	mutating := &registration.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "certs"}}
+	for i := range 2 {
+		k := &Keeper{
+			Secret: types.NamespacedName{Namespace: "certs", Name: "serving"}, Configuration: "certs", Hosts: []string{"127.0.0.1"},
+			Lives: Lives{Authority: 36 * time.Second, Serving: 12 * time.Second, Overlap: 3 * time.Second}, Now: time.Now,
+		}
+		keepers = append(keepers, k)
+		url := "https://" + serve(t, k)
+		run(t, cluster.Config, k)
+		validating.Webhooks = append(validating.Webhooks, registration.ValidatingWebhook{
+			Name: fmt.Sprintf("v%d.example.com", i), ClientConfig: registration.WebhookClientConfig{URL: &url}, Rules: rules, NamespaceSelector: mine,
+			SideEffects: &none, FailurePolicy: &fail, AdmissionReviewVersions: []string{"v1"},
+		})
+		mutating.Webhooks = append(mutating.Webhooks, registration.MutatingWebhook{
+			Name: fmt.Sprintf("m%d.example.com", i), ClientConfig: registration.WebhookClientConfig{URL: &url}, Rules: rules, NamespaceSelector: mine,
+			SideEffects: &none, FailurePolicy: &fail, AdmissionReviewVersions: []string{"v1"},
+		})
+	}
+	hooks := kube.AdmissionregistrationV1()
+	_, err = hooks.ValidatingWebhookConfigurations().Create(t.Context(), validating, metav1.CreateOptions{})
+	if err == nil {
+		_, err = hooks.MutatingWebhookConfigurations().Create(t.Context(), mutating, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := func() error {
+		_, err := kube.CoreV1().ConfigMaps("certs").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "c-"}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	wait(t, "the first request", request)
+
+	authorities, servings, done := map[string]bool{}, map[string]bool{}, 0
+	wait(t, "two authorities and four certificates", func() error {
+		if err := request(); err != nil {
+			t.Fatalf("request %d: %v", done, err)
+		}
+		done++
+		for _, k := range keepers {
+			m := k.current.Load()
+			for _, a := range m.authorities {
+				if m.serving.Leaf.CheckSignatureFrom(a) == nil {
+					authorities[string(a.Raw)] = true
+				}
+			}
+			servings[string(m.serving.Leaf.Raw)] = true
+		}
+		if len(authorities) < 2 || len(servings) < 4 {
+			return fmt.Errorf("%d authorities, %d certificates", len(authorities), len(servings))
+		}
+		return nil
+	})
+	t.Logf("%d requests", done)
+
+	// Both serve the same: who was second took what the first wrote.
+	wait(t, "both have the same certificate", func() error {
+		if a, b := keepers[0].current.Load().serving.Leaf, keepers[1].current.Load().serving.Leaf; !a.Equal(b) {
+			return fmt.Errorf("%s and %s", a.SerialNumber, b.SerialNumber)
+		}
+		return nil
+	})
+	// The Secret is lost, and what users apply anew has no authorities.
+	if err := kube.CoreV1().Secrets("certs").Delete(t.Context(), "serving", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "it is made again", func() error {
+		_, err := kube.CoreV1().Secrets("certs").Get(t.Context(), "serving", metav1.GetOptions{})
+		return err
+	})
+	wait(t, "requests pass again", request)
+	cluster.Kubectl(t, "", "delete", "validatingwebhookconfiguration", "certs")
+	wait(t, "it is not ready", func() error {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		if keepers[0].Check(req) == nil {
+			return fmt.Errorf("it is")
+		}
+		return nil
+	})
+}
+
+// serve answers webhooks with the keeper's certificate, and allows everything.
+func serve(t *testing.T, k *Keeper) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var review admissionv1.AdmissionReview
+		if err := json.NewDecoder(req.Body).Decode(&review); err != nil || review.Request == nil {
+			http.Error(w, "no review", http.StatusBadRequest)
+			return
+		}
+		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
+		_ = json.NewEncoder(w).Encode(review)
+	}), ReadHeaderTimeout: time.Minute}
+	s.SetKeepAlivesEnabled(false)
+	go func() {
+		_ = s.Serve(tls.NewListener(l, &tls.Config{GetCertificate: k.Certificate, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}))
+	}()
+	t.Cleanup(func() { _ = s.Close() })
+	return l.Addr().String()
+}
+
+// run runs a replica with the keeper until the test ends.
+func run(t *testing.T, c *rest.Config, k *Keeper) {
+	t.Helper()
+	several := true
+	m, err := ctrl.NewManager(c, ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &several}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Client = m.GetClient()
+	if err := k.Setup(m); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// wait waits until try succeeds.
+func wait(t *testing.T, what string, try func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if apierrors.IsNotFound(err) {
+				t.Fatalf("%s: it is not there", what)
+			}
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
