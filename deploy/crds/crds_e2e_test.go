@@ -42,6 +42,7 @@ func TestSchema(t *testing.T) {
 		{"cocoonsets", set + `{agent: {}}`, "spec.agent.image"},
 		{"cocoonsets", set + `{agent: {image: ""}}`, "spec.agent.image"},
 		{"cocoonsets", set + `{agent: {image: a, replicas: -1}}`, "spec.agent.replicas"},
+		{"cocoonsets", set + `{agent: {image: a, replicas: 2147483647}}`, "spec.agent.replicas"},
 		{"cocoonsets", set + `{agent: {image: a, mode: static}}`, "spec.agent.mode"},
 		{"cocoonsets", set + `{agent: {image: a, os: plan9}}`, "spec.agent.os"},
 		{"cocoonsets", set + `{agent: {image: a, backend: xen}}`, "spec.agent.backend"},

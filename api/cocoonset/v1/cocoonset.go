@@ -124,6 +124,7 @@ type AgentSpec struct {
 	// Replicas is the number of sub-agents. The main VM is one more.
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=9999
 	// +optional
 	Replicas int32 `json:"replicas"`
 	// Image is a snapshot, repo[:tag], for mode clone; an OCI image or the URL of a cloud image for mode run.

@@ -56,7 +56,7 @@ func (r *rig) sets(t *testing.T) {
 	long := strings.Repeat("n", 53)
 	r.refused(t, setManifest("default", long, `{agent: {mode: run, image: a}}`), "is invalid: metadata.name", "at most 63")
 	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a, storage: "-1Gi"}}`), "spec.agent.storage", "must be a positive quantity")
-	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a}, toolboxes: [{name: t, mode: static, staticIP: x, staticVMID: y}]}`), "spec.toolboxes[0].staticIP", "must be an IP address")
+	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a}, toolboxes: [{name: t, mode: static, staticIP: x, staticVMID: id}]}`), "spec.toolboxes[0].staticIP", "must be an IP address")
 
 	// Two sets whose VMs would have one name in the registry. The first sleeps, so that it makes no pods.
 	r.Kubectl(t, setManifest("default", "b-c", `{suspend: true, agent: {mode: run, image: a}}`), "apply", "-f", "-")

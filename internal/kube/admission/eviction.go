@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -22,6 +23,9 @@ type evictionGuard struct {
 	client   client.Client
 	registry controller.Registry
 }
+
+// registryLimit is how long the registry may take to answer: less than the API server waits for us.
+const registryLimit = 3 * time.Second
 
 // Handle implements admission.Handler.
 func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
@@ -43,6 +47,8 @@ func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) c
 	var durable eviction.Durable
 	if g.registry != nil {
 		durable = func() (bool, error) {
+			ctx, cancel := context.WithTimeout(ctx, registryLimit)
+			defer cancel()
 			return g.registry.Has(ctx, controller.VMName(pod), contract.HibernateSnapshotTag)
 		}
 	}
