@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/controller/eviction"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
 // evictionGuard has a VM that would lose its state hibernate before its pod is evicted.
@@ -49,7 +50,7 @@ func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) c
 		durable = func() (bool, error) {
 			ctx, cancel := context.WithTimeout(ctx, registryLimit)
 			defer cancel()
-			return g.registry.Has(ctx, controller.VMName(pod), contract.HibernateSnapshotTag)
+			return g.registry.Has(ctx, convert.VMName(pod), contract.HibernateSnapshotTag)
 		}
 	}
 	v := eviction.Decide(pod, eviction.Emptied(node), durable)

@@ -52,7 +52,7 @@ func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
 		return Verdict{}
 	}
 	const otherwise = "to lose what is in it, set the annotation " + contract.KeyEvictionPolicy + " to delete"
-	name := controller.VMName(pod)
+	name := convert.VMName(pod)
 	switch policy, err := policyOf(pod); {
 	case err != nil:
 		return Verdict{Answer: Refuse, Why: err.Error()}
