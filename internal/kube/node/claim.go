@@ -18,7 +18,8 @@ import (
 func (n *Node) Claimed() <-chan struct{} { return n.claimed }
 
 // claim fails with FailedPrecondition when another machine serves the node of this name now: two that do would take each
-// other's pods for orphans. A node whose heartbeat has ended may be taken over.
+// other's pods for orphans. A node whose heartbeat has ended may be taken over; that it has is not left to the clocks of two
+// machines.
 func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.Time) error {
 	there, err := client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -31,20 +32,54 @@ func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.
 	if other == "" || own == "" || other == own {
 		return nil
 	}
-	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.cfg.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
+	beat, err := n.heartbeat(ctx, client)
+	if err != nil || beat.IsZero() {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("look up the heartbeat of node %s: %w", n.cfg.Name, err)
-	}
-	if lease.Spec.RenewTime == nil {
-		return nil
-	}
-	age := now.Sub(lease.Spec.RenewTime.Time)
-	if age > vknode.DefaultLeaseDuration*time.Second {
-		return nil
+	const sound = vknode.DefaultLeaseDuration * time.Second
+	age := now.Sub(beat)
+	if age < -claimSkew || age > sound {
+		// It has ended, or one of the two clocks is wrong. Whether it goes on does not depend on clocks.
+		if !sleep(ctx, claimWatch) {
+			return ctx.Err()
+		}
+		later, err := n.heartbeat(ctx, client)
+		if err != nil || later.Equal(beat) {
+			return err
+		}
+		age = 0
 	}
 	return errdefs.Preconditionf("node %s is served by another machine (machine id %s, last heartbeat %s ago): give this one another name, or stop that one and wait %d s",
-		n.cfg.Name, other, age.Round(time.Second), vknode.DefaultLeaseDuration)
+		n.cfg.Name, other, max(age, 0).Round(time.Second), vknode.DefaultLeaseDuration)
+}
+
+const (
+	claimSkew  = 10 * time.Second               // that the clocks of two machines may differ by
+	claimWatch = 2 * vknode.DefaultPingInterval // in which a node that lives has a heartbeat
+)
+
+// heartbeat is when the node of our name told last that it lives, by its own clock; zero: never.
+func (n *Node) heartbeat(ctx context.Context, client kubernetes.Interface) (time.Time, error) {
+	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.cfg.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return time.Time{}, nil
+	case err != nil:
+		return time.Time{}, fmt.Errorf("look up the heartbeat of node %s: %w", n.cfg.Name, err)
+	case lease.Spec.RenewTime == nil:
+		return time.Time{}, nil
+	}
+	return lease.Spec.RenewTime.Time, nil
+}
+
+// sleep waits for d; false when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

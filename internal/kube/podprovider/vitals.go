@@ -105,7 +105,9 @@ func (w *worker) watchBy(v *vigil, c *corev1.Container, kind string, p *corev1.P
 	if p == nil {
 		return
 	}
-	delay := time.Until(began.Add(time.Duration(p.InitialDelaySeconds) * time.Second))
+	// A host whose clock went back has guests that will have begun tomorrow.
+	delay := time.Duration(p.InitialDelaySeconds) * time.Second
+	delay = min(delay, time.Until(began.Add(delay)))
 	first := kind == kindReadiness && delay <= 0 && v.expect() // its verdict is worth waiting for
 	judge := &probe.Judge{Successes: int(p.SuccessThreshold), Failures: max(int(p.FailureThreshold), 1)}
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // guestOf answers the commands of probes and hooks: with the exit code that a test has set, and when it has passed.
@@ -345,5 +346,33 @@ func TestOutputIsCut(t *testing.T) {
 	}
 	if len(o.String()) != maxOutput || slices.Contains([]byte(o.String()), 'x') {
 		t.Errorf("%d bytes", len(o.String()))
+	}
+}
+
+// The clock of a host may jump while the virtual node is restarted; its guests are probed all the same.
+func TestProbesGoOnWhenTheClockJumps(t *testing.T) {
+	for _, jump := range []time.Duration{-time.Hour, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			w, g := watched(t)
+			w.create(pod(with(func(c *corev1.Container) { c.LivenessProbe = probeBy("lives") })))
+			expect(t, w.after(time.Minute), "Running running ready")
+			rec, err := w.engine.Inspect(t.Context(), vmName)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.engine.change(rec.ID, func(r *vm.Record) { r.StartedAt = r.StartedAt.Add(-jump) })
+			expect(t, w.after(time.Minute), "Running running ready")
+			w.stop()
+			w.run(Config{})
+			defer w.stop()
+			expect(t, w.after(time.Minute), "Running running ready")
+			g.mu.Lock()
+			g.codes["lives"] = 1
+			g.mu.Unlock()
+			w.after(time.Minute)
+			if got := w.told(); !strings.Contains(got, "Unhealthy Liveness probe failed") {
+				t.Errorf("clock jumped by %s: told %s", jump, got)
+			}
+		})
 	}
 }
