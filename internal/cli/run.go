@@ -30,7 +30,7 @@ type specFlags struct {
 	memory, storage                        sizeFlag
 	env, labels                            []string
 	entrypoint                             string
-	tty                                    bool
+	tty, stdin                             bool
 	stopGrace                              time.Duration
 	pull                                   pullPolicy
 	cloudInit                              cloudInitFlags
@@ -52,6 +52,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")
 	fs.StringVarP(&f.user, "user", "u", "", "user of the main process: name, uid, user:group")
 	fs.StringVarP(&f.workdir, "workdir", "w", "", "working directory of the main process")
+	fs.BoolVarP(&f.stdin, "interactive", "i", false, "keep a standard input open for the main process; see vm attach")
 	fs.BoolVarP(&f.tty, "tty", "t", false, "give the main process a terminal")
 	fs.StringArrayVar(&f.labels, "label", nil, "label KEY=VALUE; may be repeated")
 	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
@@ -81,7 +82,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	s := vm.Spec{
 		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
-		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty},
+		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
 	if f.storageGiven() { // else the node chooses: its default, or what the image needs
 		s.Storage = int64(f.storage)

@@ -175,6 +175,18 @@ func TestExec(t *testing.T) {
 	}
 	_, err := r.Exec(ctx, "web", guest.Exec{Command: []string{"nope"}}, guest.Streams{})
 	wantClass(t, "unknown command", err, errdefs.NotFound)
+	out.Reset()
+	if err := r.Attach(ctx, "web", guest.Attach{}, guest.Streams{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != ":in" {
+		t.Errorf("attach: %v, %q", err, out.String())
+	}
+	wantClass(t, "attach to a container that is not", r.Attach(ctx, "web", guest.Attach{Container: "x"}, guest.Streams{}), errdefs.NotFound)
+	out.Reset()
+	if err := r.Forward(ctx, "web", 80, guest.Streams{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
+		t.Errorf("forward: %v, %q", err, out.String())
+	}
+	wantClass(t, "a port nobody listens on", r.Forward(ctx, "web", 81, guest.Streams{}), errdefs.Unavailable)
+	wantClass(t, "no port", r.Forward(ctx, "web", 0, guest.Streams{}), errdefs.InvalidArgument)
+	out.Reset()
 	if s, err := r.Stats(ctx, "web"); err != nil || s.Processes != 1 {
 		t.Errorf("stats: %+v, %v", s, err)
 	}
@@ -186,6 +198,8 @@ func TestExec(t *testing.T) {
 	r.must(r.Stop(ctx, "web", -1))
 	_, err = r.Exec(ctx, "web", guest.Exec{Command: []string{"echo"}}, guest.Streams{})
 	wantClass(t, "exec in a stopped VM", err, errdefs.FailedPrecondition)
+	wantClass(t, "attach to a stopped VM", r.Attach(ctx, "web", guest.Attach{}, guest.Streams{}), errdefs.FailedPrecondition)
+	wantClass(t, "a port of a stopped VM", r.Forward(ctx, "web", 80, guest.Streams{}), errdefs.FailedPrecondition)
 	_, err = r.Console(ctx, "web")
 	wantClass(t, "console of a stopped VM", err, errdefs.FailedPrecondition)
 	d := spec("disk")

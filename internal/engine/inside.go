@@ -34,6 +34,48 @@ func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, stream
 	return code, nil
 }
 
+// Attach joins the standard files of the guest's process; see guest.Attacher. Errors as of Exec.
+func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, streams guest.Streams) error {
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	m, agent, err := e.agentOf(ctx, ref)
+	if err != nil {
+		return e.life.ended(caller, err)
+	}
+	if a.Container, err = containerOf(m.record(), a.Container); err != nil {
+		return err
+	}
+	attacher, ok := agent.(guest.Attacher)
+	if !ok {
+		return errdefs.Unsupportedf("the agent in the guest of vm %s attaches nobody; use its console", m.name())
+	}
+	if err := attacher.Attach(ctx, a, streams); err != nil {
+		return e.life.ended(caller, fmt.Errorf("attach to vm %s: %w", m.name(), err))
+	}
+	return nil
+}
+
+// Forward connects to a TCP port from inside the guest; see guest.Forwarder. Errors as of Exec.
+func (e *Engine) Forward(caller context.Context, ref string, port int, streams guest.Streams) error {
+	if port < 1 || port > 1<<16-1 {
+		return errdefs.Invalidf("%d is no TCP port", port)
+	}
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	m, agent, err := e.agentOf(ctx, ref)
+	if err != nil {
+		return e.life.ended(caller, err)
+	}
+	forwarder, ok := agent.(guest.Forwarder)
+	if !ok {
+		return errdefs.Unsupportedf("the agent in the guest of vm %s connects to nothing; connect to the guest's address", m.name())
+	}
+	if err := forwarder.Forward(ctx, port, streams); err != nil {
+		return e.life.ended(caller, fmt.Errorf("connect to port %d of vm %s: %w", port, m.name(), err))
+	}
+	return nil
+}
+
 // Stats asks the guest for its use of resources. Errors as of Exec.
 func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) {
 	ctx, cancel := e.life.bound(caller)

@@ -8,6 +8,32 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// Attacher is the ability of an Agent to join the standard files of the main process.
+type Attacher interface {
+	// Attach writes s.Stdin to the main process, or to that of a container, and delivers what it writes from now on, until
+	// it has ended and all is delivered. With an input that ends first it returns then, unless the process is asked to end
+	// by that (vm.Process.StdinOnce). The process outlives it in any case. A session whose writers take nothing for half a
+	// minute is ended, for the process waits for them.
+	// Errors: FailedPrecondition when it does not run, or has no input and s has.
+	Attach(ctx context.Context, a Attach, s Streams) error
+}
+
+// Attach says which process to join.
+type Attach struct {
+	Container string // as in Exec
+	Rows      uint16 // size to give its terminal, in characters; 0 keeps it
+	Cols      uint16
+}
+
+// Forwarder is the ability of an Agent to connect from inside the guest.
+type Forwarder interface {
+	// Forward connects to a TCP port: on the guest's loopback, IPv4 and then IPv6, or else at its other addresses. It
+	// carries s.Stdin there and what comes from there to s.Stdout, until no more comes. The end of s.Stdin ends one
+	// direction only. s.Stdin is not read before it is connected.
+	// Errors: Unavailable when nobody listens.
+	Forward(ctx context.Context, port int, s Streams) error
+}
+
 // Freezer is the ability of an Agent to hold the guest's file systems still, for a copy of its disks that is consistent.
 type Freezer interface {
 	// Freeze flushes and freezes the file systems and returns how many there are. One that fails leaves none frozen, as

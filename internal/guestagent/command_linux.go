@@ -19,14 +19,17 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 // command is what somebody wants to run, in the words of an OCI image configuration.
 type command struct {
-	args     []string
-	env      []string // NAME=value
-	dir      string
-	user     string
-	tty      bool
-	hostname string   // for HOSTNAME, when env has none
-	makeDir  bool     // create dir when it is missing, as container runtimes do for a main process
-	groups   []uint32 // more groups of the user, whoever that is: those of the volumes
+	args      []string
+	env       []string // NAME=value
+	dir       string
+	user      string
+	tty       bool
+	hostname  string // for HOSTNAME, when env has none
+	stdin     bool   // of a main process: it has a standard input that stays open
+	stdinOnce bool   // until the first session that wrote to it ends, unless it is a terminal
+
+	makeDir bool     // create dir when it is missing, as container runtimes do for a main process
+	groups  []uint32 // more groups of the user, whoever that is: those of the volumes
 
 	within func(func() error) error // enters the room it runs in; nil: the guest's own root
 	cgroup *int                     // descriptor of its control group; nil: the agent's

@@ -69,6 +69,7 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 	p := m.GetProcess()
 	c.command = command{
 		args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
+		stdin: p.GetStdin(), stdinOnce: p.GetStdinOnce(),
 		hostname: r.GetHostname(), makeDir: true, groups: groups,
 		within: func(f func() error) error { return s.cfg.Rooms.Enter(c.name, f) },
 	}

@@ -23,6 +23,18 @@ const endOfFile = 0x04
 
 type execStream = grpc.BidiStreamingServer[guestv1.ExecInput, guestv1.ExecOutput]
 
+// opening is the first message of a call with streams.
+func opening(ss execStream) (*guestv1.ExecStart, error) {
+	first, err := ss.Recv()
+	if err != nil {
+		return nil, err
+	}
+	if first.GetStart() == nil {
+		return nil, errdefs.Invalidf("the first message must say what to start")
+	}
+	return first.GetStart(), nil
+}
+
 // Exec implements guestv1.GuestServer.
 func (s *Server) Exec(ss execStream) error {
 	release, err := take(s.execs, "commands")
@@ -30,13 +42,9 @@ func (s *Server) Exec(ss execStream) error {
 		return err
 	}
 	defer release()
-	first, err := ss.Recv()
+	start, err := opening(ss)
 	if err != nil {
 		return err
-	}
-	start := first.GetStart()
-	if start == nil {
-		return errdefs.Invalidf("the first message of an exec must say what to run")
 	}
 	if err := s.mayWrite(); err != nil {
 		return err
@@ -94,10 +102,10 @@ func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	return c, nil
 }
 
-// execution is one running command of an Exec call.
+// execution is one call with streams: of a running command, the main process or a connection.
 type execution struct {
 	stream execStream
-	child  *child
+	child  *child // nil of a connection
 	files  files
 	tty    bool
 	input  *input
@@ -140,7 +148,12 @@ func (e *execution) run(ctx context.Context, stdin bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return e.send(&guestv1.ExecOutput{Output: &guestv1.ExecOutput_ExitCode{ExitCode: int32(e.child.code())}})
+	return e.end(e.child.code())
+}
+
+// end tells the host the exit code, which is the last it hears.
+func (e *execution) end(code int) error {
+	return e.send(&guestv1.ExecOutput{Output: &guestv1.ExecOutput_ExitCode{ExitCode: int32(code)}})
 }
 
 func credit(n int) *guestv1.ExecOutput {
@@ -192,7 +205,7 @@ func (e *execution) receive() error {
 				_ = resize(e.files.in, m.Resize.GetRows(), m.Resize.GetCols()) // the terminal may be gone already
 			}
 		case *guestv1.ExecInput_Signal:
-			if m.Signal > 0 && m.Signal < 65 {
+			if e.child != nil && m.Signal > 0 && m.Signal < 65 {
 				e.child.signal(unix.Signal(m.Signal))
 			}
 		}

@@ -17,42 +17,50 @@ const partPatience = 200 * time.Millisecond
 type mainProcess struct {
 	command command
 	child   *child
+	files   files
+	input   *mainInput // nil: it has none
+	shown   audience   // who is attached
 	started time.Time
 	kept    chan struct{} // closed when it has ended and its output is in the log
 }
 
 // startMain starts c and copies its output to log until it has ended.
 func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
-	f, err := openFiles(c.tty, false)
+	f, err := openFiles(c.tty, c.stdin)
 	if err != nil {
 		return nil, err
 	}
-	m := &mainProcess{command: c, started: time.Now(), kept: make(chan struct{})}
+	m := &mainProcess{command: c, files: f, started: time.Now(), kept: make(chan struct{})}
 	m.child, err = c.start(procs, f)
 	f.closeChild()
 	if err != nil {
 		f.close()
 		return nil, err
 	}
+	if c.stdin {
+		m.input = newMainInput(f.in, c.stdinOnce && !c.tty)
+		go m.input.feed(m.child.done) // ends with the process, or where f is closed
+	}
 	var wg sync.WaitGroup
-	wg.Go(func() { keep(f.out, &lines{out: log}, m.child.done) })
+	wg.Go(func() { m.keep(f.out, &lines{out: log}) })
 	if f.err != nil {
-		wg.Go(func() { keep(f.err, &lines{out: log, stderr: true}, m.child.done) })
+		wg.Go(func() { m.keep(f.err, &lines{out: log, stderr: true}) })
 	}
 	go func() { // ends with the process and what inherited its output
 		wg.Wait()
 		<-m.child.done
 		f.close()
 		log.end()
+		m.shown.end()
 		close(m.kept)
 	}()
 	return m, nil
 }
 
-// keep copies r to l until its end, or until the process has ended and r has been quiet.
-func keep(r *os.File, l *lines, ended <-chan struct{}) {
+// keep copies r to l and to who is attached until its end, or until the process has ended and r has been quiet.
+func (m *mainProcess) keep(r *os.File, l *lines) {
 	defer l.flush()
-	pump(r, ended, func() time.Duration {
+	pump(r, m.child.done, func() time.Duration {
 		if len(l.part) > 0 {
 			return partPatience
 		}
@@ -62,6 +70,7 @@ func keep(r *os.File, l *lines, ended <-chan struct{}) {
 			l.flush()
 		} else {
 			l.write(p)
+			m.shown.show(l.stderr, p)
 		}
 		return nil
 	})

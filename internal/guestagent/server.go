@@ -23,7 +23,8 @@ import (
 
 // Bounds of what a host can make the agent hold. Sizes are bytes.
 const (
-	maxExecs     = 128      // commands at a time
+	maxExecs     = 128      // commands and attached sessions at a time
+	maxForwards  = 256      // forwarded connections at a time
 	maxFollowers = 96       // streams of logs and of where containers stand, at a time
 	maxStreams   = 1024     // calls at a time, waiting ones included
 	maxMessage   = 4 << 20  // a Setup with a large environment, a volume with its files
@@ -84,7 +85,8 @@ type Server struct {
 	pace    restartPace
 	log     *ring
 
-	execs     chan struct{} // one token per running command
+	execs     chan struct{} // one token per running command and attached session
+	forwards  chan struct{}
 	followers chan struct{}
 	off       chan time.Duration // grace of a power-off that was asked for
 
@@ -101,6 +103,8 @@ type Server struct {
 	main     *mainProcess
 	several  *containers   // instead of main; nil before there are any
 	started  chan struct{} // closed when main or several is set
+	attached int           // sessions that are shown the end of a process
+	unshown  chan struct{} // closed and replaced when one of them ends
 	waiting  int           // Wait calls under way or answered: hosts that may acknowledge the exit
 	acked    chan struct{} // closed by AckExit
 }
@@ -113,9 +117,11 @@ func New(cfg Config, machine Machine) *Server {
 		pace:      kubernetesPace,
 		log:       newRing(logBytes),
 		execs:     make(chan struct{}, maxExecs),
+		forwards:  make(chan struct{}, maxForwards),
 		followers: make(chan struct{}, maxFollowers),
 		off:       make(chan time.Duration, 1),
 		keys:      hostKeys{root: "/"},
+		unshown:   make(chan struct{}),
 		started:   make(chan struct{}),
 		acked:     make(chan struct{}),
 	}
@@ -156,6 +162,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	case grace := <-s.off:
 		_, _ = s.thaw() // what is frozen does not end
 		s.stopAll(ctx, grace)
+		s.showAll(ctx)
 		farewell(srv)
 		s.machine.Off()
 		return nil
@@ -233,6 +240,7 @@ func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 	if p := r.GetProcess(); p != nil && s.mainProcess() == nil {
 		m, err := startMain(s.procs, s.log, command{
 			args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
+			stdin: p.GetStdin(), stdinOnce: p.GetStdinOnce(),
 			hostname: r.GetHostname(), makeDir: true, groups: groups,
 		})
 		if err != nil {

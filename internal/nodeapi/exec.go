@@ -6,6 +6,8 @@ import (
 	"io"
 	"sync"
 
+	"google.golang.org/grpc"
+
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -17,18 +19,62 @@ const (
 	signalBacklog = 32        // signals that may wait; more are dropped, as a process would merge them
 )
 
+// Exec implements nodev1.VMsServer.
 func (v *vms) Exec(stream nodev1.VMs_ExecServer) error {
-	m, err := stream.Recv()
+	start, err := opening(stream)
 	if err != nil {
 		return err
 	}
-	if m.GetStart() == nil {
-		return errdefs.Invalidf("the first message of an exec must name the VM and the command")
-	}
-	ref, command, withStdin := nodewire.DecodeExec(m.GetStart())
+	ref, command, stdin := nodewire.DecodeExec(start)
 	if len(command.Command) == 0 {
 		return errdefs.Invalidf("exec in %s: a command is needed", ref)
 	}
+	return talk(stream, stdin, true, func(ctx context.Context, s guest.Streams) (int, error) {
+		return v.engine.Exec(ctx, ref, command, s)
+	})
+}
+
+// Attach implements nodev1.VMsServer.
+func (v *vms) Attach(stream nodev1.VMs_AttachServer) error {
+	start, err := opening(stream)
+	if err != nil {
+		return err
+	}
+	ref, a, stdin := nodewire.DecodeAttach(start)
+	return talk(stream, stdin, true, func(ctx context.Context, s guest.Streams) (int, error) {
+		return 0, v.engine.Attach(ctx, ref, a, s)
+	})
+}
+
+// Forward implements nodev1.VMsServer.
+func (v *vms) Forward(stream nodev1.VMs_ForwardServer) error {
+	start, err := opening(stream)
+	if err != nil {
+		return err
+	}
+	return talk(stream, true, false, func(ctx context.Context, s guest.Streams) (int, error) {
+		return 0, v.engine.Forward(ctx, start.GetRef(), int(start.GetPort()), s)
+	})
+}
+
+// talking is a call with streams.
+type talking = grpc.BidiStreamingServer[nodev1.ExecRequest, nodev1.ExecResponse]
+
+// opening is the first message of one.
+func opening(stream talking) (*nodev1.ExecStart, error) {
+	m, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	if m.GetStart() == nil {
+		return nil, errdefs.Invalidf("the first message must name the VM and what to start")
+	}
+	return m.GetStart(), nil
+}
+
+// talk lets run use the client's streams. Unless it is started at once, run has started when it first reads or writes; the
+// client then keeps its input if run cannot start.
+func talk(stream talking, withStdin, started bool, run func(context.Context, guest.Streams) (int, error)) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	x := &execution{
@@ -38,8 +84,10 @@ func (v *vms) Exec(stream nodev1.VMs_ExecServer) error {
 		signal: make(chan int, signalBacklog),
 	}
 	defer x.stdin.close(io.ErrClosedPipe)
-	if err := x.send(&nodev1.ExecResponse{Of: &nodev1.ExecResponse_Started{Started: &nodev1.ExecStarted{StdinWindow: stdinWindow}}}); err != nil {
-		return err
+	if started {
+		if err := x.start(); err != nil {
+			return err
+		}
 	}
 	// Ends with this call, whose return ends Recv.
 	go func() {
@@ -50,21 +98,30 @@ func (v *vms) Exec(stream nodev1.VMs_ExecServer) error {
 	if withStdin {
 		streams.Stdin = x
 	}
-	code, err := v.engine.Exec(ctx, ref, command, streams)
+	code, err := run(ctx, streams)
 	if err != nil {
 		return err
 	}
 	return x.send(&nodev1.ExecResponse{Of: &nodev1.ExecResponse_ExitCode{ExitCode: int32(code)}})
 }
 
-// execution is one Exec under way: its client's messages sorted into the ends the engine reads.
+// execution is one call with streams under way: its client's messages sorted into the ends the engine reads.
 type execution struct {
-	stream nodev1.VMs_ExecServer
+	stream talking
 	stdin  *queue
 	resize chan guest.WinSize
 	signal chan int
 
-	mu sync.Mutex // guards Send
+	mu      sync.Mutex // guards Send
+	started sync.Once
+}
+
+// start tells the client, once, that it may send input.
+func (x *execution) start() (err error) {
+	x.started.Do(func() {
+		err = x.send(&nodev1.ExecResponse{Of: &nodev1.ExecResponse_Started{Started: &nodev1.ExecStarted{StdinWindow: stdinWindow}}})
+	})
+	return err
 }
 
 func (x *execution) send(m *nodev1.ExecResponse) error {
@@ -108,6 +165,9 @@ func (x *execution) receive(ctx context.Context) {
 
 // Read gives the engine stdin, and the client credit for what was read.
 func (x *execution) Read(p []byte) (int, error) {
+	if err := x.start(); err != nil {
+		return 0, err
+	}
 	n, err := x.stdin.Read(p)
 	if n > 0 {
 		if err := x.send(&nodev1.ExecResponse{Of: &nodev1.ExecResponse_StdinCredit{StdinCredit: uint32(n)}}); err != nil {
@@ -141,6 +201,9 @@ func (w writerFunc) Write(p []byte) (int, error) { return w(p) }
 // output returns a writer of messages. Send waits for a client that reads slowly: the command then waits, not we.
 func (x *execution) output(message func([]byte) *nodev1.ExecResponse) io.Writer {
 	return writerFunc(func(p []byte) (int, error) {
+		if err := x.start(); err != nil {
+			return 0, err
+		}
 		for sent := 0; sent < len(p); {
 			part := p[sent:min(len(p), sent+outputChunk)]
 			if err := x.send(message(part)); err != nil {

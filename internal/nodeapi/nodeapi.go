@@ -48,6 +48,8 @@ type Engine interface {
 	List(ctx context.Context) ([]vm.Record, error)
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
+	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)

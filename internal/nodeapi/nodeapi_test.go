@@ -33,6 +33,8 @@ type scripted struct {
 	list           func() ([]vm.Record, error)
 	watch          func(ctx context.Context, after int64, fn func(vm.Event) error) error
 	exec           func(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	attach         func(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
+	forward        func(ctx context.Context, ref string, port int, s guest.Streams) error
 	console        func(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	logs           func(ctx context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	imports        func(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error)
@@ -53,6 +55,14 @@ func (s *scripted) Watch(ctx context.Context, after int64, fn func(vm.Event) err
 
 func (s *scripted) Exec(ctx context.Context, ref string, e guest.Exec, st guest.Streams) (int, error) {
 	return s.exec(ctx, ref, e, st)
+}
+
+func (s *scripted) Attach(ctx context.Context, ref string, a guest.Attach, st guest.Streams) error {
+	return s.attach(ctx, ref, a, st)
+}
+
+func (s *scripted) Forward(ctx context.Context, ref string, port int, st guest.Streams) error {
+	return s.forward(ctx, ref, port, st)
 }
 
 func (s *scripted) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
@@ -288,6 +298,55 @@ func TestExecWithoutStdinReadsNone(t *testing.T) {
 	c, _ := serve(t, s, nodeapi.Config{})
 	if code, err := c.Exec(t.Context(), "x", guest.Exec{Command: []string{"true"}}, guest.Streams{}); code != 0 || err != nil {
 		t.Fatal(code, err)
+	}
+}
+
+func TestAttachCarriesStreamsBothWays(t *testing.T) {
+	want := guest.Attach{Container: "side", Rows: 40, Cols: 80}
+	s := &scripted{attach: func(_ context.Context, ref string, a guest.Attach, st guest.Streams) error {
+		if ref != "web" || a != want {
+			return errdefs.Invalidf("attach to %s, %+v", ref, a)
+		}
+		if st.Stdin == nil {
+			return nil
+		}
+		_, _ = io.WriteString(st.Stderr, "warn")
+		_, err := io.Copy(st.Stdout, st.Stdin)
+		return err
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	in := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
+	var out, errOut bytes.Buffer
+	err := c.Attach(t.Context(), "web", want, guest.Streams{Stdin: bytes.NewReader(in), Stdout: &out, Stderr: &errOut})
+	if err != nil || errOut.String() != "warn" || !bytes.Equal(out.Bytes(), in) {
+		t.Errorf("%v, stderr %q, %d bytes of %d", err, errOut.String(), out.Len(), len(in))
+	}
+	if err := c.Attach(t.Context(), "web", want, guest.Streams{}); err != nil {
+		t.Errorf("without input: %v", err)
+	}
+	if err := c.Attach(t.Context(), "db", want, guest.Streams{}); !errdefs.IsInvalid(err) {
+		t.Errorf("an error comes back as %v", err)
+	}
+}
+
+// What a caller wants to send is not lost when there is nobody to send it to.
+func TestForwardReadsWhenConnected(t *testing.T) {
+	s := &scripted{forward: func(_ context.Context, ref string, port int, st guest.Streams) error {
+		if ref != "web" || port != 80 {
+			return errdefs.Unavailablef("nobody listens on port %d of %s", port, ref)
+		}
+		_, _ = io.WriteString(st.Stdout, "hello ") // a server that speaks first
+		_, err := io.Copy(st.Stdout, st.Stdin)
+		return err
+	}}
+	c, _ := serve(t, s, nodeapi.Config{})
+	in := strings.NewReader("kept")
+	if err := c.Forward(t.Context(), "web", 81, guest.Streams{Stdin: in}); !errdefs.IsUnavailable(err) || in.Len() != 4 {
+		t.Errorf("%v, %d bytes left", err, in.Len())
+	}
+	var out bytes.Buffer
+	if err := c.Forward(t.Context(), "web", 80, guest.Streams{Stdin: in, Stdout: &out}); err != nil || out.String() != "hello kept" {
+		t.Errorf("%v, %q", err, out.String())
 	}
 }
 

@@ -103,6 +103,31 @@ exit 3`)
 	}
 }
 
+func TestAttachAndForward(t *testing.T) {
+	c := binary(t, `
+case "$*" in
+  *"vm attach --control-fd=4 --interactive --container=side -- one") head -n 1 <&4; cat; echo no >&2;;
+  *"vm forward -- one 80") cat;;
+  *"vm forward -- one 81") echo '{"class":"unavailable","message":"nobody listens"}' >&3; exit 6;;
+  *) exit 2;;
+esac`)
+	var out, said bytes.Buffer
+	err := c.Attach(t.Context(), "one", guest.Attach{Container: "side", Rows: 3, Cols: 4}, guest.Streams{Stdin: strings.NewReader("in\n"), Stdout: &out, Stderr: &said})
+	if err != nil || out.String() != "{\"rows\":3,\"cols\":4}\nin\n" || said.String() != "no\n" {
+		t.Errorf("%v, %q, %q", err, out.String(), said.String())
+	}
+	out.Reset()
+	if err := c.Forward(t.Context(), "one", 80, guest.Streams{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+	if err := c.Forward(t.Context(), "one", 81, guest.Streams{}); !errdefs.IsUnavailable(err) {
+		t.Error(err)
+	}
+	if err := c.Attach(t.Context(), "two", guest.Attach{}, guest.Streams{}); !errdefs.IsInvalid(err) {
+		t.Error(err)
+	}
+}
+
 // Secrets are no arguments and not in the environment: they come through pipes.
 func TestSecretsGoThroughPipes(t *testing.T) {
 	t.Setenv("EPOCH_TOKEN", "of-the-node")

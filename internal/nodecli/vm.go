@@ -180,6 +180,42 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	if e.User != "" {
 		args = append(args, "--user="+e.User)
 	}
+	first := guest.WinSize{}
+	if e.TTY {
+		first = guest.WinSize{Rows: e.Rows, Cols: e.Cols}
+	}
+	return c.talk(ctx, call{args: append(append(args, "--", ref), e.Command...), env: env}, first, s)
+}
+
+// Attach joins the standard files of a guest's process; see guest.Attacher.
+func (c *Client) Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error {
+	args := []string{"vm", "attach", "--control-fd=4"}
+	if s.Stdin != nil {
+		args = append(args, "--interactive")
+	}
+	if a.Container != "" {
+		args = append(args, "--container="+a.Container)
+	}
+	return c.ended(c.talk(ctx, call{args: append(args, "--", ref)}, guest.WinSize{Rows: a.Rows, Cols: a.Cols}, s))("attach")
+}
+
+// Forward connects to a TCP port in the guest; see guest.Forwarder, but s.Stdin may have been read before it is connected.
+func (c *Client) Forward(ctx context.Context, ref string, port int, s guest.Streams) error {
+	return c.ended(c.talk(ctx, call{args: []string{"vm", "forward", "--", ref, strconv.Itoa(port)}}, guest.WinSize{}, s))("forward")
+}
+
+// ended is for what has no exit code of its own.
+func (c *Client) ended(code int, err error) func(verb string) error {
+	return func(verb string) error {
+		if err == nil && code != 0 {
+			return errdefs.New(classes[code], "%s vm %s ended with exit code %d", c.binary, verb, code)
+		}
+		return err
+	}
+}
+
+// talk runs x with the streams, which may outlive it.
+func (c *Client) talk(ctx context.Context, x call, first guest.WinSize, s guest.Streams) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return -1, fmt.Errorf("run %s: %w", c.binary, err)
@@ -190,15 +226,16 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	wg.Go(func() {
 		defer w.Close()
 		send := json.NewEncoder(w)
-		if e.TTY && e.Rows > 0 && e.Cols > 0 {
-			_ = send.Encode(nodejson.Control{Rows: e.Rows, Cols: e.Cols})
+		if first.Rows > 0 && first.Cols > 0 {
+			_ = send.Encode(nodejson.Control{Rows: first.Rows, Cols: first.Cols})
 		}
 		relay(ctx, send, s)
 	})
 	// Standard input is a pipe of ours: exec would wait for a reader that nobody closes.
 	in, closeInput := input(s.Stdin)
 	defer closeInput()
-	code, err := c.run(ctx, call{args: append(append(args, "--", ref), e.Command...), env: env, stdin: in, stdout: s.Stdout, stderr: s.Stderr, extra: r})
+	x.stdin, x.stdout, x.stderr, x.extra = in, s.Stdout, s.Stderr, r
+	code, err := c.run(ctx, x)
 	cancel()
 	wg.Wait()
 	return code, err

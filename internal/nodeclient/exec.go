@@ -5,6 +5,8 @@ import (
 	"io"
 	"sync"
 
+	"google.golang.org/grpc"
+
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -13,11 +15,31 @@ import (
 
 const stdinChunk = 32 << 10 // bytes
 
-// Exec runs a command in the guest and returns its exit code. Cancelling ctx kills the command.
-// A Read of s.Stdin that is under way when the command ends is left to finish on its own; what it reads is dropped.
+// Exec runs a command in the guest and returns its exit code. Cancelling ctx kills the command. See talk for s.Stdin.
 func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
+	return c.talk(ctx, c.vms.Exec, nodewire.EncodeExec(ref, e, s.Stdin != nil), s)
+}
+
+// Attach joins the standard files of a guest's process; see guest.Attacher. See talk for s.Stdin.
+func (c *Client) Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error {
+	_, err := c.talk(ctx, c.vms.Attach, nodewire.EncodeAttach(ref, a, s.Stdin != nil), s)
+	return err
+}
+
+// Forward connects to a TCP port in the guest; see guest.Forwarder. See talk for s.Stdin.
+func (c *Client) Forward(ctx context.Context, ref string, port int, s guest.Streams) error {
+	_, err := c.talk(ctx, c.vms.Forward, &nodev1.ExecStart{Ref: ref, Port: uint32(max(port, 0))}, s)
+	return err
+}
+
+// talk carries streams from and to what a call started in the guest and returns its exit code. s.Stdin is not read before
+// that has started; a Read that is under way when it ends is left to finish on its own, and what it reads is dropped.
+func (c *Client) talk(
+	ctx context.Context, call func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[nodev1.ExecRequest, nodev1.ExecResponse], error),
+	start *nodev1.ExecStart, s guest.Streams,
+) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := c.vms.Exec(ctx)
+	stream, err := call(ctx)
 	if err != nil {
 		cancel()
 		return 0, c.fail(err, nil)
@@ -27,7 +49,7 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	defer pumps.Wait()
 	defer cancel()
 
-	x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_Start{Start: nodewire.EncodeExec(ref, e, s.Stdin != nil)}})
+	x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_Start{Start: start}})
 	if s.Stdin != nil {
 		go x.pumpStdin(s.Stdin) // not waited for: a terminal's Read cannot be interrupted
 	}
@@ -44,11 +66,11 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	return x.receive(s)
 }
 
-// execution is one Exec under way.
+// execution is one call with streams under way.
 type execution struct {
 	ctx    context.Context // of the call; it lives as long as the execution
 	client *Client
-	stream nodev1.VMs_ExecClient
+	stream grpc.BidiStreamingClient[nodev1.ExecRequest, nodev1.ExecResponse]
 	credit credit
 
 	mu sync.Mutex // guards Send, which is not for several goroutines
@@ -99,13 +121,14 @@ func deliver(w io.Writer, b []byte) error {
 func (x *execution) pumpStdin(r io.Reader) {
 	buf := make([]byte, stdinChunk)
 	for {
-		n, err := r.Read(buf)
-		for sent := 0; sent < n; {
-			part, ok := x.credit.take(x.ctx, n-sent)
-			if !ok || !x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_Stdin{Stdin: buf[sent : sent+part]}}) {
-				return
-			}
-			sent += part
+		allowed, ok := x.credit.take(x.ctx, len(buf))
+		if !ok {
+			return
+		}
+		n, err := r.Read(buf[:allowed])
+		x.credit.give(allowed - n)
+		if n > 0 && !x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_Stdin{Stdin: buf[:n]}}) {
+			return
 		}
 		if err != nil {
 			x.send(&nodev1.ExecRequest{Of: &nodev1.ExecRequest_StdinClose{StdinClose: true}})

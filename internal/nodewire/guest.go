@@ -26,6 +26,19 @@ func DecodeExec(m *nodev1.ExecStart) (ref string, e guest.Exec, stdin bool) {
 	}, m.GetStdin()
 }
 
+// EncodeAttach returns a as the first message of an attached session; stdin says whether the client will send any.
+func EncodeAttach(ref string, a guest.Attach, stdin bool) *nodev1.ExecStart {
+	return &nodev1.ExecStart{
+		Ref: ref, Container: a.Container, Size: EncodeWinSize(guest.WinSize{Rows: a.Rows, Cols: a.Cols}), Stdin: stdin,
+	}
+}
+
+// DecodeAttach returns what m asks to attach to.
+func DecodeAttach(m *nodev1.ExecStart) (ref string, a guest.Attach, stdin bool) {
+	size := DecodeWinSize(m.GetSize())
+	return m.GetRef(), guest.Attach{Container: m.GetContainer(), Rows: size.Rows, Cols: size.Cols}, m.GetStdin()
+}
+
 // EncodeWinSize returns w as a message.
 func EncodeWinSize(w guest.WinSize) *nodev1.WinSize {
 	return &nodev1.WinSize{Rows: uint32(w.Rows), Cols: uint32(w.Cols)}

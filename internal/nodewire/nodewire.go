@@ -72,6 +72,8 @@ func EncodeProcess(p vm.Process) *nodev1.Process {
 		Workdir:    p.WorkDir,
 		User:       p.User,
 		Tty:        p.TTY,
+		Stdin:      p.Stdin,
+		StdinOnce:  p.StdinOnce,
 	}
 }
 
@@ -84,6 +86,8 @@ func DecodeProcess(m *nodev1.Process) vm.Process {
 		WorkDir:    m.GetWorkdir(),
 		User:       m.GetUser(),
 		TTY:        m.GetTty(),
+		Stdin:      m.GetStdin(),
+		StdinOnce:  m.GetStdinOnce(),
 	}
 }
 

@@ -123,6 +123,8 @@ type Process struct {
 	WorkDir    string   `json:"workdir,omitempty"`
 	User       string   `json:"user,omitempty"` // name, uid, user:group or uid:gid
 	TTY        bool     `json:"tty,omitempty"`
+	Stdin      bool     `json:"stdin,omitempty"`      // it has a standard input, which who attaches writes to
+	StdinOnce  bool     `json:"stdin_once,omitempty"` // which ends with the first who wrote to it, unless it is a terminal
 }
 
 // EnvVar is one environment variable. Values may be secret: they are never logged.

@@ -1003,6 +1003,8 @@ type Process struct {
 	Workdir       string                 `protobuf:"bytes,3,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
 	Tty           bool                   `protobuf:"varint,5,opt,name=tty,proto3" json:"tty,omitempty"`
+	Stdin         bool                   `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // it has a standard input, which Attach writes to; otherwise an empty one
+	StdinOnce     bool                   `protobuf:"varint,7,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // which is closed when the first Attach that writes to it ends
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,6 +1070,20 @@ func (x *Process) GetUser() string {
 func (x *Process) GetTty() bool {
 	if x != nil {
 		return x.Tty
+	}
+	return false
+}
+
+func (x *Process) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *Process) GetStdinOnce() bool {
+	if x != nil {
+		return x.StdinOnce
 	}
 	return false
 }
@@ -1186,6 +1202,7 @@ type ExecStart struct {
 	Size          *WindowSize            `protobuf:"bytes,6,opt,name=size,proto3" json:"size,omitempty"`
 	Stdin         bool                   `protobuf:"varint,7,opt,name=stdin,proto3" json:"stdin,omitempty"`        // false: an empty stdin
 	Container     string                 `protobuf:"bytes,8,opt,name=container,proto3" json:"container,omitempty"` // empty: that of the main process
+	Port          uint32                 `protobuf:"varint,9,opt,name=port,proto3" json:"port,omitempty"`          // of Forward
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1274,6 +1291,13 @@ func (x *ExecStart) GetContainer() string {
 		return x.Container
 	}
 	return ""
+}
+
+func (x *ExecStart) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
 }
 
 type ExecInput struct {
@@ -2560,20 +2584,23 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06prefix\x18\x03 \x01(\x05R\x06prefix\x12\x18\n" +
 	"\agateway\x18\x04 \x01(\tR\agateway\x12\x10\n" +
 	"\x03dns\x18\x05 \x03(\tR\x03dns\x12\x10\n" +
-	"\x03mtu\x18\x06 \x01(\x05R\x03mtu\"\x88\x01\n" +
+	"\x03mtu\x18\x06 \x01(\x05R\x03mtu\"\xbd\x01\n" +
 	"\aProcess\x12\x12\n" +
 	"\x04args\x18\x01 \x03(\tR\x04args\x12)\n" +
 	"\x03env\x18\x02 \x03(\v2\x17.cocoon.guest.v1.EnvVarR\x03env\x12\x18\n" +
 	"\aworkdir\x18\x03 \x01(\tR\aworkdir\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
-	"\x03tty\x18\x05 \x01(\bR\x03tty\"2\n" +
+	"\x03tty\x18\x05 \x01(\bR\x03tty\x12\x14\n" +
+	"\x05stdin\x18\x06 \x01(\bR\x05stdin\x12\x1d\n" +
+	"\n" +
+	"stdin_once\x18\a \x01(\bR\tstdinOnce\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"4\n" +
 	"\n" +
 	"WindowSize\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
-	"\x04cols\x18\x02 \x01(\rR\x04cols\"\xf5\x01\n" +
+	"\x04cols\x18\x02 \x01(\rR\x04cols\"\x89\x02\n" +
 	"\tExecStart\x12\x18\n" +
 	"\acommand\x18\x01 \x03(\tR\acommand\x12)\n" +
 	"\x03env\x18\x02 \x03(\v2\x17.cocoon.guest.v1.EnvVarR\x03env\x12\x18\n" +
@@ -2582,7 +2609,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x03tty\x18\x05 \x01(\bR\x03tty\x12/\n" +
 	"\x04size\x18\x06 \x01(\v2\x1b.cocoon.guest.v1.WindowSizeR\x04size\x12\x14\n" +
 	"\x05stdin\x18\a \x01(\bR\x05stdin\x12\x1c\n" +
-	"\tcontainer\x18\b \x01(\tR\tcontainer\"\xd6\x01\n" +
+	"\tcontainer\x18\b \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04port\x18\t \x01(\rR\x04port\"\xd6\x01\n" +
 	"\tExecInput\x122\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.cocoon.guest.v1.ExecStartH\x00R\x05start\x12\x16\n" +
 	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12#\n" +
@@ -2654,12 +2682,14 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\xfa\a\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\x89\t\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
 	"\x05Setup\x12\x1d.cocoon.guest.v1.SetupRequest\x1a\x1b.cocoon.guest.v1.SetupReply\x12C\n" +
-	"\x04Exec\x12\x1a.cocoon.guest.v1.ExecInput\x1a\x1b.cocoon.guest.v1.ExecOutput(\x010\x01\x12A\n" +
+	"\x04Exec\x12\x1a.cocoon.guest.v1.ExecInput\x1a\x1b.cocoon.guest.v1.ExecOutput(\x010\x01\x12E\n" +
+	"\x06Attach\x12\x1a.cocoon.guest.v1.ExecInput\x1a\x1b.cocoon.guest.v1.ExecOutput(\x010\x01\x12F\n" +
+	"\aForward\x12\x1a.cocoon.guest.v1.ExecInput\x1a\x1b.cocoon.guest.v1.ExecOutput(\x010\x01\x12A\n" +
 	"\x04Logs\x12\x1c.cocoon.guest.v1.LogsRequest\x1a\x19.cocoon.guest.v1.LogEntry0\x01\x12@\n" +
 	"\x04Wait\x12\x1c.cocoon.guest.v1.WaitRequest\x1a\x1a.cocoon.guest.v1.WaitReply\x12I\n" +
 	"\aAckExit\x12\x1f.cocoon.guest.v1.AckExitRequest\x1a\x1d.cocoon.guest.v1.AckExitReply\x12L\n" +
@@ -2751,32 +2781,36 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	12, // 20: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
 	2,  // 21: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
 	19, // 22: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	21, // 23: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	23, // 24: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	25, // 25: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	27, // 26: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	29, // 27: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	34, // 28: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	31, // 29: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	36, // 30: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	38, // 31: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 32: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	1,  // 33: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	13, // 34: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	8,  // 35: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	20, // 36: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	22, // 37: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	24, // 38: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	26, // 39: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	28, // 40: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	30, // 41: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	35, // 42: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	33, // 43: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	37, // 44: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	39, // 45: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 46: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	33, // [33:47] is the sub-list for method output_type
-	19, // [19:33] is the sub-list for method input_type
+	19, // 23: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	19, // 24: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	21, // 25: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	23, // 26: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	25, // 27: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	27, // 28: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	29, // 29: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	34, // 30: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	31, // 31: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	36, // 32: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	38, // 33: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 34: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	1,  // 35: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	13, // 36: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	8,  // 37: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	20, // 38: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	20, // 39: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	20, // 40: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	22, // 41: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	24, // 42: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	26, // 43: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	28, // 44: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	30, // 45: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	35, // 46: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	33, // 47: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	37, // 48: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	39, // 49: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 50: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	35, // [35:51] is the sub-list for method output_type
+	19, // [19:35] is the sub-list for method input_type
 	19, // [19:19] is the sub-list for extension type_name
 	19, // [19:19] is the sub-list for extension extendee
 	0,  // [0:19] is the sub-list for field type_name

@@ -25,6 +25,8 @@ const (
 	Guest_PutVolume_FullMethodName  = "/cocoon.guest.v1.Guest/PutVolume"
 	Guest_Setup_FullMethodName      = "/cocoon.guest.v1.Guest/Setup"
 	Guest_Exec_FullMethodName       = "/cocoon.guest.v1.Guest/Exec"
+	Guest_Attach_FullMethodName     = "/cocoon.guest.v1.Guest/Attach"
+	Guest_Forward_FullMethodName    = "/cocoon.guest.v1.Guest/Forward"
 	Guest_Logs_FullMethodName       = "/cocoon.guest.v1.Guest/Logs"
 	Guest_Wait_FullMethodName       = "/cocoon.guest.v1.Guest/Wait"
 	Guest_AckExit_FullMethodName    = "/cocoon.guest.v1.Guest/AckExit"
@@ -51,6 +53,12 @@ type GuestClient interface {
 	// Exec runs one command. The first message must be start; the last one of the guest is exit_code.
 	// The end of the stream, from either side, kills the command.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecInput, ExecOutput], error)
+	// Attach joins the standard files of the main process, or of a container's, until it ends: then the last message of the
+	// guest is exit_code 0. Of start only tty's size, stdin and container count. Output comes from now on.
+	Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecInput, ExecOutput], error)
+	// Forward connects to a TCP port inside the guest, on its loopback first. Of start only port counts; stdin and stdout
+	// are the connection. The guest allows input when it is connected; exit_code 0 is last.
+	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecInput, ExecOutput], error)
 	// Logs streams the main process's output until it has ended and everything was sent.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEntry], error)
 	// Wait answers once the main process has ended.
@@ -124,9 +132,35 @@ func (c *guestClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.B
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Guest_ExecClient = grpc.BidiStreamingClient[ExecInput, ExecOutput]
 
+func (c *guestClient) Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecInput, ExecOutput], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[1], Guest_Attach_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecInput, ExecOutput]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Guest_AttachClient = grpc.BidiStreamingClient[ExecInput, ExecOutput]
+
+func (c *guestClient) Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecInput, ExecOutput], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[2], Guest_Forward_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecInput, ExecOutput]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Guest_ForwardClient = grpc.BidiStreamingClient[ExecInput, ExecOutput]
+
 func (c *guestClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEntry], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[1], Guest_Logs_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[3], Guest_Logs_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -225,7 +259,7 @@ func (c *guestClient) Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.Ca
 
 func (c *guestClient) Containers(ctx context.Context, in *ContainersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ContainersReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[2], Guest_Containers_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Guest_ServiceDesc.Streams[4], Guest_Containers_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -256,6 +290,12 @@ type GuestServer interface {
 	// Exec runs one command. The first message must be start; the last one of the guest is exit_code.
 	// The end of the stream, from either side, kills the command.
 	Exec(grpc.BidiStreamingServer[ExecInput, ExecOutput]) error
+	// Attach joins the standard files of the main process, or of a container's, until it ends: then the last message of the
+	// guest is exit_code 0. Of start only tty's size, stdin and container count. Output comes from now on.
+	Attach(grpc.BidiStreamingServer[ExecInput, ExecOutput]) error
+	// Forward connects to a TCP port inside the guest, on its loopback first. Of start only port counts; stdin and stdout
+	// are the connection. The guest allows input when it is connected; exit_code 0 is last.
+	Forward(grpc.BidiStreamingServer[ExecInput, ExecOutput]) error
 	// Logs streams the main process's output until it has ended and everything was sent.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogEntry]) error
 	// Wait answers once the main process has ended.
@@ -297,6 +337,12 @@ func (UnimplementedGuestServer) Setup(context.Context, *SetupRequest) (*SetupRep
 }
 func (UnimplementedGuestServer) Exec(grpc.BidiStreamingServer[ExecInput, ExecOutput]) error {
 	return status.Error(codes.Unimplemented, "method Exec not implemented")
+}
+func (UnimplementedGuestServer) Attach(grpc.BidiStreamingServer[ExecInput, ExecOutput]) error {
+	return status.Error(codes.Unimplemented, "method Attach not implemented")
+}
+func (UnimplementedGuestServer) Forward(grpc.BidiStreamingServer[ExecInput, ExecOutput]) error {
+	return status.Error(codes.Unimplemented, "method Forward not implemented")
 }
 func (UnimplementedGuestServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogEntry]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -409,6 +455,20 @@ func _Guest_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Guest_ExecServer = grpc.BidiStreamingServer[ExecInput, ExecOutput]
+
+func _Guest_Attach_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(GuestServer).Attach(&grpc.GenericServerStream[ExecInput, ExecOutput]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Guest_AttachServer = grpc.BidiStreamingServer[ExecInput, ExecOutput]
+
+func _Guest_Forward_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(GuestServer).Forward(&grpc.GenericServerStream[ExecInput, ExecOutput]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Guest_ForwardServer = grpc.BidiStreamingServer[ExecInput, ExecOutput]
 
 func _Guest_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(LogsRequest)
@@ -632,6 +692,18 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Exec",
 			Handler:       _Guest_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Attach",
+			Handler:       _Guest_Attach_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Forward",
+			Handler:       _Guest_Forward_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -1438,6 +1438,8 @@ type Process struct {
 	Workdir       string                 `protobuf:"bytes,4,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	User          string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
 	Tty           bool                   `protobuf:"varint,6,opt,name=tty,proto3" json:"tty,omitempty"`
+	Stdin         bool                   `protobuf:"varint,7,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // keep a standard input open for Attach
+	StdinOnce     bool                   `protobuf:"varint,8,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // until the first Attach that writes to it ends
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1510,6 +1512,20 @@ func (x *Process) GetUser() string {
 func (x *Process) GetTty() bool {
 	if x != nil {
 		return x.Tty
+	}
+	return false
+}
+
+func (x *Process) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *Process) GetStdinOnce() bool {
+	if x != nil {
+		return x.StdinOnce
 	}
 	return false
 }
@@ -2433,6 +2449,7 @@ type ExecStart struct {
 	Size          *WinSize               `protobuf:"bytes,7,opt,name=size,proto3" json:"size,omitempty"`
 	Stdin         bool                   `protobuf:"varint,8,opt,name=stdin,proto3" json:"stdin,omitempty"`        // stdin will be sent; otherwise the command reads an empty one
 	Container     string                 `protobuf:"bytes,9,opt,name=container,proto3" json:"container,omitempty"` // empty: that of the main process, or the first app
+	Port          uint32                 `protobuf:"varint,10,opt,name=port,proto3" json:"port,omitempty"`         // of Forward
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2528,6 +2545,13 @@ func (x *ExecStart) GetContainer() string {
 		return x.Container
 	}
 	return ""
+}
+
+func (x *ExecStart) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
 }
 
 type WinSize struct {
@@ -2685,7 +2709,7 @@ type isExecResponse_Of interface {
 }
 
 type ExecResponse_Started struct {
-	Started *ExecStarted `protobuf:"bytes,1,opt,name=started,proto3,oneof"` // first, exactly once
+	Started *ExecStarted `protobuf:"bytes,1,opt,name=started,proto3,oneof"` // once, before anything else
 }
 
 type ExecResponse_Stdout struct {
@@ -7005,7 +7029,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x120\n" +
 	"\x05files\x18\x03 \x03(\v2\x1a.cocoon.node.v1.VolumeFileR\x05files\"\x16\n" +
-	"\x14UpdateVolumeResponse\"\xa7\x01\n" +
+	"\x14UpdateVolumeResponse\"\xdc\x01\n" +
 	"\aProcess\x12\x1e\n" +
 	"\n" +
 	"entrypoint\x18\x01 \x03(\tR\n" +
@@ -7014,7 +7038,10 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\v2\x16.cocoon.node.v1.EnvVarR\x03env\x12\x18\n" +
 	"\aworkdir\x18\x04 \x01(\tR\aworkdir\x12\x12\n" +
 	"\x04user\x18\x05 \x01(\tR\x04user\x12\x10\n" +
-	"\x03tty\x18\x06 \x01(\bR\x03tty\"2\n" +
+	"\x03tty\x18\x06 \x01(\bR\x03tty\x12\x14\n" +
+	"\x05stdin\x18\a \x01(\bR\x05stdin\x12\x1d\n" +
+	"\n" +
+	"stdin_once\x18\b \x01(\bR\tstdinOnce\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"5\n" +
@@ -7100,7 +7127,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"stdinClose\x121\n" +
 	"\x06resize\x18\x04 \x01(\v2\x17.cocoon.node.v1.WinSizeH\x00R\x06resize\x12\x18\n" +
 	"\x06signal\x18\x05 \x01(\x05H\x00R\x06signalB\x04\n" +
-	"\x02of\"\x82\x02\n" +
+	"\x02of\"\x96\x02\n" +
 	"\tExecStart\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12(\n" +
@@ -7110,7 +7137,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03tty\x18\x06 \x01(\bR\x03tty\x12+\n" +
 	"\x04size\x18\a \x01(\v2\x17.cocoon.node.v1.WinSizeR\x04size\x12\x14\n" +
 	"\x05stdin\x18\b \x01(\bR\x05stdin\x12\x1c\n" +
-	"\tcontainer\x18\t \x01(\tR\tcontainer\"1\n" +
+	"\tcontainer\x18\t \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04port\x18\n" +
+	" \x01(\rR\x04port\"1\n" +
 	"\aWinSize\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
 	"\x04cols\x18\x02 \x01(\rR\x04cols\"\xc5\x01\n" +
@@ -7436,7 +7465,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x10PushImageRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12.\n" +
-	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth2\xd0\t\n" +
+	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth2\xe3\n" +
+	"\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -7447,7 +7477,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\aInspect\x12\x1e.cocoon.node.v1.InspectRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
 	"\x04List\x12\x1b.cocoon.node.v1.ListRequest\x1a\x16.cocoon.node.v1.Record0\x01\x12>\n" +
 	"\x05Watch\x12\x1c.cocoon.node.v1.WatchRequest\x1a\x15.cocoon.node.v1.Event0\x01\x12E\n" +
-	"\x04Exec\x12\x1b.cocoon.node.v1.ExecRequest\x1a\x1c.cocoon.node.v1.ExecResponse(\x010\x01\x12?\n" +
+	"\x04Exec\x12\x1b.cocoon.node.v1.ExecRequest\x1a\x1c.cocoon.node.v1.ExecResponse(\x010\x01\x12G\n" +
+	"\x06Attach\x12\x1b.cocoon.node.v1.ExecRequest\x1a\x1c.cocoon.node.v1.ExecResponse(\x010\x01\x12H\n" +
+	"\aForward\x12\x1b.cocoon.node.v1.ExecRequest\x1a\x1c.cocoon.node.v1.ExecResponse(\x010\x01\x12?\n" +
 	"\x04Logs\x12\x1b.cocoon.node.v1.LogsRequest\x1a\x18.cocoon.node.v1.LogEntry0\x01\x12N\n" +
 	"\aConsole\x12\x1e.cocoon.node.v1.ConsoleRequest\x1a\x1f.cocoon.node.v1.ConsoleResponse(\x010\x01\x12D\n" +
 	"\x05Stats\x12\x1c.cocoon.node.v1.StatsRequest\x1a\x1d.cocoon.node.v1.StatsResponse\x12Y\n" +
@@ -7670,82 +7702,86 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	8,   // 65: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
 	9,   // 66: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
 	31,  // 67: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	36,  // 68: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	38,  // 69: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 70: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	20,  // 71: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	75,  // 72: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	76,  // 73: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	77,  // 74: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	78,  // 75: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	79,  // 76: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	82,  // 77: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	83,  // 78: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	84,  // 79: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	86,  // 80: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	87,  // 81: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	92,  // 82: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	93,  // 83: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	94,  // 84: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	96,  // 85: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	41,  // 86: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	44,  // 87: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	45,  // 88: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	46,  // 89: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	49,  // 90: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	53,  // 91: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	55,  // 92: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	57,  // 93: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	59,  // 94: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	61,  // 95: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	64,  // 96: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	68,  // 97: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	71,  // 98: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	73,  // 99: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	25,  // 100: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	25,  // 101: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	25,  // 102: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	25,  // 103: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	25,  // 104: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 105: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	25,  // 106: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	25,  // 107: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	30,  // 108: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	34,  // 109: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	37,  // 110: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	39,  // 111: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	40,  // 112: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	21,  // 113: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	25,  // 114: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	25,  // 115: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	25,  // 116: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	25,  // 117: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	80,  // 118: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	80,  // 119: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	80,  // 120: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	85,  // 121: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	58,  // 122: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	89,  // 123: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	89,  // 124: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	89,  // 125: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	95,  // 126: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	51,  // 127: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	43,  // 128: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	48,  // 129: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	48,  // 130: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	47,  // 131: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	51,  // 132: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	54,  // 133: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	56,  // 134: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	58,  // 135: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	62,  // 136: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	62,  // 137: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	65,  // 138: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	69,  // 139: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	72,  // 140: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	74,  // 141: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	100, // [100:142] is the sub-list for method output_type
-	58,  // [58:100] is the sub-list for method input_type
+	31,  // 68: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	31,  // 69: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	36,  // 70: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	38,  // 71: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 72: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	20,  // 73: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	75,  // 74: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	76,  // 75: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	77,  // 76: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	78,  // 77: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	79,  // 78: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	82,  // 79: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	83,  // 80: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	84,  // 81: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	86,  // 82: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	87,  // 83: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	92,  // 84: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	93,  // 85: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	94,  // 86: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	96,  // 87: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	41,  // 88: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	44,  // 89: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	45,  // 90: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	46,  // 91: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	49,  // 92: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	53,  // 93: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	55,  // 94: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	57,  // 95: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	59,  // 96: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	61,  // 97: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	64,  // 98: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	68,  // 99: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	71,  // 100: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	73,  // 101: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	25,  // 102: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	25,  // 103: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	25,  // 104: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	25,  // 105: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	25,  // 106: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 107: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	25,  // 108: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	25,  // 109: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	30,  // 110: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	34,  // 111: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	34,  // 112: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	34,  // 113: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	37,  // 114: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	39,  // 115: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	40,  // 116: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	21,  // 117: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	25,  // 118: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	25,  // 119: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	25,  // 120: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	25,  // 121: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	80,  // 122: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	80,  // 123: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	80,  // 124: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	85,  // 125: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	58,  // 126: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	89,  // 127: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	89,  // 128: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	89,  // 129: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	95,  // 130: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	51,  // 131: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	43,  // 132: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	48,  // 133: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	48,  // 134: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	47,  // 135: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	51,  // 136: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	54,  // 137: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	56,  // 138: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	58,  // 139: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	62,  // 140: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	62,  // 141: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	65,  // 142: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	69,  // 143: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	72,  // 144: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	74,  // 145: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	102, // [102:146] is the sub-list for method output_type
+	58,  // [58:102] is the sub-list for method input_type
 	58,  // [58:58] is the sub-list for extension type_name
 	58,  // [58:58] is the sub-list for extension extendee
 	0,   // [0:58] is the sub-list for field type_name

@@ -39,6 +39,8 @@ const (
 	VMs_List_FullMethodName         = "/cocoon.node.v1.VMs/List"
 	VMs_Watch_FullMethodName        = "/cocoon.node.v1.VMs/Watch"
 	VMs_Exec_FullMethodName         = "/cocoon.node.v1.VMs/Exec"
+	VMs_Attach_FullMethodName       = "/cocoon.node.v1.VMs/Attach"
+	VMs_Forward_FullMethodName      = "/cocoon.node.v1.VMs/Forward"
 	VMs_Logs_FullMethodName         = "/cocoon.node.v1.VMs/Logs"
 	VMs_Console_FullMethodName      = "/cocoon.node.v1.VMs/Console"
 	VMs_Stats_FullMethodName        = "/cocoon.node.v1.VMs/Stats"
@@ -72,6 +74,12 @@ type VMsClient interface {
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Exec runs a command in the guest. The first request is start. See ExecResponse for how stdin is paced.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
+	// Attach joins the standard files of the main process, or of a container's, until it ends. Of start only ref, size, stdin
+	// and container count.
+	Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
+	// Forward connects to a TCP port in the guest; stdin and stdout are the connection. Of start only ref and port count.
+	// started comes when it is connected.
+	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
 	// Logs streams the output of the main process or the serial console.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEntry], error)
 	// Console connects to the serial console. The first request names the VM; the first response says that it is open.
@@ -219,9 +227,35 @@ func (c *vMsClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.Bid
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type VMs_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
 
+func (c *vMsClient) Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[3], VMs_Attach_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_AttachClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
+func (c *vMsClient) Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[4], VMs_Forward_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_ForwardClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
 func (c *vMsClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEntry], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[3], VMs_Logs_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[5], VMs_Logs_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +274,7 @@ type VMs_LogsClient = grpc.ServerStreamingClient[LogEntry]
 
 func (c *vMsClient) Console(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[4], VMs_Console_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[6], VMs_Console_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -334,6 +368,12 @@ type VMsServer interface {
 	Watch(*WatchRequest, grpc.ServerStreamingServer[Event]) error
 	// Exec runs a command in the guest. The first request is start. See ExecResponse for how stdin is paced.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
+	// Attach joins the standard files of the main process, or of a container's, until it ends. Of start only ref, size, stdin
+	// and container count.
+	Attach(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
+	// Forward connects to a TCP port in the guest; stdin and stdout are the connection. Of start only ref and port count.
+	// started comes when it is connected.
+	Forward(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
 	// Logs streams the output of the main process or the serial console.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogEntry]) error
 	// Console connects to the serial console. The first request names the VM; the first response says that it is open.
@@ -389,6 +429,12 @@ func (UnimplementedVMsServer) Watch(*WatchRequest, grpc.ServerStreamingServer[Ev
 }
 func (UnimplementedVMsServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
 	return status.Error(codes.Unimplemented, "method Exec not implemented")
+}
+func (UnimplementedVMsServer) Attach(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Attach not implemented")
+}
+func (UnimplementedVMsServer) Forward(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Forward not implemented")
 }
 func (UnimplementedVMsServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogEntry]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -590,6 +636,20 @@ func _VMs_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type VMs_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
 
+func _VMs_Attach_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(VMsServer).Attach(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_AttachServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
+func _VMs_Forward_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(VMsServer).Forward(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_ForwardServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
 func _VMs_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(LogsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -790,6 +850,18 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Exec",
 			Handler:       _VMs_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Attach",
+			Handler:       _VMs_Attach_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Forward",
+			Handler:       _VMs_Forward_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

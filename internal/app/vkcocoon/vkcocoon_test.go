@@ -44,6 +44,10 @@ func (idle) List(context.Context) ([]vm.Record, error) { return nil, nil }
 
 func (idle) Exec(context.Context, string, guest.Exec, guest.Streams) (int, error) { return 0, errNone }
 
+func (idle) Attach(context.Context, string, guest.Attach, guest.Streams) error { return errNone }
+
+func (idle) Forward(context.Context, string, int, guest.Streams) error { return errNone }
+
 func (idle) Logs(context.Context, string, guest.LogOptions, func(guest.LogEntry) error) error {
 	return errNone
 }

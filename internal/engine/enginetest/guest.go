@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -275,6 +276,28 @@ func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int
 		}
 	}
 	return -1, errdefs.NotFoundf("%s: no such command", e.Command[0])
+}
+
+// Attach implements guest.Attacher: it says which container it is and copies its input, to the end of it.
+func (s *session) Attach(_ context.Context, a guest.Attach, st guest.Streams) error {
+	if err := s.alive("agent.Attach"); err != nil {
+		return err
+	}
+	fmt.Fprintf(st.Stdout, "%s:", a.Container)
+	_, err := io.Copy(st.Stdout, st.Stdin)
+	return err
+}
+
+// Forward implements guest.Forwarder: port 80 echoes, on others nobody listens.
+func (s *session) Forward(_ context.Context, port int, st guest.Streams) error {
+	if err := s.alive("agent.Forward"); err != nil {
+		return err
+	}
+	if port != 80 {
+		return errdefs.Unavailablef("nobody listens on port %d", port)
+	}
+	_, err := io.Copy(st.Stdout, st.Stdin)
+	return err
 }
 
 // Logs implements guest.Agent.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"sync"
 
+	"google.golang.org/grpc"
+
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -18,24 +20,56 @@ const inputPiece = 32 << 10
 // ended reports whether a stream's error is its orderly end.
 func ended(err error) bool { return errors.Is(err, io.EOF) }
 
-// Exec implements guest.Agent.
+var (
+	_ guest.Attacher  = (*session)(nil)
+	_ guest.Forwarder = (*session)(nil)
+)
+
+// Exec implements guest.Agent. See talk for st.Stdin.
+func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int, error) {
+	return s.talk(ctx, "run a command in the guest", s.client.Exec, &guestv1.ExecStart{
+		Command: e.Command, Env: environ(e.Env), Workdir: e.WorkDir, User: e.User, Tty: e.TTY,
+		Size: size(e.Rows, e.Cols), Stdin: st.Stdin != nil, Container: e.Container,
+	}, st)
+}
+
+// Attach implements guest.Attacher. See talk for st.Stdin.
+func (s *session) Attach(ctx context.Context, a guest.Attach, st guest.Streams) error {
+	_, err := s.talk(ctx, "attach to the guest's process", s.client.Attach, &guestv1.ExecStart{
+		Size: size(a.Rows, a.Cols), Stdin: st.Stdin != nil, Container: a.Container,
+	}, st)
+	return err
+}
+
+// Forward implements guest.Forwarder. See talk for st.Stdin.
+func (s *session) Forward(ctx context.Context, port int, st guest.Streams) error {
+	_, err := s.talk(ctx, fmt.Sprintf("connect to port %d in the guest", port), s.client.Forward, &guestv1.ExecStart{Port: uint32(port)}, st)
+	return err
+}
+
+func size(rows, cols uint16) *guestv1.WindowSize {
+	return &guestv1.WindowSize{Rows: uint32(rows), Cols: uint32(cols)}
+}
+
+// talk carries streams from and to what a call started in the guest and returns its exit code.
 //
 // A Read of st.Stdin that is under way when the command ends cannot be interrupted; it keeps one goroutine until the
 // reader returns, and its bytes are dropped. Callers close their reader.
-func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int, error) {
+func (s *session) talk(
+	ctx context.Context, what string,
+	call func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[guestv1.ExecInput, guestv1.ExecOutput], error),
+	start *guestv1.ExecStart, st guest.Streams,
+) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := s.client.Exec(ctx)
+	stream, err := call(ctx)
 	if err != nil {
-		return 0, s.failure(ctx, "run a command in the guest", err)
+		return 0, s.failure(ctx, what, err)
 	}
 	x := &execution{stream: stream, credit: make(chan int, 1)}
-	err = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_Start{Start: &guestv1.ExecStart{
-		Command: e.Command, Env: environ(e.Env), Workdir: e.WorkDir, User: e.User, Tty: e.TTY,
-		Size: &guestv1.WindowSize{Rows: uint32(e.Rows), Cols: uint32(e.Cols)}, Stdin: st.Stdin != nil, Container: e.Container,
-	}}})
+	err = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_Start{Start: start}})
 	if err != nil && !ended(err) { // io.EOF: Recv knows why
-		return 0, s.failure(ctx, "run a command in the guest", err)
+		return 0, s.failure(ctx, what, err)
 	}
 	if st.Stdin != nil {
 		go x.feed(ctx, st.Stdin) // see above for who ends it
@@ -44,16 +78,16 @@ func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int
 	controlling.Go(func() { x.control(ctx, st) })
 	code, err := x.receive(ctx, st)
 	if cause := context.Cause(ctx); err != nil && cause == nil {
-		err = s.failure(ctx, "run a command in the guest", err)
+		err = s.failure(ctx, what, err)
 	} else if err != nil {
-		err = fmt.Errorf("run a command in the guest: %w", cause)
+		err = fmt.Errorf("%s: %w", what, cause)
 	}
 	cancel()
 	controlling.Wait()
 	return code, err
 }
 
-// execution is the host's side of one Exec call.
+// execution is the host's side of one call with streams.
 type execution struct {
 	stream  guestv1.Guest_ExecClient
 	credit  chan int   // bytes of stdin allowed and not yet noticed by feed

@@ -54,42 +54,31 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, err)
 		return
 	}
-	s.session(w, r, want, func(ctx context.Context, se *session) (int, error) {
+	s.session(w, r, want, "executing command in", func(ctx context.Context, se *session) (int, error) {
 		return s.cfg.Backend.Exec(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"),
 			guest.Exec{Command: command, TTY: want.tty},
 			guest.Streams{Stdin: se.stdin, Stdout: se.stdout, Stderr: se.stderr, Resize: sizes(ctx, se.resize)})
 	})
 }
 
-// attach follows the main process's output for kubectl attach, from now on. Nothing can be typed into it: it has no
-// standard input.
+// attach joins the standard files of a container's process for kubectl attach and kubectl run -i.
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	want, err := parseWishes(r)
-	if err == nil && want.stdin {
-		err = errdefs.Invalidf("the main process of a VM has no standard input; attach without -i, or use kubectl exec -it")
-	}
 	if err != nil {
 		s.fail(w, err)
 		return
 	}
-	s.session(w, r, want, func(ctx context.Context, se *session) (int, error) {
-		return 0, s.cfg.Backend.Logs(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"),
-			guest.LogOptions{Follow: true}, func(e guest.LogEntry) error {
-				to := se.stdout
-				if e.Stream == "stderr" && !want.tty {
-					to = se.stderr
-				}
-				if to == nil {
-					return nil
-				}
-				_, err := to.Write(e.Data)
-				return err
-			})
+	s.session(w, r, want, "attaching to", func(ctx context.Context, se *session) (int, error) {
+		streams := guest.Streams{Stdin: se.stdin, Stdout: se.stdout, Stderr: se.stderr, Resize: sizes(ctx, se.resize)}
+		if want.tty { // asked for of a process that may have none
+			streams.Stderr = se.stdout
+		}
+		return 0, s.cfg.Backend.Attach(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"), guest.Attach{}, streams)
 	})
 }
 
 // session opens the streams that a client wants, lets run use them as long as the client stays, and tells how it ended.
-func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, run func(context.Context, *session) (code int, err error)) {
+func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, doing string, run func(context.Context, *session) (code int, err error)) {
 	// Sessions outlive http.Server's care: the connection is taken over.
 	s.streams.Add(1)
 	defer s.streams.Done()
@@ -120,22 +109,22 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, ru
 	code, err := run(ctx, se)
 	if se.plainStatus {
 		if err != nil || code != 0 {
-			fmt.Fprintf(se.status, "%s", outcome(code, err).Message)
+			fmt.Fprintf(se.status, "%s", outcome(doing, code, err).Message)
 		}
 		return
 	}
-	if body, merr := json.Marshal(outcome(code, err)); merr == nil {
+	if body, merr := json.Marshal(outcome(doing, code, err)); merr == nil {
 		_, _ = se.status.Write(body)
 	}
 }
 
-// outcome is how a command ended, in the words remotecommand clients take exit codes from.
-func outcome(code int, err error) metav1.Status {
+// outcome is how a command, or doing something else to a container, ended, in the words remotecommand clients take exit codes from.
+func outcome(doing string, code int, err error) metav1.Status {
 	switch {
 	case err != nil:
 		return metav1.Status{
 			Status: metav1.StatusFailure, Reason: metav1.StatusReasonInternalError, Code: http.StatusInternalServerError,
-			Message: fmt.Sprintf("Internal error occurred: error executing command in container: %v", err),
+			Message: fmt.Sprintf("Internal error occurred: error %s container: %v", doing, err),
 		}
 	case code != 0:
 		return metav1.Status{

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
@@ -146,11 +148,25 @@ func TestPortForwardToNobody(t *testing.T) {
 
 func TestAttach(t *testing.T) {
 	n := serve(t)
-	n.backend.entries = []guest.LogEntry{{Stream: "stdout", Data: []byte("one\n")}, {Stream: "stderr", Data: []byte("two\n")}}
-	close(n.backend.hold) // the main process ends
+	n.backend.attach = func(_ context.Context, container string, s guest.Streams) error {
+		if container != "agent" {
+			return errdefs.NotFoundf("no container %s", container)
+		}
+		if s.Stdin == nil {
+			fmt.Fprint(s.Stdout, "one")
+			fmt.Fprint(s.Stderr, "two")
+			return nil
+		}
+		_, err := io.Copy(s.Stdout, s.Stdin)
+		if s.Resize != nil {
+			w := <-s.Resize
+			fmt.Fprintf(s.Stderr, " %dx%d", w.Cols, w.Rows) // of a process that has no terminal after all
+		}
+		return err
+	}
 	cfg := &rest.Config{BearerToken: "good", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-	attach := func(query string, o remotecommand.StreamOptions) error {
-		u, err := url.Parse(n.addr + "/attach/default/web/agent?" + query)
+	attach := func(container, query string, o remotecommand.StreamOptions) error {
+		u, err := url.Parse(n.addr + "/attach/default/web/" + container + "?" + query)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,14 +177,24 @@ func TestAttach(t *testing.T) {
 		return x.StreamWithContext(t.Context(), o)
 	}
 	var out, errs bytes.Buffer
-	if err := attach("output=1&error=1", remotecommand.StreamOptions{Stdout: &out, Stderr: &errs}); err != nil || out.String() != "one\n" || errs.String() != "two\n" {
+	if err := attach("agent", "output=1&error=1", remotecommand.StreamOptions{Stdout: &out, Stderr: &errs}); err != nil || out.String() != "one" || errs.String() != "two" {
 		t.Errorf("%q, %q, %v", out.String(), errs.String(), err)
 	}
-	if o := n.backend.asked; !o.Follow || o.Tail != 0 {
-		t.Errorf("asked for %+v", o)
+	out.Reset()
+	if err := attach("agent", "input=1&output=1", remotecommand.StreamOptions{Stdin: strings.NewReader("typed"), Stdout: &out}); err != nil || out.String() != "typed" {
+		t.Errorf("with input: %q, %v", out.String(), err)
 	}
-	if err := attach("input=1&output=1", remotecommand.StreamOptions{Stdin: strings.NewReader("x"), Stdout: &out}); err == nil || !strings.Contains(err.Error(), "kubectl exec") {
-		t.Errorf("with input: %v", err)
+	out.Reset()
+	o := remotecommand.StreamOptions{
+		Stdin: strings.NewReader("typed"), Stdout: &out, Tty: true,
+		TerminalSizeQueue: &window{sizes: []remotecommand.TerminalSize{{Width: 80, Height: 24}}},
+	}
+	if err := attach("agent", "input=1&output=1&tty=1", o); err != nil || out.String() != "typed 80x24" {
+		t.Errorf("with a terminal: %q, %v", out.String(), err)
+	}
+	err := attach("none", "output=1", remotecommand.StreamOptions{Stdout: &out})
+	if err == nil || !strings.Contains(err.Error(), "error attaching to container: no container none") {
+		t.Errorf("a failure: %v", err)
 	}
 }
 

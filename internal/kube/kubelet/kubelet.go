@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -28,8 +29,10 @@ type Backend interface {
 	GetPods(ctx context.Context) ([]*corev1.Pod, error)
 	Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error)
 	Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error
-	// Dial connects to a TCP port of the pod's guest.
-	Dial(ctx context.Context, namespace, pod string, port int) (net.Conn, error)
+	// Attach joins the standard files of a container.
+	Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error
+	// Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there.
+	Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error
 }
 
 // Config is what a Server needs. TLS must hold a certificate; Auth decides who may do what.

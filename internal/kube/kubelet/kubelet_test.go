@@ -38,14 +38,29 @@ type guests struct {
 	entries  []guest.LogEntry
 	asked    guest.LogOptions
 	hold     chan struct{} // follow until closed
-	server   string        // that Dial reaches, whatever the port
+	server   string        // that Forward reaches
+	attach   func(ctx context.Context, container string, s guest.Streams) error
 }
 
-func (g *guests) Dial(_ context.Context, _, pod string, port int) (net.Conn, error) {
+func (g *guests) Forward(_ context.Context, _, pod string, port int, stream io.ReadWriter) error {
 	if pod != "web" || port != 80 {
-		return nil, errdefs.Unavailablef("nobody listens on port %d", port)
+		return errdefs.Unavailablef("nobody listens on port %d", port)
 	}
-	return net.Dial("tcp", g.server)
+	c, err := net.Dial("tcp", g.server)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	go func() {
+		_, _ = io.Copy(c, stream)
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(stream, c)
+	return err
+}
+
+func (g *guests) Attach(ctx context.Context, _, _, container string, _ guest.Attach, s guest.Streams) error {
+	return g.attach(ctx, container, s)
 }
 
 func (g *guests) GetPods(context.Context) ([]*corev1.Pod, error) {

@@ -29,20 +29,42 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 // forward carries one connection.
 func (s *Server) forward(ctx context.Context, namespace, pod string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
-	conn, err := s.cfg.Backend.Dial(ctx, namespace, pod, int(port))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	end := &lastWord{ReadWriter: stream, cancel: cancel}
+	defer end.stop()
+	return s.cfg.Backend.Forward(ctx, namespace, pod, int(port), end)
+}
+
+// lastWord cancels a connection some time after its client has said its last word: it may be gone altogether.
+type lastWord struct {
+	io.ReadWriter
+	cancel func()
+
+	mu    sync.Mutex
+	timer *time.Timer
+	over  bool
+}
+
+func (l *lastWord) Read(p []byte) (int, error) {
+	n, err := l.ReadWriter.Read(p)
 	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	go func() {
-		_, _ = io.Copy(conn, stream)
-		if half, ok := conn.(interface{ CloseWrite() error }); ok {
-			_ = half.CloseWrite()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.timer == nil && !l.over {
+			l.timer = time.AfterFunc(forwardGrace, l.cancel)
 		}
-		_ = conn.SetReadDeadline(time.Now().Add(forwardGrace)) // the client may be gone altogether
-	}()
-	_, err = io.Copy(stream, conn)
-	return err
+	}
+	return n, err
+}
+
+func (l *lastWord) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 }
 
 // onHijack returns w such that a connection that is taken over from it is closed when ctx ends: nothing else would end a

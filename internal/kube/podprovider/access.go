@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -18,21 +19,52 @@ import (
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
 func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error) {
-	w, err := p.locate(namespace, pod, container)
+	rec, of, err := p.enter(namespace, pod, container, "exec")
 	if err != nil {
 		return 0, err
 	}
+	e.Container = of
+	return p.Runtime.Exec(ctx, string(rec.ID), e, s)
+}
+
+// Attach joins the standard files of a container. A guest that boots itself shows its serial console. Errors as of Exec.
+func (p *Provider) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
+	rec, of, err := p.enter(namespace, pod, container, "attach")
+	switch {
+	case err != nil:
+		return err
+	case rec.ImageType != vm.ImageDisk:
+		a.Container = of
+		return p.Runtime.Attach(ctx, string(rec.ID), a, s)
+	case s.Stdin != nil:
+		return errdefs.Preconditionf("the guest of pod %q boots itself and has no main process to type to; attach without -i, or use kubectl exec -it", pod)
+	}
+	return p.Runtime.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
+		if s.Stdout == nil {
+			return nil
+		}
+		_, err := s.Stdout.Write(e.Data)
+		return err
+	})
+}
+
+// enter returns the VM in which the container runs, and its name there: "" when it is all of the VM.
+func (p *Provider) enter(namespace, pod, container, verb string) (*vm.Record, string, error) {
+	w, err := p.locate(namespace, pod, container)
+	if err != nil {
+		return nil, "", err
+	}
 	spec, rec, _ := w.look()
 	if w.static {
-		return 0, unserved(spec, "exec")
+		return nil, "", unserved(spec, verb)
 	}
 	if !up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
-		return 0, errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
+		return nil, "", errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
 	}
-	if len(rec.Containers) > 0 {
-		e.Container = container
+	if len(rec.Containers) == 0 {
+		container = ""
 	}
-	return p.Runtime.Exec(ctx, string(rec.ID), e, s)
+	return rec, container, nil
 }
 
 // Logs streams the output of the pod's main process. Errors as for Exec; without a VM yet: FailedPrecondition.
@@ -57,24 +89,35 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 	return p.Runtime.Logs(ctx, string(rec.ID), o, fn)
 }
 
-// Dial connects to a TCP port of the pod's guest, at its address: what listens on the guest's loopback alone is not reached.
+// Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there: from inside the
+// guest, so that its loopback is reached as in any pod, or to its address where none of our agents is inside.
 // Errors: NotFound, FailedPrecondition while there is no address, Unavailable.
-func (p *Provider) Dial(ctx context.Context, namespace, pod string, port int) (net.Conn, error) {
+func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
 	w := p.find(namespace, pod)
 	if w == nil {
-		return nil, errdefs.NotFoundf("pod %q not found on this node", pod)
+		return errdefs.NotFoundf("pod %q not found on this node", pod)
+	}
+	if _, rec, _ := w.look(); !w.static && up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
+		return p.Runtime.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: stream, Stdout: stream})
 	}
 	ip, _ := w.target()
 	if ip == "" {
-		return nil, errdefs.Preconditionf("pod %q has no address yet", pod)
+		return errdefs.Preconditionf("pod %q has no address yet", pod)
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	dial, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+	c, err := (&net.Dialer{}).DialContext(dial, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
 	if err != nil {
-		return nil, errdefs.Unavailablef("connect to port %d of pod %q: %w; it must listen on the guest's address, not on its loopback alone", port, pod, err)
+		return errdefs.Unavailablef("connect to port %d of pod %q: %w; it must listen on the guest's address, not on its loopback alone", port, pod, err)
 	}
-	return c, nil
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	go func() { // ends with the stream, which its owner closes
+		_, _ = io.Copy(c, stream)
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(stream, c)
+	return err
 }
 
 // dialLimit is how long a guest may take to accept a forwarded connection.

@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -273,6 +274,19 @@ func (e *engine) Exec(ctx context.Context, _ string, x guest.Exec, s guest.Strea
 	}
 	_, err := s.Stdout.Write([]byte("hi\n"))
 	return 7, err
+}
+
+func (e *engine) Attach(_ context.Context, _ string, a guest.Attach, s guest.Streams) error {
+	_, err := s.Stdout.Write([]byte("attached " + a.Container))
+	return err
+}
+
+func (e *engine) Forward(_ context.Context, _ string, port int, s guest.Streams) error {
+	if port != 80 {
+		return errdefs.Unavailablef("nobody listens on port %d", port)
+	}
+	_, err := io.Copy(s.Stdout, s.Stdin)
+	return err
 }
 
 func (e *engine) Logs(_ context.Context, _ string, _ guest.LogOptions, fn func(guest.LogEntry) error) error {

@@ -42,6 +42,10 @@ type Runtime interface {
 	// as ADDED first. FailedPrecondition: the history does not reach back so far.
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	// Attach joins the standard files of the guest's process; see guest.Attacher.
+	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
+	// Forward connects to a TCP port from inside the guest; see guest.Forwarder.
+	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error

@@ -62,6 +62,9 @@ func TestStatic(t *testing.T) {
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "there is no exec; reach it by vnc at 192.0.2.7, port 5907") {
 			t.Errorf("exec: %v", err)
 		}
+		if err := w.p.Attach(t.Context(), "default", "web", "c", guest.Attach{}, guest.Streams{}); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("attach: %v", err)
+		}
 		err = w.p.Logs(t.Context(), "default", "web", "c", guest.LogOptions{}, nil)
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "there is no log") {
 			t.Errorf("logs: %v", err)

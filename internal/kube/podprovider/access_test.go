@@ -1,0 +1,107 @@
+package podprovider
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// both is the stream of a forwarded connection.
+type both struct {
+	io.Reader
+	said bytes.Buffer
+}
+
+func (b *both) Write(p []byte) (int, error) { return b.said.Write(p) }
+
+func TestAttachAndForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		attach := func(container string, s guest.Streams) (string, error) {
+			var out bytes.Buffer
+			s.Stdout = &out
+			err := w.p.Attach(t.Context(), "default", "web", container, guest.Attach{}, s)
+			return out.String(), err
+		}
+		forward := func(port int) (string, error) {
+			s := &both{Reader: strings.NewReader("in")}
+			err := w.p.Forward(t.Context(), "default", "web", port, s)
+			return s.said.String(), err
+		}
+		if _, err := attach("c", guest.Streams{}); !errdefs.IsNotFound(err) {
+			t.Errorf("a pod that is not: %v", err)
+		}
+		w.engine.boot = time.Hour
+		w.create(pod())
+		w.after(time.Second)
+		if _, err := attach("c", guest.Streams{}); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("a guest that boots: %v", err)
+		}
+		w.after(2 * time.Hour)
+		if out, err := attach("c", guest.Streams{Stdin: strings.NewReader("")}); err != nil || out != "attached " {
+			t.Errorf("%q, %v", out, err)
+		}
+		if _, err := attach("other", guest.Streams{}); !errdefs.IsNotFound(err) {
+			t.Errorf("a container that is not: %v", err)
+		}
+		if out, err := forward(80); err != nil || out != "in" {
+			t.Errorf("%q, %v", out, err)
+		}
+		if _, err := forward(81); !errdefs.IsUnavailable(err) {
+			t.Errorf("nobody listens: %v", err)
+		}
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.ImageType = vm.ImageDisk })
+		w.after(time.Second)
+		if out, err := attach("c", guest.Streams{}); err != nil || out != "line\n" {
+			t.Errorf("the console of a guest that boots itself: %q, %v", out, err)
+		}
+		if _, err := attach("c", guest.Streams{Stdin: strings.NewReader("")}); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("with input: %v", err)
+		}
+	})
+}
+
+// Where none of our agents is inside, a port is reached at the guest's address.
+func TestForwardFromOutside(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(c, c)
+		c.Close()
+	}()
+	w := &worker{pod: &corev1.Pod{}, rec: &vm.Record{
+		ID: vm.NewID(), State: vm.StateRunning, ImageType: vm.ImageDisk, AgentReady: true, NICs: []vm.NIC{{IP: "127.0.0.1"}},
+	}}
+	w.pod.Namespace, w.pod.Name = "default", "web"
+	p := &Provider{Deps: Deps{Runtime: newEngine()}, workers: map[string]*worker{"default/web": w}}
+	s := &both{Reader: strings.NewReader("in")}
+	if err := p.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, s); err != nil || s.said.String() != "in" {
+		t.Errorf("%q, %v", s.said.String(), err)
+	}
+	l.Close()
+	if err := p.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, s); !errdefs.IsUnavailable(err) {
+		t.Errorf("nobody listens: %v", err)
+	}
+}
