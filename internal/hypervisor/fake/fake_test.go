@@ -304,3 +304,31 @@ func TestGoesOnFromSavedState(t *testing.T) {
 		t.Errorf("a truncated state: %v", err)
 	}
 }
+
+// How a guest ended is told until its remains are removed, and then nothing of it is left: nodes of records live for long.
+func TestAnEndIsForgottenWithItsRemains(t *testing.T) {
+	dir := t.TempDir()
+	d := New(Config{}, host(t, dir))
+	inst, err := d.Launch(t.Context(), plan(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inst.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inst.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if exit, err := d.LastExit(t.Context(), inst.Handle()); err != nil || !exit.GuestShutdown {
+		t.Errorf("before: %+v, %v", exit, err)
+	}
+	if err := inst.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.LastExit(t.Context(), inst.Handle()); !errdefs.IsNotFound(err) {
+		t.Errorf("after: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}

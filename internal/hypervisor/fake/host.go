@@ -195,6 +195,17 @@ func (h *Host) end(v *machine, how End) {
 	close(v.gone)
 }
 
+// kill ends v. Of one that has ended it removes what is left, which is how it ended.
+func (h *Host) kill(v *machine) error {
+	h.end(v, killed)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.vms[v.Plan.ID] != v { // another run has begun
+		return nil
+	}
+	return h.forget(v)
+}
+
 func (h *Host) find(want handle) (*machine, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -222,10 +233,7 @@ func (h *Host) reap(id vm.ID) error {
 	if v == nil {
 		return nil
 	}
-	h.end(v, killed)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.forget(v)
+	return h.kill(v)
 }
 
 // End makes the running VM id end; NotFound when it does not run.

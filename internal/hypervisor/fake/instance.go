@@ -117,8 +117,7 @@ func (i *Instance) Kill(ctx context.Context) error {
 	if err := i.d.fault(OpKill, i.v.Plan.ID); err != nil {
 		return err
 	}
-	i.d.host.end(i.v, killed)
-	return nil
+	return i.d.host.kill(i.v)
 }
 
 // Wait implements hypervisor.Instance.
