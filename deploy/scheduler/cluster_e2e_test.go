@@ -4,8 +4,15 @@ package scheduler_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	applycoordination "k8s.io/client-go/applyconfigurations/coordination/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -27,6 +35,7 @@ import (
 
 // cluster is a real control plane with the manager and cocoon-scheduler; its nodes are objects that nobody serves.
 type cluster struct {
+	dir    string
 	rest   *rest.Config
 	client kubernetes.Interface
 	custom dynamic.Interface
@@ -34,7 +43,8 @@ type cluster struct {
 
 func start(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{rest: kubetest.Start(t, "--with", "manager,scheduler")}
+	k := kubetest.Up(t, "--with", "manager,scheduler")
+	c := &cluster{dir: k.Dir, rest: k.Config}
 	var err error
 	if c.client, err = kubernetes.NewForConfig(c.rest); err != nil {
 		t.Fatal(err)
@@ -42,7 +52,60 @@ func start(t *testing.T) *cluster {
 	if c.custom, err = dynamic.NewForConfig(c.rest); err != nil {
 		t.Fatal(err)
 	}
+	c.heartbeats(t)
 	return c
+}
+
+// heartbeats renews the leases of all nodes until the test ends: the cluster would take them for unreachable.
+func (c *cluster) heartbeats(t *testing.T) {
+	leases := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	beat := func(ctx context.Context) {
+		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return // the next one may succeed
+		}
+		for _, n := range nodes.Items {
+			apply := applycoordination.Lease(n.Name, corev1.NamespaceNodeLease).WithSpec(applycoordination.LeaseSpec().WithHolderIdentity(n.Name).WithRenewTime(metav1.NowMicro()))
+			_, _ = leases.Apply(ctx, apply, metav1.ApplyOptions{FieldManager: "test", Force: true})
+		}
+	}
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() {
+		for tick := time.NewTicker(10 * time.Second); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+				beat(ctx)
+			}
+		}
+	})
+}
+
+// requests counts what the scheduler has read from the API server; watches that were opened count too.
+func (c *cluster) requests(t *testing.T) (reads int) {
+	t.Helper()
+	var settings struct{ SchedulerPort int }
+	if err := json.Unmarshal(must[[]byte](t)(os.ReadFile(filepath.Join(c.dir, "up.json"))), &settings); err != nil {
+		t.Fatal(err)
+	}
+	client := must[*http.Client](t)(rest.HTTPClientFor(c.rest))
+	resp := must[*http.Response](t)(client.Get(fmt.Sprintf("https://127.0.0.1:%d/metrics", settings.SchedulerPort)))
+	defer resp.Body.Close()
+	text := must[[]byte](t)(io.ReadAll(resp.Body))
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "rest_client_requests_total{") && strings.Contains(line, `method="GET"`) {
+			n := must[float64](t)(strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]), 64))
+			reads += int(n)
+		}
+	}
+	if reads == 0 {
+		t.Fatalf("the scheduler tells nothing of what it reads: %s: %.300s", resp.Status, text)
+	}
+	return reads
 }
 
 // room is a namespace, and nodes that only its pods go to.
@@ -69,7 +132,7 @@ func (c *cluster) room(t *testing.T) *room {
 // until waits for a condition; how long it takes is not tested.
 func (r *room) until(what string, ok func() bool) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -3,7 +3,6 @@
 package scheduler_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,22 +27,18 @@ import (
 // Each test is one fault that a plugin of this kind can have, against a real scheduler and API server.
 func TestSticky(t *testing.T) {
 	c := start(t)
-	for name, test := range map[string]func(*testing.T, *cluster){
-		"claims of two nodes":   claimsOfTwoNodes,
-		"node removed and back": nodeRemovedAndBack,
-		"node replaced":         nodeReplaced,
-		"two pods of one VM":    twoPodsOfOneVM,
-		"copies are free":       copiesAreFree,
-		"no preemption":         noPreemption,
-		"volumes are bound":     volumesAreBound,
-		"one cache":             oneCache,
-		"default way":           defaultWay,
-		"without KubeVirt":      withoutKubeVirt,
-	} {
-		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) { test(t, c) })
-	}
+	t.Run("without-KubeVirt", func(t *testing.T) { withoutKubeVirt(t, c) })
 	c.kubevirt(t)
 	for name, test := range map[string]func(*testing.T, *cluster){
+		"claims of two nodes":      claimsOfTwoNodes,
+		"node removed and back":    nodeRemovedAndBack,
+		"node replaced":            nodeReplaced,
+		"two pods of one VM":       twoPodsOfOneVM,
+		"copies are free":          copiesAreFree,
+		"no preemption":            noPreemption,
+		"volumes are bound":        volumesAreBound,
+		"one cache":                oneCache,
+		"default way":              defaultWay,
 		"pods of nobody":           podsOfNobody,
 		"KubeVirt VM stays":        kubevirtStays,
 		"nothing is read":          nothingIsRead,
@@ -202,11 +197,11 @@ func noPreemption(t *testing.T, c *cluster) {
 	r.node("a", "machine", 1)
 	r.run("vm", sticky(contract.StickyScheduler), high)
 	r.remove("vm")
-	if _, err := c.client.CoreV1().Nodes().Patch(t.Context(), r.on("a"), types.MergePatchType, []byte(`{"spec":{"unschedulable":true,"taints":[{"key":"closed","effect":"NoSchedule"}]}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := c.client.CoreV1().Nodes().Patch(t.Context(), r.on("a"), types.MergePatchType, []byte(`{"spec":{"taints":[{"key":"closed","effect":"NoSchedule"}]}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	r.node("b", "other", 1)
-	r.pod("bystander")
+	r.pod("bystander", func(p *corev1.Pod) { p.Spec.NodeSelector[corev1.LabelHostname] = r.on("b") })
 	r.placed("bystander")
 	r.pod("vm", sticky(contract.StickyScheduler), high, func(p *corev1.Pod) { p.Spec.Tolerations = nil })
 	r.waits("vm", "untolerated taint")
@@ -302,6 +297,7 @@ func defaultWay(t *testing.T, c *cluster) {
 	if err := r.boot("team-0"); err != nil {
 		t.Fatal(err)
 	}
+	r.until("the manager knows the claim", func() bool { return r.reason("team-0") == "NodeReady" })
 	r.node("b", "other", 10)
 	must[*corev1.Node](t)(c.client.CoreV1().Nodes().Patch(t.Context(), r.on("b"), types.MergePatchType, pool, metav1.PatchOptions{}))
 	first := r.get("team-0")
@@ -356,207 +352,4 @@ func withoutKubeVirt(t *testing.T, c *cluster) {
 	r.pod("ours", plain)
 	r.placed("stock")
 	r.placed("ours")
-}
-
-// Pods that are nobody's, a controller's, or of an instance without a VM are placed like any other (faults 1 and 2).
-func podsOfNobody(t *testing.T, c *cluster) {
-	r := c.room(t)
-	r.node("a", "", 10)
-	r.pod("nobodys", plain)
-	r.pod("replicas", ownedBy("apps/v1", "ReplicaSet", "web", "1"))
-	r.pod("others", ownedBy("example.com/v1", "VirtualMachineInstance", "x", "2"))
-	r.pod("lone", r.lone("lone"))
-	for _, name := range []string{"nobodys", "lone"} {
-		r.placed(name)
-	}
-	// These two have owners that are not there: the garbage collector may be quicker than we look.
-	for _, name := range []string{"replicas", "others"} {
-		r.until(name+" is placed", func() bool { return strings.Contains(r.events(name), "Scheduled") })
-	}
-}
-
-func (r *room) lone(name string) podOption { return r.instance(name, nil) }
-
-// The scenario of the seed: the node is recorded on the VirtualMachine and outlives pods and instances.
-func kubevirtStays(t *testing.T, c *cluster) {
-	r := c.room(t)
-	for i := range 3 {
-		r.node(fmt.Sprint(i), "", 100)
-	}
-	of := r.machine("fedora", nil)
-	r.pod("launcher-0", of)
-	home := r.placed("launcher-0")
-	if got := r.recorded("fedora"); got != home {
-		t.Errorf("recorded %q, placed on %s", got, home)
-	}
-	vm := must[*unstructured.Unstructured](t)(c.custom.Resource(machines).Namespace(r.name).Get(t.Context(), "fedora", metav1.GetOptions{}))
-	for i := range 10 {
-		r.remove(fmt.Sprint("launcher-", i))
-		if err := c.custom.Resource(instances).Namespace(r.name).Delete(t.Context(), "fedora", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		name := fmt.Sprint("launcher-", i+1)
-		r.pod(name, r.instance("fedora", vm))
-		if on := r.placed(name); on != home {
-			t.Errorf("moved from %s to %s", home, on)
-		}
-	}
-	r.remove("launcher-10")
-	r.drop(home)
-	r.pod("launcher-11", of, func(p *corev1.Pod) { p.OwnerReferences = r.instanceOwner("fedora") })
-	r.waits("launcher-11", "remove the annotation "+stickyNode)
-	free := []byte(`{"metadata":{"annotations":{"` + stickyNode + `":null}}}`)
-	must[*unstructured.Unstructured](t)(c.custom.Resource(machines).Namespace(r.name).Patch(t.Context(), "fedora", types.MergePatchType, free, metav1.PatchOptions{}))
-	if on := r.placed("launcher-11"); on == home || r.recorded("fedora") != on {
-		t.Errorf("placed on %s, recorded %s", on, r.recorded("fedora"))
-	}
-}
-
-func (r *room) instanceOwner(name string) []metav1.OwnerReference {
-	r.t.Helper()
-	o := must[*unstructured.Unstructured](r.t)(r.custom.Resource(instances).Namespace(r.name).Get(r.t.Context(), name, metav1.GetOptions{}))
-	p := &corev1.Pod{}
-	ownedBy("kubevirt.io/v1", "VirtualMachineInstance", name, o.GetUID())(p)
-	return p.OwnerReferences
-}
-
-// Placing a pod reads nothing from the API server (fault 3): the counters of the server itself say so.
-func nothingIsRead(t *testing.T, c *cluster) {
-	r := c.room(t)
-	r.node("a", "", 100)
-	reads := func() string {
-		text := must[[]byte](t)(c.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))
-		var lines []string
-		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "apiserver_request_total") && strings.Contains(line, `verb="GET"`) &&
-				(strings.Contains(line, `resource="virtualmachine`) || strings.Contains(line, `resource="vmplacements"`) || strings.Contains(line, `resource="nodes"`)) {
-				lines = append(lines, line)
-			}
-		}
-		slices.Sort(lines)
-		return strings.Join(lines, "")
-	}
-	before := reads()
-	for i := range 20 {
-		r.pod(fmt.Sprint("kubevirt-", i), r.machine(fmt.Sprint("vm-", i), nil))
-		r.pod(fmt.Sprint("cocoon-", i), sticky(contract.StickyScheduler))
-	}
-	for i := range 20 {
-		r.placed(fmt.Sprint("kubevirt-", i))
-		r.placed(fmt.Sprint("cocoon-", i))
-	}
-	if after := reads(); after != before {
-		t.Errorf("read:\n%s\nbefore:\n%s", after, before)
-	}
-}
-
-// A pod whose node cannot be recorded is not bound; when it can be, it is, without being touched (fault 4).
-func recordBeforeBind(t *testing.T, c *cluster) {
-	r := c.room(t)
-	r.node("a", "", 10)
-	of := r.machine("vm", nil)
-	policies := c.custom.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"})
-	bindings := c.custom.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicybindings"})
-	meta := map[string]any{"name": r.name}
-	must[*unstructured.Unstructured](t)(policies.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": meta,
-		"spec": map[string]any{
-			"matchConstraints": map[string]any{"resourceRules": []any{map[string]any{"apiGroups": []any{"kubevirt.io"}, "apiVersions": []any{"*"}, "operations": []any{"UPDATE"}, "resources": []any{"virtualmachines"}}}},
-			"validations":      []any{map[string]any{"expression": "object.metadata.namespace != '" + r.name + "'", "message": "VMs are locked"}},
-		},
-	}}, metav1.CreateOptions{}))
-	must[*unstructured.Unstructured](t)(bindings.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta,
-		"spec": map[string]any{"policyName": r.name, "validationActions": []any{"Deny"}},
-	}}, metav1.CreateOptions{}))
-	r.until("VMs are locked", func() bool { // policies take effect a little later
-		_, err := c.custom.Resource(machines).Namespace(r.name).Patch(t.Context(), "vm", types.MergePatchType, []byte(`{"metadata":{"labels":{"probe":"1"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
-		return err != nil
-	})
-	r.pod("launcher", of)
-	r.until("the scheduler says why", func() bool { return strings.Contains(r.events("launcher"), "VMs are locked") })
-	if on := r.get("launcher").Spec.NodeName; on != "" || r.recorded("vm") != "" {
-		t.Errorf("bound to %q, recorded %q", on, r.recorded("vm"))
-	}
-	for _, o := range []interface {
-		Delete(ctx context.Context, name string, options metav1.DeleteOptions, sub ...string) error
-	}{bindings, policies} {
-		if err := o.Delete(t.Context(), r.name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if on := r.placed("launcher"); r.recorded("vm") != on {
-		t.Errorf("bound to %q, recorded %q", on, r.recorded("vm"))
-	}
-}
-
-// A VM that somebody else writes all the time is recorded all the same, on what was read last (fault 5).
-func recordAgainstConflicts(t *testing.T, c *cluster) {
-	r := c.room(t)
-	r.node("a", "", 100)
-	for i := range 5 {
-		name := fmt.Sprint("vm-", i)
-		of := r.machine(name, nil)
-		ctx, stop := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
-				_, _ = c.custom.Resource(machines).Namespace(r.name).Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"busy":"%d"}}}`, n), metav1.PatchOptions{})
-				if n > 50 {
-					return
-				}
-			}
-		})
-		r.pod(name, of)
-		on := r.placed(name)
-		stop()
-		wg.Wait()
-		if got := r.recorded(name); got != on {
-			t.Errorf("placed on %q, recorded %q", on, got)
-		}
-	}
-}
-
-// A pod that a VM migrates to is not sent back to where it comes from (fault 6).
-func migrationTargetsGo(t *testing.T, c *cluster) {
-	r := c.room(t)
-	r.node("a", "", 10)
-	of := r.machine("vm", nil)
-	r.pod("source", of)
-	r.placed("source")
-	r.node("b", "", 10)
-	r.pod("target", of, func(p *corev1.Pod) {
-		metav1.SetMetaDataLabel(&p.ObjectMeta, "kubevirt.io/migrationJobUID", "job")
-		p.Spec.NodeSelector[corev1.LabelHostname] = r.on("b")
-	})
-	if on := r.placed("target"); on != "b" || r.recorded("vm") != "a" {
-		t.Errorf("the target is on %s, %s is recorded", on, r.recorded("vm"))
-	}
-}
-
-// A copy of a VirtualMachine, annotations and all, goes anywhere and is recorded for itself (fault 11).
-func copiedVMsAreFree(t *testing.T, c *cluster) {
-	r := c.room(t)
-	r.node("a", "", 10)
-	r.pod("one", r.machine("one", nil))
-	r.placed("one")
-	vm := must[*unstructured.Unstructured](t)(c.custom.Resource(machines).Namespace(r.name).Get(t.Context(), "one", metav1.GetOptions{}))
-	r.drop("a")
-	r.node("b", "", 10)
-	r.pod("two", r.machine("two", vm.GetAnnotations()))
-	if on := r.placed("two"); on != "b" || r.recorded("two") != "b" {
-		t.Errorf("the copy is on %s, recorded %s", on, r.recorded("two"))
-	}
-}
-
-// A user may name the node, as in the seed.
-func namedByHand(t *testing.T, c *cluster) {
-	r := c.room(t)
-	for i := range 4 {
-		r.node(fmt.Sprint(i), "", 10)
-	}
-	r.pod("vm", r.machine("vm", map[string]string{stickyNode: r.on("2")}))
-	if on := r.placed("vm"); on != "2" {
-		t.Errorf("placed on %s", on)
-	}
 }
