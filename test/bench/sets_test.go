@@ -39,7 +39,7 @@ func sets(t *testing.T, results *table) {
 	config.QPS = -1
 	c := &cluster{dir: k.Dir, kube: must(kubernetes.NewForConfig(&config))(t)}
 	fakenode.Start(t, fakenode.Options{
-		Name: "records", Kubeconfig: k.ServiceAccount(t, "vk-cocoon", ""),
+		Name: "records", Kubeconfig: k.ServiceAccount(t, "vk-cocoon", nil),
 		EpochURL: epochURL(t, k.Dir), EpochTokenFile: filepath.Join(k.Dir, "etc", "epoch-tokens"),
 	})
 	until(t, time.Minute, "the node is Ready and the namespace has its account", func() bool {

@@ -90,6 +90,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.IntVar(&o.EpochPort, "epoch-port", 0, fmt.Sprintf("port of the registry on loopback (default %d, or the next free one)", defaultEpochPort))
 	f.IntVar(&o.ManagerPort, "manager-port", 0, fmt.Sprintf("port of the manager's health checks on loopback (default %d, or the next free one)", defaultManagerPort))
 	f.IntVar(&o.WebhookPort, "webhook-port", 0, fmt.Sprintf("port of the manager's admission webhooks on loopback (default %d, or the next free one)", defaultWebhookPort))
+	f.StringArrayVar(&o.ExtraConfig, "extra-config", nil, "a flag of the control plane, as COMPONENT.FLAG=VALUE, e.g. controllerManager.node-monitor-grace-period=20s;\nmay be given several times, and is kept with the folder")
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -164,6 +165,9 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 	}
 	if o.With != nil {
 		args = append(args, "--with="+strings.Join(o.With, ","))
+	}
+	for _, text := range o.ExtraConfig {
+		args = append(args, "--extra-config="+text)
 	}
 	cmd := exec.Command(exe, args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile

@@ -71,8 +71,9 @@ func controlPlaneConfig(l layout, p pki, s Settings) object {
 			},
 			"signing": pair("ca"),
 		},
-		"controllerManager": object{"kubeconfig": l.config("controller-manager.kubeconfig")},
-		"scheduler":         object{"kubeconfig": l.config("scheduler.kubeconfig")},
+		"apiServer":         object{"extraArgs": s.extraArgs("apiServer")},
+		"controllerManager": object{"kubeconfig": l.config("controller-manager.kubeconfig"), "extraArgs": s.extraArgs("controllerManager")},
+		"scheduler":         object{"kubeconfig": l.config("scheduler.kubeconfig"), "extraArgs": s.extraArgs("scheduler")},
 		"externalScheduler": s.with(partScheduler),
 	}
 }

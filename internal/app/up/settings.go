@@ -41,6 +41,8 @@ type Settings struct {
 	ServerPort int `json:"metricsServerPort,omitempty"`
 	// ManagerPort is where the manager says whether it is well.
 	ManagerPort int `json:"managerPort,omitempty"`
+	// ExtraConfig are flags of the control plane's components, each COMPONENT.FLAG=VALUE.
+	ExtraConfig []string `json:"extraConfig,omitempty"`
 	// SchedulerPort is where cocoon-scheduler says whether it is well.
 	SchedulerPort int `json:"schedulerPort,omitempty"`
 	// WebhookPort is where the manager answers the API server's admission webhooks.
@@ -124,7 +126,25 @@ func (o Options) check() error {
 			return errdefs.Invalidf("%q cannot run beside the nodes; choose from %s", part, strings.Join(parts, ", "))
 		}
 	}
+	for _, text := range o.ExtraConfig {
+		if !extraConfigRE.MatchString(text) {
+			return errdefs.Invalidf("%q is not COMPONENT.FLAG=VALUE, with the component one of apiServer, controllerManager, scheduler", text)
+		}
+	}
 	return nil
+}
+
+var extraConfigRE = regexp.MustCompile(`^(apiServer|controllerManager|scheduler)\.([a-z0-9-]+)=(.*)$`)
+
+// extraArgs are the flags of one component that are not ours. Preconditions: s was checked.
+func (s Settings) extraArgs(component string) map[string]string {
+	args := map[string]string{}
+	for _, text := range s.ExtraConfig {
+		if m := extraConfigRE.FindStringSubmatch(text); m[1] == component {
+			args[m[2]] = m[3]
+		}
+	}
+	return args
 }
 
 // nodeName is the name of the i-th node beside one called first: a number at the end counts on.
@@ -143,7 +163,7 @@ func nodeName(first string, i int) string {
 
 // check refuses what no instance can have chosen.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -181,6 +201,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if o.With != nil {
 		s.With = slices.DeleteFunc(slices.Clone(parts), func(part string) bool { return !slices.Contains(o.With, part) }) // in the order of their start
+	}
+	if o.ExtraConfig != nil {
+		s.ExtraConfig = o.ExtraConfig
 	}
 	if o.Nodes != nil {
 		s.Nodes = slices.Grow(s.Nodes, *o.Nodes)[:min(len(s.Nodes), *o.Nodes)]

@@ -66,6 +66,10 @@ func TestSettle(t *testing.T) {
 	if again := settled(Options{}); !reflect.DeepEqual(again, s) {
 		t.Errorf("got %+v, want %+v", again, s)
 	}
+	s = settled(Options{ExtraConfig: []string{"apiServer.event-ttl=2h", "controllerManager.a=b=c"}})
+	if got := settled(Options{}).extraArgs("controllerManager"); !reflect.DeepEqual(got, map[string]string{"a": "b=c"}) || !reflect.DeepEqual(s.extraArgs("apiServer"), map[string]string{"event-ttl": "2h"}) {
+		t.Errorf("flags are %v of %v", got, s.ExtraConfig)
+	}
 	none := 0
 	if s := settled(Options{Nodes: &none, With: []string{}}); len(s.Nodes) != 0 || len(s.With) != 0 || len(settled(Options{}).Nodes) != 0 {
 		t.Errorf("a control plane alone is %+v", s)
@@ -107,6 +111,8 @@ func TestSettleRefuses(t *testing.T) {
 		{"node port taken", Options{NodePort: busy}, "", errdefs.ResourceExhausted, "--node-port"},
 		{"too many nodes", Options{Nodes: &many}, "", errdefs.InvalidArgument, "17"},
 		{"unknown part", Options{With: []string{"epoch", "docker"}}, "", errdefs.InvalidArgument, `"docker"`},
+		{"flag of nobody", Options{ExtraConfig: []string{"kubelet.v=4"}}, "", errdefs.InvalidArgument, `"kubelet.v=4"`},
+		{"flag without value", Options{ExtraConfig: []string{"scheduler.v"}}, "", errdefs.InvalidArgument, `"scheduler.v"`},
 		{"damaged file", Options{}, "{", errdefs.DataLoss, "up.json"},
 		{"changed by hand", Options{}, `{"nodeName":"A","apiPort":1}`, errdefs.DataLoss, "up.json"},
 	} {

@@ -30,6 +30,7 @@ type Options struct {
 	EpochPort   int
 	ManagerPort int
 	WebhookPort int
+	ExtraConfig []string // flags of the control plane's components: COMPONENT.FLAG=VALUE
 	Assets      Assets
 }
 

@@ -31,6 +31,7 @@ const Image = "demo"
 // Options are how a node is different from others.
 type Options struct {
 	Name           string
+	Pool           string // "": the default one
 	Kubeconfig     string // path
 	EpochURL       string // registry of snapshots; "": none
 	EpochTokenFile string
@@ -126,7 +127,7 @@ func (n *Node) Start(t testing.TB) {
 		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
 	}
 	virtual, err := vkcocoon.New(vkcocoon.Config{
-		Kubeconfig: n.opts.Kubeconfig, NodeName: n.opts.Name, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
+		Kubeconfig: n.opts.Kubeconfig, NodeName: n.opts.Name, Pool: n.opts.Pool, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
 		EpochURL: n.opts.EpochURL, EpochTokenFile: n.opts.EpochTokenFile, CPU: "10k", Memory: "100Ti", Storage: "100Ti", Pods: 10000,
 	}, runtime, n.log)
 	if err != nil {

@@ -3,6 +3,8 @@
 package kubetest
 
 import (
+	"encoding/pem"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,8 +104,8 @@ func (c *Cluster) Webhooks(t *testing.T, addr string) {
 }
 
 // ServiceAccount writes a kubeconfig with the rights of a service account in Namespace, and no others, and returns its path.
-// It reaches the API server at url, "" for where that is.
-func (c *Cluster) ServiceAccount(t *testing.T, name, url string) string {
+// It reaches the API server through via, a TLS server, when that is not nil.
+func (c *Cluster) ServiceAccount(t *testing.T, name string, via *httptest.Server) string {
 	t.Helper()
 	kube, err := kubernetes.NewForConfig(c.Config)
 	if err != nil {
@@ -115,9 +117,9 @@ func (c *Cluster) ServiceAccount(t *testing.T, name, url string) string {
 	if err != nil {
 		t.Fatalf("get a token for %s: %v", name, err)
 	}
-	cluster := &clientcmdapi.Cluster{Server: url}
-	if url == "" {
-		cluster.Server, cluster.CertificateAuthorityData = c.Config.Host, c.Config.CAData
+	cluster := &clientcmdapi.Cluster{Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData}
+	if via != nil {
+		cluster.Server, cluster.CertificateAuthorityData = via.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: via.Certificate().Raw})
 	}
 	path := filepath.Join(t.TempDir(), name+".kubeconfig")
 	err = clientcmd.WriteToFile(clientcmdapi.Config{

@@ -16,13 +16,13 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
@@ -52,10 +52,11 @@ type Reconciler struct {
 	Count    func(reason string) // is told of each Event; may be nil
 }
 
-// Setup adds the reconciler to m, with so many turns at a time.
+// Setup adds the reconciler to m, with so many turns at a time. Every change of a set brings a turn, a write of its status
+// too: a turn that did not know of that write yet may have done nothing because of it.
 func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(m).Named("cocoonset").
-		For(&v1.CocoonSet{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+		For(&v1.CocoonSet{}).
 		Owns(&corev1.Pod{}, builder.WithPredicates(controller.PodChanged())).
 		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
 		Complete(r)
@@ -196,9 +197,9 @@ func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) e
 // remove deletes a pod. What it is to leave behind is written to it first.
 func (r *Reconciler) remove(ctx context.Context, d removal) error {
 	if d.keep && !contract.KeepSnapshot(d.pod.Annotations) {
-		before := d.pod.DeepCopy()
-		d.pod.Annotations[contract.KeyKeepSnapshot] = "true"
-		if err := r.Client.Patch(ctx, d.pod, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		// With the UID, another pod of that name is a conflict; whatever else has changed is no reason to keep this one.
+		patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:"true"}}}`, d.pod.UID, contract.KeyKeepSnapshot)
+		if err := r.Client.Patch(ctx, d.pod, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(fieldOwner+"-keep")); err != nil {
 			return controller.IgnoreStale(fmt.Errorf("mark pod %s: %w", d.pod.Name, err))
 		}
 	}

@@ -21,7 +21,6 @@ import (
 	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
@@ -53,13 +52,14 @@ type Reconciler struct {
 	Observe func(desire v1.Desire, took time.Duration)
 }
 
-// Setup adds the reconciler to m, with so many turns at a time.
+// Setup adds the reconciler to m, with so many turns at a time. A write of a status brings a turn too: one that did not know
+// of it yet may have done nothing because of it.
 func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	byPod := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}} // one is called like its pod
 	})
 	return ctrl.NewControllerManagedBy(m).Named("cocoonhibernation").
-		For(&v1.CocoonHibernation{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		For(&v1.CocoonHibernation{}).
 		Watches(&corev1.Pod{}, byPod, builder.WithPredicates(controller.PodChanged())).
 		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
 		Complete(r)

@@ -1,0 +1,112 @@
+//go:build e2e
+
+package cocoonmanager_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/rest"
+)
+
+// killer stands between a manager and the API server. After each write of the manager, and before it hears of it, the
+// manager is killed and another one started: what happens next is what a manager does that knows nothing of the write.
+type killer struct {
+	server  *httptest.Server
+	manager *process
+	fail    func(format string, args ...any)
+
+	mu    sync.Mutex
+	off   bool
+	kills map[string]int // by what was written
+}
+
+func newKiller(t *testing.T, config *rest.Config) *killer {
+	t.Helper()
+	transport, err := rest.TransportFor(&rest.Config{Host: config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: config.CAData}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := url.Parse(config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &killer{kills: map[string]int{}, fail: t.Errorf}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: transport, FlushInterval: -1,
+		ModifyResponse: func(r *http.Response) error { k.wrote(r.Request, r.StatusCode); return nil },
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if r.Context().Err() == nil { // its manager lives
+				t.Errorf("%s %s: %v", r.Method, r.URL, err)
+			}
+			w.WriteHeader(http.StatusBadGateway)
+		},
+	}
+	k.server = httptest.NewTLSServer(proxy)
+	t.Cleanup(k.server.Close)
+	return k
+}
+
+// mostKills keeps a manager that gets nowhere from being started for ever.
+const mostKills = 200
+
+func (k *killer) wrote(r *http.Request, code int) {
+	what := r.Method + " " + resource(r.URL.Path)
+	if r.Method == http.MethodGet || code >= http.StatusBadRequest || strings.HasSuffix(what, " events") || strings.HasSuffix(what, "subjectaccessreviews") {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.off {
+		return
+	}
+	if k.kills[what]++; k.total() > mostKills {
+		k.off = true
+		k.fail("the manager was killed %d times and does not come to an end: %v", mostKills, k.kills)
+		return
+	}
+	k.manager.kill()
+	if err := k.manager.run(); err != nil {
+		k.fail("start the next manager: %v", err)
+	}
+}
+
+// total counts the kills. Preconditions: mu is held.
+func (k *killer) total() int {
+	n := 0
+	for _, m := range k.kills {
+		n += m
+	}
+	return n
+}
+
+// stop has the manager live, and returns the kills so far.
+func (k *killer) stop() map[string]int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.off = true
+	return k.kills
+}
+
+// resource is the resource of a path in the API, with its subresource and without names.
+func resource(path string) string {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if len(parts) > 2 && parts[0] == "apis" {
+		parts = parts[3:]
+	} else if len(parts) > 1 {
+		parts = parts[2:]
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		parts = parts[2:]
+	}
+	if len(parts) == 3 {
+		return parts[0] + "/" + parts[2]
+	}
+	return parts[0]
+}

@@ -1,0 +1,325 @@
+//go:build e2e
+
+package cocoonmanager_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/fakenode"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+)
+
+// rig is a control plane with what deploy/ ships, a registry and a node whose VMs are records. Managers and nodes have the
+// shipped rights and no others.
+type rig struct {
+	*kubetest.Cluster
+	api   client.Client
+	kube  *kubernetes.Clientset
+	epoch *process
+	url   string // of the registry
+	token string // path
+	node  *fakenode.Node
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	// Nodes that say nothing are away after 12 s instead of 50: they speak up every 10 s.
+	r := &rig{Cluster: kubetest.Up(t, "--extra-config", "controllerManager.node-monitor-grace-period=12s", "--extra-config", "controllerManager.node-monitor-period=500ms")}
+	r.Install(t)
+	scheme := runtime.NewScheme()
+	_, _ = clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme)
+	var err, kubeErr error
+	r.api, err = client.New(r.Config, client.Options{Scheme: scheme})
+	r.kube, kubeErr = kubernetes.NewForConfig(r.Config)
+	if err != nil || kubeErr != nil {
+		t.Fatal(err, kubeErr)
+	}
+	dir := t.TempDir()
+	r.token = filepath.Join(dir, "token")
+	if err := os.WriteFile(r.token, []byte("sesame\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	addr := freeAddr(t)
+	r.url = "http://" + addr
+	r.epoch = newProcess(t, "epoch", "serve", "--addr", addr, "--data", filepath.Join(dir, "epoch"), "--token-file", r.token)
+	r.epoch.start(t)
+	r.node = r.startNode(t, "one", "")
+	return r
+}
+
+func (r *rig) startNode(t *testing.T, name, pool string) *fakenode.Node {
+	t.Helper()
+	n := fakenode.Start(t, fakenode.Options{Name: name, Pool: pool, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: r.url, EpochTokenFile: r.token})
+	eventually(t, "node "+name+" is Ready", func() string { return r.nodeReady(t, name) }, "True")
+	return n
+}
+
+func (r *rig) nodeReady(t *testing.T, name string) string {
+	t.Helper()
+	n, err := r.kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return string(c.Status)
+		}
+	}
+	return ""
+}
+
+// manager is a process that is not started yet. It reaches the API server through via, if that is not nil.
+func (r *rig) manager(t *testing.T, via *httptest.Server, flags ...string) *process {
+	t.Helper()
+	return newProcess(t, "cocoon-manager", append([]string{
+		"--kubeconfig", r.ServiceAccount(t, "cocoon-manager", via), "--namespace", kubetest.Namespace, "--metrics-addr", "0",
+		"--epoch-url", r.url, "--epoch-token-file", r.token,
+	}, flags...)...)
+}
+
+// namespace makes one in which pods can be created.
+func (r *rig) namespace(t *testing.T, name string) {
+	t.Helper()
+	if err := r.api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, name+" has its account", func() string {
+		_, err := r.kube.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
+		return fmt.Sprint(err)
+	}, "<nil>")
+}
+
+func (r *rig) create(t *testing.T, ns, name string, spec v1.CocoonSetSpec) {
+	t.Helper()
+	spec.Agent.Image, spec.Agent.Mode = fakenode.Image, "run"
+	if err := r.api.Create(t.Context(), &v1.CocoonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// patch merges text into the set.
+func (r *rig) patch(t *testing.T, ns, name, text string) {
+	t.Helper()
+	set := &v1.CocoonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+	if err := r.api.Patch(t.Context(), set, client.RawPatch("application/merge-patch+json", []byte(text))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) set(t *testing.T, ns, name string) *v1.CocoonSet {
+	t.Helper()
+	set := &v1.CocoonSet{}
+	if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, set); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// state waits until the set is in a phase with so many agents and toolboxes ready, as "Running 2/2 1/1".
+func (r *rig) state(t *testing.T, ns, name, want string) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			out, _ := r.TryKubectl(t, "", "get", "cocoonsets,pods,events", "-n", ns, "-o", "wide")
+			t.Log(out)
+		}
+	}()
+	eventually(t, ns+"/"+name, func() string {
+		set := r.set(t, ns, name)
+		s := set.Status
+		if s.ObservedGeneration != set.Generation || set.Generation == 0 {
+			return fmt.Sprintf("%s of generation %d, not %d", s.Phase, s.ObservedGeneration, set.Generation)
+		}
+		return fmt.Sprintf("%s %d/%d %d/%d", s.Phase, s.ReadyAgents, s.DesiredAgents, s.ReadyToolboxes, s.DesiredToolboxes)
+	}, want)
+}
+
+func (r *rig) pods(t *testing.T, ns string) map[string]corev1.Pod {
+	t.Helper()
+	var list corev1.PodList
+	if err := r.api.List(t.Context(), &list, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	pods := map[string]corev1.Pod{}
+	for _, p := range list.Items {
+		pods[p.Name] = p
+	}
+	return pods
+}
+
+// boot is the boot of the guest of a pod: it changes with every boot, and with nothing else.
+func boot(t *testing.T, n *fakenode.Node, ns, pod string) string {
+	t.Helper()
+	g := n.Guest(contract.VMName(ns, pod))
+	if g == nil || g.BootID == "" {
+		t.Fatalf("the guest of %s does not run", pod)
+	}
+	return g.BootID
+}
+
+// tag is the status with which the registry answers for a tag of a VM.
+func (r *rig) tag(t *testing.T, vmName, tag string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, r.url+"/v2/"+vmName+"/manifests/"+tag, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer sesame")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+var forbidden = regexp.MustCompile(`(?m)^apiserver_request_total\{code="403",(.*)\} (\S+)$`)
+
+// denied counts the requests that the API server has refused for lack of rights, by what they were.
+func (r *rig) denied(t *testing.T) map[string]int {
+	t.Helper()
+	text, err := r.kube.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]int{}
+	for _, m := range forbidden.FindAllStringSubmatch(string(text), -1) {
+		n, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[m[1]] = int(n)
+	}
+	return all
+}
+
+// eventually waits until get returns want.
+func eventually(t *testing.T, what string, get func() string, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	last := ""
+	for {
+		if last = get(); last == want {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%s is %q, want %q", what, last, want)
+		}
+	}
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// process is a program of ours that can be killed and started again.
+type process struct {
+	name, path string
+	args       []string
+	log        *os.File
+
+	mu    sync.Mutex
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+func newProcess(t *testing.T, name string, args ...string) *process {
+	t.Helper()
+	p := &process{name: name, path: need.Built(t, "bin/"+name, "make binaries")}
+	if name == "cocoon-manager" { // where it tells whether it is well is its own affair
+		args = append(args, "--probe-addr", freeAddr(t))
+	}
+	p.args = args
+	var err error
+	if p.log, err = os.Create(filepath.Join(t.TempDir(), name+".log")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.kill()
+		text, _ := os.ReadFile(p.log.Name())
+		if t.Failed() {
+			t.Logf("%s:\n%s", name, text[max(0, len(text)-6000):])
+		}
+		if bytes.Contains(text, []byte("sesame")) {
+			t.Errorf("the log of %s has the registry's token", name)
+		}
+		p.log.Close()
+	})
+	return p
+}
+
+func (p *process) start(t testing.TB) {
+	t.Helper()
+	if err := p.run(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *process) run() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	cmd, ended := exec.Command(p.path, p.args...), make(chan struct{})
+	cmd.Stdout, cmd.Stderr = p.log, p.log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	p.cmd, p.ended = cmd, ended
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	return nil
+}
+
+// kill is kill -9. It returns when the process is gone.
+func (p *process) kill() {
+	p.mu.Lock()
+	cmd, ended := p.cmd, p.ended
+	p.mu.Unlock()
+	if cmd != nil {
+		_ = cmd.Process.Kill()
+		<-ended
+	}
+}
+
+// says counts the lines of its log that have text.
+func (p *process) says(text string) int {
+	log, _ := os.ReadFile(p.log.Name())
+	return strings.Count(string(log), text)
+}

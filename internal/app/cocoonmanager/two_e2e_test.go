@@ -1,0 +1,161 @@
+//go:build e2e
+
+package cocoonmanager_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
+)
+
+// withTwo has two managers run, as shipped, while one of them, the registry and a node go away.
+func withTwo(t *testing.T, r *rig) {
+	managers := []*process{r.manager(t, nil), r.manager(t, nil)}
+	for _, m := range managers {
+		m.start(t)
+		defer m.kill()
+	}
+	t.Run("while", func(t *testing.T) { // its sub-tests are over when it returns
+		t.Run("the leader is killed", func(t *testing.T) { t.Parallel(); leader(t, r, managers) })
+		t.Run("the registry is away", func(t *testing.T) { t.Parallel(); registryAway(t, r) })
+		t.Run("a node is away", func(t *testing.T) { t.Parallel(); nodeAway(t, r) })
+	})
+}
+
+const acquired = "Successfully acquired lease"
+
+// leader kills the manager that acts while it makes many sets. The other one goes on, and nothing is made twice.
+func leader(t *testing.T, r *rig, managers []*process) {
+	ns, count := "leader", 20
+	r.namespace(t, ns)
+	seen := r.births(t, ns)
+	first, second := managers[0], managers[1]
+	eventually(t, "the managers that lead", func() string {
+		if second.says(acquired) > 0 {
+			first, second = second, first
+		}
+		return fmt.Sprint(first.says(acquired), second.says(acquired))
+	}, "1 0")
+	for i := range count {
+		r.create(t, ns, fmt.Sprintf("s%d", i), v1.CocoonSetSpec{Agent: v1.AgentSpec{Replicas: 1}})
+	}
+	eventually(t, "some pods are made", func() string { return fmt.Sprint(len(r.pods(t, ns)) > count/2) }, "true")
+	first.kill()
+	if n := len(r.pods(t, ns)); n == 2*count {
+		t.Error("the manager was killed too late: all pods were made")
+	}
+	first.start(t) // and waits now
+	for i := range count {
+		r.state(t, ns, fmt.Sprintf("s%d", i), "Running 2/2 0/0")
+	}
+	for i := range count {
+		for slot := range 2 {
+			pod := fmt.Sprintf("s%d-%d", i, slot)
+			if n := seen.count(pod); n != 1 {
+				t.Errorf("pod %s was created %d times", pod, n)
+			}
+		}
+	}
+	if n := second.says(acquired); n != 1 {
+		t.Errorf("the other manager became the leader %d times", n)
+	}
+}
+
+// registryAway stops the registry: nothing is called Suspended, and no set goes that has something there.
+func registryAway(t *testing.T, r *rig) {
+	ns := "registry"
+	r.namespace(t, ns)
+	r.create(t, ns, "team", v1.CocoonSetSpec{})
+	r.state(t, ns, "team", "Running 1/1 0/0")
+	was := boot(t, r.node, ns, "team-0")
+	r.epoch.kill()
+	r.patch(t, ns, "team", `{"spec":{"suspend":true}}`)
+	r.state(t, ns, "team", "Suspending 0/1 0/0")
+	message := func() string {
+		return r.pods(t, ns)["team-0"].Annotations[contract.KeyLifecycleMessage]
+	}
+	eventually(t, "the pod says why", func() string { return fmt.Sprint(message() != "") }, "true")
+	if boot(t, r.node, ns, "team-0") != was {
+		t.Error("the VM was put to sleep although its state cannot be kept")
+	}
+	r.epoch.start(t)
+	r.state(t, ns, "team", "Suspended 0/1 0/0")
+	r.patch(t, ns, "team", `{"spec":{"suspend":false}}`)
+	r.state(t, ns, "team", "Running 1/1 0/0")
+	if boot(t, r.node, ns, "team-0") != was {
+		t.Error("the guest has booted: what was in its memory is lost")
+	}
+
+	r.patch(t, ns, "team", `{"spec":{"snapshotPolicy":"never"}}`) // the pod is made anew: the policy is the node's to know
+	r.state(t, ns, "team", "Running 1/1 0/0")
+	r.epoch.kill()
+	set := r.set(t, ns, "team")
+	if err := r.api.Delete(t.Context(), set); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "an Event says that the registry cannot be cleared", func() string {
+		events, err := r.kube.EventsV1().Events(ns).List(t.Context(), metav1.ListOptions{})
+		for _, e := range events.Items {
+			if e.Reason == "RegistryCleanupFailed" {
+				return "said"
+			}
+		}
+		return fmt.Sprint(err)
+	}, "said")
+	if r.set(t, ns, "team").UID != set.UID {
+		t.Error("the set is gone although its state could not be cleared away")
+	}
+	r.epoch.start(t)
+	eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
+	if code := r.tag(t, contract.VMName(ns, "team-0"), contract.HibernateSnapshotTag); code != http.StatusNotFound {
+		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
+	}
+}
+
+// nodeAway stops a node until the cluster evicts its pods, and for some time more. The set's pods and VMs are not touched.
+func nodeAway(t *testing.T, r *rig) {
+	ns := "away"
+	r.namespace(t, ns)
+	node := r.startNode(t, "two", "away")
+	r.create(t, ns, "team", v1.CocoonSetSpec{NodePool: "away", Agent: v1.AgentSpec{Replicas: 1}})
+	r.state(t, ns, "team", "Running 2/2 0/0")
+	was := r.pods(t, ns)
+	boots := map[string]string{"team-0": boot(t, node, ns, "team-0"), "team-1": boot(t, node, ns, "team-1")}
+	second := int64(1)
+	witness := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "witness"}, Spec: corev1.PodSpec{
+		NodeName: "two", Containers: []corev1.Container{{Name: "a", Image: "demo"}},
+		Tolerations: []corev1.Toleration{
+			{Key: contract.TaintKey, Operator: corev1.TolerationOpExists},
+			{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &second},
+		},
+	}}
+	if err := r.api.Create(t.Context(), witness); err != nil {
+		t.Fatal(err)
+	}
+	node.Stop(t)
+	eventually(t, "the node", func() string { return r.nodeReady(t, "two") }, "Unknown")
+	eventually(t, "a pod that tolerates it for a second", func() string {
+		p, there := r.pods(t, ns)["witness"]
+		return fmt.Sprint(!there || p.DeletionTimestamp != nil)
+	}, "true")
+	r.state(t, ns, "team", "Pending 0/2 0/0")
+	for name, pod := range r.pods(t, ns) {
+		if name != "witness" && (pod.UID != was[name].UID || pod.DeletionTimestamp != nil) {
+			t.Errorf("pod %s of the set was deleted because its node is away", name)
+		}
+	}
+	node.Start(t)
+	r.state(t, ns, "team", "Running 2/2 0/0")
+	for pod, b := range boots {
+		if r.pods(t, ns)[pod].UID != was[pod].UID || boot(t, node, ns, pod) != b {
+			t.Errorf("pod %s or its guest is another now", pod)
+		}
+	}
+	eventually(t, "the pod that was evicted", func() string { return string(r.pods(t, ns)["witness"].UID) }, "")
+}
