@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job before your eyes: a control plane comes up, a Pod becomes a VM, is used like a pod, and is gone again; then
-# images from elsewhere: a registry's, and a cloud image by an alias.
+# The main job before your eyes: a control plane comes up, a Pod becomes a VM, is used like a pod, and is gone again; a set of
+# VMs forks, sleeps and wakes; then images from elsewhere: a registry's, and a cloud image by an alias.
 # Not interactive; prints each step with its time; leaves nothing running and nothing on disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,11 +24,11 @@ if [ -n "$cloud" ]; then guest/cloudimg/build.sh "$cloud" || cloud=; fi
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/cocoon-demo.XXXXXX")
 export COCOON_DIR=$dir KUBECONFIG=$dir/kubeconfig
-origin='' epoch=''
+origin=''
 finish() {
   local status=$?
   trap - EXIT INT TERM
-  for p in $origin $epoch; do kill "$p" 2>/dev/null || true; done
+  if [ -n "$origin" ]; then kill "$origin" 2>/dev/null || true; fi
   if [ -e "$dir/up.json" ]; then cocoon down >/dev/null 2>&1 || status=1; fi
   if [ "$status" != 0 ]; then
     printf '\nThe demo failed; logs:\n'
@@ -52,7 +52,7 @@ step() { # step "what" command...: runs it, prints how long it took, then what i
 bc_ms() { printf '%d.%02d' $(($1 / 1000000000)) $(($1 / 10000000 % 100)); }
 total=$(now)
 
-cocoon up --detach | sed '/^$/,$d'
+cocoon up --detach --with manager,epoch | sed '/^$/,$d'
 step "kubectl get nodes" kubectl get nodes -o wide --no-headers
 
 # What a stranger would have elsewhere: a registry and a web server, here on loopback.
@@ -83,6 +83,25 @@ step "HTTP GET http://$ip:8080/" curl -sS --fail --max-time 10 "http://$ip:8080/
 step "its log" kubectl logs hello --tail=2
 step "delete it" kubectl delete pod hello --timeout=60s
 
+kubectl apply -f - >/dev/null <<'EOT'
+apiVersion: cocoonset.cocoonstack.io/v1
+kind: CocoonSet
+metadata: {name: team}
+spec: {agent: {mode: run, image: "cocoon/demo:latest", replicas: 2}, snapshotPolicy: never}
+EOT
+each() { for n in 0 1 2; do kubectl exec "team-$n" -- sh -c "$1" | paste -sd' '; done; }
+phase() { kubectl wait cocoonset/team --for="jsonpath={.status.phase}=$1" --timeout=120s; }
+step "a set: a VM and two forks of it" phase Running
+step "its pods" kubectl get pods -l cocoonset.cocoonstack.io/name=team -o wide --no-headers
+step "each is itself, and as old as the first (seconds)" each 'hostname; cut -d. -f1 /proc/uptime'
+kubectl patch cocoonset team --type merge -p '{"spec":{"suspend":true}}' >/dev/null
+step "suspended: each VM is in the registry" phase Suspended
+step "no process is left of them" cocoon vm list
+kubectl patch cocoonset team --type merge -p '{"spec":{"suspend":false}}' >/dev/null
+step "woken" phase Running
+step "they went on" each 'hostname; uptime'
+step "delete it" kubectl delete cocoonset team --timeout=60s
+
 step "pull an image of a registry" cocoon image pull "$registry/team/hello:1.0"
 step "run it" cocoon vm run --name pulled --memory 256M --cpu 1 "$registry/team/hello:1.0"
 step "exec" cocoon vm exec pulled -- hostname
@@ -94,16 +113,12 @@ step "as somebody else" cocoon vm exec twin -- sh -c 'hostname; cat /sys/class/n
 step "hibernate it" cocoon vm hibernate twin
 step "wake it" cocoon vm wake twin
 step "it went on" cocoon vm exec twin -- sh -c 'hostname; uptime'
-printf 'demo-token\n' >"$dir/tokens" && chmod 600 "$dir/tokens"
-epoch serve --addr 127.0.0.1:0 --data "$dir/epoch" --token-file "$dir/tokens" >"$dir/log/epoch.log" 2>&1 &
-epoch=$!
-until grep -q msg=serving "$dir/log/epoch.log"; do sleep 0.05; done
-golden=http://$(sed -n 's/.*msg=serving.* addr=\([^ ]*\).*/\1/p' "$dir/log/epoch.log")/demo/golden:1
-export EPOCH_TOKEN=demo-token
+golden=http://127.0.0.1:$(sed -n 's/.*"epochPort": *\([0-9]*\).*/\1/p' "$dir/up.json")/demo/golden:1
+EPOCH_TOKEN=$(cat "$dir/etc/epoch-tokens")
+export EPOCH_TOKEN
 step "push it to a registry of ours" cocoon snapshot push golden "$golden"
 step "pull it" cocoon snapshot pull --name copy "$golden"
 step "remove it all" sh -c 'cocoon vm rm --force twin pulled && cocoon snapshot rm copy && cocoon snapshot rm golden'
-kill "$epoch" && epoch=
 
 if [ -n "$cloud" ]; then
   kubectl wait pod/debian --for=condition=Ready --timeout=400s >/dev/null
