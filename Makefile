@@ -47,6 +47,15 @@ origin: ## the web server and registry of demo and e2e tests
 	@mkdir -p $(BIN)
 	@go build $(GOFLAGS_) -o $(BIN)/origin ./hack/origin
 
+.PHONY: images
+images: binaries control-plane ## container images of what runs in a cluster into bin/images
+	@go run $(GOFLAGS_) ./hack/images -out $(BIN)/images cocoon-manager=$(BIN)/cocoon-manager cocoon-scheduler=$(BIN)/cocoon-up epoch=$(BIN)/epoch
+
+.PHONY: helm
+helm: ## helm, for the test of the chart
+	@mkdir -p $(BIN)
+	@go -C tools/helm build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/helm helm.sh/helm/v4/cmd/helm
+
 .PHONY: control-plane
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
 	@mkdir -p $(BIN)
@@ -71,6 +80,7 @@ test-arch: ## the house rules: layers and package comments
 tidy-check:
 	@GOWORK=off go mod tidy -diff
 	@GOWORK=off go -C tools mod tidy -diff
+	@GOWORK=off go -C tools/helm mod tidy -diff
 	@GOWORK=off go -C hack/promlint mod tidy -diff
 
 .PHONY: generate
@@ -93,7 +103,7 @@ test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-e2e
-test-e2e: build origin cloudimg ## a real control plane, real kubectl, real guests
+test-e2e: build origin helm cloudimg ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: demo

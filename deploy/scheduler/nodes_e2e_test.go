@@ -26,7 +26,7 @@ func TestVMsStay(t *testing.T) {
 	k.Install(t)
 	client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(k.Config))
 	r := (&cluster{rest: k.Config, client: client, custom: must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(k.Config))}).room(t)
-	kubeconfig := k.ServiceAccount(t, "vk-cocoon", "")
+	kubeconfig := k.ServiceAccount(t, "vk-cocoon", nil)
 	label := must[[]byte](t)(json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{"room": r.name}}}))
 	for i := range 3 {
 		name := r.on(fmt.Sprint(i))

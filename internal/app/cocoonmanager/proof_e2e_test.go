@@ -187,7 +187,9 @@ func killed(t *testing.T, r *rig) {
 	if err := r.api.Delete(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the hibernation is gone", func() string { return fmt.Sprint(apierrors.IsNotFound(r.api.Get(t.Context(), client.ObjectKeyFromObject(h), h))) }, "true")
+	eventually(t, "the hibernation is gone", func() string {
+		return fmt.Sprint(apierrors.IsNotFound(r.api.Get(t.Context(), client.ObjectKeyFromObject(h), h)))
+	}, "true")
 	same("team-1")
 
 	r.patch(t, ns, "team", `{"spec":{"agent":{"replicas":0},"toolboxes":null,"hibernatePolicy":"release","suspend":true}}`)

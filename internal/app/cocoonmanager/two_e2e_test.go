@@ -50,7 +50,6 @@ func leader(t *testing.T, r *rig, managers []*process) {
 	if n := len(r.pods(t, ns)); n == 2*count {
 		t.Error("the manager was killed too late: all pods were made")
 	}
-	first.start(t) // and waits now
 	for i := range count {
 		r.state(t, ns, fmt.Sprintf("s%d", i), "Running 2/2 0/0")
 	}
@@ -65,6 +64,7 @@ func leader(t *testing.T, r *rig, managers []*process) {
 	if n := second.says(acquired); n != 1 {
 		t.Errorf("the other manager became the leader %d times", n)
 	}
+	first.start(t) // and waits now
 }
 
 // registryAway stops the registry: nothing is called Suspended, and no set goes that has something there.

@@ -54,7 +54,7 @@ func newRig(t *testing.T) *rig {
 	for i := range r.managers {
 		m := &replica{webhooks: freeAddr(t), probe: freeAddr(t), stat: freeAddr(t)}
 		m.args = []string{
-			"--kubeconfig", r.ServiceAccount(t, "cocoon-manager", ""), "--namespace", kubetest.Namespace, "--metrics-addr", m.stat, "--probe-addr", m.probe,
+			"--kubeconfig", r.ServiceAccount(t, "cocoon-manager", nil), "--namespace", kubetest.Namespace, "--metrics-addr", m.stat, "--probe-addr", m.probe,
 			"--epoch-url", epoch, "--epoch-token-file", token, "--webhook-addr", m.webhooks, "--webhook-hosts", "127.0.0.1",
 		}
 		r.managers[i] = m
@@ -75,7 +75,7 @@ func newRig(t *testing.T) *rig {
 		m.ready(t)
 	}
 	for _, name := range []string{"a", "b"} {
-		r.nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", ""), EpochURL: epoch, EpochTokenFile: token})
+		r.nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: epoch, EpochTokenFile: token})
 	}
 	eventually(t, "the nodes are Ready", func() string {
 		return strings.Join(strings.Fields(r.Kubectl(t, "", "get", "nodes", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status} {end}`)), " ")

@@ -1,0 +1,127 @@
+//go:build e2e
+
+package deploy_test
+
+import (
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+)
+
+// objects are those of a stream of manifests, by kind, namespace and name.
+func objects(t *testing.T, text string) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	for doc := range strings.SplitSeq("\n"+text, "\n---\n") {
+		var o map[string]any
+		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+		if len(o) > 0 {
+			m := o["metadata"].(map[string]any)
+			all[fmt.Sprint(o["kind"], " ", m["namespace"], "/", m["name"])] = o
+		}
+	}
+	return all
+}
+
+// plain takes away what the chart adds to every object.
+func plain(o map[string]any) map[string]any {
+	m := o["metadata"].(map[string]any)
+	for field, keys := range map[string][]string{
+		"labels":      {"app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "helm.sh/chart"},
+		"annotations": {"helm.sh/resource-policy"},
+	} {
+		if values, ok := m[field].(map[string]any); ok {
+			for _, k := range keys {
+				delete(values, k)
+			}
+			if len(values) == 0 {
+				delete(m, field)
+			}
+		}
+	}
+	if o["kind"] == "Deployment" {
+		for _, c := range o["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)["containers"].([]any) {
+			delete(c.(map[string]any), "imagePullPolicy")
+		}
+	}
+	return o
+}
+
+// TestChart holds the chart against the kustomization, and installs it.
+func TestChart(t *testing.T) {
+	helm, chart := need.Built(t, "bin/helm", "make helm"), "./chart"
+	k := kubetest.Up(t)
+	env := []string{"KUBECONFIG=" + filepath.Join(k.Dir, "kubeconfig"), "HOME=" + t.TempDir(), "PATH=/usr/bin:/bin"}
+	try := func(args ...string) (string, error) {
+		cmd := exec.Command(helm, args...)
+		cmd.Env = env
+		out, err := cmd.Output()
+		if exit, ok := err.(*exec.ExitError); ok {
+			err = fmt.Errorf("%w: %s", err, exit.Stderr)
+		}
+		return string(out), err
+	}
+	run := func(args ...string) string {
+		t.Helper()
+		out, err := try(args...)
+		if err != nil {
+			t.Fatalf("helm %v: %v\n%s", args, err, out)
+		}
+		return out
+	}
+	run("lint", "--strict", chart)
+
+	// What the chart installs unless it is told otherwise is what the kustomization installs.
+	want, got := objects(t, k.Kubectl(t, "", "kustomize", ".")), objects(t, run("template", "cocoon", chart, "--namespace", kubetest.Namespace))
+	delete(want, "Namespace <nil>/"+kubetest.Namespace) // helm makes it, when it is asked to
+	if w, g := slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got)); !slices.Equal(w, g) {
+		t.Fatalf("the chart has\n%s\nand the kustomization\n%s", strings.Join(g, "\n"), strings.Join(w, "\n"))
+	}
+	for name, o := range want {
+		if is := plain(got[name]); !reflect.DeepEqual(is, o) {
+			t.Errorf("%s of the chart is\n%v\nand of the kustomization\n%v", name, is, o)
+		}
+	}
+
+	// The API server takes all of it, in another namespace too.
+	k.Kubectl(t, "", "create", "namespace", "elsewhere")
+	all := []string{"--namespace", "elsewhere", "--set", "scheduler.enabled=true,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1"}
+	text := run(append([]string{"template", "cocoon", chart}, all...)...)
+	k.Kubectl(t, text, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
+	if strings.Contains(text, kubetest.Namespace) || !strings.Contains(text, "image: registry.example/cocoon/cocoon-manager:v1") || !strings.Contains(text, "value: https://registry.example:5000") {
+		t.Errorf("what was asked for is not in\n%s", text)
+	}
+
+	// It installs, upgrades and goes; the custom resources stay, with whatever there is of them. The control plane has those of
+	// `cocoon up`, which the release takes over.
+	run(append([]string{"install", "cocoon", chart, "--take-ownership", "--server-side=true", "--force-conflicts"}, all...)...)
+	run("upgrade", "cocoon", chart, "--namespace", "elsewhere", "--reuse-values", "--server-side=true", "--force-conflicts", "--set", "manager.replicas=3")
+	if n := k.Kubectl(t, "", "get", "deployment", "cocoon-manager", "-n", "elsewhere", "-o", "jsonpath={.spec.replicas}"); n != "3" {
+		t.Errorf("there are to be %s managers, want 3", n)
+	}
+	run("uninstall", "cocoon", "--namespace", "elsewhere")
+	k.Kubectl(t, "", "get", "crd", "cocoonsets.cocoonset.cocoonstack.io")
+	if out, err := k.TryKubectl(t, "", "get", "clusterrole", "cocoon-manager"); err == nil {
+		t.Errorf("uninstalled, it leaves %s", out)
+	}
+
+	for _, bad := range []string{"manager.replicas=-1", "manager.replica=2", "image.pullPolicy=Often", "epoch.url=registry", "image.registry="} {
+		key, _, _ := strings.Cut(bad, "=")
+		_, err := try("template", "cocoon", chart, "--set", bad)
+		if err == nil || !strings.Contains(err.Error(), key[strings.LastIndexByte(key, '.')+1:]) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
