@@ -170,9 +170,9 @@ func (r *room) node(short, machine string, pods int64) *corev1.Node {
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}},
 		},
 	}
-	got := must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Create(r.t.Context(), n, metav1.CreateOptions{}))
-	got.Status = n.Status
-	return must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().UpdateStatus(r.t.Context(), got, metav1.UpdateOptions{}))
+	must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Create(r.t.Context(), n, metav1.CreateOptions{}))
+	status := must[[]byte](r.t)(json.Marshal(map[string]any{"status": n.Status}))
+	return must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Patch(r.t.Context(), n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"))
 }
 
 func (r *room) on(short string) string { return r.name + "-" + short }

@@ -23,7 +23,7 @@ import (
 func TestVMsStay(t *testing.T) {
 	const vms, starts = 20, 10
 	k := kubetest.Up(t, "--with", "scheduler")
-	k.Install(t)
+	k.Kubectl(t, "", "apply", "--server-side", "-f", "../namespace.yaml", "-f", "../vk-cocoon/rbac.yaml")
 	client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(k.Config))
 	r := (&cluster{rest: k.Config, client: client, custom: must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(k.Config))}).room(t)
 	kubeconfig := k.ServiceAccount(t, "vk-cocoon", nil)

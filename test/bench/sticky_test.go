@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"encoding/json"
 	"fmt"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -73,13 +75,16 @@ func (p *placing) nodes(t *testing.T) {
 	room := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110"), corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi")}
 	err := p.many(stickyNodes, func(i int) error {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i)}}
-		got, err := p.kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		n.Status.Capacity, n.Status.Allocatable = room, room
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+		if _, err := p.kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		status, err := json.Marshal(map[string]any{"status": n.Status})
 		if err != nil {
 			return err
 		}
-		got.Status.Capacity, got.Status.Allocatable = room, room
-		got.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
-		_, err = p.kube.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+		_, err = p.kube.CoreV1().Nodes().Patch(t.Context(), n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
 		return err
 	})
 	if err != nil {
