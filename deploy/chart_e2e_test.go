@@ -3,6 +3,7 @@
 package deploy_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
@@ -68,7 +69,7 @@ func TestChart(t *testing.T) {
 		cmd := exec.Command(helm, args...)
 		cmd.Env = env
 		out, err := cmd.Output()
-		if exit, ok := err.(*exec.ExitError); ok {
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 			err = fmt.Errorf("%w: %s", err, exit.Stderr)
 		}
 		return string(out), err

@@ -225,9 +225,9 @@ func eventually(t *testing.T, what string, get func() string, want string) {
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	last := ""
 	for {
-		if last = get(); last == want {
+		last := get()
+		if last == want {
 			return
 		}
 		select {
@@ -318,8 +318,8 @@ func (p *process) kill() {
 	}
 }
 
-// says counts the lines of its log that have text.
-func (p *process) says(text string) int {
+// led counts how often its log says that it became the leader.
+func (p *process) led() int {
 	log, _ := os.ReadFile(p.log.Name())
-	return strings.Count(string(log), text)
+	return strings.Count(string(log), "Successfully acquired lease")
 }

@@ -28,8 +28,6 @@ func withTwo(t *testing.T, r *rig) {
 	})
 }
 
-const acquired = "Successfully acquired lease"
-
 // leader kills the manager that acts while it makes many sets. The other one goes on, and nothing is made twice.
 func leader(t *testing.T, r *rig, managers []*process) {
 	ns, count := "leader", 20
@@ -37,10 +35,10 @@ func leader(t *testing.T, r *rig, managers []*process) {
 	seen := r.births(t, ns)
 	first, second := managers[0], managers[1]
 	eventually(t, "the managers that lead", func() string {
-		if second.says(acquired) > 0 {
+		if second.led() > 0 {
 			first, second = second, first
 		}
-		return fmt.Sprint(first.says(acquired), second.says(acquired))
+		return fmt.Sprint(first.led(), second.led())
 	}, "1 0")
 	for i := range count {
 		r.create(t, ns, fmt.Sprintf("s%d", i), v1.CocoonSetSpec{Agent: v1.AgentSpec{Replicas: 1}})
@@ -61,7 +59,7 @@ func leader(t *testing.T, r *rig, managers []*process) {
 			}
 		}
 	}
-	if n := second.says(acquired); n != 1 {
+	if n := second.led(); n != 1 {
 		t.Errorf("the other manager became the leader %d times", n)
 	}
 	first.start(t) // and waits now
