@@ -93,7 +93,10 @@ func (c *cluster) requests(t *testing.T) (reads int) {
 		t.Fatal(err)
 	}
 	client := must[*http.Client](t)(rest.HTTPClientFor(c.rest))
-	resp := must[*http.Response](t)(client.Get(fmt.Sprintf("https://127.0.0.1:%d/metrics", settings.SchedulerPort)))
+	resp, err := client.Get(fmt.Sprintf("https://127.0.0.1:%d/metrics", settings.SchedulerPort))
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer resp.Body.Close()
 	text := must[[]byte](t)(io.ReadAll(resp.Body))
 	for line := range strings.Lines(string(text)) {
@@ -160,7 +163,7 @@ func must[T any](t *testing.T) func(v T, err error) T {
 }
 
 // node makes a node of the room. machine is what is behind it.
-func (r *room) node(short, machine string, pods int64) *corev1.Node {
+func (r *room) node(short, machine string, pods int64) {
 	r.t.Helper()
 	room := corev1.ResourceList{corev1.ResourcePods: *resource.NewQuantity(pods, resource.DecimalSI), corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("64Gi")}
 	n := &corev1.Node{
@@ -172,7 +175,7 @@ func (r *room) node(short, machine string, pods int64) *corev1.Node {
 	}
 	must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Create(r.t.Context(), n, metav1.CreateOptions{}))
 	status := must[[]byte](r.t)(json.Marshal(map[string]any{"status": n.Status}))
-	return must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Patch(r.t.Context(), n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"))
+	must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Patch(r.t.Context(), n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"))
 }
 
 func (r *room) on(short string) string { return r.name + "-" + short }

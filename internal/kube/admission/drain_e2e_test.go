@@ -27,7 +27,7 @@ func (r *rig) drain(t *testing.T) {
 	}
 	eventually(t, "the set", running, "Running")
 	const vm = "vk-default-team-0"
-	from := r.pod(t, "team-0").Spec.NodeName
+	from := r.mainPod(t).Spec.NodeName
 	boot := r.nodes[from].Guest(vm).BootID
 	evict := func(dry ...string) error {
 		return r.kube.CoreV1().Pods("default").EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "team-0"}, DeleteOptions: &metav1.DeleteOptions{DryRun: dry}})
@@ -37,7 +37,7 @@ func (r *rig) drain(t *testing.T) {
 	if err := evict(); !apierrors.IsTooManyRequests(err) || !strings.Contains(err.Error(), "cordon node "+from) {
 		t.Errorf("an eviction on a node that takes pods: %v", err)
 	}
-	if contract.Hibernate(r.pod(t, "team-0").Annotations) {
+	if contract.Hibernate(r.mainPod(t).Annotations) {
 		t.Error("and its VM is told to hibernate")
 	}
 	r.Kubectl(t, "", "cordon", from)
@@ -48,7 +48,7 @@ func (r *rig) drain(t *testing.T) {
 		}
 		return ""
 	}, "")
-	if contract.Hibernate(r.pod(t, "team-0").Annotations) {
+	if contract.Hibernate(r.mainPod(t).Annotations) {
 		t.Error("a dry run told the VM to hibernate")
 	}
 	// Begun and given up: it wakes.
@@ -56,11 +56,11 @@ func (r *rig) drain(t *testing.T) {
 		if err := evict(); !apierrors.IsTooManyRequests(err) {
 			t.Fatalf("the pod may go although the state of its VM is nowhere: %v", err)
 		}
-		return r.pod(t, "team-0").Annotations[contract.KeyHibernate]
+		return r.mainPod(t).Annotations[contract.KeyHibernate]
 	}, "true")
 	r.Kubectl(t, "", "uncordon", from)
 	eventually(t, "the VM is awake", func() string {
-		a := r.pod(t, "team-0").Annotations
+		a := r.mainPod(t).Annotations
 		return a[contract.KeyHibernate] + a[contract.KeyLifecycleState]
 	}, "ready")
 	if g := r.nodes[from].Guest(vm); g == nil || g.BootID != boot {

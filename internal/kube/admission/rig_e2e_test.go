@@ -204,9 +204,9 @@ func setting(t *testing.T, dir, key string) string {
 	return rest[:strings.IndexAny(rest, ",\n}")]
 }
 
-func (r *rig) pod(t *testing.T, name string) *corev1.Pod {
+func (r *rig) mainPod(t *testing.T) *corev1.Pod {
 	t.Helper()
-	pod, err := r.kube.CoreV1().Pods("default").Get(t.Context(), name, metav1.GetOptions{})
+	pod, err := r.kube.CoreV1().Pods("default").Get(t.Context(), "team-0", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
