@@ -20,8 +20,9 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 		return err
 	}
 	if l.plan.Incoming.LinksDown {
-		// Without carrier nobody hears what QEMU would have the guest announce, which are the addresses of its source.
-		if err := c.Execute(ctx, "migrate-set-parameters", props{"announce-rounds": 0}, nil); err != nil {
+		// Without carrier nobody hears what QEMU would have the guest announce, which are the addresses of its source: once
+		// instead of five times. With never, QEMU 7.2 dies when the guest resets the interface, of which it has no timer.
+		if err := c.Execute(ctx, "migrate-set-parameters", props{"announce-rounds": 1}, nil); err != nil {
 			return err
 		}
 	}
