@@ -126,7 +126,7 @@ func TestAttachOnceCut(t *testing.T) {
 		watcher <- a.(guest.Attacher).Attach(t.Context(), guest.Attach{}, guest.Streams{Stdout: io.Discard})
 	}()
 	s.leave()
-	_ = <-s.ended // as it was left
+	t.Log("left:", <-s.ended)
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		err := a.(guest.Attacher).Attach(t.Context(), guest.Attach{}, guest.Streams{Stdin: strings.NewReader("")})
@@ -204,7 +204,7 @@ func TestAttachWithoutInput(t *testing.T) {
 	(&joined{out: out}).hear(t, "tick\n")
 	cancel()
 	out.Close()
-	_ = <-ended // as it was cancelled
+	t.Log("cancelled:", <-ended)
 }
 
 // A process that does not read holds up who types, and nothing else.
