@@ -14,6 +14,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -244,7 +245,7 @@ func echoes(t *testing.T, address string) int {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
 	go func() {
@@ -268,6 +269,9 @@ func TestForward(t *testing.T) {
 	f := a.(guest.Forwarder)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(address, func(t *testing.T) {
+			if strings.HasPrefix(address, "[") {
+				need.IPv6(t)
+			}
 			port := echoes(t, address)
 			var all sync.WaitGroup
 			for i := range 8 {

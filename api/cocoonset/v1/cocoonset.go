@@ -82,7 +82,7 @@ type CocoonSetSpec struct {
 	// +optional
 	SnapshotCompatibilityClass string `json:"snapshotCompatibilityClass,omitempty"`
 	// Sticky keeps the main VM and the toolboxes on the nodes that hold their state, by a VMPlacement each. It says what happens
-	// when such a node is gone: wait for it unless the registry has the state (wait), wait for it in any case (never), or give
+	// when such a node is gone: wait for it unless the VM hibernates in the registry (wait), wait for it in any case (never), or give
 	// the state up after that long (a duration, such as 10m). Sub-agents follow the main VM.
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:Pattern=`^(wait|never|([0-9]+[hms])+)$`

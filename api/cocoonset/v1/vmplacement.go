@@ -42,7 +42,7 @@ type ReleasePolicy string
 
 // The release policies.
 const (
-	ReleaseWait  ReleasePolicy = "Wait"  // when the node is gone: at once if the registry has the state, else after waitSeconds
+	ReleaseWait  ReleasePolicy = "Wait"  // when the node is gone: at once if the VM hibernates in the registry, else after waitSeconds
 	ReleaseNever ReleasePolicy = "Never" // only by deleting the object
 )
 

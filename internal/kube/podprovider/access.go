@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -90,7 +91,8 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 }
 
 // Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there: from inside the
-// guest, so that its loopback is reached as in any pod, or to its address where none of our agents is inside.
+// guest, so that its loopback is reached as in any pod, or to its address where none of our agents is inside, or one that
+// cannot do that: of a guest that has run since before an upgrade.
 // Errors: NotFound, FailedPrecondition while there is no address, Unavailable.
 func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
 	w := p.find(namespace, pod)
@@ -98,7 +100,11 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 		return errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
 	if _, rec, _ := w.look(); !w.static && up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
-		return p.Runtime.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: stream, Stdout: stream})
+		in := &noted{Reader: stream}
+		err := p.Runtime.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
+		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // what was read is lost
+			return err
+		}
 	}
 	ip, _ := w.target()
 	if ip == "" {
@@ -118,6 +124,17 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	}()
 	_, err = io.Copy(stream, c)
 	return err
+}
+
+// noted is a reader that knows whether it was read from.
+type noted struct {
+	io.Reader
+	read atomic.Bool
+}
+
+func (n *noted) Read(p []byte) (int, error) {
+	n.read.Store(true)
+	return n.Reader.Read(p)
 }
 
 // dialLimit is how long a guest may take to accept a forwarded connection.

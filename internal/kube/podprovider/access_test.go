@@ -76,8 +76,22 @@ func TestAttachAndForward(t *testing.T) {
 	})
 }
 
-// Where none of our agents is inside, a port is reached at the guest's address.
+// Where none of our agents is inside, or one of before an upgrade, a port is reached at the guest's address.
 func TestForwardFromOutside(t *testing.T) {
+	for name, c := range map[string]struct {
+		image vm.ImageType
+		older bool
+	}{"none": {vm.ImageDisk, false}, "older": {vm.ImageOCI, true}} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine()
+			e.older = c.older
+			forwardFromOutside(t, e, c.image)
+		})
+	}
+}
+
+func forwardFromOutside(t *testing.T, e *engine, image vm.ImageType) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -92,10 +106,10 @@ func TestForwardFromOutside(t *testing.T) {
 		c.Close()
 	}()
 	w := &worker{pod: &corev1.Pod{}, rec: &vm.Record{
-		ID: vm.NewID(), State: vm.StateRunning, ImageType: vm.ImageDisk, AgentReady: true, NICs: []vm.NIC{{IP: "127.0.0.1"}},
+		ID: vm.NewID(), State: vm.StateRunning, ImageType: image, AgentReady: true, NICs: []vm.NIC{{IP: "127.0.0.1"}},
 	}}
 	w.pod.Namespace, w.pod.Name = "default", "web"
-	p := &Provider{Deps: Deps{Runtime: newEngine()}, workers: map[string]*worker{"default/web": w}}
+	p := &Provider{Deps: Deps{Runtime: e}, workers: map[string]*worker{"default/web": w}}
 	s := &both{Reader: strings.NewReader("in")}
 	if err := p.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, s); err != nil || s.said.String() != "in" {
 		t.Errorf("%q, %v", s.said.String(), err)

@@ -21,6 +21,7 @@ type engine struct {
 	boot     time.Duration
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
+	older    bool                // its agents cannot connect to ports
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
 	execAs   func(ctx context.Context, command string) (int, error) // nil: says hi and exits with 7
 	startAs  func() error                                           // nil: always succeeds
@@ -282,6 +283,9 @@ func (e *engine) Attach(_ context.Context, _ string, a guest.Attach, s guest.Str
 }
 
 func (e *engine) Forward(_ context.Context, _ string, port int, s guest.Streams) error {
+	if e.older {
+		return errdefs.Unsupportedf("not known")
+	}
 	if port != 80 {
 		return errdefs.Unavailablef("nobody listens on port %d", port)
 	}

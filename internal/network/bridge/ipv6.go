@@ -62,16 +62,13 @@ func (n *Network) checkIPv6(prefix netip.Prefix) error {
 	if !prefix.IsValid() {
 		return nil
 	}
-	if _, err := host.Sysctl(forward6Key); err != nil {
+	forwards, err := host.Sysctl(forward6Key)
+	if err != nil {
 		return errdefs.Preconditionf("network %s: this kernel has no IPv6; leave subnet6 out, or boot without ipv6.disable", n.cfg.Name)
 	}
 	links, err := host.ListLinks()
 	if err != nil {
 		return err
-	}
-	forwards, err := host.Sysctl(forward6Key)
-	if err != nil {
-		return fmt.Errorf("read sysctl net/%s: %w", forward6Key, err)
 	}
 	for _, l := range links {
 		name := l.Attrs().Name

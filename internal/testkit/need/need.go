@@ -5,6 +5,7 @@
 package need
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,17 @@ func Tun(t testing.TB) {
 		return
 	}
 	f.Close()
+}
+
+// IPv6 needs a loopback with an IPv6 address.
+func IPv6(t testing.TB) {
+	t.Helper()
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		missing(t, "IPv6 is needed: "+err.Error())
+		return
+	}
+	l.Close()
 }
 
 // KVM needs /dev/kvm and a CPU that says it virtualises, as accel auto does.

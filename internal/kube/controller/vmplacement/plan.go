@@ -15,10 +15,12 @@ import (
 
 // view is what a plan is made from: a claim and what it is about.
 type view struct {
-	claim   *v1.VMPlacement // nil: there is none (any more)
-	node    *corev1.Node    // of the claim; nil: there is none
-	pods    []*corev1.Pod   // of the VM
-	durable bool            // the registry has the VM's state. Asked for when the node is gone
+	claim *v1.VMPlacement // nil: there is none (any more)
+	node  *corev1.Node    // of the claim; nil: there is none
+	pods  []*corev1.Pod   // of the VM
+	// The registry has the state that the VM fell asleep with, which is taken away when it wakes: another snapshot of it may
+	// be older than what the node holds. Asked for when the node is gone.
+	durable bool
 	now     time.Time
 }
 

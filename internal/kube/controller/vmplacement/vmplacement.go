@@ -126,7 +126,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	a := plan(v)
 	if gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced; gone && r.Registry != nil && a.release == "" && v.claim.Spec.Release != v1.ReleaseNever {
-		if v.durable, err = r.durable(ctx, req.Name); err != nil {
+		if v.durable, err = r.Registry.Has(ctx, req.Name, contract.HibernateSnapshotTag); err != nil {
 			a.again = registryPause // and until then what is known is said
 		} else {
 			a = plan(v)
@@ -164,16 +164,6 @@ func (r *Reconciler) view(ctx context.Context, name types.NamespacedName) (view,
 		v.node = node
 	}
 	return v, nil
-}
-
-// durable reports whether the registry has a state of the VM.
-func (r *Reconciler) durable(ctx context.Context, vmName string) (bool, error) {
-	for _, tag := range []string{contract.HibernateSnapshotTag, contract.DefaultSnapshotTag} {
-		if there, err := r.Registry.Has(ctx, vmName, tag); there || err != nil {
-			return there, err
-		}
-	}
-	return false, nil
 }
 
 func (r *Reconciler) carryOut(ctx context.Context, v view, a actions) error {
