@@ -20,6 +20,7 @@ import (
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
 // TestManager has real managers, with the shipped rights, make sets true on nodes whose VMs are records, while what they
@@ -101,7 +102,7 @@ spec: {agent: {image: demo, mode: run}, toolboxes: [{name: "0", image: demo}]}
 	r.Kubectl(t, "", "patch", "cocoonsets", "old", "-n", ns, "--subresource=status", "--type=merge", "-p",
 		`{"status":{"observedGeneration":1,"phase":"Pending","readyAgents":0,"agents":[{"slot":0,"role":"main","podName":"old-0","vmName":"vk-upgrade-old-0","phase":"Pending"}],"conditions":[{"type":"Ready","status":"False","reason":"AgentsNotReady","lastTransitionTime":"2026-05-01T00:00:00Z","message":""}]}}`)
 	r.Install(t)
-	eventually(t, "the schema is ours", func() string {
+	kubetest.Eventually(t, "the schema is ours", func() string {
 		out, _ := r.TryKubectl(t, "", "get", "cocoonsets", "old", "-n", ns, "-o", "jsonpath={.spec.hibernatePolicy} {.spec.agent.backend} {.status.phase} {.status.agents[0].podName}")
 		return out
 	}, "retain cloud-hypervisor Pending old-0")
@@ -125,7 +126,7 @@ spec: {agent: {image: demo, mode: run}, toolboxes: [{name: "0", image: demo}]}
 		t.Fatal(err)
 	}
 	for _, name := range []string{"odd", "old"} {
-		eventually(t, name, func() string { return string(r.set(t, ns, name).UID) }, "")
+		kubetest.Eventually(t, name, func() string { return string(r.set(t, ns, name).UID) }, "")
 	}
 }
 
@@ -178,30 +179,30 @@ func killed(t *testing.T, r *rig) {
 		}
 		return string(h.Status.Phase)
 	}
-	eventually(t, "the hibernation", phase, "Hibernated")
+	kubetest.Eventually(t, "the hibernation", phase, "Hibernated")
 	h.Spec.Desire = v1.DesireWake
 	if err := r.api.Patch(t.Context(), h, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"desire":"Wake"}}`))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the hibernation", phase, "Active")
+	kubetest.Eventually(t, "the hibernation", phase, "Active")
 	if err := r.api.Delete(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the hibernation is gone", func() string {
+	kubetest.Eventually(t, "the hibernation is gone", func() string {
 		return fmt.Sprint(apierrors.IsNotFound(r.api.Get(t.Context(), client.ObjectKeyFromObject(h), h)))
 	}, "true")
 	same("team-1")
 
 	r.patch(t, ns, "team", `{"spec":{"agent":{"replicas":0},"toolboxes":null,"hibernatePolicy":"release","suspend":true}}`)
 	r.state(t, ns, "team", "Suspended 0/1 0/0")
-	eventually(t, "the pods", func() string { return fmt.Sprint(len(r.pods(t, ns))) }, "0")
+	kubetest.Eventually(t, "the pods", func() string { return fmt.Sprint(len(r.pods(t, ns))) }, "0")
 	r.patch(t, ns, "team", `{"spec":{"suspend":false}}`)
 	r.state(t, ns, "team", "Running 1/1 0/0")
 	same("team-0")
 	if err := r.api.Delete(t.Context(), r.set(t, ns, "team")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
+	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
 	if code := r.tag(t, contract.VMName(ns, "team-0"), contract.HibernateSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
 	}

@@ -4,7 +4,6 @@ package cocoonmanager_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,7 +73,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) startNode(t *testing.T, name, pool string) *fakenode.Node {
 	t.Helper()
 	n := fakenode.Start(t, fakenode.Options{Name: name, Pool: pool, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: r.url, EpochTokenFile: r.token})
-	eventually(t, "node "+name+" is Ready", func() string { return r.nodeReady(t, name) }, "True")
+	kubetest.Eventually(t, "node "+name+" is Ready", func() string { return r.nodeReady(t, name) }, "True")
 	return n
 }
 
@@ -108,7 +106,7 @@ func (r *rig) namespace(t *testing.T, name string) {
 	if err := r.api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, name+" has its account", func() string {
+	kubetest.Eventually(t, name+" has its account", func() string {
 		_, err := r.kube.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
 		return fmt.Sprint(err)
 	}, "<nil>")
@@ -149,7 +147,7 @@ func (r *rig) state(t *testing.T, ns, name, want string) {
 			t.Log(out)
 		}
 	}()
-	eventually(t, ns+"/"+name, func() string {
+	kubetest.Eventually(t, ns+"/"+name, func() string {
 		set := r.set(t, ns, name)
 		s := set.Status
 		if s.ObservedGeneration != set.Generation || set.Generation == 0 {
@@ -216,26 +214,6 @@ func (r *rig) denied(t *testing.T) map[string]int {
 		all[m[1]] = int(n)
 	}
 	return all
-}
-
-// eventually waits until get returns want.
-func eventually(t *testing.T, what string, get func() string, want string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		last := get()
-		if last == want {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("%s is %q, want %q", what, last, want)
-		}
-	}
 }
 
 func freeAddr(t *testing.T) string {

@@ -12,6 +12,7 @@ import (
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
 // withTwo has two managers run, as shipped, while one of them, the registry and a node go away.
@@ -34,7 +35,7 @@ func leader(t *testing.T, r *rig, managers []*process) {
 	r.namespace(t, ns)
 	seen := r.births(t, ns)
 	first, second := managers[0], managers[1]
-	eventually(t, "the managers that lead", func() string {
+	kubetest.Eventually(t, "the managers that lead", func() string {
 		if second.led() > 0 {
 			first, second = second, first
 		}
@@ -43,7 +44,7 @@ func leader(t *testing.T, r *rig, managers []*process) {
 	for i := range count {
 		r.create(t, ns, fmt.Sprintf("s%d", i), v1.CocoonSetSpec{Agent: v1.AgentSpec{Replicas: 1}})
 	}
-	eventually(t, "some pods are made", func() string { return fmt.Sprint(len(r.pods(t, ns)) > count/2) }, "true")
+	kubetest.Eventually(t, "some pods are made", func() string { return fmt.Sprint(len(r.pods(t, ns)) > count/2) }, "true")
 	first.kill()
 	if n := len(r.pods(t, ns)); n == 2*count {
 		t.Error("the manager was killed too late: all pods were made")
@@ -78,7 +79,7 @@ func registryAway(t *testing.T, r *rig) {
 	message := func() string {
 		return r.pods(t, ns)["team-0"].Annotations[contract.KeyLifecycleMessage]
 	}
-	eventually(t, "the pod says why", func() string { return fmt.Sprint(message() != "") }, "true")
+	kubetest.Eventually(t, "the pod says why", func() string { return fmt.Sprint(message() != "") }, "true")
 	if boot(t, r.node, ns, "team-0") != was {
 		t.Error("the VM was put to sleep although its state cannot be kept")
 	}
@@ -97,7 +98,7 @@ func registryAway(t *testing.T, r *rig) {
 	if err := r.api.Delete(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "an Event says that the registry cannot be cleared", func() string {
+	kubetest.Eventually(t, "an Event says that the registry cannot be cleared", func() string {
 		events, err := r.kube.EventsV1().Events(ns).List(t.Context(), metav1.ListOptions{})
 		for _, e := range events.Items {
 			if e.Reason == "RegistryCleanupFailed" {
@@ -110,7 +111,7 @@ func registryAway(t *testing.T, r *rig) {
 		t.Error("the set is gone although its state could not be cleared away")
 	}
 	r.epoch.start(t)
-	eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
+	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
 	if code := r.tag(t, contract.VMName(ns, "team-0"), contract.HibernateSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
 	}
@@ -137,8 +138,8 @@ func nodeAway(t *testing.T, r *rig) {
 		t.Fatal(err)
 	}
 	node.Stop(t)
-	eventually(t, "the node", func() string { return r.nodeReady(t, "two") }, "Unknown")
-	eventually(t, "a pod that tolerates it for a second", func() string {
+	kubetest.Eventually(t, "the node", func() string { return r.nodeReady(t, "two") }, "Unknown")
+	kubetest.Eventually(t, "a pod that tolerates it for a second", func() string {
 		p, there := r.pods(t, ns)["witness"]
 		return fmt.Sprint(!there || p.DeletionTimestamp != nil)
 	}, "true")
@@ -155,5 +156,5 @@ func nodeAway(t *testing.T, r *rig) {
 			t.Errorf("pod %s or its guest is another now", pod)
 		}
 	}
-	eventually(t, "the pod that was evicted", func() string { return string(r.pods(t, ns)["witness"].UID) }, "")
+	kubetest.Eventually(t, "the pod that was evicted", func() string { return string(r.pods(t, ns)["witness"].UID) }, "")
 }

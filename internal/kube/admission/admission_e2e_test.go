@@ -19,6 +19,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/testkit/fakenode"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
 // Everything against a real API server, with the managers as they are shipped.
@@ -61,7 +62,7 @@ func (r *rig) sets(t *testing.T) {
 	// Two sets whose VMs would have one name in the registry. The first sleeps, so that it makes no pods.
 	r.Kubectl(t, setManifest("default", "b-c", `{suspend: true, agent: {mode: run, image: a}}`), "apply", "-f", "-")
 	r.Kubectl(t, "", "create", "namespace", "default-b")
-	eventually(t, "its name is refused", func() string { // when the managers know of the first
+	kubetest.Eventually(t, "its name is refused", func() string { // when the managers know of the first
 		out, err := r.TryKubectl(t, setManifest("default-b", "c", `{agent: {mode: run, image: a}}`), "apply", "--dry-run=server", "-f", "-")
 		if err == nil || !strings.Contains(out, "metadata.name") || !strings.Contains(out, "that of another CocoonSet") {
 			return out
@@ -79,7 +80,7 @@ func (r *rig) sets(t *testing.T) {
 	static := podManifest("default", "machine", `annotations: {cocoonset.cocoonstack.io/mode: static, vm.cocoonstack.io/id: x, vm.cocoonstack.io/ip: 10.0.0.9}`, "")
 	r.Kubectl(t, static+"---\n"+podManifest("default", "plain", "", ""), "apply", "-f", "-")
 	for name, why := range map[string]string{"machine": "static VM", "plain": "is no VM"} {
-		eventually(t, "the hibernation of "+name, func() string {
+		kubetest.Eventually(t, "the hibernation of "+name, func() string {
 			out, err := r.TryKubectl(t, fmt.Sprintf("apiVersion: cocoonset.cocoonstack.io/v1\nkind: CocoonHibernation\nmetadata: {name: %s}\nspec: {podRef: {name: %s}, desire: Hibernate}\n", name, name), "apply", "--dry-run=server", "-f", "-")
 			if err == nil || !strings.Contains(out, "spec.podRef.name") || !strings.Contains(out, why) {
 				return out
@@ -183,7 +184,7 @@ func (r *rig) reinvocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = hooks.Delete(t.Context(), "zz-late", metav1.DeleteOptions{}) }()
-	eventually(t, "both webhooks change the pod", func() string {
+	kubetest.Eventually(t, "both webhooks change the pod", func() string {
 		patched, allowed := r.answers(t, "patched"), r.answers(t, "allowed")
 		out := r.Kubectl(t, podManifest("default", "p", "", tolerates), "create", "--dry-run=server", "-o", "jsonpath={.metadata.labels.late} {.metadata.annotations} {.spec.nodeSelector}", "-f", "-")
 		if !strings.HasPrefix(out, "yes") {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
 func pemOf(s *httptest.Server) []byte {
@@ -25,7 +26,7 @@ func (r *rig) drain(t *testing.T) {
 	running := func() string {
 		return r.Kubectl(t, "", "get", "cocoonset", "team", "-o", "jsonpath={.status.phase}")
 	}
-	eventually(t, "the set", running, "Running")
+	kubetest.Eventually(t, "the set", running, "Running")
 	const vm = "vk-default-team-0"
 	from := r.mainPod(t).Spec.NodeName
 	boot := r.nodes[from].Guest(vm).BootID
@@ -42,7 +43,7 @@ func (r *rig) drain(t *testing.T) {
 	}
 	r.Kubectl(t, "", "cordon", from)
 	// Only to see what would be.
-	eventually(t, "the dry run", func() string {
+	kubetest.Eventually(t, "the dry run", func() string {
 		if out, err := r.TryKubectl(t, "", "drain", from, "--dry-run=server", "--timeout=5s"); err != nil {
 			return out
 		}
@@ -52,14 +53,14 @@ func (r *rig) drain(t *testing.T) {
 		t.Error("a dry run told the VM to hibernate")
 	}
 	// Begun and given up: it wakes.
-	eventually(t, "the eviction", func() string {
+	kubetest.Eventually(t, "the eviction", func() string {
 		if err := evict(); !apierrors.IsTooManyRequests(err) {
 			t.Fatalf("the pod may go although the state of its VM is nowhere: %v", err)
 		}
 		return r.mainPod(t).Annotations[contract.KeyHibernate]
 	}, "true")
 	r.Kubectl(t, "", "uncordon", from)
-	eventually(t, "the VM is awake", func() string {
+	kubetest.Eventually(t, "the VM is awake", func() string {
 		a := r.mainPod(t).Annotations
 		return a[contract.KeyHibernate] + a[contract.KeyLifecycleState]
 	}, "ready")
@@ -69,10 +70,10 @@ func (r *rig) drain(t *testing.T) {
 
 	r.Kubectl(t, "", "drain", from, "--timeout=60s")
 	to := map[string]string{"a": "b", "b": "a"}[from]
-	eventually(t, "the node of the pod", func() string {
+	kubetest.Eventually(t, "the node of the pod", func() string {
 		return r.Kubectl(t, "", "get", "pod", "team-0", "--ignore-not-found", "-o", "jsonpath={.spec.nodeName}")
 	}, to)
-	eventually(t, "the set", running, "Running")
+	kubetest.Eventually(t, "the set", running, "Running")
 	if g := r.nodes[to].Guest(vm); g == nil || g.BootID != boot {
 		t.Errorf("the VM was lost on the way: %+v", g)
 	}
@@ -80,14 +81,14 @@ func (r *rig) drain(t *testing.T) {
 
 	// Whose VM nobody wants to keep goes as pods go; whose shall stay, stays.
 	r.Kubectl(t, "", "annotate", "pod", "team-0", contract.KeyEvictionPolicy+"=refuse")
-	eventually(t, "the refusal", func() string {
+	kubetest.Eventually(t, "the refusal", func() string {
 		if err := evict(); !apierrors.IsForbidden(err) {
 			return "no"
 		}
 		return ""
 	}, "")
 	r.Kubectl(t, "", "annotate", "pod", "team-0", "--overwrite", contract.KeyEvictionPolicy+"=delete")
-	eventually(t, "the eviction", func() string {
+	kubetest.Eventually(t, "the eviction", func() string {
 		if err := evict(metav1.DryRunAll); err != nil {
 			return err.Error()
 		}

@@ -3,7 +3,6 @@
 package admission_test
 
 import (
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -63,7 +61,7 @@ func newRig(t *testing.T) *rig {
 	}
 	// Ready would be a lie: nobody asks them yet.
 	for _, m := range r.managers {
-		eventually(t, "the reason why a manager is not ready", func() string {
+		kubetest.Eventually(t, "the reason why a manager is not ready", func() string {
 			if _, text := get(t, "http://"+m.probe+"/readyz?verbose"); strings.Contains(text, "[+]webhook-server ok") && strings.Contains(text, "[-]webhook-certificate failed") {
 				return "certificate"
 			}
@@ -77,10 +75,10 @@ func newRig(t *testing.T) *rig {
 	for _, name := range []string{"a", "b"} {
 		r.nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: epoch, EpochTokenFile: token})
 	}
-	eventually(t, "the nodes are Ready", func() string {
+	kubetest.Eventually(t, "the nodes are Ready", func() string {
 		return strings.Join(strings.Fields(r.Kubectl(t, "", "get", "nodes", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status} {end}`)), " ")
 	}, "True True")
-	eventually(t, "pods can be created", func() string {
+	kubetest.Eventually(t, "pods can be created", func() string {
 		_, err := r.kube.CoreV1().ServiceAccounts("default").Get(t.Context(), "default", metav1.GetOptions{})
 		if err != nil {
 			return err.Error()
@@ -121,7 +119,7 @@ func (m *replica) kill(t *testing.T) {
 
 func (m *replica) ready(t *testing.T) {
 	t.Helper()
-	eventually(t, "the manager is ready", func() string {
+	kubetest.Eventually(t, "the manager is ready", func() string {
 		status, text := get(t, "http://"+m.probe+"/readyz?verbose")
 		if status == http.StatusOK {
 			return ""
@@ -211,24 +209,4 @@ func (r *rig) mainPod(t *testing.T) *corev1.Pod {
 		t.Fatal(err)
 	}
 	return pod
-}
-
-// eventually waits until get returns want.
-func eventually(t *testing.T, what string, get func() string, want string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		last := get()
-		if last == want {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("%s: %q, want %q", what, last, want)
-		}
-	}
 }

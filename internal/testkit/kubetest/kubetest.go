@@ -3,6 +3,7 @@
 package kubetest
 
 import (
+	"context"
 	"encoding/pem"
 	"net/http/httptest"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	authv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -132,6 +134,29 @@ func (c *Cluster) ServiceAccount(t *testing.T, name string, via *httptest.Server
 		t.Fatal(err)
 	}
 	return path
+}
+
+// patience is how long Eventually waits: a machine that tests share may be busy.
+const patience = 90 * time.Second
+
+// Eventually waits until get returns want.
+func Eventually(t *testing.T, what string, get func() string, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		last := get()
+		if last == want {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%s is %q, want %q", what, last, want)
+		}
+	}
 }
 
 // bin is the path of a program that `make build` makes.
