@@ -1,0 +1,87 @@
+package engine_test
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// TestCloneOfDiskGuest: who cannot be told has its interfaces replaced, and is not ready for it.
+func TestCloneOfDiskGuest(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.must(r.Launch(ctx, cloud()))
+	rec := r.await("web", "ready", ready)
+	r.write(r.world.Guest(rec.ID), "one.")
+	x := r.saved("gold")
+	if len(x.Disks) != 1 {
+		t.Errorf("the seed is in the snapshot: %+v", x.Disks)
+	}
+	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
+	c := r.await("a", "with interfaces of its own", vm.Record.Itself)
+	limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := r.world.Guest(c.ID).Await(limited, func(s enginetest.Self) bool { return !s.Down }); err != nil {
+		t.Fatal(err)
+	}
+	self := r.world.Guest(c.ID).Self()
+	if c.AgentReady || c.Resume == nil || self.MAC != c.NICs[0].MAC || len(c.Disks) != 2 {
+		t.Errorf("the clone is %+v, its record %+v", self, c)
+	}
+	seed, err := os.ReadFile(c.Disks[1].Path)
+	if err != nil || string(seed) != "a "+c.NICs[0].IP {
+		t.Errorf("its seed is %q, %v", seed, err)
+	}
+	r.restart()
+	r.await("a", "running", func(v vm.Record) bool { return v.State == vm.StateRunning && v.Itself() })
+	r.clearAll("gold")
+}
+
+// TestCloneOfDiskGuestIsTold: where its agent can do that, with the interfaces it shall have, and where its owner does not
+// let it, it is one that nobody can tell.
+func TestCloneOfDiskGuestIsTold(t *testing.T) {
+	for name, refuses := range map[string]bool{"told": false, "not allowed": true} {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			var calls []string
+			r := newRig(t, func(r *rig) {
+				r.world.Told = true
+				r.world.Fault = func(call string) error {
+					mu.Lock()
+					defer mu.Unlock()
+					calls = append(calls, call)
+					if refuses && call == "agent.Resumed" {
+						return errdefs.Unsupportedf("switched off")
+					}
+					return nil
+				}
+			})
+			ctx := t.Context()
+			r.must(r.Launch(ctx, cloud()))
+			r.await("web", "ready", ready)
+			r.saved("gold")
+			r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
+			c := r.await("a", "with interfaces of its own", vm.Record.Itself)
+			if !refuses {
+				c = r.await("a", "ready", ready)
+			}
+			self := r.world.Guest(c.ID).Self()
+			if c.AgentReady == refuses || refuses != (c.Resume != nil) || self.MAC != c.NICs[0].MAC || !refuses && (self.Down || self.Hostname != "a" || len(self.MachineID) != 32) {
+				t.Errorf("the clone is %+v, its record %+v", self, c)
+			}
+			mu.Lock()
+			swapped, resumed := slices.Index(calls, "driver.SwapNIC done"), slices.Index(calls, "agent.Resumed")
+			mu.Unlock()
+			if swapped < 0 || !refuses && resumed < swapped {
+				t.Errorf("it was told in call %d and got its interface in %d", resumed, swapped)
+			}
+			r.clearAll("gold")
+		})
+	}
+}

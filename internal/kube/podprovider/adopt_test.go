@@ -1,0 +1,192 @@
+package podprovider
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func TestAVanishedVMEvictsItsPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod())
+		w.after(time.Second)
+		var last *corev1.Pod
+		watcher, err := w.client.CoreV1().Pods("default").Watch(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.engine.vanish()
+		expect(t, w.after(time.Second), "gone")
+		watcher.Stop()
+		for e := range watcher.ResultChan() {
+			last, _ = e.Object.(*corev1.Pod)
+		}
+		expect(t, last, "Failed/VMGone terminated:Error:137")
+		if got := w.told(); !strings.Contains(got, "Warning VMGone") {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
+
+// An earlier process was killed while it had the VM made; the engine undoes that under the eyes of the next process.
+func TestAVMThatVanishesBeforeItRanIsMadeAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		rec, err := e.Launch(t.Context(), convert.Spec(pod(), convert.Node{Name: "node-1"}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Minute) // whatever the fake guest does, it has done
+		e.change(rec.ID, func(r *vm.Record) { r.State, r.AgentReady, r.StartedAt = vm.StateCreating, false, time.Time{} })
+		w := start(t, e)
+		defer w.stop()
+		w.create(pod())
+		expect(t, w.after(time.Second), "Pending waiting:ContainerCreating")
+		e.vanish()
+		expect(t, w.after(time.Second), "Running running ready")
+		if got := w.told(); strings.Contains(got, "VMGone") {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
+
+func TestARestartedProcessTouchesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		w.create(pod())
+		before := w.after(time.Second)
+		expect(t, before, "Running running ready")
+		w.stop()
+		writes, calls := w.writes(), len(w.engine.calls)
+		w.run(Config{})
+		defer w.stop()
+		after := w.after(time.Minute)
+		if !equality.Semantic.DeepEqual(after.Status, before.Status) {
+			t.Errorf("status became\n%+v\nfrom\n%+v", after.Status, before.Status)
+		}
+		if n := w.writes() - writes; n != 0 {
+			t.Errorf("%d writes", n)
+		}
+		if got := w.engine.calls[calls:]; len(got) != 1 || got[0] != "list" {
+			t.Errorf("calls %v", got)
+		}
+		if _, err := w.p.GetPod(t.Context(), "default", "web"); err != nil {
+			t.Error(err)
+		}
+		w.engine.exit(4) // and it is in charge
+		expect(t, w.after(time.Second), "Running running last:4 restarts:1 ready")
+	})
+}
+
+func TestWhatHappenedWhileTheEngineWasAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod())
+		w.after(time.Second)
+		w.engine.fall(errdefs.Unavailablef("cocoond does not answer"))
+		p := w.after(time.Minute)
+		expect(t, p, "Running running ready") // nobody knows better
+		if w.p.Health() == nil {
+			t.Error("the node thinks that the engine answers")
+		}
+		w.engine.vanish()
+		w.engine.mu.Lock()
+		w.engine.history = nil // the stream cannot tell
+		w.engine.mu.Unlock()
+		w.engine.fall(nil)
+		expect(t, w.after(2*time.Minute), "gone")
+		if w.p.Health() != nil {
+			t.Error("the node thinks that the engine is away")
+		}
+	})
+}
+
+func TestOrphans(t *testing.T) {
+	for policy, left := range map[OrphanPolicy]int{OrphanAlert: 2, OrphanKeep: 2, OrphanDestroy: 1} {
+		t.Run(string(policy), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEngine()
+				spec := convert.Spec(pod(), convert.Node{Name: "node-1"}, nil)
+				if _, err := e.Launch(t.Context(), spec); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := e.Launch(t.Context(), vm.Spec{Name: "mine", Image: "x"}.Default()); err != nil { // not ours to touch
+					t.Fatal(err)
+				}
+				w := startWith(t, e, Config{Orphans: policy})
+				defer w.stop()
+				w.after(time.Second)
+				if e.count() != left {
+					t.Errorf("%d VMs left, want %d", e.count(), left)
+				}
+			})
+		})
+	}
+	if _, err := New(Config{Orphans: "eat"}, Deps{}); !errdefs.IsInvalid(err) {
+		t.Errorf("a policy nobody knows was taken: %v", err)
+	}
+}
+
+func TestWhoOwnsTheName(t *testing.T) {
+	launch := func(t *testing.T, e *engine, uid, node string) {
+		t.Helper()
+		spec := convert.Spec(pod(func(p *corev1.Pod) { p.UID = "other" }), convert.Node{Name: node}, nil)
+		if uid == "" {
+			spec.Labels = nil
+		} else {
+			spec.Labels[contract.VMLabelPodUID] = uid
+		}
+		if _, err := e.Launch(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) { // the leftover of a pod that is gone
+		e := newEngine()
+		launch(t, e, "dead", "node-1")
+		w := start(t, e)
+		defer w.stop()
+		w.create(pod())
+		expect(t, w.after(time.Second), "Running running ready")
+		if rec, _ := e.Inspect(t.Context(), vmName); rec.Spec.Labels[contract.VMLabelPodUID] != "uid-1" {
+			t.Error("the leftover was adopted")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // another node's
+		e := newEngine()
+		launch(t, e, "alive", "node-2")
+		w := start(t, e)
+		defer w.stop()
+		w.create(pod())
+		p := w.after(time.Second)
+		expect(t, p, "Pending waiting:CreateContainerError")
+		if m := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(m, "taken by pod default/web") {
+			t.Errorf("message: %s", m)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // made by hand: adopted, and gone with the pod
+		e := newEngine()
+		launch(t, e, "", "")
+		w := start(t, e)
+		defer w.stop()
+		w.create(pod())
+		expect(t, w.after(time.Second), "Running running ready")
+		w.engine.exit(2)
+		expect(t, w.after(time.Second), "Running running last:2 restarts:1 ready")
+		if e.called("remove") != 0 {
+			t.Error("it was removed")
+		}
+	})
+}
