@@ -110,7 +110,14 @@ func (s Snapshots) Remove(ctx context.Context, ref string) error {
 	if held > 0 {
 		return errdefs.Preconditionf("snapshot %s is being used", x.Name)
 	}
-	return s.w.around("snapshots.Remove", func() error { return os.RemoveAll(s.w.path("snapshots", x.ID)) })
+	return s.w.around("snapshots.Remove", func() error {
+		// Gone in one step, as from the real store: a crash must not leave a folder that is no snapshot.
+		gone := s.w.path("drafts", x.ID+".gone")
+		if err := os.Rename(s.w.path("snapshots", x.ID), gone); err != nil {
+			return err
+		}
+		return os.RemoveAll(gone)
+	})
 }
 
 // Update implements snapshot.Store.
