@@ -34,6 +34,9 @@ type Config struct {
 	// MappingProblems asks what is wrong with the mappings of image names; nil: nobody can be asked.
 	MappingProblems func(ctx context.Context) ([]image.MappingProblem, error)
 
+	// Networks asks which networks the node has; nil: nobody can be asked.
+	Networks func(ctx context.Context) ([]nodewire.Network, error)
+
 	Dev  string // /dev
 	Sys  string // /sys
 	Proc string // /proc
@@ -131,6 +134,9 @@ func (d doctor) checks() []check {
 	}
 	if d.cfg.MappingProblems != nil {
 		all = append(all, check{name: "image mappings", feature: "images by alias", look: d.mappings})
+	}
+	if d.cfg.Networks != nil {
+		all = append(all, check{name: "networks", feature: "networks of the bridge and of CNI", look: d.networks})
 	}
 	if d.cfg.Group != "" {
 		all = append(all, check{name: "group", feature: "using cocoon without root", look: d.group})

@@ -156,3 +156,22 @@ func TestMappingProblems(t *testing.T) {
 		}
 	}
 }
+
+func TestNetworks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		all    []nodewire.Network
+		err    error
+		status string
+		detail string
+	}{
+		"no daemon": {err: errors.New("nobody"), status: OK, detail: "not examined: cocoond does not answer"},
+		"none":      {status: OK, detail: "none: VMs have no interfaces"},
+		"all up":    {all: []nodewire.Network{{Name: "default", Kind: "bridge", Up: true}, {Name: "lab", Kind: "cni", Up: true}}, status: OK, detail: "default (bridge), lab (cni)"},
+		"one not":   {all: []nodewire.Network{{Name: "default", Kind: "bridge", Up: true}, {Name: "lab", Kind: "cni", Error: "no plugin"}}, status: Warn, detail: "lab: no plugin"},
+	} {
+		d := doctor{Config{Networks: func(context.Context) ([]nodewire.Network, error) { return tc.all, tc.err }}}
+		if f := d.networks(t.Context()); f.status != tc.status || f.detail != tc.detail || (f.status == Warn) != (f.remedy != "") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}

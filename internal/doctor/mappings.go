@@ -5,6 +5,9 @@ import (
 	"strings"
 )
 
+// notAnswering is what is said of what only the daemon knows.
+const notAnswering = "not examined: cocoond does not answer"
+
 // mappings tells what is wrong with the mappings of image names. A daemon that does not answer is no finding: most hosts
 // are examined before there is one.
 func (d doctor) mappings(ctx context.Context) finding {
@@ -12,7 +15,7 @@ func (d doctor) mappings(ctx context.Context) finding {
 	defer cancel()
 	problems, err := d.cfg.MappingProblems(ctx)
 	if err != nil {
-		return finding{status: OK, detail: "not examined: cocoond does not answer"}
+		return finding{status: OK, detail: notAnswering}
 	}
 	if len(problems) == 0 {
 		return finding{status: OK, detail: "no problems"}

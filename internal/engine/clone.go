@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -169,7 +170,7 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
 	d := e.drivers[x.Hypervisor]
 	if d == nil {
-		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, names(e.drivers))
+		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, names(slices.Collect(maps.Keys(e.drivers))))
 	}
 	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
 	if !ok {

@@ -231,7 +231,7 @@ func (e *Engine) attach(ctx context.Context, r vm.Record, back *undo.Stack, fres
 // have any more is passed over: it sweeps its taps itself should it come back.
 func (e *Engine) detach(ctx context.Context, nics []vm.NIC, release bool) error {
 	for _, nic := range nics {
-		n := e.networks[nic.Network]
+		n := e.networks.Get(nic.Network)
 		if n == nil {
 			e.log.Warn("interface left alone, its network is not configured", "network", nic.Network)
 			continue

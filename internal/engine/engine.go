@@ -53,9 +53,9 @@ type Deps struct {
 	Journal  journal.Journal
 	Drivers  map[string]hypervisor.Driver // by name
 	Images   image.Store
-	Networks map[string]network.Network // by name; set up by the caller before Run
-	Agents   guest.Connector            // nil: OCI guests are run without talking to their agent
-	Log      *slog.Logger               // nil: silent
+	Networks network.Networks // nil: none; set up by the caller before Run
+	Agents   guest.Connector  // nil: OCI guests are run without talking to their agent
+	Log      *slog.Logger     // nil: silent
 
 	DiskAgents guest.Connector // nil: disk guests are run without looking for an agent
 	Seeds      image.Seeder    // nil: disk guests are told nothing of who they are
@@ -72,7 +72,7 @@ type Engine struct {
 	journal  journal.Journal
 	drivers  map[string]hypervisor.Driver
 	images   image.Store
-	networks map[string]network.Network
+	networks network.Networks
 	agents   map[vm.ImageType]guest.Connector // nil values: none
 	seeds    image.Seeder                     // nil: none
 	log      *slog.Logger
@@ -98,7 +98,11 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		return nil, errdefs.Invalidf("engine: the default driver %q is not among the drivers", cfg.DefaultDriver)
 	case cfg.PoolSize < 0 || cfg.PoolSize > 0 && cfg.PoolMemory <= 0:
 		return nil, errdefs.Invalidf("engine: a pool of %d clones in %d bytes of memory is none; both must be positive", cfg.PoolSize, cfg.PoolMemory)
-	case cfg.DefaultNetwork != "" && deps.Networks[cfg.DefaultNetwork] == nil:
+	}
+	if deps.Networks == nil {
+		deps.Networks = network.Fixed{}
+	}
+	if cfg.DefaultNetwork != "" && deps.Networks.Get(cfg.DefaultNetwork) == nil {
 		return nil, errdefs.Invalidf("engine: the default network %q is not among the networks", cfg.DefaultNetwork)
 	}
 	if deps.Log == nil {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -84,7 +85,7 @@ func (e *Engine) driver(name string) (hypervisor.Driver, error) {
 	if d := e.drivers[name]; d != nil {
 		return d, nil
 	}
-	return nil, errdefs.Invalidf("no hypervisor driver is called %q; there is %s", name, names(e.drivers))
+	return nil, errdefs.Invalidf("no hypervisor driver is called %q; there is %s", name, names(slices.Collect(maps.Keys(e.drivers))))
 }
 
 // networkName is the network that n asks for.
@@ -97,23 +98,23 @@ func (e *Engine) networkName(n vm.NICSpec) string {
 
 func (e *Engine) network(want vm.NICSpec) (network.Network, error) {
 	name := e.networkName(want)
-	if n := e.networks[name]; n != nil {
+	if n := e.networks.Get(name); n != nil {
 		return n, nil
 	}
-	return nil, errdefs.Invalidf("no network is called %q; there is %s", name, names(e.networks))
+	var all []string
+	for _, n := range e.networks.All() {
+		all = append(all, n.Name())
+	}
+	return nil, errdefs.Invalidf("no network is called %q; there is %s", name, names(all))
 }
 
-// names lists the keys of m for a message.
-func names[T any](m map[string]T) string {
-	if len(m) == 0 {
+// names lists all for a message.
+func names(all []string) string {
+	if len(all) == 0 {
 		return "none"
 	}
-	var out []string
-	for k := range m {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return strings.Join(out, ", ")
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 // planOf is what the driver gets to start the VM of r.

@@ -285,8 +285,9 @@ func (e *Engine) sweep(ctx context.Context, intents map[vm.ID]*journal.Intent) {
 			keep[nic.Network] = append(keep[nic.Network], nic.Tap)
 		}
 	}
-	for name, n := range e.networks {
-		taps, err := n.Sweep(ctx, keep[n.Name()])
+	for _, n := range e.networks.All() {
+		name := n.Name()
+		taps, err := n.Sweep(ctx, keep[name])
 		if err != nil {
 			e.log.Warn("taps not swept", "network", name, "err", err)
 		}

@@ -86,7 +86,7 @@ func (e *Engine) reap(ctx context.Context, r vm.Record) error {
 func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.NIC, error) {
 	nics := r.NICs
 	for i := len(nics); thorough && i < len(r.Spec.NICs); i++ {
-		n := e.networks[e.networkName(r.Spec.NICs[i])]
+		n := e.networks.Get(e.networkName(r.Spec.NICs[i]))
 		if n == nil {
 			continue // not configured any more: it sweeps its taps itself should it come back
 		}

@@ -86,7 +86,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 		PoolSize: pool, PoolMemory: int64(pool) << 30, PoolPause: time.Millisecond,
 	}, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots,
+		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots,
 	})
 	return e, j, err
 }

@@ -5,9 +5,29 @@ package network
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/vm"
 )
+
+// Networks are those of a node. Safe for concurrent use.
+type Networks interface {
+	// Get returns the network called name, nil when there is none.
+	Get(name string) Network
+
+	// All returns every network that is known now.
+	All() []Network
+}
+
+// Fixed are networks by name that stay as they are.
+type Fixed map[string]Network
+
+// Get implements Networks.
+func (f Fixed) Get(name string) Network { return f[name] }
+
+// All implements Networks.
+func (f Fixed) All() []Network { return slices.Collect(maps.Values(f)) }
 
 // Network provides interfaces on one named network. Safe for concurrent use.
 type Network interface {

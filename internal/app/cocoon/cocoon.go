@@ -32,13 +32,23 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 	if dir != "" {
 		cfg.StateDir, cfg.RunDir, cfg.Group = dir, filepath.Join(dir, "run"), ""
 	}
+	socket := filepath.Join(cfg.RunDir, "cocoond.sock")
 	cfg.MappingProblems = func(ctx context.Context) ([]image.MappingProblem, error) {
-		c, err := nodeclient.Dial(filepath.Join(cfg.RunDir, "cocoond.sock"))
+		c, err := nodeclient.Dial(socket)
 		if err != nil {
 			return nil, err
 		}
 		defer c.Close()
 		return c.Problems(ctx)
+	}
+	cfg.Networks = func(ctx context.Context) ([]nodewire.Network, error) {
+		c, err := nodeclient.Dial(socket)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		i, err := c.Info(ctx)
+		return i.NetworkDetails, err
 	}
 	cfg.Kernel, cfg.Initrd = assets.Path("guest/vmlinux"), assets.Path("guest/initramfs")
 	return doctor.Run(ctx, cfg, fix), nil

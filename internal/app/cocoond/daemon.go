@@ -119,13 +119,12 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err := d.nets.setup(ctx); err != nil {
 		return nil, err
 	}
-	networks, defaultNetwork := d.nets.byName()
 	e, err := engine.New(engine.Config{
-		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: defaultNetwork,
+		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: d.nets.first(),
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
 	}, engine.Deps{
-		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: networks, Agents: agent.Connector{},
+		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: d.nets, Agents: agent.Connector{},
 		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -31,17 +32,22 @@ type CNIConfig struct {
 	Exclusive []string `json:"exclusive,omitempty"` // conflists that only this daemon uses: leftovers are collected
 }
 
-// networks are all networks of the node. The first is the default one and must come up; that another does not is told
-// to those who ask for it. No networks: VMs have no interfaces.
+// networks are all networks of the node, with those of conflists that came after the daemon. The first is the default one
+// and must come up; that another does not is told to those who ask for it. No networks: VMs have no interfaces.
 type networks struct {
-	all    []*keptNetwork
+	cfg    Config
 	bridge *bridge.Network // nil without
 	log    *slog.Logger
+
+	mu  sync.Mutex
+	all []*keptNetwork // it only grows: who has interfaces of a conflist that is gone must still be rid of them
 }
+
+var _ network.Networks = (*networks)(nil)
 
 // newNetworks makes what the configuration says. It reads the names of conflists and touches nothing.
 func newNetworks(cfg Config, log *slog.Logger) (*networks, error) {
-	n := &networks{log: log.With("component", "network")}
+	n := &networks{cfg: cfg, log: log.With("component", "network")}
 	if !yes(cfg.Network.Enabled) {
 		return n, nil
 	}
@@ -67,14 +73,9 @@ func newNetworks(cfg Config, log *slog.Logger) (*networks, error) {
 		names = slices.Insert(slices.Delete(names, i, i+1), 0, want)
 	}
 	for _, name := range names {
-		if n.bridge != nil && name == n.bridge.Name() {
-			return nil, errdefs.Invalidf("a conflist in %s is called %q like the bridge network; set network.name", cfg.Network.CNI.ConfDir, name)
-		}
-		c, err := cni.New(n.cni(cfg, name), n.log)
-		if err != nil {
+		if err := n.add(name); err != nil {
 			return nil, err
 		}
-		n.all = append(n.all, keep(c))
 	}
 	if len(n.all) == 0 {
 		return nil, errdefs.Preconditionf("there is no conflist in %s, and network.mode is %s; put one there, or set the mode %s", cfg.Network.CNI.ConfDir, modeCNI, modeBridge)
@@ -82,11 +83,24 @@ func newNetworks(cfg Config, log *slog.Logger) (*networks, error) {
 	return n, nil
 }
 
-func (n *networks) cni(cfg Config, name string) cni.Config {
-	c := cfg.Network
+// add takes a conflist up. Preconditions: mu is held, or n is nobody else's yet.
+func (n *networks) add(name string) error {
+	if n.bridge != nil && name == n.bridge.Name() {
+		return errdefs.Invalidf("a conflist in %s is called %q like the bridge network; set network.name", n.cfg.Network.CNI.ConfDir, name)
+	}
+	c, err := cni.New(n.cni(name), n.log)
+	if err != nil {
+		return err
+	}
+	n.all = append(n.all, keep(c))
+	return nil
+}
+
+func (n *networks) cni(name string) cni.Config {
+	c := n.cfg.Network
 	out := cni.Config{
 		Name: name, Instance: c.Instance, ConfDir: c.CNI.ConfDir, BinDirs: c.CNI.BinDirs, DNS: c.DNS,
-		StateDir: filepath.Join(cfg.StateDir, "network", "cni", name), Exclusive: slices.Contains(c.CNI.Exclusive, name),
+		StateDir: filepath.Join(n.cfg.StateDir, "network", "cni", name), Exclusive: slices.Contains(c.CNI.Exclusive, name),
 	}
 	if n.bridge != nil {
 		out.Addresses = map[string]cni.Addresses{n.bridge.Bridge(): n.bridge}
@@ -94,28 +108,81 @@ func (n *networks) cni(cfg Config, name string) cni.Config {
 	return out
 }
 
-// byName is what the engine wants, with the name of the default network; "" for none.
-func (n *networks) byName() (all map[string]network.Network, first string) {
-	all = map[string]network.Network{}
-	for _, k := range n.all {
-		all[k.Name()] = k
+// look takes up the conflists that are new. One that cannot be taken up keeps no other from it.
+func (n *networks) look() {
+	if n.cfg.Network.CNI.ConfDir == "" || !yes(n.cfg.Network.Enabled) {
+		return
 	}
-	if len(n.all) > 0 {
-		first = n.all[0].Name()
+	names, err := cni.Names(n.cfg.Network.CNI.ConfDir)
+	if err != nil {
+		n.log.Warn("conflists not read again", "err", err)
+		return
 	}
-	return all, first
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, name := range names {
+		if n.find(name) != nil {
+			continue
+		}
+		if err := n.add(name); err != nil {
+			n.log.Warn("new conflist not taken up", "network", name, "err", err)
+			continue
+		}
+		n.log.Info("new conflist taken up", "network", name)
+	}
 }
 
-func (n *networks) names() []string {
-	var out []string
+// find returns the network called name, nil for none. Preconditions: mu is held.
+func (n *networks) find(name string) *keptNetwork {
 	for _, k := range n.all {
-		out = append(out, k.Name())
+		if k.Name() == name {
+			return k
+		}
+	}
+	return nil
+}
+
+// Get implements network.Networks. Asked for a name it does not know, it looks for new conflists.
+func (n *networks) Get(name string) network.Network {
+	for looked := false; ; looked = true {
+		n.mu.Lock()
+		k := n.find(name)
+		n.mu.Unlock()
+		switch {
+		case k != nil:
+			return k
+		case looked || name == "":
+			return nil
+		}
+		n.look()
+	}
+}
+
+// All implements network.Networks.
+func (n *networks) All() []network.Network {
+	var out []network.Network
+	for _, k := range n.known() {
+		out = append(out, k)
 	}
 	return out
 }
 
+func (n *networks) known() []*keptNetwork {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.all)
+}
+
+// first is the name of the default network; "" for none.
+func (n *networks) first() string {
+	if all := n.known(); len(all) > 0 {
+		return all[0].Name()
+	}
+	return ""
+}
+
 func (n *networks) setup(ctx context.Context) error {
-	for i, k := range n.all {
+	for i, k := range n.known() {
 		err := k.Setup(ctx)
 		if err != nil && i == 0 {
 			return err
@@ -127,9 +194,10 @@ func (n *networks) setup(ctx context.Context) error {
 	return nil
 }
 
+// run serves the networks that are there now; those that come later are CNI's, and have nothing to serve.
 func (n *networks) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for _, k := range n.all {
+	for _, k := range n.known() {
 		g.Go(func() error {
 			if err := k.Run(ctx); err != nil {
 				return fmt.Errorf("network %s: %w", k.Name(), err)
@@ -143,16 +211,20 @@ func (n *networks) run(ctx context.Context) error {
 // teardown goes backwards: what stands on the bridge goes before it.
 func (n *networks) teardown(ctx context.Context) error {
 	var errs []error
-	for _, k := range slices.Backward(n.all) {
+	for _, k := range slices.Backward(n.known()) {
 		errs = append(errs, k.Teardown(ctx))
 	}
 	return errors.Join(errs...)
 }
 
-// describe tells the doors about the networks.
-func (n *networks) describe() []nodewire.Network {
+// describe tells the doors about the networks, new conflists among them.
+func (n *networks) describe(ctx context.Context) []nodewire.Network {
+	n.look()
 	var out []nodewire.Network
-	for i, k := range n.all {
+	for i, k := range n.known() {
+		if i > 0 {
+			_ = k.Setup(ctx) // what is wrong is told below
+		}
 		d := nodewire.Network{Name: k.Name(), Kind: modeCNI, Default: i == 0}
 		k.mu.Lock()
 		d.Up = k.up

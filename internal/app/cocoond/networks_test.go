@@ -10,13 +10,62 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
+func conflist(t *testing.T, dir, file, name string) {
+	t.Helper()
+	text := `{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge"}]}`
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func namesOf(n *networks) []string {
+	var out []string
+	for _, k := range n.All() {
+		out = append(out, k.Name())
+	}
+	return out
+}
+
+func TestNewConflistsAreFound(t *testing.T) {
+	dir := t.TempDir()
+	conflist(t, dir, "10-a.conflist", "alpha")
+	cfg := Config{StateDir: t.TempDir(), Network: NetworkConfig{CNI: CNIConfig{ConfDir: dir}}}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := newNetworks(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.Get("beta") != nil {
+		t.Error("there is a network that nobody made")
+	}
+	conflist(t, dir, "20-b.conflist", "beta")
+	conflist(t, dir, "30-c.conflist", "default") // the bridge's name is taken
+	if got := n.Get("beta"); got == nil || got.Name() != "beta" {
+		t.Errorf("the new conflist is not found: %v", got)
+	}
+	if err := os.Remove(filepath.Join(dir, "10-a.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	if n.Get("alpha") == nil {
+		t.Error("a network went with its conflist, and its interfaces are nobody's")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "40-d.conflist"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n.Get("delta") != nil || n.first() != "default" {
+		t.Error("a broken file changed the networks")
+	}
+	if got, want := namesOf(n), []string{"default", "alpha", "beta"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 func TestNetworksAreChosen(t *testing.T) {
 	dir := t.TempDir()
 	for file, name := range map[string]string{"10-a.conflist": "alpha", "20-b.conflist": "beta", "30-a.conflist": "alpha"} {
-		text := `{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge"}]}`
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		conflist(t, dir, file, name)
 	}
 	off := false
 	for name, tt := range map[string]struct {
@@ -48,10 +97,13 @@ func TestNetworksAreChosen(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || !slices.Equal(n.names(), tt.want) {
-				t.Fatalf("%v, want %v (%v)", n.names(), tt.want, err)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if _, first := n.byName(); len(tt.want) > 0 && first != tt.want[0] {
+			if got := namesOf(n); !slices.Equal(got, tt.want) {
+				t.Fatalf("%v, want %v", got, tt.want)
+			}
+			if first := n.first(); len(tt.want) > 0 && first != tt.want[0] {
 				t.Errorf("the default one is %s", first)
 			}
 		})

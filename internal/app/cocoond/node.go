@@ -53,7 +53,10 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
 		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
 	}
-	i.Networks, i.NetworkDetails = n.nets.names(), n.nets.describe()
+	i.NetworkDetails = n.nets.describe(ctx)
+	for _, d := range i.NetworkDetails {
+		i.Networks = append(i.Networks, d.Name)
+	}
 	for _, name := range slices.Sorted(maps.Keys(n.drivers)) {
 		i.Drivers = append(i.Drivers, n.driver(ctx, name))
 	}
@@ -79,6 +82,7 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	return doctor.Run(ctx, doctor.Config{
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
+		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
 	}, false), nil
 }
 

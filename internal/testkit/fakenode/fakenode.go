@@ -115,7 +115,7 @@ func (n *Node) Start(t testing.TB) {
 		StateDir: n.state(), RunDir: filepath.Join(n.dir, "run"), DefaultDriver: fake.Name, DefaultNetwork: n.net.Name(), Kernel: "/k", Initrd: "/i",
 	}, engine.Deps{
 		Journal: j, Drivers: map[string]hypervisor.Driver{fake.Name: fake.New(fake.Config{Guest: n.guests.dial}, n.host)}, Images: images,
-		Networks: map[string]network.Network{n.net.Name(): n.net}, Agents: n.guests, DiskAgents: n.guests, Seeds: n.world.Seeds(), Snapshots: snapshots, Log: n.log,
+		Networks: network.Fixed{n.net.Name(): n.net}, Agents: n.guests, DiskAgents: n.guests, Seeds: n.world.Seeds(), Snapshots: snapshots, Log: n.log,
 	})
 	if err != nil {
 		cancel()
