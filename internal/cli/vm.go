@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -265,26 +264,6 @@ func (a *app) vmStatsCommand() *cobra.Command {
 	return cmd
 }
 
-type statsJSON struct {
-	Name           string  `json:"name"`
-	CPUSeconds     float64 `json:"cpu_seconds"`
-	MemoryTotal    int64   `json:"memory_total"`
-	MemoryUsed     int64   `json:"memory_used"`
-	DiskTotal      int64   `json:"disk_total"`
-	DiskUsed       int64   `json:"disk_used"`
-	Processes      int     `json:"processes"`
-	LoadAverage1   float64 `json:"load_average_1"`
-	NetworkRxBytes int64   `json:"network_rx_bytes"`
-	NetworkTxBytes int64   `json:"network_tx_bytes"`
-}
-
-func toStatsJSON(name string, s guest.Stats) statsJSON {
-	return statsJSON{
-		Name: name, CPUSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
-		Processes: s.Processes, LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
-	}
-}
-
 func (a *app) stats(ctx context.Context, refs []string, out format) error {
 	return a.withClient(func(c *nodeclient.Client) error {
 		if len(refs) == 0 {
@@ -298,11 +277,11 @@ func (a *app) stats(ctx context.Context, refs []string, out format) error {
 				}
 			}
 		}
-		list := []statsJSON{}
+		list := []nodejson.Stats{}
 		err := each(refs, func(ref string) error {
 			s, err := c.Stats(ctx, ref)
 			if err == nil {
-				list = append(list, toStatsJSON(ref, s))
+				list = append(list, nodejson.FromStats(ref, s))
 			}
 			return err
 		})

@@ -181,4 +181,12 @@ type Stats struct {
 	LoadAverage1   float64
 	NetworkRxBytes int64
 	NetworkTxBytes int64
+	Containers     []ContainerStats // of a guest that has several, those that have ended too
+}
+
+// ContainerStats is what one container uses.
+type ContainerStats struct {
+	Name       string
+	CPUSeconds float64 // of all its runs since the guest booted
+	Memory     int64   // bytes: without file pages that are not in use
 }

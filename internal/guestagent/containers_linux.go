@@ -2,13 +2,10 @@ package guestagent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -344,33 +341,4 @@ func (p *containers) living(sidecars bool) (out []*child) {
 		}
 	}
 	return out
-}
-
-// cgroupRoot is where the guest's control groups are.
-const cgroupRoot = "/sys/fs/cgroup"
-
-// openCgroup makes a control group for a container and opens it; nil in a guest that has none: then what a container
-// leaves behind lives until the guest ends.
-func openCgroup(name string) *int {
-	dir := cgroupRoot + "/container-" + name
-	if err := unix.Mkdir(dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil
-	}
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil
-	}
-	return &fd
-}
-
-func killCgroup(dir *int) {
-	if dir == nil {
-		return
-	}
-	fd, err := unix.Openat(*dir, "cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return
-	}
-	defer unix.Close(fd)
-	_, _ = unix.Write(fd, []byte("1"))
 }

@@ -5,6 +5,7 @@ package guestagent_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,56 @@ func logOf(t *testing.T, k guest.ContainerKeeper, name, want string) []guest.Log
 	return out
 }
 
+// usageOf compares what the guest tells of two containers with what one of them did: computing and holding memory.
+func usageOf(t *testing.T, a guest.Agent) {
+	t.Helper()
+	stats := func() map[string]guest.ContainerStats {
+		t.Helper()
+		s, err := a.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]guest.ContainerStats{}
+		for _, c := range s.Containers {
+			out[c.Name] = c
+		}
+		if len(out) != 5 || out["side"].Memory <= 0 || out["side"].CPUSeconds <= 0 || out["one"].CPUSeconds <= 0 {
+			t.Fatalf("of two that run and three that have: %+v", s.Containers)
+		}
+		return out
+	}
+	const hold = 40 << 20
+	before := stats()
+	e := sh(fmt.Sprintf("head -c %d /dev/zero | tail -c %d | sleep 1000 & i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; times", hold, hold))
+	e.Container = "side"
+	var busy time.Duration
+	for field := range strings.FieldsSeq(output(t, a, e)) {
+		d, err := time.ParseDuration(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		busy += d
+	}
+	after := stats()
+	got := time.Duration((after["side"].CPUSeconds - before["side"].CPUSeconds) * float64(time.Second))
+	if got < busy*95/100 || got > 2*busy+time.Second { // what it left in the background has computed too
+		t.Errorf("computed for %s, %s are told", busy, got)
+	}
+	if other := after["app"].CPUSeconds - before["app"].CPUSeconds; other > got.Seconds()/2 {
+		t.Errorf("the other one, that waits, computed for %.2f s of %s", other, got)
+	}
+	deadline := time.Now().Add(time.Minute)
+	for after["side"].Memory < before["side"].Memory+hold && time.Now().Before(deadline) {
+		after = stats()
+	}
+	if more := after["side"].Memory - before["side"].Memory; more < hold || more > hold+hold/4 {
+		t.Errorf("holds %d more bytes, %d are told", hold, more)
+	}
+	if more := after["app"].Memory - before["app"].Memory; more > hold/4 {
+		t.Errorf("the other one holds %d more", more)
+	}
+}
+
 func TestVMContainers(t *testing.T) {
 	q := bootGuest(t, busyboxDisks(t))
 	a := q.connect(t)
@@ -105,6 +156,7 @@ func TestVMContainers(t *testing.T) {
 	if _, err := a.Exec(t.Context(), guest.Exec{Container: "one", Command: []string{"true"}}, guest.Streams{}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("exec in one that has ended: %v", err)
 	}
+	usageOf(t, a)
 	e = sh("touch /share/go")
 	e.Container = "side"
 	output(t, a, e)

@@ -428,5 +428,6 @@ func (s *Server) Stats(context.Context, *guestv1.StatsRequest) (*guestv1.StatsRe
 	if err != nil {
 		return nil, errors.Join(errors.New("read the guest's resources"), err)
 	}
+	reply.Containers = s.containers().usage()
 	return reply, nil
 }

@@ -286,6 +286,18 @@ func input(r io.Reader) (io.Reader, func()) {
 	return pr, func() { pr.Close() }
 }
 
+// Stats asks a guest for its use of resources.
+func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
+	all, err := ask[[]nodejson.Stats](ctx, c, call{args: []string{"vm", "stats", "--output=json", "--", ref}})
+	if err != nil {
+		return guest.Stats{}, err
+	}
+	if len(all) != 1 {
+		return guest.Stats{}, errdefs.New(errdefs.Internal, "%s told of %d VMs, asked for one", c.binary, len(all))
+	}
+	return all[0].Stats(), nil
+}
+
 // UpdateVolume replaces the files of a volume, in the running guest too.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	if files == nil {

@@ -80,6 +80,9 @@ func EncodeStats(s guest.Stats) *nodev1.StatsResponse {
 	return &nodev1.StatsResponse{
 		CpuSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
 		Processes: int64(s.Processes), LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+		Containers: each(s.Containers, func(c guest.ContainerStats) *nodev1.ContainerStats {
+			return &nodev1.ContainerStats{Name: c.Name, CpuSeconds: c.CPUSeconds, Memory: c.Memory}
+		}),
 	}
 }
 
@@ -88,5 +91,8 @@ func DecodeStats(m *nodev1.StatsResponse) guest.Stats {
 	return guest.Stats{
 		CPUSeconds: m.GetCpuSeconds(), MemoryTotal: m.GetMemoryTotal(), MemoryUsed: m.GetMemoryUsed(), DiskTotal: m.GetDiskTotal(), DiskUsed: m.GetDiskUsed(),
 		Processes: int(m.GetProcesses()), LoadAverage1: m.GetLoadAverage1(), NetworkRxBytes: m.GetNetworkRxBytes(), NetworkTxBytes: m.GetNetworkTxBytes(),
+		Containers: each(m.GetContainers(), func(c *nodev1.ContainerStats) guest.ContainerStats {
+			return guest.ContainerStats{Name: c.GetName(), CPUSeconds: c.GetCpuSeconds(), Memory: c.GetMemory()}
+		}),
 	}
 }

@@ -1977,6 +1977,7 @@ type StatsReply struct {
 	LoadAverage_1  float64                `protobuf:"fixed64,7,opt,name=load_average_1,json=loadAverage1,proto3" json:"load_average_1,omitempty"`
 	NetworkRxBytes int64                  `protobuf:"varint,8,opt,name=network_rx_bytes,json=networkRxBytes,proto3" json:"network_rx_bytes,omitempty"`
 	NetworkTxBytes int64                  `protobuf:"varint,9,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
+	Containers     []*ContainerStats      `protobuf:"bytes,10,rep,name=containers,proto3" json:"containers,omitempty"` // those that have ended too
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2074,6 +2075,74 @@ func (x *StatsReply) GetNetworkTxBytes() int64 {
 	return 0
 }
 
+func (x *StatsReply) GetContainers() []*ContainerStats {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+// ContainerStats is what one container uses, as the guest's kernel counts it.
+type ContainerStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	CpuSeconds    float64                `protobuf:"fixed64,2,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"` // of all its runs since the guest booted
+	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                            // bytes: without file pages that are not in use
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerStats) Reset() {
+	*x = ContainerStats{}
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerStats) ProtoMessage() {}
+
+func (x *ContainerStats) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
+func (*ContainerStats) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ContainerStats) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerStats) GetCpuSeconds() float64 {
+	if x != nil {
+		return x.CpuSeconds
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
 type ResumedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NowUnixNano   int64                  `protobuf:"varint,1,opt,name=now_unix_nano,json=nowUnixNano,proto3" json:"now_unix_nano,omitempty"`
@@ -2089,7 +2158,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2170,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2183,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -2177,7 +2246,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2258,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2271,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -2235,7 +2304,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2316,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2329,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -2278,7 +2347,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2359,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2372,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 type SettleReply struct {
@@ -2314,7 +2383,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2395,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2408,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 type FreezeRequest struct {
@@ -2350,7 +2419,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2431,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2444,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 type FreezeReply struct {
@@ -2387,7 +2456,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2468,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2481,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -2430,7 +2499,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2511,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2524,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 type ThawReply struct {
@@ -2467,7 +2536,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2548,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2561,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -2645,7 +2714,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x0fPoweroffRequest\x12\x19\n" +
 	"\bgrace_ms\x18\x01 \x01(\x03R\agraceMs\"\x0f\n" +
 	"\rPoweroffReply\"\x0e\n" +
-	"\fStatsRequest\"\xc5\x02\n" +
+	"\fStatsRequest\"\x86\x03\n" +
 	"\n" +
 	"StatsReply\x12\x1f\n" +
 	"\vcpu_seconds\x18\x01 \x01(\x01R\n" +
@@ -2659,7 +2728,16 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\tprocesses\x18\x06 \x01(\x05R\tprocesses\x12$\n" +
 	"\x0eload_average_1\x18\a \x01(\x01R\floadAverage1\x12(\n" +
 	"\x10network_rx_bytes\x18\b \x01(\x03R\x0enetworkRxBytes\x12(\n" +
-	"\x10network_tx_bytes\x18\t \x01(\x03R\x0enetworkTxBytes\"\xfa\x01\n" +
+	"\x10network_tx_bytes\x18\t \x01(\x03R\x0enetworkTxBytes\x12?\n" +
+	"\n" +
+	"containers\x18\n" +
+	" \x03(\v2\x1f.cocoon.guest.v1.ContainerStatsR\n" +
+	"containers\"]\n" +
+	"\x0eContainerStats\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vcpu_seconds\x18\x02 \x01(\x01R\n" +
+	"cpuSeconds\x12\x16\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\"\xfa\x01\n" +
 	"\x0eResumedRequest\x12\"\n" +
 	"\rnow_unix_nano\x18\x01 \x01(\x03R\vnowUnixNano\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
@@ -2714,7 +2792,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),       // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),         // 1: cocoon.guest.v1.InfoReply
@@ -2747,15 +2825,16 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*PoweroffReply)(nil),     // 28: cocoon.guest.v1.PoweroffReply
 	(*StatsRequest)(nil),      // 29: cocoon.guest.v1.StatsRequest
 	(*StatsReply)(nil),        // 30: cocoon.guest.v1.StatsReply
-	(*ResumedRequest)(nil),    // 31: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),     // 32: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),      // 33: cocoon.guest.v1.ResumedReply
-	(*SettleRequest)(nil),     // 34: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),       // 35: cocoon.guest.v1.SettleReply
-	(*FreezeRequest)(nil),     // 36: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),       // 37: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),       // 38: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),         // 39: cocoon.guest.v1.ThawReply
+	(*ContainerStats)(nil),    // 31: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),    // 32: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),     // 33: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),      // 34: cocoon.guest.v1.ResumedReply
+	(*SettleRequest)(nil),     // 35: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),       // 36: cocoon.guest.v1.SettleReply
+	(*FreezeRequest)(nil),     // 37: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),       // 38: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),       // 39: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),         // 40: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	14, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -2775,45 +2854,46 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	17, // 14: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
 	18, // 15: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
 	17, // 16: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	14, // 17: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	32, // 18: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	0,  // 19: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	12, // 20: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 21: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	19, // 22: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	19, // 23: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	19, // 24: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	21, // 25: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	23, // 26: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	25, // 27: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	27, // 28: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	29, // 29: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	34, // 30: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	31, // 31: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	36, // 32: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	38, // 33: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 34: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	1,  // 35: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	13, // 36: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	8,  // 37: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	20, // 38: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	20, // 39: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	20, // 40: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	22, // 41: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	24, // 42: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	26, // 43: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	28, // 44: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	30, // 45: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	35, // 46: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	33, // 47: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	37, // 48: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	39, // 49: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 50: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	35, // [35:51] is the sub-list for method output_type
-	19, // [19:35] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	31, // 17: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	14, // 18: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	33, // 19: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	0,  // 20: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	12, // 21: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 22: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	19, // 23: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	19, // 24: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	19, // 25: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	21, // 26: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	23, // 27: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	25, // 28: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	27, // 29: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	29, // 30: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	35, // 31: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	32, // 32: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	37, // 33: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	39, // 34: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 35: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	1,  // 36: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	13, // 37: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	8,  // 38: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	20, // 39: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	20, // 40: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	20, // 41: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	22, // 42: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	24, // 43: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	26, // 44: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	28, // 45: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	30, // 46: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	36, // 47: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	34, // 48: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	38, // 49: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	40, // 50: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 51: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	36, // [36:52] is the sub-list for method output_type
+	20, // [20:36] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -2842,7 +2922,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -214,7 +214,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.stats, err = stats.New(stats.Config{Node: n.cfg.NodeName, Root: n.cfg.RootDir, Source: p.provider.Tracked, Log: n.log})
+	p.stats, err = stats.New(stats.Config{Node: n.cfg.NodeName, Root: n.cfg.RootDir, Source: p.provider.Tracked, Inside: p.provider.Inside, Log: n.log})
 	if err != nil {
 		return nil, err
 	}

@@ -48,6 +48,8 @@ func (idle) Attach(context.Context, string, guest.Attach, guest.Streams) error {
 
 func (idle) Forward(context.Context, string, int, guest.Streams) error { return errNone }
 
+func (idle) Stats(context.Context, string) (guest.Stats, error) { return guest.Stats{}, errNone }
+
 func (idle) Logs(context.Context, string, guest.LogOptions, func(guest.LogEntry) error) error {
 	return errNone
 }

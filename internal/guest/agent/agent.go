@@ -332,11 +332,15 @@ func (s *session) Stats(ctx context.Context) (guest.Stats, error) {
 	if err != nil {
 		return guest.Stats{}, s.failure(ctx, "read the guest's resources", err)
 	}
-	return guest.Stats{
+	out := guest.Stats{
 		CPUSeconds:  r.GetCpuSeconds(),
 		MemoryTotal: r.GetMemoryTotal(), MemoryUsed: r.GetMemoryUsed(),
 		DiskTotal: r.GetDiskTotal(), DiskUsed: r.GetDiskUsed(),
 		Processes: int(r.GetProcesses()), LoadAverage1: r.GetLoadAverage_1(),
 		NetworkRxBytes: r.GetNetworkRxBytes(), NetworkTxBytes: r.GetNetworkTxBytes(),
-	}, nil
+	}
+	for _, c := range r.GetContainers() {
+		out.Containers = append(out.Containers, guest.ContainerStats{Name: c.GetName(), CPUSeconds: c.GetCpuSeconds(), Memory: c.GetMemory()})
+	}
+	return out, nil
 }

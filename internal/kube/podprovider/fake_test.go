@@ -293,6 +293,8 @@ func (e *engine) Forward(_ context.Context, _ string, port int, s guest.Streams)
 	return err
 }
 
+func (e *engine) Stats(context.Context, string) (guest.Stats, error) { return guest.Stats{}, nil }
+
 func (e *engine) Logs(_ context.Context, _ string, _ guest.LogOptions, fn func(guest.LogEntry) error) error {
 	return fn(guest.LogEntry{Seq: 1, Stream: "stdout", Data: []byte("line\n")})
 }

@@ -1,10 +1,12 @@
 package podprovider
 
 import (
+	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -69,6 +71,12 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	return m
 }
 
+// Inside asks what each container of a VM with several uses; see stats.Config.
+func (p *Provider) Inside(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error) {
+	s, err := p.Runtime.Stats(ctx, string(id))
+	return s.Containers, err
+}
+
 // Tracked are the VMs of the pods, as the engine's events have told of them; it asks nobody.
 func (p *Provider) Tracked() []stats.VM {
 	p.mu.Lock()
@@ -87,11 +95,17 @@ func (p *Provider) Tracked() []stats.VM {
 			ID: rec.ID, Name: rec.Spec.Name, Namespace: pod.Namespace, Pod: pod.Name, UID: string(pod.UID),
 			Backend: rec.Driver, StartedAt: rec.StartedAt,
 		}
-		for i := range pod.Spec.Containers {
-			v.Containers = append(v.Containers, pod.Spec.Containers[i].Name)
+		if len(rec.Containers) == 0 && len(pod.Spec.Containers) > 0 {
+			v.Containers = []string{pod.Spec.Containers[0].Name}
 		}
 		if rec.State == vm.StateRunning {
 			v.PID = rec.PID
+		}
+		for _, c := range rec.Containers {
+			v.Several = true
+			if c.Status.State == vm.ContainerRunning {
+				v.Containers = append(v.Containers, c.Name)
+			}
 		}
 		for _, n := range rec.NICs {
 			v.Taps = append(v.Taps, stats.Tap{Name: n.Tap, NetNS: n.NetNS})

@@ -46,6 +46,8 @@ type Runtime interface {
 	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
 	// Forward connects to a TCP port from inside the guest; see guest.Forwarder.
 	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
+	// Stats asks the guest for its use of resources.
+	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error

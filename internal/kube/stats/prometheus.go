@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,16 +53,16 @@ func (r Resource) Collect(out chan<- prometheus.Metric) {
 	} else {
 		failed = 1
 	}
-	for _, u := range r.Collector.Collect() {
+	for _, u := range r.CollectContainers(context.Background()) {
 		p := u.Process
 		if p == nil {
 			continue
 		}
-		pod, n := []string{u.VM.Namespace, u.VM.Pod}, float64(len(u.VM.Containers))
-		for _, name := range u.VM.Containers {
-			container := []string{name, u.VM.Namespace, u.VM.Pod}
-			send(u.At, resourceContainerCPU, prometheus.CounterValue, p.CPU.Seconds()/n, container...)
-			send(u.At, resourceContainerMemory, prometheus.GaugeValue, float64(p.WorkingSet)/n, container...)
+		pod := []string{u.VM.Namespace, u.VM.Pod}
+		for _, c := range u.Containers {
+			container := []string{c.Name, u.VM.Namespace, u.VM.Pod}
+			send(c.At, resourceContainerCPU, prometheus.CounterValue, c.CPU.Seconds(), container...)
+			send(c.At, resourceContainerMemory, prometheus.GaugeValue, float64(c.WorkingSet), container...)
 			out <- prometheus.MustNewConstMetric(resourceContainerStart, prometheus.GaugeValue, float64(p.Since.UnixNano())/1e9, container...)
 		}
 		send(u.At, resourcePodCPU, prometheus.CounterValue, p.CPU.Seconds(), pod...)

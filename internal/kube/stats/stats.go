@@ -1,15 +1,19 @@
 // Package stats measures what VMs and their host use, from /proc, cgroups and the counters of links, and serves it as a
 // kubelet does (/stats/summary, /metrics/resource) and to Prometheus (vk_cocoon_*).
 //
-// It starts no process and asks nobody but the kernel, and it does not know which VMs there are: its Source does.
+// It starts no process and asks nobody but the kernel and, of VMs with several containers, their guests. It does not know
+// which VMs there are: its Source does.
 package stats
 
 import (
+	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -22,9 +26,8 @@ type VM struct {
 	UID       string
 	Backend   string // hypervisor driver
 
-	// Containers of the pod, at least one. From outside nobody can tell which of them the VM works for, so each has an
-	// equal share of what it uses, and their sum is right.
-	Containers []string
+	Containers []string // of the pod, that run
+	Several    bool     // there may be any number of them, not one: their guest knows what each uses
 
 	PID       int // of the hypervisor process; 0 when none runs
 	StartedAt time.Time
@@ -44,6 +47,8 @@ type Config struct {
 	Proc   string // "" is /proc
 	Root   string // folder on the file system that holds the VMs' disks
 	Source func() []VM
+	// Inside asks a guest that has several containers what each of them uses. Nil: their shares are equal.
+	Inside func(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error)
 	Log    *slog.Logger
 	// Owns reports whether the process with v.PID is v's: a pid may be another machine's or a later process's. Nil: its
 	// arguments name the VM.
@@ -57,6 +62,7 @@ type Collector struct {
 	host  Host
 	links func(netns string) (map[string]link, error)
 
+	asking   sync.Mutex // one scrape at a time asks guests
 	mu       sync.Mutex
 	cgroup2  string // mount point; "" for none
 	accounts map[vm.ID]*account
@@ -79,8 +85,10 @@ type Usage struct {
 	VM      VM
 	At      time.Time
 	Process *ProcessUsage // nil when no process of the VM runs on this host
-	Network *NetworkUsage
-	Disk    *uint64 // bytes that the writable disk occupies
+	// Containers are what those that run have of Process. Nil unless it was asked for.
+	Containers []ContainerUsage
+	Network    *NetworkUsage
+	Disk       *uint64 // bytes that the writable disk occupies
 }
 
 // ProcessUsage is what the hypervisor process used, and so guest and hypervisor together.
@@ -98,8 +106,17 @@ type NetworkUsage struct {
 }
 
 // Collect measures every VM of the Source, in its order.
-func (c *Collector) Collect() []Usage {
+func (c *Collector) Collect() []Usage { return c.collect(c.cfg.Source(), false, nil) }
+
+// CollectContainers is Collect with the Containers, whose guests it asks.
+func (c *Collector) CollectContainers(ctx context.Context) []Usage {
+	c.asking.Lock()
+	defer c.asking.Unlock()
 	all := c.cfg.Source()
+	return c.collect(all, true, c.ask(ctx, all))
+}
+
+func (c *Collector) collect(all []VM, containers bool, said answers) []Usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	links := map[string]map[string]link{}
@@ -118,6 +135,9 @@ func (c *Collector) Collect() []Usage {
 		u.At = time.Now()
 		if u.Process != nil {
 			u.Network = c.network(v, a, links)
+		}
+		if u.Process != nil && containers {
+			u.Containers = a.containers(v, u, said[v.ID])
 		}
 		out[i] = u
 	}
@@ -152,6 +172,21 @@ type account struct {
 	since  time.Time
 	cpu    total
 	taps   map[string]*tapAccount
+	shares shares
+}
+
+// containers are the parts that v's containers have of u.
+func (a *account) containers(v VM, u Usage, said []guest.ContainerStats) (out []ContainerUsage) {
+	switch {
+	case v.Several && a.shares.fresh(v):
+		return slices.Clone(a.shares.last)
+	case v.Several:
+		return a.shares.divide(v, u, said)
+	}
+	for _, name := range v.Containers {
+		out = append(out, ContainerUsage{Name: name, At: u.At, CPU: u.Process.CPU, RSS: u.Process.RSS, WorkingSet: u.Process.WorkingSet})
+	}
+	return out
 }
 
 type tapAccount struct {

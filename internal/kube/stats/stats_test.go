@@ -82,7 +82,7 @@ func (m *machine) process(start, user, system, pages int) {
 
 func (m *machine) one() Usage {
 	m.t.Helper()
-	all := m.c.Collect()
+	all := m.c.CollectContainers(m.t.Context())
 	if len(all) != 1 {
 		m.t.Fatalf("%d VMs", len(all))
 	}
@@ -215,7 +215,7 @@ func TestSummary(t *testing.T) {
 	if s.Node.Fs != nil || s.Pods[0].Network != nil || s.Pods[0].CPU == nil {
 		t.Errorf("CPU and memory only: %+v", s)
 	}
-	m.vms[0].Containers = []string{"c", "d"} // share what is used
+	m.vms[0].Containers, m.vms[0].Several = []string{"c", "d"}, true // nobody asks: they share what is used
 	s = *m.c.Summary(t.Context())
 	if c := s.Pods[0].Containers; len(c) != 2 || c[1].Name != "d" || *c[0].CPU.UsageCoreNanoSeconds != 75e7 || *c[1].CPU.UsageCoreNanoSeconds != 75e7 ||
 		*c[1].Memory.RSSBytes != *s.Pods[0].Memory.RSSBytes/2 || *c[1].Rootfs.UsedBytes != *s.Pods[0].EphemeralStorage.UsedBytes/2 {

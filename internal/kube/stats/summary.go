@@ -9,9 +9,9 @@ import (
 )
 
 // Summary is what a kubelet answers at /stats/summary.
-func (c *Collector) Summary(context.Context) *summary.Summary {
+func (c *Collector) Summary(ctx context.Context) *summary.Summary {
 	s := &summary.Summary{Node: c.node(), Pods: []summary.PodStats{}}
-	for _, u := range c.Collect() {
+	for _, u := range c.CollectContainers(ctx) {
 		if u.Process != nil {
 			s.Pods = append(s.Pods, pod(u))
 		}
@@ -50,13 +50,12 @@ func pod(u Usage) summary.PodStats {
 	p := summary.PodStats{
 		PodRef: summary.PodReference{Name: u.VM.Pod, Namespace: u.VM.Namespace, UID: u.VM.UID}, StartTime: since, CPU: cpu, Memory: memory,
 	}
-	n := uint64(len(u.VM.Containers))
-	for _, name := range u.VM.Containers {
-		rss := u.Process.RSS / n
+	for i := range u.Containers {
+		c, at := &u.Containers[i], metav1.NewTime(u.Containers[i].At)
 		p.Containers = append(p.Containers, summary.ContainerStats{
-			Name: name, StartTime: since,
-			CPU:    &summary.CPUStats{Time: at, UsageCoreNanoSeconds: nanoseconds(u.Process.CPU / time.Duration(n))},
-			Memory: &summary.MemoryStats{Time: at, UsageBytes: &rss, WorkingSetBytes: new(u.Process.WorkingSet / n), RSSBytes: &rss},
+			Name: c.Name, StartTime: since,
+			CPU:    &summary.CPUStats{Time: at, UsageCoreNanoSeconds: nanoseconds(c.CPU)},
+			Memory: &summary.MemoryStats{Time: at, UsageBytes: &c.RSS, WorkingSetBytes: &c.WorkingSet, RSSBytes: &c.RSS},
 		})
 	}
 	if n := u.Network; n != nil {
@@ -65,8 +64,8 @@ func pod(u Usage) summary.PodStats {
 	}
 	if u.Disk != nil {
 		p.EphemeralStorage = &summary.FsStats{Time: at, UsedBytes: u.Disk}
-		for i := range p.Containers {
-			p.Containers[i].Rootfs = &summary.FsStats{Time: at, UsedBytes: new(*u.Disk / n)}
+		for i, used := range divide(*u.Disk, make([]uint64, len(p.Containers))) { // nobody counts that for each
+			p.Containers[i].Rootfs = &summary.FsStats{Time: at, UsedBytes: &used}
 		}
 	}
 	return p

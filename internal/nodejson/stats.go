@@ -1,0 +1,49 @@
+package nodejson
+
+import "cocoonstack.io/cocoon/internal/guest"
+
+// Stats is what one guest uses.
+type Stats struct {
+	Name           string           `json:"name"`
+	CPUSeconds     float64          `json:"cpu_seconds"`
+	MemoryTotal    int64            `json:"memory_total"`
+	MemoryUsed     int64            `json:"memory_used"`
+	DiskTotal      int64            `json:"disk_total"`
+	DiskUsed       int64            `json:"disk_used"`
+	Processes      int              `json:"processes"`
+	LoadAverage1   float64          `json:"load_average_1"`
+	NetworkRxBytes int64            `json:"network_rx_bytes"`
+	NetworkTxBytes int64            `json:"network_tx_bytes"`
+	Containers     []ContainerStats `json:"containers,omitempty"` // of a VM with several
+}
+
+// ContainerStats is what one container uses.
+type ContainerStats struct {
+	Name       string  `json:"name"`
+	CPUSeconds float64 `json:"cpu_seconds"`
+	Memory     int64   `json:"memory"`
+}
+
+// FromStats returns s as JSON of the VM called name.
+func FromStats(name string, s guest.Stats) Stats {
+	out := Stats{
+		Name: name, CPUSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
+		Processes: s.Processes, LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+	}
+	for _, c := range s.Containers {
+		out.Containers = append(out.Containers, ContainerStats(c))
+	}
+	return out
+}
+
+// Stats is the reverse of FromStats.
+func (s Stats) Stats() guest.Stats {
+	out := guest.Stats{
+		CPUSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
+		Processes: s.Processes, LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+	}
+	for _, c := range s.Containers {
+		out.Containers = append(out.Containers, guest.ContainerStats(c))
+	}
+	return out
+}
