@@ -102,6 +102,34 @@ func TestIPv6AndGatewayOutsideThePrefix(t *testing.T) {
 	same(t, "netmask", w["netmask"], "ffff:ffff:ffff:ffff::")
 }
 
+func TestFurtherAddresses(t *testing.T) {
+	nics := []vm.NIC{{
+		MAC: "52:54:00:aa:bb:01", IP: "10.1.2.3", Prefix: 24, Gateway: "10.1.2.1", Addresses: []string{"10.4.0.2/16", "fd00::5/64"},
+		Routes: []vm.Route{{To: "10.9.0.0/16", Via: "10.4.0.1"}, {To: "::/0", Via: "fd00::1"}},
+	}}
+	eth := networkV2(nics)["ethernets"].(map[string]any)["eth0"].(map[string]any)
+	same(t, "addresses", eth["addresses"], []string{"10.1.2.3/24", "10.4.0.2/16", "fd00::5/64"})
+	same(t, "routes", eth["routes"], []any{
+		map[string]any{"to": "0.0.0.0/0", "via": "10.1.2.1"},
+		map[string]any{"to": "10.9.0.0/16", "via": "10.4.0.1"},
+		map[string]any{"to": "::/0", "via": "fd00::1"},
+	})
+	same(t, "networks", networkData(nics)["networks"], []any{
+		map[string]any{
+			"id": "net-0", "network_id": "net-0", "link": "eth0", "type": "ipv4", "ip_address": "10.1.2.3", "netmask": "255.255.255.0",
+			"routes": []any{
+				map[string]any{"network": "0.0.0.0", "netmask": "0.0.0.0", "gateway": "10.1.2.1"},
+				map[string]any{"network": "10.9.0.0", "netmask": "255.255.0.0", "gateway": "10.4.0.1"},
+			},
+		},
+		map[string]any{"id": "net-0-1", "network_id": "net-0", "link": "eth0", "type": "ipv4", "ip_address": "10.4.0.2", "netmask": "255.255.0.0"},
+		map[string]any{
+			"id": "net-0-2", "network_id": "net-0", "link": "eth0", "type": "ipv6", "ip_address": "fd00::5", "netmask": "ffff:ffff:ffff:ffff::",
+			"routes": []any{map[string]any{"network": "::", "netmask": "::", "gateway": "fd00::1"}},
+		},
+	})
+}
+
 func TestMetaDataReplacesGeneratedKeys(t *testing.T) {
 	s := build(t, guest(), vm.CloudInit{SSHKeys: []string{key}, MetaData: "instance-id: mine\nextra: {a: [1, 2.5, yes, ~, 2001-01-01]}\n"})
 	same(t, "meta-data", read(t, s.Files["meta-data"]), map[string]any{

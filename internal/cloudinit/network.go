@@ -3,6 +3,7 @@ package cloudinit
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,17 +23,20 @@ func networkV2(nics []vm.NIC) map[string]any {
 		if addr, ok := static(n); !ok {
 			e["dhcp4"] = true
 		} else {
-			e["addresses"] = []string{addr.String()}
+			e["addresses"] = append([]string{addr.String()}, n.Addresses...)
+			var routes []any
 			if gw, err := netip.ParseAddr(n.Gateway); err == nil {
-				to := "0.0.0.0/0" // "default" is younger than many images
-				if gw.Is6() {
-					to = "::/0"
-				}
-				r := map[string]any{"to": to, "via": gw.String()}
+				r := map[string]any{"to": everywhere(gw).String(), "via": gw.String()} // "default" is younger than many images
 				if !addr.Contains(gw) {
 					r["on-link"] = true
 				}
-				e["routes"] = []any{r}
+				routes = append(routes, r)
+			}
+			for _, r := range n.Routes {
+				routes = append(routes, map[string]any{"to": r.To, "via": r.Via})
+			}
+			if len(routes) > 0 {
+				e["routes"] = routes
 			}
 			if len(n.DNS) > 0 {
 				e["nameservers"] = map[string]any{"addresses": n.DNS}
@@ -41,6 +45,14 @@ func networkV2(nics []vm.NIC) map[string]any {
 		ethernets[name] = e
 	}
 	return map[string]any{"version": 2, "ethernets": ethernets}
+}
+
+// everywhere is what a default route through a leads to.
+func everywhere(a netip.Addr) netip.Prefix {
+	if a.Is6() {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
 // static is the address that the guest is to set itself; none where DHCP answers or none is known.
@@ -63,23 +75,55 @@ func networkData(nics []vm.NIC) map[string]any {
 		}
 		links = append(links, l)
 		id := "net-" + strconv.Itoa(i)
-		w := map[string]any{"id": id, "network_id": id, "link": link, "type": "ipv4_dhcp"}
-		if addr, ok := static(n); ok {
-			w["type"], w["ip_address"], w["netmask"] = "ipv4", addr.Addr().String(), netmask(addr)
-			zero := "0.0.0.0"
-			if addr.Addr().Is6() {
-				w["type"], zero = "ipv6", "::"
-			}
-			if gw, err := netip.ParseAddr(n.Gateway); err == nil {
-				w["routes"] = []any{map[string]any{"network": zero, "netmask": zero, "gateway": gw.String()}}
-			}
-			for _, d := range n.DNS {
-				services = append(services, map[string]any{"type": "dns", "address": d})
+		addr, ok := static(n)
+		if !ok {
+			networks = append(networks, map[string]any{"id": id, "network_id": id, "link": link, "type": "ipv4_dhcp"})
+			continue
+		}
+		all := []netip.Prefix{addr}
+		for _, s := range n.Addresses {
+			if p, err := netip.ParsePrefix(s); err == nil {
+				all = append(all, p)
 			}
 		}
-		networks = append(networks, w)
+		for j, p := range all {
+			w := map[string]any{"id": id, "network_id": id, "link": link, "type": "ipv4", "ip_address": p.Addr().String(), "netmask": netmask(p)}
+			if p.Addr().Is6() {
+				w["type"] = "ipv6"
+			}
+			if j > 0 {
+				w["id"] = id + "-" + strconv.Itoa(j)
+			}
+			if routes := routesBy(n, all, j); len(routes) > 0 {
+				w["routes"] = routes
+			}
+			networks = append(networks, w)
+		}
+		for _, d := range n.DNS {
+			services = append(services, map[string]any{"type": "dns", "address": d})
+		}
 	}
 	return map[string]any{"links": links, "networks": networks, "services": services}
+}
+
+// routesBy are the routes of n that go with its address number at: the first of their family takes them.
+func routesBy(n vm.NIC, all []netip.Prefix, at int) []any {
+	var out []any
+	family := func(a netip.Addr) bool {
+		return a.IsValid() && at == slices.IndexFunc(all, func(p netip.Prefix) bool { return p.Addr().Is6() == a.Is6() })
+	}
+	add := func(to netip.Prefix, via string) {
+		out = append(out, map[string]any{"network": to.Addr().String(), "netmask": netmask(to), "gateway": via})
+	}
+	if gw, err := netip.ParseAddr(n.Gateway); err == nil && family(gw) {
+		add(everywhere(gw), gw.String())
+	}
+	for _, r := range n.Routes {
+		if to, err := netip.ParsePrefix(r.To); err == nil && family(to.Addr()) {
+			add(to, r.Via)
+		}
+	}
+	return out
 }
 
 func netmask(p netip.Prefix) string {

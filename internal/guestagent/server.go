@@ -261,10 +261,14 @@ func identity(r *guestv1.SetupRequest) Identity {
 func nics(list []*guestv1.NIC) []vm.NIC {
 	var out []vm.NIC
 	for _, n := range list {
-		out = append(out, vm.NIC{
+		nic := vm.NIC{
 			MAC: n.GetMac(), IP: n.GetIp(), Prefix: int(n.GetPrefix()),
-			Gateway: n.GetGateway(), DNS: n.GetDns(), MTU: int(n.GetMtu()),
-		})
+			Gateway: n.GetGateway(), DNS: n.GetDns(), MTU: int(n.GetMtu()), Addresses: n.GetAddresses(),
+		}
+		for _, r := range n.GetRoutes() {
+			nic.Routes = append(nic.Routes, vm.Route{To: r.GetTo(), Via: r.GetVia()})
+		}
+		out = append(out, nic)
 	}
 	return out
 }

@@ -34,7 +34,7 @@ func (s *Server) Settle(ctx context.Context, _ *guestv1.SettleRequest) (*guestv1
 func rehearse() error {
 	request, err := proto.Marshal(&guestv1.ResumedRequest{
 		NowUnixNano: 1, Entropy: []byte{1}, Hostname: "h", Hosts: []string{"h"}, Storage: 1,
-		Nics:  []*guestv1.NIC{{Mac: "m", Ip: "i", Prefix: 1, Gateway: "g", Dns: []string{"d"}, Mtu: 1}},
+		Nics:  []*guestv1.NIC{{Mac: "m", Ip: "i", Prefix: 1, Gateway: "g", Dns: []string{"d"}, Mtu: 1, Addresses: []string{"a"}}},
 		Clone: &guestv1.CloneIdentity{Macs: []string{"m"}, MachineId: "i", SshHostKeys: true},
 	})
 	if err == nil {

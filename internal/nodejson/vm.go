@@ -77,6 +77,9 @@ type Address struct {
 	Prefix  int      `json:"prefix"`
 	DNS     []string `json:"dns,omitempty"`
 	IPv6    string   `json:"ipv6,omitempty"`
+
+	Addresses []string   `json:"addresses,omitempty"` // CIDR, beside IP
+	Routes    []vm.Route `json:"routes,omitempty"`    // beside the one to Gateway
 }
 
 // Storage is a disk of a VM.
@@ -113,7 +116,7 @@ func FromRecord(r vm.Record) VM {
 	for _, n := range r.NICs {
 		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP}
 		if n.IP != "" {
-			nic.Network = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6}
+			nic.Network = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6, Addresses: n.Addresses, Routes: n.Routes}
 		}
 		out.NetworkConfigs = append(out.NetworkConfigs, nic)
 	}
@@ -157,6 +160,7 @@ func (v VM) Record() vm.Record {
 		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP}
 		if n.Network != nil {
 			nic.IP, nic.Gateway, nic.Prefix, nic.DNS, nic.IPv6 = n.Network.IP, n.Network.Gateway, n.Network.Prefix, n.Network.DNS, n.Network.IPv6
+			nic.Addresses, nic.Routes = n.Network.Addresses, n.Network.Routes
 		}
 		r.NICs = append(r.NICs, nic)
 	}

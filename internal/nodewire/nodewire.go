@@ -187,17 +187,27 @@ func decodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
 }
 
 func encodeNIC(n vm.NIC) *nodev1.NIC {
-	return &nodev1.NIC{
+	m := &nodev1.NIC{
 		Network: n.Network, Tap: n.Tap, Netns: n.NetNS, Mac: n.MAC, Ip: n.IP, Prefix: int64(n.Prefix),
 		Gateway: n.Gateway, Dns: slices.Clone(n.DNS), Mtu: int64(n.MTU), Dhcp: n.DHCP, Ipv6: n.IPv6,
+		Addresses: slices.Clone(n.Addresses),
 	}
+	for _, r := range n.Routes {
+		m.Routes = append(m.Routes, &nodev1.Route{To: r.To, Via: r.Via})
+	}
+	return m
 }
 
 func decodeNIC(m *nodev1.NIC) vm.NIC {
-	return vm.NIC{
+	n := vm.NIC{
 		Network: m.GetNetwork(), Tap: m.GetTap(), NetNS: m.GetNetns(), MAC: m.GetMac(), IP: m.GetIp(), Prefix: int(m.GetPrefix()),
 		Gateway: m.GetGateway(), DNS: cloneSlice(m.GetDns()), MTU: int(m.GetMtu()), DHCP: m.GetDhcp(), IPv6: m.GetIpv6(),
+		Addresses: cloneSlice(m.GetAddresses()),
 	}
+	for _, r := range m.GetRoutes() {
+		n.Routes = append(n.Routes, vm.Route{To: r.GetTo(), Via: r.GetVia()})
+	}
+	return n
 }
 
 func encodeDisk(d vm.Disk) *nodev1.Disk {

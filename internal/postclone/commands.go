@@ -126,12 +126,23 @@ func networkFile(n vm.NIC, mac string) []string {
 		lines = append(lines, "DHCP=yes")
 	} else {
 		lines = append(lines, "Address="+plain(n.IP)+"/"+strconv.Itoa(n.Prefix))
+		for _, a := range n.Addresses {
+			lines = append(lines, "Address="+plain(a))
+		}
 		if n.Gateway != "" {
 			lines = append(lines, "Gateway="+plain(n.Gateway))
 		}
 	}
 	for _, d := range n.DNS {
 		lines = append(lines, "DNS="+plain(d))
+	}
+	if n.IP != "" {
+		for _, r := range n.Routes {
+			lines = append(lines, "", "[Route]", "Destination="+plain(r.To))
+			if r.Via != "" {
+				lines = append(lines, "Gateway="+plain(r.Via))
+			}
+		}
 	}
 	if n.MTU > 0 {
 		lines = append(lines, "", "[Link]", "MTUBytes="+strconv.Itoa(n.MTU))

@@ -183,3 +183,16 @@ func FuzzCommands(f *testing.F) {
 		}
 	})
 }
+
+func TestNetworkFileHasFurtherAddresses(t *testing.T) {
+	n := vm.NIC{
+		IP: "10.0.0.3", Prefix: 24, Addresses: []string{"fd00::3/64"},
+		Routes: []vm.Route{{To: "::/0", Via: "fd00::1"}, {To: "10.6.0.0/16"}}, MTU: 1400,
+	}
+	got := strings.Join(networkFile(n, "02:00:00:00:01:01"), "\n")
+	want := "[Match]\nMACAddress=02:00:00:00:01:01\n\n[Network]\nAddress=10.0.0.3/24\nAddress=fd00::3/64\n\n[Route]\nDestination=::/0\nGateway=fd00::1\n" +
+		"\n[Route]\nDestination=10.6.0.0/16\n\n[Link]\nMTUBytes=1400"
+	if got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+}

@@ -61,7 +61,8 @@ func (r Record) Clone() Record {
 	}
 	r.NICs = cloneSlice(r.NICs)
 	for i := range r.NICs {
-		r.NICs[i].DNS = cloneSlice(r.NICs[i].DNS)
+		n := &r.NICs[i]
+		n.DNS, n.Addresses, n.Routes = cloneSlice(n.DNS), cloneSlice(n.Addresses), cloneSlice(n.Routes)
 	}
 	r.Containers = cloneSlice(r.Containers)
 	for i := range r.Containers {

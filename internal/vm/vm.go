@@ -148,10 +148,19 @@ type NIC struct {
 	IP      string   `json:"ip,omitempty"`      // "" when not known (yet)
 	Prefix  int      `json:"prefix,omitempty"`  // length of the network prefix in bits
 	Gateway string   `json:"gateway,omitempty"` // "" for none
-	IPv6    string   `json:"ipv6,omitempty"`    // what the guest makes of its MAC and the prefix that a router tells it; "" for none
+	IPv6    string   `json:"ipv6,omitempty"`    // beside IP: one of Addresses, or what the guest makes of its MAC and a router's prefix; "" for none
 	DNS     []string `json:"dns,omitempty"`
 	MTU     int      `json:"mtu,omitempty"` // bytes; 0 is the guest's default
 	DHCP    bool     `json:"dhcp"`          // a DHCP server answers on this network with the same IP
+
+	Addresses []string `json:"addresses,omitempty"` // CIDR; which the guest sets itself, beside IP
+	Routes    []Route  `json:"routes,omitempty"`    // beside the one to Gateway
+}
+
+// Route is one of a guest's.
+type Route struct {
+	To  string `json:"to"`            // CIDR
+	Via string `json:"via,omitempty"` // "" for what is on the link
 }
 
 // DiskFormat is how a disk's file is laid out.

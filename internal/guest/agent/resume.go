@@ -111,9 +111,13 @@ func (s *session) Thaw(ctx context.Context) (int, error) {
 func nics(list []vm.NIC) []*guestv1.NIC {
 	var out []*guestv1.NIC
 	for _, n := range list {
-		out = append(out, &guestv1.NIC{
-			Mac: n.MAC, Ip: n.IP, Prefix: int32(n.Prefix), Gateway: n.Gateway, Dns: n.DNS, Mtu: int32(n.MTU),
-		})
+		nic := &guestv1.NIC{
+			Mac: n.MAC, Ip: n.IP, Prefix: int32(n.Prefix), Gateway: n.Gateway, Dns: n.DNS, Mtu: int32(n.MTU), Addresses: n.Addresses,
+		}
+		for _, r := range n.Routes {
+			nic.Routes = append(nic.Routes, &guestv1.Route{To: r.To, Via: r.Via})
+		}
+		out = append(out, nic)
 	}
 	return out
 }

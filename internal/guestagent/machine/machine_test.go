@@ -95,6 +95,10 @@ func TestConfigure(t *testing.T) {
 		{MAC: mac, IP: "10.1.0.2", Prefix: 24, Gateway: "10.1.0.1", MTU: 1400}, // again: nothing changes
 		{MAC: mac, IP: "fd00::2", Prefix: 64, Gateway: "fd00::1"},
 		{MAC: mac, IP: "10.2.0.2", Prefix: 32, Gateway: "10.3.0.1"},
+		{
+			MAC: mac, IP: "10.2.0.2", Prefix: 32, Gateway: "10.3.0.1", Addresses: []string{"10.4.0.2/24", "fd01::2/64"},
+			Routes: []vm.Route{{To: "10.5.0.0/16", Via: "10.4.0.1"}, {To: "fd05::/32", Via: "fd01::1"}, {To: "10.6.0.0/16"}, {To: "::/0", Via: "fe80::1"}},
+		},
 	} {
 		if err := configureAll(t, []vm.NIC{nic}, nil); err != nil {
 			t.Fatalf("%+v: %v", nic, err)
@@ -105,19 +109,30 @@ func TestConfigure(t *testing.T) {
 		t.Errorf("link %+v, %v", link, err)
 	}
 	addrs := ip(t, "addr", "show", "guest0")
-	for want, is := range map[string]bool{"inet 10.2.0.2/32": true, "inet6 fd00::2/64": true, "inet 10.1.0.2": false} {
+	for want, is := range map[string]bool{
+		"inet 10.2.0.2/32": true, "inet 10.4.0.2/24": true, "inet6 fd01::2/64": true, "inet6 fd00::2": false, "inet 10.1.0.2": false,
+	} {
 		if strings.Contains(addrs, want) != is {
 			t.Errorf("%q is %v in %s", want, !is, addrs)
 		}
 	}
-	if routes := ip(t, "route"); !strings.Contains(routes, "default via 10.3.0.1 dev guest0") {
-		t.Errorf("routes %s", routes)
-	}
-	if routes := ip(t, "-6", "route"); !strings.Contains(routes, "default via fd00::1 dev guest0") {
-		t.Errorf("IPv6 routes %s", routes)
+	routes := ip(t, "route") + ip(t, "-6", "route")
+	for _, want := range []string{
+		"default via 10.3.0.1 dev guest0", "10.5.0.0/16 via 10.4.0.1 dev guest0", "10.6.0.0/16 dev guest0",
+		"default via fe80::1 dev guest0", "fd05::/32 via fd01::1 dev guest0",
+	} {
+		if !strings.Contains(routes, want) {
+			t.Errorf("%q is not in %s", want, routes)
+		}
 	}
 	for _, bad := range []vm.NIC{
-		{MAC: "no"}, {MAC: mac, IP: "no"}, {MAC: mac, IP: "10.0.0.1", Prefix: 33}, {MAC: mac, IP: "10.0.0.1", Prefix: 8, Gateway: "fd00::1"},
+		{MAC: "no"},
+		{MAC: mac, IP: "no"},
+		{MAC: mac, IP: "10.0.0.1", Prefix: 33},
+		{MAC: mac, IP: "10.0.0.1", Prefix: 8, Gateway: "fd00::1"},
+		{MAC: mac, IP: "10.0.0.1", Prefix: 8, Addresses: []string{"10.0.0.2"}},
+		{MAC: mac, IP: "10.0.0.1", Prefix: 8, Routes: []vm.Route{{To: "no"}}},
+		{MAC: mac, IP: "10.0.0.1", Prefix: 8, Routes: []vm.Route{{To: "fd00::/8", Via: "10.0.0.2"}}},
 	} {
 		if err := configureAll(t, []vm.NIC{bad}, nil); !errdefs.IsInvalid(err) {
 			t.Errorf("%+v: %v", bad, err)

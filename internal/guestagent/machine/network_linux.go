@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,9 +19,14 @@ import (
 // nic is what an interface shall be, read.
 type nic struct {
 	mac, old net.HardwareAddr // old is nil, or what the interface of a clone has
-	addr     netip.Prefix     // the zero value leaves the addresses alone
-	gateway  netip.Addr
+	addrs    []netip.Prefix   // none leaves the addresses alone
+	routes   []route
 	mtu      int
+}
+
+type route struct {
+	to  netip.Prefix
+	via netip.Addr // the zero value for what is on the link
 }
 
 // link returns the route socket that the machine keeps: to open and close one is a tenth of what a guest does, whose code
@@ -99,13 +105,40 @@ func parse(v vm.NIC, old string) (nic, error) {
 	if v.Prefix < 1 || v.Prefix > addr.BitLen() {
 		return nic{}, errdefs.Invalidf("/%d is not a prefix length for %s", v.Prefix, addr)
 	}
-	n.addr = netip.PrefixFrom(addr, v.Prefix)
+	n.addrs = append(n.addrs, netip.PrefixFrom(addr, v.Prefix))
 	if v.Gateway != "" {
-		if n.gateway, err = netip.ParseAddr(v.Gateway); err != nil || n.gateway.Is4() != addr.Is4() {
+		gateway, err := netip.ParseAddr(v.Gateway)
+		if err != nil || gateway.Is4() != addr.Is4() {
 			return nic{}, errdefs.Invalidf("%q is not a gateway for %s", v.Gateway, addr)
 		}
+		n.routes = append(n.routes, route{netip.PrefixFrom(anyOf(gateway), 0), gateway})
 	}
-	return n, nil
+	return n, n.further(v)
+}
+
+// further reads what v has beside its address and gateway.
+func (n *nic) further(v vm.NIC) error {
+	for _, s := range v.Addresses {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || p.Bits() == 0 {
+			return errdefs.Invalidf("%q is not an address with the length of its prefix", s)
+		}
+		n.addrs = append(n.addrs, p)
+	}
+	for _, r := range v.Routes {
+		to, err := netip.ParsePrefix(r.To)
+		if err != nil {
+			return errdefs.Invalidf("%q is nothing that a route can lead to", r.To)
+		}
+		var via netip.Addr
+		if r.Via != "" {
+			if via, err = netip.ParseAddr(r.Via); err != nil || via.Is4() != to.Addr().Is4() {
+				return errdefs.Invalidf("%q is not a gateway to %s", r.Via, to)
+			}
+		}
+		n.routes = append(n.routes, route{to.Masked(), via})
+	}
+	return nil
 }
 
 // waitLinks finds the interfaces of nics; one that is just being plugged in is waited for.
@@ -175,8 +208,8 @@ func (s *netlink) apply(d device, n nic, addrs []address) error {
 			return err
 		}
 	}
-	if other || n.addr.IsValid() {
-		if err := s.dropAddresses(d.index, n.addr, other, addrs); err != nil {
+	if other || len(n.addrs) > 0 {
+		if err := s.dropAddresses(d.index, n.addrs, other, addrs); err != nil {
 			return err
 		}
 	}
@@ -187,21 +220,32 @@ func (s *netlink) apply(d device, n nic, addrs []address) error {
 	if err := s.setLink(d.index, change); err != nil {
 		return err
 	}
-	if !n.addr.IsValid() {
-		return nil
-	}
-	if err := s.address(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, d.index, n.addr); err != nil {
-		return err
-	}
-	if !n.gateway.IsValid() {
-		return nil
-	}
-	if !n.addr.Masked().Contains(n.gateway) { // as clouds do with /32 addresses: reach it on the link
-		if err := s.addRoute(d.index, netip.PrefixFrom(n.gateway, n.gateway.BitLen()), netip.Addr{}); err != nil {
+	for _, a := range n.addrs {
+		if err := s.address(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, d.index, a); err != nil {
 			return err
 		}
 	}
-	return s.addRoute(d.index, netip.PrefixFrom(anyOf(n.gateway), 0), n.gateway)
+	for _, r := range n.routes {
+		if r.via.IsValid() && !n.near(r.via) { // as clouds do with /32 addresses: reach it on the link
+			if err := s.addRoute(d.index, netip.PrefixFrom(r.via, r.via.BitLen()), netip.Addr{}); err != nil {
+				return err
+			}
+		}
+		if err := s.addRoute(d.index, r.to, r.via); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// near reports whether the addresses of n make a on the link.
+func (n nic) near(a netip.Addr) bool {
+	for _, p := range n.addrs {
+		if p.Masked().Contains(a) {
+			return true
+		}
+	}
+	return a.Is6() && a.IsLinkLocalUnicast()
 }
 
 func anyOf(a netip.Addr) netip.Addr {
@@ -221,17 +265,21 @@ func Loopback() error {
 	return s.setLink(1, linkChange{}) // lo is always the first
 }
 
-// dropAddresses removes the addresses of an interface but keep: those of keep's family, or with all those of every one.
+// dropAddresses removes the addresses of an interface but keep: those of keep's families, or with all those of every one.
 // Link-local ones of IPv6 are the kernel's own and follow the MAC.
-func (s *netlink) dropAddresses(index int, keep netip.Prefix, all bool, addrs []address) error {
+func (s *netlink) dropAddresses(index int, keep []netip.Prefix, all bool, addrs []address) error {
+	var four, six bool
+	for _, k := range keep {
+		four, six = four || k.Addr().Is4(), six || k.Addr().Is6()
+	}
 	for _, a := range addrs {
 		ip := a.prefix.Addr()
 		switch {
-		case a.index != index || a.prefix == keep:
+		case a.index != index || slices.Contains(keep, a.prefix):
 			continue
 		case ip.Is6() && ip.IsLinkLocalUnicast():
 			continue
-		case !all && ip.Is4() != keep.Addr().Is4():
+		case !all && (ip.Is4() && !four || ip.Is6() && !six):
 			continue
 		case !all && ip.IsLinkLocalUnicast():
 			continue

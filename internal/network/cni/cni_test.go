@@ -232,12 +232,3 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("noise: %v", err)
 	}
 }
-
-func TestGateway(t *testing.T) {
-	if g := gateway(nil, nil); g != "" {
-		t.Errorf("gateway %q of nothing", g)
-	}
-	if g := gateway(net.ParseIP("10.0.0.1"), nil); g != "10.0.0.1" {
-		t.Errorf("gateway %q", g)
-	}
-}

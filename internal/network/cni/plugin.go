@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 
@@ -98,27 +97,16 @@ func (n *Network) read(r *record, res *types100.Result) error {
 	if err != nil {
 		return err
 	}
-	six := false
+	var ips []*types100.IPConfig
 	for _, ip := range res.IPs {
 		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(res.Interfaces) || res.Interfaces[*ip.Interface].Name != r.link()) {
 			continue
 		}
-		if ip.Address.IP.To4() == nil {
-			six = true
-			continue
-		}
-		if r.NIC.IP != "" {
-			continue // guests have one address per interface
-		}
-		r.NIC.IP = ip.Address.IP.String()
-		r.NIC.Prefix, _ = ip.Address.Mask.Size()
-		r.NIC.Gateway = gateway(ip.Gateway, res.Routes)
+		ips = append(ips, ip)
 	}
-	if r.NIC.IP == "" && six {
-		return errdefs.New(errdefs.Unsupported, "the CNI plugins gave an IPv6 address alone, and guests need an IPv4 one")
-	}
+	address(&r.NIC, ips, res.Routes)
 	for _, s := range res.DNS.Nameservers {
-		if a, err := netip.ParseAddr(s); err == nil && a.Is4() {
+		if a, err := netip.ParseAddr(s); err == nil {
 			r.NIC.DNS = append(r.NIC.DNS, a.String())
 		}
 	}
@@ -126,19 +114,6 @@ func (n *Network) read(r *record, res *types100.Result) error {
 		r.NIC.DNS = n.resolvers()
 	}
 	return nil
-}
-
-// gateway is the address's own, or that of the default route.
-func gateway(own net.IP, routes []*types.Route) string {
-	if own.To4() != nil {
-		return own.String()
-	}
-	for _, r := range routes {
-		if ones, bits := r.Dst.Mask.Size(); bits == 32 && ones == 0 && r.GW.To4() != nil {
-			return r.GW.String()
-		}
-	}
-	return ""
 }
 
 func (n *Network) resolvers() []string {
