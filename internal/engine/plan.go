@@ -50,6 +50,9 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 		if !spec.Process.Empty() {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given a command", spec.Image)
 		}
+		if spec.Process.ReadOnlyRoot {
+			return r, errdefs.Invalidf("image %s boots itself, so its root cannot be read-only; leave that out", spec.Image)
+		}
 		if spec.CloudInit != nil {
 			return r, cloudinit.Validate(*spec.CloudInit)
 		}

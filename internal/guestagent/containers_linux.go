@@ -15,10 +15,12 @@ import (
 // Rooms are the root file systems of the machine's containers.
 type Rooms interface {
 	// Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the
-	// folder where it is until Seal. Idempotent.
-	Make(name string, layers []string) (folder string, err error)
+	// folder where it is until Seal. From then on a room with a read-only root is one. Idempotent.
+	Make(name string, layers []string, readOnlyRoot bool) (folder string, err error)
 	// Seal takes the rooms off the machine's own folders. Idempotent.
 	Seal() error
+	// Show makes the room called name of the machine's own folders as they are mounted, with a read-only root. Idempotent.
+	Show(name string) error
 	// Enter runs f in a room: paths that f uses and processes that it starts are in there.
 	Enter(name string, f func() error) error
 }

@@ -3,6 +3,8 @@ package guestagent
 import (
 	"context"
 	"fmt"
+	"os"
+	"path"
 	"strings"
 	"time"
 
@@ -33,7 +35,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	}
 	rooms := map[string]*guestv1.Container{}
 	for _, c := range r.GetContainers() {
-		folder, err := s.cfg.Rooms.Make(c.GetName(), c.GetLayers())
+		folder, err := s.cfg.Rooms.Make(c.GetName(), c.GetLayers(), c.GetProcess().GetReadOnlyRoot())
 		if err != nil {
 			return fmt.Errorf("make the file system of container %s: %w", c.GetName(), err)
 		}
@@ -42,6 +44,9 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	groups, err := s.mount(ctx, r, rooms)
 	if err != nil {
 		return err
+	}
+	for folder, c := range rooms {
+		makeWorkdir(folder, c.GetProcess())
 	}
 	if err := s.cfg.Rooms.Seal(); err != nil {
 		return err
@@ -77,6 +82,36 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 		c.command.cgroup = openCgroup(c.name)
 	}
 	return c
+}
+
+// makeWorkdir makes the working folder of a process whose root cannot be written later. Whether it is there shows when the
+// process starts.
+func makeWorkdir(folder string, p *guestv1.Process) {
+	if !p.GetReadOnlyRoot() {
+		return
+	}
+	if root, err := os.OpenRoot(folder); err == nil {
+		_ = root.MkdirAll(strings.TrimLeft(path.Clean(p.GetWorkdir()), "/"), 0o755)
+		root.Close()
+	}
+}
+
+// mainRoom is the room of a main process with a read-only root. No container can be called that.
+const mainRoom = ""
+
+// enterMain returns how the main process gets to its root; nil where that is the guest's own.
+func (s *Server) enterMain(p *guestv1.Process) (func(func() error) error, error) {
+	if !p.GetReadOnlyRoot() {
+		return nil, nil
+	}
+	if s.cfg.Rooms == nil {
+		return nil, errdefs.Unsupportedf("this guest's agent gives its process no read-only root")
+	}
+	makeWorkdir("/", p)
+	if err := s.cfg.Rooms.Show(mainRoom); err != nil {
+		return nil, fmt.Errorf("make the root read-only: %w", err)
+	}
+	return func(f func() error) error { return s.cfg.Rooms.Enter(mainRoom, f) }, nil
 }
 
 // Containers implements guestv1.GuestServer.

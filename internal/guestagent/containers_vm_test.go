@@ -128,6 +128,7 @@ func TestVMContainers(t *testing.T) {
 			containerOf("flaky", vm.ContainerApp, "test -e /once && { echo again; exit 0; }; touch /once; (sleep 1000 &) ; exit 3"),
 		},
 	}
+	s.Containers[2].Process.ReadOnlyRoot, s.Containers[2].Process.WorkDir = true, "/work"
 	for range 2 { // a host that comes back says all of it again, and nothing runs twice
 		if err := a.Setup(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -157,9 +158,11 @@ func TestVMContainers(t *testing.T) {
 		t.Errorf("exec in one that has ended: %v", err)
 	}
 	usageOf(t, a)
-	e = sh("touch /share/go")
+	e = sh("pwd; touch /x 2>/dev/null || echo denied; touch /share/go")
 	e.Container = "side"
-	output(t, a, e)
+	if got := output(t, a, e); got != "/work\ndenied\n" {
+		t.Errorf("in the container with a read-only root: %q", got)
+	}
 	exit, err := a.Wait(t.Context())
 	if err != nil || exit.Code != 0 {
 		t.Errorf("all have ended: %+v, %v", exit, err)

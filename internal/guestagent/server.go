@@ -238,10 +238,14 @@ func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 		return err
 	}
 	if p := r.GetProcess(); p != nil && s.mainProcess() == nil {
+		within, err := s.enterMain(p)
+		if err != nil {
+			return err
+		}
 		m, err := startMain(s.procs, s.log, command{
 			args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
 			stdin: p.GetStdin(), stdinOnce: p.GetStdinOnce(),
-			hostname: r.GetHostname(), makeDir: true, groups: groups,
+			hostname: r.GetHostname(), makeDir: true, groups: groups, within: within,
 		})
 		if err != nil {
 			return fmt.Errorf("start the main process: %w", err)

@@ -112,8 +112,20 @@ func TestVMVolumes(t *testing.T) {
 	q = bootGuest(t, disks) // what is on the disk outlives a start, what is in memory does not
 	a = q.connect(t)
 	defer a.Close()
+	s.Process.ReadOnlyRoot, s.Process.WorkDir = true, "/work/made"
 	begin(a)
 	check(a, "cat /data/new /part/new; ls -A /dev/shm; cat /etc/conf/key", "hi\nthere\none\n")
+
+	// The same with a root that even root cannot write to; volumes are as they are mounted, and the agent is not held back.
+	root = sh("pwd; for f in /x /etc/hosts /work/made/x; do echo x 2>/dev/null > $f || echo denied; done; echo yes > /data/yes; echo yes > /dev/shm/yes; cat /data/yes /dev/shm/yes")
+	root.User = "root"
+	if got := output(t, a, root); got != "/work/made\ndenied\ndenied\ndenied\nyes\nyes\n" {
+		t.Errorf("with a read-only root: %q", got)
+	}
+	s.Hosts = []string{"10.0.0.9 web-0"}
+	begin(a)
+	put(t, a, confFiles("two"))
+	check(a, "grep 10.0.0.9 /etc/hosts; cat /etc/conf/key", "10.0.0.9 web-0\ntwo\n")
 }
 
 // TestVMVolumesOfAHostileImage: links of the image lead a mount nowhere but into the image.

@@ -74,6 +74,8 @@ func EncodeProcess(p vm.Process) *nodev1.Process {
 		Tty:        p.TTY,
 		Stdin:      p.Stdin,
 		StdinOnce:  p.StdinOnce,
+
+		ReadOnlyRoot: p.ReadOnlyRoot,
 	}
 }
 
@@ -88,6 +90,8 @@ func DecodeProcess(m *nodev1.Process) vm.Process {
 		TTY:        m.GetTty(),
 		Stdin:      m.GetStdin(),
 		StdinOnce:  m.GetStdinOnce(),
+
+		ReadOnlyRoot: m.GetReadOnlyRoot(),
 	}
 }
 

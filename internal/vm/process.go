@@ -7,7 +7,7 @@ const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 //   - setting Entrypoint drops the image's entrypoint and args; setting only Args keeps the image's entrypoint;
 //   - variables are added to the image's, those of the same name replaced in place, the last of several wins;
 //   - PATH is DefaultPath when nobody set it, the working directory is / when nobody set it;
-//   - User and WorkDir of p win when not empty; a standard input is what p alone asks for.
+//   - User and WorkDir of p win when not empty; a standard input and a read-only root are what p alone asks for.
 //
 // The result shares no memory with either. When neither names a program, its Entrypoint and Args are both empty.
 func (p Process) Over(image Process) Process {
@@ -20,6 +20,8 @@ func (p Process) Over(image Process) Process {
 		TTY:        p.TTY || image.TTY,
 		Stdin:      p.Stdin,
 		StdinOnce:  p.StdinOnce,
+
+		ReadOnlyRoot: p.ReadOnlyRoot,
 	}
 	if len(p.Entrypoint) > 0 {
 		out.Entrypoint, out.Args = cloneSlice(p.Entrypoint), nil

@@ -125,6 +125,8 @@ type Process struct {
 	TTY        bool     `json:"tty,omitempty"`
 	Stdin      bool     `json:"stdin,omitempty"`      // it has a standard input, which who attaches writes to
 	StdinOnce  bool     `json:"stdin_once,omitempty"` // which ends with the first who wrote to it, unless it is a terminal
+
+	ReadOnlyRoot bool `json:"read_only_root,omitempty"` // it can write to what is mounted alone, and so can what is run beside it
 }
 
 // EnvVar is one environment variable. Values may be secret: they are never logged.

@@ -1071,8 +1071,9 @@ type Process struct {
 	Workdir       string                 `protobuf:"bytes,3,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
 	Tty           bool                   `protobuf:"varint,5,opt,name=tty,proto3" json:"tty,omitempty"`
-	Stdin         bool                   `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // it has a standard input, which Attach writes to; otherwise an empty one
-	StdinOnce     bool                   `protobuf:"varint,7,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // which is closed when the first Attach that writes to it ends
+	Stdin         bool                   `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`                                     // it has a standard input, which Attach writes to; otherwise an empty one
+	StdinOnce     bool                   `protobuf:"varint,7,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`            // which is closed when the first Attach that writes to it ends
+	ReadOnlyRoot  bool                   `protobuf:"varint,8,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"` // it sees a root that cannot be written; what is mounted in it is as it is mounted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1152,6 +1153,13 @@ func (x *Process) GetStdin() bool {
 func (x *Process) GetStdinOnce() bool {
 	if x != nil {
 		return x.StdinOnce
+	}
+	return false
+}
+
+func (x *Process) GetReadOnlyRoot() bool {
+	if x != nil {
+		return x.ReadOnlyRoot
 	}
 	return false
 }
@@ -2726,7 +2734,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06routes\x18\b \x03(\v2\x16.cocoon.guest.v1.RouteR\x06routes\")\n" +
 	"\x05Route\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x10\n" +
-	"\x03via\x18\x02 \x01(\tR\x03via\"\xbd\x01\n" +
+	"\x03via\x18\x02 \x01(\tR\x03via\"\xe3\x01\n" +
 	"\aProcess\x12\x12\n" +
 	"\x04args\x18\x01 \x03(\tR\x04args\x12)\n" +
 	"\x03env\x18\x02 \x03(\v2\x17.cocoon.guest.v1.EnvVarR\x03env\x12\x18\n" +
@@ -2735,7 +2743,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x03tty\x18\x05 \x01(\bR\x03tty\x12\x14\n" +
 	"\x05stdin\x18\x06 \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
-	"stdin_once\x18\a \x01(\bR\tstdinOnce\"2\n" +
+	"stdin_once\x18\a \x01(\bR\tstdinOnce\x12$\n" +
+	"\x0eread_only_root\x18\b \x01(\bR\freadOnlyRoot\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"4\n" +

@@ -1438,8 +1438,9 @@ type Process struct {
 	Workdir       string                 `protobuf:"bytes,4,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	User          string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
 	Tty           bool                   `protobuf:"varint,6,opt,name=tty,proto3" json:"tty,omitempty"`
-	Stdin         bool                   `protobuf:"varint,7,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // keep a standard input open for Attach
-	StdinOnce     bool                   `protobuf:"varint,8,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // until the first Attach that writes to it ends
+	Stdin         bool                   `protobuf:"varint,7,opt,name=stdin,proto3" json:"stdin,omitempty"`                                     // keep a standard input open for Attach
+	StdinOnce     bool                   `protobuf:"varint,8,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`            // until the first Attach that writes to it ends
+	ReadOnlyRoot  bool                   `protobuf:"varint,9,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"` // it can write to what is mounted alone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1526,6 +1527,13 @@ func (x *Process) GetStdin() bool {
 func (x *Process) GetStdinOnce() bool {
 	if x != nil {
 		return x.StdinOnce
+	}
+	return false
+}
+
+func (x *Process) GetReadOnlyRoot() bool {
+	if x != nil {
+		return x.ReadOnlyRoot
 	}
 	return false
 }
@@ -7166,7 +7174,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x120\n" +
 	"\x05files\x18\x03 \x03(\v2\x1a.cocoon.node.v1.VolumeFileR\x05files\"\x16\n" +
-	"\x14UpdateVolumeResponse\"\xdc\x01\n" +
+	"\x14UpdateVolumeResponse\"\x82\x02\n" +
 	"\aProcess\x12\x1e\n" +
 	"\n" +
 	"entrypoint\x18\x01 \x03(\tR\n" +
@@ -7178,7 +7186,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03tty\x18\x06 \x01(\bR\x03tty\x12\x14\n" +
 	"\x05stdin\x18\a \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
-	"stdin_once\x18\b \x01(\bR\tstdinOnce\"2\n" +
+	"stdin_once\x18\b \x01(\bR\tstdinOnce\x12$\n" +
+	"\x0eread_only_root\x18\t \x01(\bR\freadOnlyRoot\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"5\n" +

@@ -132,6 +132,7 @@ func (n *Node) Run(ctx context.Context) error {
 	run("node conditions", parts.node.Run)
 	run("node registration", func(ctx context.Context) error { return parts.node.Serve(ctx, clients.main, n.log) })
 	run("image mappings", parts.mappings.run)
+	run("services", parts.services.run)
 	if n.service {
 		run("watchdog", func(ctx context.Context) error {
 			return service.Watchdog(ctx, func(context.Context) error {
@@ -159,6 +160,9 @@ func (n *Node) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		parts.mappings.settle(ctx, n.log)
+		if err := parts.services.wait(ctx); err != nil {
+			return err
+		}
 		n.log.Info("virtual node is up")
 		if n.service {
 			service.Ready(n.log)
@@ -183,6 +187,7 @@ type parts struct {
 	node     *node.Node
 	kubelet  *kubelet.Server
 	mappings mappings
+	services *services
 	pods     informers.SharedInformerFactory
 	followCA func(context.Context) error
 }
@@ -200,6 +205,9 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.cfg.NodeName).String()
 		}))
 	lister := p.pods.Core().V1().Pods().Lister()
+	if p.services, err = newServices(c.main, n.log); err != nil {
+		return nil, fmt.Errorf("set up the watch of Services: %w", err)
+	}
 	p.events = record.NewBroadcaster(record.WithContext(ctx))
 	snapshots, _ := n.runtime.(podprovider.Snapshots)
 	p.provider, err = podprovider.New(podprovider.Config{
@@ -210,6 +218,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Placements: placement.Claims{Custom: c.custom, Nodes: c.main, Node: n.cfg.NodeName},
 		Recorder:   p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
 		Cached:     func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
+		Services:   p.services.list,
 	})
 	if err != nil {
 		return nil, err

@@ -239,7 +239,7 @@ func process(p vm.Process) *guestv1.Process {
 	return &guestv1.Process{
 		Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
 		Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
-		Stdin: p.Stdin, StdinOnce: p.StdinOnce,
+		Stdin: p.Stdin, StdinOnce: p.StdinOnce, ReadOnlyRoot: p.ReadOnlyRoot,
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package rooms gives the containers of a guest their root file systems: the layers of an image with a writable one of
 // their own on top, in a mount namespace of their own. The kernel's file systems, and with them shared memory, are the
-// guest's; so are the network and the processes.
+// guest's; so are the network and the processes. A room may be the guest's own root, seen read-only.
 //
 // It runs nothing: who enters a room does. A room lasts as long as the guest; what was written in it, as long as the VM.
 package rooms
@@ -31,18 +31,23 @@ type Keeper struct {
 
 	mu     sync.Mutex
 	open   bool
-	layers map[string]string   // where they are mounted, by serial
-	rooms  map[string]*os.File // mount namespaces, nil until sealed
+	layers map[string]string // where they are mounted, by serial
+	rooms  map[string]*room
+}
+
+type room struct {
+	ns           *os.File // mount namespace; nil until sealed
+	readOnlyRoot bool
 }
 
 // New returns the keeper of a guest without rooms. disk is boot.Result.Disk.
 func New(disk *os.File) *Keeper {
-	return &Keeper{disk: disk, layers: map[string]string{}, rooms: map[string]*os.File{}}
+	return &Keeper{disk: disk, layers: map[string]string{}, rooms: map[string]*room{}}
 }
 
 // Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the folder
-// where it is until Seal. It is idempotent.
-func (k *Keeper) Make(name string, layers []string) (string, error) {
+// where it is until Seal. From then on a room with a read-only root is one. It is idempotent.
+func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	dir := path.Join(stagePath, "r", name)
@@ -79,7 +84,7 @@ func (k *Keeper) Make(name string, layers []string) (string, error) {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		return "", fmt.Errorf("prepare the file system of container %s: %w", name, err)
 	}
-	k.rooms[name] = nil
+	k.rooms[name] = &room{readOnlyRoot: readOnlyRoot}
 	return dir, nil
 }
 
@@ -187,15 +192,14 @@ func furnish(dir string) error {
 func (k *Keeper) Seal() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for name, ns := range k.rooms {
-		if ns != nil {
+	for name, r := range k.rooms {
+		if r.ns != nil {
 			continue
 		}
-		ns, err := seal(path.Join(stagePath, "r", name))
-		if err != nil {
+		var err error
+		if r.ns, err = seal(path.Join(stagePath, "r", name), r.readOnlyRoot); err != nil {
 			return fmt.Errorf("set container %s apart: %w", name, err)
 		}
-		k.rooms[name] = ns
 	}
 	if !k.open {
 		return nil
@@ -208,8 +212,44 @@ func (k *Keeper) Seal() error {
 	return nil
 }
 
+// Show makes the room called name of the guest's own folders as they are mounted, with a read-only root: what is mounted in
+// it stays as it is. It is idempotent.
+func (k *Keeper) Show(name string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.rooms[name] != nil {
+		return nil
+	}
+	r := &room{readOnlyRoot: true}
+	err := onThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return err
+		}
+		if err := protect(); err != nil {
+			return err
+		}
+		r.ns, err = os.Open("/proc/thread-self/ns/mnt")
+		return err
+	})
+	if err == nil {
+		k.rooms[name] = r
+	}
+	return err
+}
+
+// protect makes the root of the thread's mount namespace read-only. The file system stays writable for who sees it elsewhere.
+func protect() error {
+	if err := unix.Mount("", "/", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("make the root read-only: %w", err)
+	}
+	return nil
+}
+
 // seal returns a mount namespace whose root is dir.
-func seal(dir string) (ns *os.File, err error) {
+func seal(dir string, readOnlyRoot bool) (ns *os.File, err error) {
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err
@@ -226,6 +266,11 @@ func seal(dir string) (ns *os.File, err error) {
 		if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("leave the old root: %w", err)
 		}
+		if readOnlyRoot {
+			if err := protect(); err != nil {
+				return err
+			}
+		}
 		ns, err = os.Open("/proc/thread-self/ns/mnt")
 		return err
 	})
@@ -235,16 +280,16 @@ func seal(dir string) (ns *os.File, err error) {
 // Enter runs f in a room: paths that f uses and processes that it starts are in there. f must not leave its goroutine.
 func (k *Keeper) Enter(name string, f func() error) error {
 	k.mu.Lock()
-	ns := k.rooms[name]
+	r := k.rooms[name]
 	k.mu.Unlock()
-	if ns == nil {
+	if r == nil || r.ns == nil {
 		return errdefs.NotFoundf("there is no container %q", name)
 	}
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("enter container %s: %w", name, err)
 		}
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+		if err := unix.Setns(int(r.ns.Fd()), unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("enter container %s: %w", name, err)
 		}
 		return f()

@@ -106,7 +106,6 @@ func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.E
 			nonRoot = *sc.RunAsNonRoot
 		}
 		no(yes(sc.Privileged), path.Child("privileged"), "a VM has no privileges on its host")
-		no(yes(sc.ReadOnlyRootFilesystem), path.Child("readOnlyRootFilesystem"), "the root file system of a VM is writable")
 		no(sc.WindowsOptions != nil, path.Child("windowsOptions"), "this node runs linux guests only")
 	}
 	no(gid != nil && uid == nil, path.Child("runAsGroup"), "runAsGroup needs runAsUser")

@@ -97,6 +97,7 @@ func container(pod *corev1.Pod) *corev1.Container {
 func process(pod *corev1.Pod, c *corev1.Container, env []vm.EnvVar) vm.Process {
 	values := valuesOf(env)
 	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod, c), TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce}
+	p.ReadOnlyRoot = c.SecurityContext != nil && yes(c.SecurityContext.ReadOnlyRootFilesystem)
 	for _, a := range c.Command {
 		p.Entrypoint = append(p.Entrypoint, expand(a, values))
 	}

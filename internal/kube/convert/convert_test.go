@@ -88,7 +88,6 @@ func TestCheckRefuses(t *testing.T) {
 		"device":              {on(func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{}} }), "volumeDevices"},
 		"sysctl":              {func(p *corev1.Pod) { p.Spec.SecurityContext.Sysctls = []corev1.Sysctl{{}} }, "sysctls"},
 		"privileged":          {sc(corev1.SecurityContext{Privileged: ptr(true)}), "privileged"},
-		"read-only root":      {sc(corev1.SecurityContext{ReadOnlyRootFilesystem: ptr(true)}), "readOnlyRootFilesystem"},
 		"group without user":  {sc(corev1.SecurityContext{RunAsGroup: ptr(int64(5))}), "runAsGroup needs runAsUser"},
 		"non-root unknown":    {sc(corev1.SecurityContext{RunAsNonRoot: ptr(true)}), "set runAsUser"},
 		"non-root zero":       {sc(corev1.SecurityContext{RunAsNonRoot: ptr(true), RunAsUser: ptr(int64(0))}), "forbids user 0"},
@@ -256,7 +255,7 @@ func TestEnv(t *testing.T) {
 		}
 	}))
 	var absent []string
-	env, err := Env(t.Context(), pod, Node{Name: "n1", IP: "10.0.0.1"}, cluster{}, func(a Absent) { absent = append(absent, a.Reason()+": "+a.String()) })
+	env, err := Env(t.Context(), pod, Node{Name: "n1", IP: "10.0.0.1"}, cluster{}, nil, func(a Absent) { absent = append(absent, a.Reason()+": "+a.String()) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,21 +277,21 @@ func TestEnvWaitsForWhatIsMissing(t *testing.T) {
 	pod := plain(on(func(c *corev1.Container) {
 		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "none"}}}}
 	}))
-	if _, err := Env(t.Context(), pod, Node{}, cluster{}, nil); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `configmap "none" not found`) {
+	if _, err := Env(t.Context(), pod, Node{}, cluster{}, nil, nil); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `configmap "none" not found`) {
 		t.Errorf("missing ConfigMap: %v", err)
 	}
 	pod = plain(on(func(c *corev1.Container) {
 		c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "sec"}, Key: "zz"}}}}
 	}))
 	var reason string
-	if _, err := Env(t.Context(), pod, Node{}, cluster{}, func(a Absent) { reason += a.Reason() }); !errdefs.IsFailedPrecondition(err) || reason != "MandatorySecretKeyNotFound" {
+	if _, err := Env(t.Context(), pod, Node{}, cluster{}, nil, func(a Absent) { reason += a.Reason() }); !errdefs.IsFailedPrecondition(err) || reason != "MandatorySecretKeyNotFound" {
 		t.Errorf("missing key: %v, told as %s", err, reason)
 	}
 	down := errors.New("connection refused")
 	pod = plain(on(func(c *corev1.Container) {
 		c.EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Optional: ptr(true)}}}
 	}))
-	if _, err := Env(t.Context(), pod, Node{}, cluster{fail: down}, nil); !errors.Is(err, down) {
+	if _, err := Env(t.Context(), pod, Node{}, cluster{fail: down}, nil, nil); !errors.Is(err, down) {
 		t.Errorf("an unreachable API server is no missing ConfigMap: %v", err)
 	}
 }

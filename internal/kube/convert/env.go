@@ -51,16 +51,21 @@ func (a Absent) String() string {
 	return fmt.Sprintf("%s %q not found", kind, a.Name)
 }
 
-// Env is the environment of each of the pod's containers, in order: envFrom first, then env, later names replacing earlier.
+// Env is the environment of each of the pod's containers, in order: first those of services that it may know, then envFrom,
+// then env, later names replacing earlier.
 // What is referred to and not there is told to absent (nil: to nobody) and, unless optional, a FailedPrecondition error:
 // the pod waits for it. Other errors are the Resolver's own.
-func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver, absent func(Absent)) (Environment, error) {
+func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver, services []*corev1.Service, absent func(Absent)) (Environment, error) {
 	if absent == nil {
 		absent = func(Absent) {}
 	}
+	found := serviceEnv(pod, services)
 	out := Environment{}
 	for _, c := range containers(pod) {
 		e := &environment{pod: pod, container: c, node: node, from: from, absent: absent, values: map[string]string{}}
+		for _, v := range found {
+			e.set(v.Name, v.Value)
+		}
 		env, err := e.build(ctx)
 		if err != nil && Several(pod) {
 			err = fmt.Errorf("container %s: %w", c.Name, err)

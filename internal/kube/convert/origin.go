@@ -103,6 +103,7 @@ func Inherited(pod *corev1.Pod) []string {
 	}
 	say(len(c.Command)+len(c.Args) > 0, "command")
 	say(len(c.Env)+len(c.EnvFrom) > 0, "env")
+	say(c.SecurityContext != nil && yes(c.SecurityContext.ReadOnlyRootFilesystem), "readOnlyRootFilesystem")
 	for _, m := range c.VolumeMounts {
 		say(m.MountPath != tokenPath, "the mount of "+m.Name)
 	}

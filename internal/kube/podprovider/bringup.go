@@ -200,7 +200,11 @@ func (w *worker) here(ctx context.Context) bool {
 // wanted is the VM that pod asks for, with what it refers to in the cluster.
 func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	from := apiResolver{w.p.Client}
-	env, err := convert.Env(ctx, pod, w.p.cfg.Node, from, w.lacks)
+	services, err := w.p.services(pod.Namespace)
+	if err != nil {
+		return vm.Spec{}, err
+	}
+	env, err := convert.Env(ctx, pod, w.p.cfg.Node, from, services, w.lacks)
 	if err == nil {
 		err = convert.CheckMounts(pod, env)
 	}

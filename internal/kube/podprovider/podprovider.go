@@ -98,6 +98,7 @@ type Deps struct {
 	Recorder   record.EventRecorder
 	Prober     Prober
 	Cached     PodGetter
+	Services   ServiceLister // nil: guests are told of none
 	Metrics    *Metrics
 	Log        *slog.Logger
 }

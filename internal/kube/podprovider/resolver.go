@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,22 @@ func (r apiResolver) ConfigMap(ctx context.Context, namespace, name string) (*co
 func (r apiResolver) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
 	s, err := r.client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	return s, classify(err)
+}
+
+// ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable while it is not filled.
+type ServiceLister func(namespace string) ([]*corev1.Service, error)
+
+// services are those that a pod of namespace may be told of.
+func (p *Provider) services(namespace string) ([]*corev1.Service, error) {
+	if p.Services == nil {
+		return nil, nil
+	}
+	all, err := p.Services(namespace)
+	if err != nil || namespace == metav1.NamespaceDefault {
+		return all, err
+	}
+	more, err := p.Services(metav1.NamespaceDefault) // where the API server's is
+	return append(slices.Clone(all), more...), err
 }
 
 func classify(err error) error {
