@@ -100,6 +100,9 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 	text(&c.Webhook.Hosts, "webhook-hosts", "WEBHOOK_HOSTS", "", "names and addresses, separated by commas, by which the API server reaches them (default cocoon-manager.NAMESPACE.svc)")
 	text(&c.Webhook.Cert, "tls-cert", "TLS_CERT", "", "PEM file of their certificate, if somebody else keeps it (otherwise one is kept in the Secret "+webhookSecret+" of the namespace)")
 	text(&c.Webhook.Key, "tls-key", "TLS_KEY", "", "PEM file of its key")
+	text(&c.Webhook.ClientCA, "client-ca-file", "CLIENT_CA_FILE", "", "PEM file with the authorities of client certificates, without one of which nobody is answered (otherwise everybody is); give the API server its certificate by the kubeConfigFile of its AdmissionConfiguration")
+	f.StringSliceVar(&c.Webhook.ClientNames, "client-allowed-names", nil, "common names of the client certificates, separated by commas (default: all that the authorities signed)")
+	in("client-allowed-names", "CLIENT_ALLOWED_NAMES")
 	text(&c.LogLevel, "log-level", "OPERATOR_LOG_LEVEL", "info", "debug, info, warn or error")
 	text(&c.LogFormat, "log-format", "OPERATOR_LOG_FORMAT", "text", "text or json")
 	f.Usage = func() { fmt.Fprint(out, help, f.FlagUsages()) }

@@ -28,6 +28,7 @@ func TestWebhookFlags(t *testing.T) {
 		{"--webhook-addr", ":0"},
 		{"--webhook-addr", ":70000"},
 		{"--webhook-addr", ":8443", "--tls-cert", "/a"},
+		{"--webhook-addr", ":8443", "--client-allowed-names", "kube-apiserver"},
 	} {
 		if _, err := read(bad...); !errdefs.IsInvalid(err) {
 			t.Errorf("%v: %v", bad, err)

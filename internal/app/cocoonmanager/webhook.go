@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	ctrl "sigs.k8s.io/controller-runtime"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -33,6 +34,9 @@ type WebhookConfig struct {
 	Cert  string // PEM file of one that somebody else keeps
 	Key   string
 	Lives servingcert.Lives // of a kept one; zero: as is usual
+
+	ClientCA    string   // PEM file with the authorities of who may ask; "": everybody may
+	ClientNames []string // common names of who may; none: whoever has a certificate of theirs
 }
 
 func (w WebhookConfig) on() bool { return w.Addr != "0" && w.Addr != "" }
@@ -46,6 +50,9 @@ func (w WebhookConfig) check() error {
 	}
 	if (w.Cert == "") != (w.Key == "") {
 		return errdefs.Invalidf("tls-cert and tls-key are given together or not at all")
+	}
+	if len(w.ClientNames) > 0 && w.ClientCA == "" {
+		return errdefs.Invalidf("client-allowed-names needs client-ca-file: a name counts on a certificate alone")
 	}
 	_, _, err := w.listen()
 	return err
@@ -73,7 +80,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 		return err
 	}
 	o := webhook.Options{Host: host, Port: port}
-	hello := func(t *tls.Config) { t.MinVersion = tls.VersionTLS12 }
+	own := (func(*tls.ClientHelloInfo) (*tls.Certificate, error))(nil)
 	if c.Webhook.own() {
 		k := &servingcert.Keeper{
 			Client: m.GetClient(), Secret: types.NamespacedName{Namespace: c.Namespace, Name: webhookSecret}, Configuration: webhookConfiguration,
@@ -82,7 +89,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 		if k.Lives == (servingcert.Lives{}) {
 			k.Lives = servingcert.Default
 		}
-		hello = func(t *tls.Config) { t.MinVersion, t.GetCertificate = tls.VersionTLS12, k.Certificate }
+		own = k.Certificate
 		if err := k.Setup(m); err != nil {
 			return err
 		}
@@ -92,20 +99,36 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 	} else {
 		// The server watches the files. Its folder is joined with both names, and so may be the root.
 		o.CertDir = "/"
-		for from, to := range map[string]*string{c.Webhook.Cert: &o.CertName, c.Webhook.Key: &o.KeyName} {
-			if *to, err = filepath.Abs(from); err != nil {
-				return err
-			}
+		if o.CertName, err = filepath.Abs(c.Webhook.Cert); err != nil {
+			return err
+		}
+		if o.KeyName, err = filepath.Abs(c.Webhook.Key); err != nil {
+			return err
 		}
 	}
-	o.TLSOpts = []func(*tls.Config){hello}
+	o.TLSOpts = []func(*tls.Config){func(t *tls.Config) {
+		t.MinVersion, t.GetCertificate = tls.VersionTLS12, own
+		if c.Webhook.ClientCA != "" {
+			t.ClientAuth = tls.RequestClientCert
+		}
+	}}
 	server := webhook.NewServer(o)
+	if c.Webhook.ClientCA != "" {
+		file, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", c.Webhook.ClientCA)
+		if err != nil {
+			return errdefs.Preconditionf("authorities of who may ask the webhooks: %w", err)
+		}
+		if err := m.Add(inEveryReplica(func(ctx context.Context) error { file.Run(ctx, 1); return nil })); err != nil { // follows the file
+			return err
+		}
+		server = admission.Clients{Authorities: file.VerifyOptions, Names: c.Webhook.ClientNames}.Guarded(server)
+	}
 	hooks := &admission.Webhooks{Client: m.GetClient(), Live: m.GetAPIReader(), Registry: snapshots, Metrics: admission.NewMetrics(ctrlmetrics.Registry)}
 	hooks.Register(server)
 	if err := m.AddReadyzCheck("webhook-server", func(req *http.Request) error { return server.StartedChecker()(req) }); err != nil {
 		return err
 	}
-	return m.Add(afterCaches{server})
+	return m.Add(inEveryReplica(server.Start)) // not as a webhook.Server; see inEveryReplica
 }
 
 func (c Config) hosts() []string {
@@ -115,9 +138,9 @@ func (c Config) hosts() []string {
 	return strings.Split(c.Webhook.Hosts, ",")
 }
 
-// afterCaches starts a server once the caches that it answers from are there. As it is, the manager would start it before
-// them, and wait for a certificate that only a controller can make.
-type afterCaches struct{ server webhook.Server }
+// inEveryReplica runs whether the manager leads or not, once the caches are there. As a webhook.Server the webhooks would be
+// started before them, and wait for a certificate that only a controller can make.
+type inEveryReplica func(context.Context) error
 
-func (a afterCaches) Start(ctx context.Context) error { return a.server.Start(ctx) }
-func (afterCaches) NeedLeaderElection() bool          { return false }
+func (f inEveryReplica) Start(ctx context.Context) error { return f(ctx) }
+func (inEveryReplica) NeedLeaderElection() bool          { return false }

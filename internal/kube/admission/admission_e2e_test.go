@@ -31,6 +31,8 @@ func TestAdmission(t *testing.T) {
 	t.Run("scale", r.scale)
 	t.Run("drain", r.drain)
 	t.Run("replicas", r.replicas)
+	t.Run("strangers", r.strangers)
+	t.Run("files", r.files)
 }
 
 // refused applies a manifest, which must be refused with all of the words.

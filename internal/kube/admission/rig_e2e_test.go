@@ -22,12 +22,13 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// rig is a control plane with what deploy/ ships, two managers with the shipped rights behind one address, a registry and
-// two nodes whose VMs are records.
+// rig is a control plane with what deploy/ ships, two managers with the shipped rights behind one address that answer the API
+// server alone, a registry and two nodes whose VMs are records.
 type rig struct {
 	*kubetest.Cluster
 	kube     *kubernetes.Clientset
 	managers [2]*replica
+	access   access
 	nodes    map[string]*fakenode.Node
 }
 
@@ -41,7 +42,11 @@ type replica struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{Cluster: kubetest.Up(t, "--with", "epoch"), nodes: map[string]*fakenode.Node{}}
+	known := newAccess(t)
+	r := &rig{
+		Cluster: kubetest.Up(t, "--with", "epoch", "--extra-config", "apiServer.admission-control-config-file="+filepath.Join(known.dir, "admission.yaml")),
+		access:  known, nodes: map[string]*fakenode.Node{},
+	}
 	r.Install(t)
 	var err error
 	if r.kube, err = kubernetes.NewForConfig(r.Config); err != nil {
@@ -54,6 +59,7 @@ func newRig(t *testing.T) *rig {
 		m.args = []string{
 			"--kubeconfig", r.ServiceAccount(t, "cocoon-manager", nil), "--namespace", kubetest.Namespace, "--metrics-addr", m.stat, "--probe-addr", m.probe,
 			"--epoch-url", epoch, "--epoch-token-file", token, "--webhook-addr", m.webhooks, "--webhook-hosts", "127.0.0.1",
+			"--client-ca-file", filepath.Join(known.dir, "ca.crt"), "--client-allowed-names", "somebody," + asking,
 		}
 		r.managers[i] = m
 		t.Cleanup(func() { m.kill(t) })

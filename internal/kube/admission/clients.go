@@ -1,0 +1,59 @@
+package admission
+
+import (
+	"crypto/x509"
+	"net/http"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+)
+
+// Clients says who may ask: with a certificate, in the handshake of TLS, that one of the authorities has signed. The server
+// must ask for certificates (tls.RequestClientCert).
+type Clients struct {
+	// Authorities returns how to verify, for each request anew; false: nobody can be verified.
+	Authorities func() (x509.VerifyOptions, bool)
+	Names       []string // common names; nil: every certificate of the authorities
+}
+
+// Guarded is s of which no webhook answers anybody else. Preconditions: c's Authorities are set.
+func (c Clients) Guarded(s webhook.Server) webhook.Server { return guarded{s, c} }
+
+type guarded struct {
+	webhook.Server
+	clients Clients
+}
+
+// Register implements webhook.Server.
+func (g guarded) Register(path string, h http.Handler) {
+	g.Server.Register(path, g.clients.guard(h))
+}
+
+// guard refuses before anything of the body is read. The status is what the API server tells its user.
+func (c Clients) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+			http.Error(w, "a client certificate is needed: give the API server one in the kubeConfigFile of its AdmissionConfiguration", http.StatusUnauthorized)
+			return
+		}
+		options, ok := c.Authorities()
+		if !ok {
+			http.Error(w, "the client certificate cannot be verified: there is no authority", http.StatusUnauthorized)
+			return
+		}
+		options.Intermediates = x509.NewCertPool()
+		for _, more := range r.TLS.PeerCertificates[1:] {
+			options.Intermediates.AddCert(more)
+		}
+		client := r.TLS.PeerCertificates[0]
+		if _, err := client.Verify(options); err != nil {
+			http.Error(w, "the client certificate is not taken: "+err.Error(), http.StatusUnauthorized)
+			return
+		}
+		if len(c.Names) > 0 && !slices.Contains(c.Names, client.Subject.CommonName) {
+			http.Error(w, "the client certificate is of somebody who may not ask", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
