@@ -103,7 +103,7 @@ test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-e2e
-test-e2e: build origin helm cloudimg ## a real control plane, real kubectl, real guests
+test-e2e: build origin helm images cloudimg ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: demo

@@ -63,7 +63,7 @@ func plain(o map[string]any) map[string]any {
 // TestChart holds the chart against the kustomization, and installs it.
 func TestChart(t *testing.T) {
 	helm, chart := need.Built(t, "bin/helm", "make helm"), "./chart"
-	k := kubetest.Up(t)
+	k := kubetest.Up(t, "--nodes", "2", "--with", "epoch", "--epoch-port", epochPort)
 	env := []string{"KUBECONFIG=" + filepath.Join(k.Dir, "kubeconfig"), "HOME=" + t.TempDir(), "PATH=/usr/bin:/bin"}
 	try := func(args ...string) (string, error) {
 		cmd := exec.Command(helm, args...)
@@ -98,11 +98,19 @@ func TestChart(t *testing.T) {
 
 	// The API server takes all of it, in another namespace too.
 	k.Kubectl(t, "", "create", "namespace", "elsewhere")
-	all := []string{"--namespace", "elsewhere", "--set", "scheduler.enabled=true,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1"}
+	all := []string{"--namespace", "elsewhere", "--set", "scheduler.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.env.EPOCH_QUOTA=90Gi,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1"}
 	text := run(append([]string{"template", "cocoon", chart}, all...)...)
 	k.Kubectl(t, text, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
-	if strings.Contains(text, kubetest.Namespace) || !strings.Contains(text, "image: registry.example/cocoon/cocoon-manager:v1") || !strings.Contains(text, "value: https://registry.example:5000") {
-		t.Errorf("what was asked for is not in\n%s", text)
+	if strings.Contains(text, kubetest.Namespace) {
+		t.Errorf("not all is in the namespace of the release\n%s", text)
+	}
+	for _, asked := range []string{
+		"image: registry.example/cocoon/cocoon-manager:v1", "image: registry.example/cocoon/epoch:v1", "value: https://registry.example:5000", "value: 90Gi", "storage: 9Gi",
+		"cidr: 10.0.0.0/8", "value: /etc/cocoon/clients/ca.crt", "value: /etc/cocoon/registry/ca.crt", "value: /etc/epoch-tls/tls.key", "scheme: HTTPS",
+	} {
+		if !strings.Contains(text, asked) {
+			t.Errorf("%s is not in\n%s", asked, text)
+		}
 	}
 
 	// It installs, upgrades and goes; the custom resources stay, with whatever there is of them. The control plane has those of
@@ -118,7 +126,9 @@ func TestChart(t *testing.T) {
 		t.Errorf("uninstalled, it leaves %s", out)
 	}
 
-	for _, bad := range []string{"manager.replicas=-1", "manager.replica=2", "image.pullPolicy=Often", "epoch.url=registry", "image.registry="} {
+	t.Run("in guests", func(t *testing.T) { inGuests(t, k, run) })
+
+	for _, bad := range []string{"manager.replicas=-1", "manager.replica=2", "image.pullPolicy=Often", "epoch.url=registry", "epoch.env.PATH=/", "epoch.replicas=2", "manager.client=a", "image.registry="} {
 		key, _, _ := strings.Cut(bad, "=")
 		_, err := try("template", "cocoon", chart, "--set", bad)
 		if err == nil || !strings.Contains(err.Error(), key[strings.LastIndexByte(key, '.')+1:]) {

@@ -12,7 +12,7 @@ import (
 // A manifest that no kustomization names is installed by nobody: neither by kubectl nor by the chart.
 func TestEveryManifestIsListed(t *testing.T) {
 	optional := []string{"vk-cocoon/bootstrap.yaml"} // for nodes that ask for an identity of their own
-	for _, folder := range []string{"crds", "manager", "scheduler", "vk-cocoon"} {
+	for _, folder := range []string{"crds", "epoch", "manager", "scheduler", "vk-cocoon"} {
 		text, err := os.ReadFile(filepath.Join(folder, "kustomization.yaml"))
 		if err != nil {
 			t.Fatal(err)

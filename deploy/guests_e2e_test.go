@@ -1,0 +1,190 @@
+//go:build e2e
+
+package deploy_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+const (
+	apiAddress = "10.96.0.1" // of the API server's Service, as guests are told
+	epochPort  = "5000"      // of the registry, on loopback
+)
+
+// inGuests runs what the chart installs as it comes out of `make images`: on virtual nodes, where each pod is a VM with the
+// token of its service account, as a cluster runs it in containers. The manager, at work there, is known to the API server
+// by its Service.
+func inGuests(t *testing.T, k *kubetest.Cluster, helm func(args ...string) string) {
+	services(t, k)
+	const first, second = "cocoon-node-0", "cocoon-node-1"
+	for image, node := range map[string]string{"cocoon-manager": first, "epoch": second, "cocoon-scheduler": second} {
+		cli(t, k, node, "image", "import", "cocoonstack.io/"+image+":latest", need.Built(t, "bin/images/"+image+".tar", "make images"))
+	}
+	token, err := os.ReadFile(filepath.Join(k.Dir, "etc", "epoch-tokens"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	write(t, values, strings.NewReplacer("FIRST", first, "SECOND", second, "API", apiAddress).Replace(`
+manager: &first
+  replicas: 1
+  tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
+  nodeSelector: {kubernetes.io/hostname: FIRST}
+scheduler: {<<: *first, enabled: true, nodeSelector: &second {kubernetes.io/hostname: SECOND}}
+epoch:
+  url: "http://API:8080" # that of the nodes
+  enabled: true          # and one for itself
+  storage: {volume: {emptyDir: {}}}
+  tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
+  nodeSelector: *second
+`), 0o600)
+	ns := kubetest.Namespace
+	k.Kubectl(t, "", "create", "namespace", ns)
+	k.Kubectl(t, "", "label", "namespace", ns, "pod-security.kubernetes.io/enforce=restricted")
+	secret := strings.TrimSpace(string(token))
+	k.Kubectl(t, "", "create", "secret", "generic", "cocoon-epoch", "-n", ns, "--from-literal=token="+secret)
+	helm("install", "cocoon", "./chart", "--namespace", ns, "--take-ownership", "--server-side=true", "--force-conflicts", "--values", values)
+	for _, what := range []string{"deployment/cocoon-manager", "statefulset/epoch", "deployment/cocoon-scheduler"} {
+		if out, err := k.TryKubectl(t, "", "rollout", "status", what, "-n", ns, "--timeout=90s"); err != nil {
+			t.Fatalf("%s\n%s\n%s", out, k.Kubectl(t, "", "get", "pods,events", "-n", ns, "-o", "wide"), k.Kubectl(t, "", "logs", what, "-n", ns))
+		}
+	}
+
+	// The registry of the release takes who has the token, and writes to its volume.
+	ask := func(token string) int {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+k.Kubectl(t, "", "get", "pod", "epoch-0", "-n", ns, "-o", "jsonpath={.status.podIP}")+":8080/v2/team/app/blobs/uploads/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	if right, wrong := ask(secret), ask("wrong"); right != http.StatusAccepted || wrong != http.StatusUnauthorized {
+		t.Errorf("the registry answers %d to its token and %d to another", right, wrong)
+	}
+
+	// The API server asks the webhooks in the guest.
+	const set = "apiVersion: cocoonset.cocoonstack.io/v1\nkind: CocoonSet\nmetadata: {name: team}\nspec: {agent: {mode: run, image: cocoon/demo:latest, storage: %s}}\n"
+	if out, err := k.TryKubectl(t, fmt.Sprintf(set, `"-1Gi"`), "apply", "-f", "-"); err == nil || !strings.Contains(out, "must be a positive quantity") {
+		t.Errorf("a set that cannot be: %v %s", err, out)
+	}
+	// It does its work with the rights of its token, and what it has to know of the registry it is told by the Secret.
+	phase := func(want string) {
+		t.Helper()
+		kubetest.Eventually(t, "the set", func() string { return k.Kubectl(t, "", "get", "cocoonset", "team", "-o", "jsonpath={.status.phase}") }, want)
+	}
+	k.Kubectl(t, fmt.Sprintf(set, "1Gi"), "apply", "-f", "-")
+	phase("Running")
+	k.Kubectl(t, "", "patch", "cocoonset", "team", "--type=merge", "-p", `{"spec":{"suspend":true}}`)
+	phase("Suspended")
+	k.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=60s")
+	helm("uninstall", "cocoon", "--namespace", ns)
+}
+
+// cli runs cocoon on a node.
+func cli(t *testing.T, k *kubetest.Cluster, node string, args ...string) string {
+	t.Helper()
+	at := []string{"--dir", k.Dir} // the first
+	if other := filepath.Join(k.Dir, "nodes", node, "run", "cocoond.sock"); node != "cocoon-node-0" {
+		at = []string{"--socket", other}
+	}
+	out, err := exec.Command(need.Built(t, "bin/cocoon", "make build"), append(at, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("cocoon %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// services does for guests what a network with Services does: behind apiAddress are the API server (443) and the registry
+// (8080), which listen on loopback here. It is another machine to them, since a node lets guests to none of its own ports.
+func services(t *testing.T, k *kubetest.Cluster) {
+	t.Helper()
+	other := netns.New(t)
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "services"}, PeerName: "node"}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(link) })
+	peer, err := netlink.LinkByName(link.PeerName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := os.Open(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer space.Close()
+	if err := netlink.LinkSetNsFd(peer, int(space.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	up := func(name, address string) error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(address)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(l, a); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(l)
+	}
+	if err := up("services", "10.96.255.254/16"); err != nil {
+		t.Fatal(err)
+	}
+	netns.Do(t, other, func() error { return up("node", apiAddress+"/16") })
+	for port, target := range map[string]string{"443": strings.TrimPrefix(k.Config.Host, "https://"), "8080": "127.0.0.1:" + epochPort} {
+		netns.Do(t, other, func() error {
+			l, err := net.Listen("tcp", net.JoinHostPort(apiAddress, port))
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { l.Close() })
+			go forward(l, target)
+			return nil
+		})
+	}
+}
+
+// forward connects who comes to l with target.
+func forward(l net.Listener, target string) {
+	for {
+		in, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer in.Close()
+			out, err := net.Dial("tcp", target)
+			if err != nil {
+				return
+			}
+			defer out.Close()
+			go func() { _, _ = io.Copy(out, in); out.Close() }()
+			_, _ = io.Copy(in, out)
+		}()
+	}
+}
