@@ -138,7 +138,7 @@ func guests(t *testing.T) vkcocoon.Runtime {
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), DefaultDriver: "fake", DefaultNetwork: "net", Kernel: "/k", Initrd: "/i",
 	}, engine.Deps{
 		Journal: j, Drivers: map[string]hypervisor.Driver{"fake": w.Driver()}, Images: store,
-		Networks: map[string]network.Network{"net": w.Network()}, Agents: w.Agents(),
+		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(),
 	}))(t)
 	run(t, e.Run)
 	return runtime{e, store}
