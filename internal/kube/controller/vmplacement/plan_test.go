@@ -1,6 +1,8 @@
 package vmplacement
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -102,5 +104,47 @@ func TestPlanFollowsTheMachine(t *testing.T) {
 	a := plan(view{claim: claim(func(c *v1.VMPlacement) { c.Status.MachineID = "m" }), node: n, now: now})
 	if a.reason != "" || a.status.NodeUID != "new" {
 		t.Errorf("%+v", a)
+	}
+}
+
+// tags are those of a registry, VM:TAG; nil: it is away.
+type tags map[string]bool
+
+func (t tags) Has(_ context.Context, vmName, tag string) (bool, error) {
+	if t == nil {
+		return false, errors.New("away")
+	}
+	return t[vmName+":"+tag], nil
+}
+
+func (t tags) Delete(context.Context, string, string) error { return errors.New("nobody deletes here") }
+
+// Only the tag of a VM that hibernates releases its claim: what was saved under another one is older than the state.
+func TestWhatTheRegistryReleases(t *testing.T) {
+	for name, c := range map[string]struct {
+		has     tags
+		view    view
+		release bool
+		again   time.Duration
+	}{
+		"nothing is there":         {has: tags{}, view: view{claim: claim()}},
+		"it hibernates":            {has: tags{"vm:hibernate": true}, view: view{claim: claim()}, release: true},
+		"saved before a deletion":  {has: tags{"vm:latest": true}, view: view{claim: claim()}},
+		"another tag of the VM":    {has: tags{"vm:v1": true, "vm:": true}, view: view{claim: claim()}},
+		"another VM hibernates":    {has: tags{"vm-1:hibernate": true}, view: view{claim: claim()}},
+		"it never goes elsewhere":  {has: tags{"vm:hibernate": true}, view: view{claim: claim(never)}},
+		"its node is there":        {has: tags{"vm:hibernate": true}, view: view{claim: claim(), node: node(corev1.ConditionFalse)}},
+		"the registry is away":     {view: view{claim: claim()}, again: registryPause},
+		"away, and waited enough":  {view: view{claim: claim(limit(60), away(time.Hour))}, release: true},
+		"there is nothing claimed": {has: tags{"vm:hibernate": true}},
+	} {
+		c.view.now = now
+		r := &Reconciler{Registry: c.has}
+		if a := r.decide(t.Context(), "vm", c.view); (a.release != "") != c.release || a.again != c.again {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+	if a := (&Reconciler{}).decide(t.Context(), "vm", view{claim: claim(), now: now}); a.release != "" || a.reason != v1.ReasonNodeRemoved {
+		t.Errorf("without a registry: %+v", a)
 	}
 }

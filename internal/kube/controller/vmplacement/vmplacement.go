@@ -124,15 +124,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	a := plan(v)
-	if gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced; gone && r.Registry != nil && a.release == "" && v.claim.Spec.Release != v1.ReleaseNever {
-		if v.durable, err = r.Registry.Has(ctx, req.Name, contract.HibernateSnapshotTag); err != nil {
-			a.again = registryPause // and until then what is known is said
-		} else {
-			a = plan(v)
-		}
-	}
+	a := r.decide(ctx, req.Name, v)
 	return ctrl.Result{RequeueAfter: a.again}, r.carryOut(ctx, v, a)
+}
+
+// decide plans the turn. Of a VM whose node is gone, and whose claim may end for that, it asks the registry: what hibernates
+// there can go on anywhere. An older snapshot of the VM there is not its state.
+func (r *Reconciler) decide(ctx context.Context, vmName string, v view) actions {
+	a := plan(v)
+	gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced
+	if !gone || r.Registry == nil || a.release != "" || v.claim.Spec.Release == v1.ReleaseNever {
+		return a
+	}
+	var err error
+	if v.durable, err = r.Registry.Has(ctx, vmName, contract.HibernateSnapshotTag); err != nil {
+		a.again = registryPause // and until then what is known is said
+		return a
+	}
+	return plan(v)
 }
 
 func (r *Reconciler) view(ctx context.Context, name types.NamespacedName) (view, error) {
