@@ -3,7 +3,9 @@
 package bench
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -18,6 +20,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/placement"
@@ -41,15 +45,10 @@ type placing struct {
 // stickies compares how fast the sticky profile of cocoon-scheduler places pods with the stock profile of the same process:
 // pods of VMs that have no node yet, and such whose VM has claimed one. Both take turns.
 func stickies(t *testing.T, results *table) {
-	k := kubetest.Up(t, "--with", "scheduler")
-	config := rest.CopyConfig(k.Config)
-	config.QPS = -1
-	p := &placing{kube: must(kubernetes.NewForConfig(config))(t), custom: must(dynamic.NewForConfig(config))(t)}
-	until(t, time.Minute, "the namespace has its account", func() bool {
-		_, err := p.kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
-		return err == nil
-	})
-	p.nodes(t)
+	p := newPlacing(t, kubetest.Start(t, "--with", "scheduler"))
+	if err := p.many(stickyNodes, func(i int) error { return p.node(t, i) }); err != nil {
+		t.Fatal(err)
+	}
 	p.batch(t, corev1.DefaultSchedulerName, "warm-up")
 	p.batch(t, contract.StickyScheduler, "warm-up-sticky")
 	var stock, fresh, held samples
@@ -70,26 +69,33 @@ func stickies(t *testing.T, results *table) {
 	}
 }
 
-func (p *placing) nodes(t *testing.T) {
+func newPlacing(t *testing.T, config *rest.Config) *placing {
 	t.Helper()
-	room := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110"), corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi")}
-	err := p.many(stickyNodes, func(i int) error {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i)}}
-		n.Status.Capacity, n.Status.Allocatable = room, room
-		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
-		if _, err := p.kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
-			return err
-		}
-		status, err := json.Marshal(map[string]any{"status": n.Status})
-		if err != nil {
-			return err
-		}
-		_, err = p.kube.CoreV1().Nodes().Patch(t.Context(), n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
-		return err
+	config.QPS = -1
+	p := &placing{kube: must(kubernetes.NewForConfig(config))(t), custom: must(dynamic.NewForConfig(config))(t)}
+	until(t, time.Minute, "the namespace has its account", func() bool {
+		_, err := p.kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
+		return err == nil
 	})
-	if err != nil {
-		t.Fatal(err)
+	return p
+}
+
+func nodeName(i int) string { return fmt.Sprint("node-", i) }
+
+func (p *placing) node(t *testing.T, i int) error {
+	room := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110"), corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi")}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
+	n.Status.Capacity, n.Status.Allocatable = room, room
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+	if _, err := p.kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
+		return err
 	}
+	status, err := json.Marshal(map[string]any{"status": n.Status})
+	if err != nil {
+		return err
+	}
+	_, err = p.kube.CoreV1().Nodes().Patch(t.Context(), n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	return err
 }
 
 // many does n things, some at a time.
@@ -133,8 +139,7 @@ func (p *placing) hold(t *testing.T, batch string) {
 	err := p.many(stickyBatch, func(i int) error {
 		pod := p.pod(batch, i, contract.StickyScheduler)
 		pod.UID = "before"
-		node := fmt.Sprint("node-", (p.claims*7919+i*31)%stickyNodes)
-		return placement.Claims{Custom: p.custom, Nodes: p.kube, Node: node}.Hold(t.Context(), pod)
+		return placement.Claims{Custom: p.custom, Nodes: p.kube, Node: nodeName((p.claims*7919 + i*31) % stickyNodes)}.Hold(t.Context(), pod)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -145,31 +150,32 @@ func (p *placing) hold(t *testing.T, batch string) {
 // batch creates pods and returns how long it took until the last of them was bound.
 func (p *placing) batch(t *testing.T, profile, name string) time.Duration {
 	t.Helper()
-	pods := p.kube.CoreV1().Pods(namespace)
-	options := metav1.ListOptions{LabelSelector: "batch=" + name, FieldSelector: fields.OneTermNotEqualSelector("spec.nodeName", "").String()}
-	seen := must(pods.Watch(t.Context(), options))(t)
-	defer seen.Stop()
-	began := time.Now()
-	failed := make(chan error, 1)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Minute, errors.New("not all pods are bound within 2 minutes"))
+	defer cancel()
+	bound := map[string]bool{}
+	seen := make(chan error, 1)
 	go func() {
-		if err := p.many(stickyBatch, func(i int) error {
-			_, err := pods.Create(t.Context(), p.pod(name, i, profile), metav1.CreateOptions{})
-			return err
-		}); err != nil {
-			failed <- err
+		selected := func(o *metav1.ListOptions) {
+			o.LabelSelector, o.FieldSelector = "batch="+name, fields.OneTermNotEqualSelector("spec.nodeName", "").String()
 		}
-	}()
-	for bound := 0; bound < stickyBatch; {
-		select {
-		case e := <-seen.ResultChan():
-			if e.Type == watch.Added {
-				bound++
+		pods := cache.NewFilteredListWatchFromClient(p.kube.CoreV1().RESTClient(), "pods", namespace, selected)
+		_, err := watchtools.UntilWithSync(ctx, pods, &corev1.Pod{}, nil, func(e watch.Event) (bool, error) {
+			if pod, ok := e.Object.(*corev1.Pod); ok {
+				bound[pod.Name] = true
 			}
-		case err := <-failed:
-			t.Fatal(err)
-		case <-time.After(2 * time.Minute):
-			t.Fatalf("%d of %d pods of %s are bound", bound, stickyBatch, name)
-		}
+			return len(bound) == stickyBatch, nil
+		})
+		seen <- err
+	}()
+	began := time.Now()
+	if err := p.many(stickyBatch, func(i int) error {
+		_, err := p.kube.CoreV1().Pods(namespace).Create(ctx, p.pod(name, i, profile), metav1.CreateOptions{})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-seen; err != nil {
+		t.Fatalf("%d of %d pods of %s are bound: %v", len(bound), stickyBatch, name, context.Cause(ctx))
 	}
 	return time.Since(began)
 }
