@@ -114,9 +114,19 @@ demo: build origin ## a Pod becomes a VM, before your eyes; leaves nothing behin
 up: build ## a cluster in ./.cocoon until Ctrl-C
 	@$(BIN)/cocoon up --dir .cocoon
 
+.PHONY: kwok
+kwok: ## the node simulator that the benchmarks compare with (the first build takes some minutes)
+	@go -C hack/kwok build $(GOFLAGS_) -o ../../$(BIN)/kwok sigs.k8s.io/kwok/cmd/kwok
+	@cd "$$(go -C hack/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage" && \
+		for f in pod/fast/pod-*.yaml node/fast/node-*.yaml node/heartbeat/node-*.yaml; do echo ---; cat "$$f"; done >'$(CURDIR)/$(BIN)/kwok-stages.yaml'
+
 .PHONY: bench
-bench: build ## speed as ratios, measured side by side in one run
+bench: build kwok ## speed as ratios, measured side by side in one run
 	@hack/test.sh bench
+
+.PHONY: soak
+soak: build ## pods come and go while cocoond, vk-cocoon and QEMU are killed; minutes
+	@hack/test.sh soak
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (default 2m)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench [go test flags]
+# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak [go test flags]
 # They get a network namespace of their own, so that the machine's network is never touched, and what they leave behind
 # (process, tap, bridge, namespace, mount, table, cgroup, file) fails the run.
 set -euo pipefail
@@ -12,8 +12,9 @@ shift
 export COCOON_TEST_KERNEL=$PWD/bin/guest/vmlinux COCOON_TEST_INITRD=$PWD/bin/guest/initramfs COCOON_TEST_IMAGE=$PWD/bin/demo.tar
 case $mode in
   vm | e2e) mapfile -t packages < <(grep -rlE "^//go:build $mode" --include='*_test.go' internal deploy test | xargs -n1 dirname | sort -u | sed 's|^|./|') ;;
-  bench) packages=(./test/bench); set -- -v "$@" ;; # without -v the table is hidden
-  *) echo "usage: hack/test.sh vm|e2e|bench" >&2; exit 2 ;;
+  bench) packages=(./test/bench); set -- -v -run '^TestBench$' "$@" ;; # without -v the table is hidden
+  soak) packages=(./test/bench); mode=bench; set -- -v -run '^TestSoak$' "$@" ;;
+  *) echo "usage: hack/test.sh vm|e2e|bench|soak" >&2; exit 2 ;;
 esac
 
 # Compiled first: inside the namespace there is no network to fetch modules from.

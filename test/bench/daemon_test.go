@@ -21,8 +21,8 @@ const image = "demo:latest"
 // daemon is a cocoond of the benchmark's own, with the demo image.
 type daemon struct {
 	*nodeclient.Client
+	*program
 	dir, socket string
-	pid         int
 }
 
 // start runs cocoond with more settings in YAML until the test ends.
@@ -38,25 +38,12 @@ func start(t *testing.T, config string) *daemon {
 	if k, i := os.Getenv("COCOON_TEST_KERNEL"), os.Getenv("COCOON_TEST_INITRD"); k != "" && i != "" {
 		flags = append(flags, "--kernel", k, "--initramfs", i)
 	}
-	log := must(os.Create(filepath.Join(dir, "cocoond.log")))(t)
-	defer log.Close()
-	cmd := exec.Command(bin("cocoond"), flags...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	d.pid = cmd.Process.Pid
 	t.Cleanup(func() {
-		if t.Failed() {
-			text, _ := os.ReadFile(log.Name())
-			t.Logf("%s", text[max(0, len(text)-4000):])
-		}
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
 		if out, err := exec.Command(bin("cocoond"), append([]string{"shutdown"}, flags...)...).CombinedOutput(); err != nil {
 			t.Errorf("cocoond shutdown: %v\n%s", err, out)
 		}
 	})
+	d.program = background(t, "cocoond", os.Environ(), append([]string{bin("cocoond")}, flags...)...)
 	d.Client = d.connect(t)
 	until(t, 20*time.Second, "cocoond answers", func() bool { _, err := d.Info(t.Context()); return err == nil })
 	demo := os.Getenv("COCOON_TEST_IMAGE")
@@ -67,6 +54,55 @@ func start(t *testing.T, config string) *daemon {
 	defer tar.Close()
 	must(d.ImportImage(t.Context(), image, tar, nil))(t)
 	return d
+}
+
+// program is one that runs until the test ends.
+type program struct {
+	argv, env []string
+	log       string // path
+	cmd       *exec.Cmd
+	pid       int
+}
+
+// background starts a program.
+func background(t *testing.T, what string, env []string, argv ...string) *program {
+	t.Helper()
+	p := &program{argv: argv, env: env, log: filepath.Join(t.TempDir(), "log")}
+	if err := p.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		_ = p.cmd.Wait()
+		if t.Failed() {
+			text, _ := os.ReadFile(p.log)
+			t.Logf("%s:\n%s", what, text[max(0, len(text)-4000):])
+		}
+	})
+	return p
+}
+
+// start starts it, once more after kill.
+func (p *program) start() error {
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p.cmd = exec.Command(p.argv[0], p.argv[1:]...)
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = p.env, log, log
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	p.pid = p.cmd.Process.Pid
+	return nil
+}
+
+// kill ends it as a crash does.
+func (p *program) kill() error {
+	err := p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+	return err
 }
 
 func (d *daemon) connect(t *testing.T) *nodeclient.Client {

@@ -187,14 +187,7 @@ func (c *cluster) pod(t *testing.T, name string) trip {
 	w, began, gone := c.create(t, name)
 	at := w.await(t, name+" runs", runs)
 	set, rec := c.ready.wait(t, "vk-"+namespace+"-"+name)
-	w.await(t, name+" is Ready", func(p *corev1.Pod) bool {
-		for _, cond := range p.Status.Conditions {
-			if cond.Type == corev1.PodReady {
-				return cond.Status == corev1.ConditionTrue
-			}
-		}
-		return false
-	})
+	w.await(t, name+" is Ready", podReady)
 	gone()
 	return newTrip(began, at, set, rec.CreatedAt)
 }

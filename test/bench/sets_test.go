@@ -42,11 +42,8 @@ func sets(t *testing.T, results *table) {
 		Name: "records", Kubeconfig: k.ServiceAccount(t, "vk-cocoon", nil),
 		EpochURL: epochURL(t, k.Dir), EpochTokenFile: filepath.Join(k.Dir, "etc", "epoch-tokens"),
 	})
-	until(t, time.Minute, "the node is Ready and the namespace has its account", func() bool {
-		n, err := c.kube.CoreV1().Nodes().Get(t.Context(), "records", metav1.GetOptions{})
-		_, accountErr := c.kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
-		return err == nil && accountErr == nil && nodeReady(n)
-	})
+	c.await(t, "records")
+	c.awaitAccount(t)
 	api := must(dynamic.NewForConfig(&config))(t).Resource(v1.GroupVersion.WithResource("cocoonsets")).Namespace(namespace)
 	began := map[string]time.Time{}
 	seen := must(api.Watch(t.Context(), metav1.ListOptions{}))(t)

@@ -1,0 +1,241 @@
+//go:build bench
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+	"cocoonstack.io/cocoon/internal/testkit/leak"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// TestSoak has pods come and go while the processes that care for them are killed again and again, and then looks for what
+// is left over. `make soak` runs it.
+func TestSoak(t *testing.T) {
+	for _, s := range []soak{
+		{name: "records", pods: 2000, wide: 40, image: recordDisk, every: 3 * time.Second, grace: 1, node: recordNode},
+		{name: "qemu", pods: 50, wide: 4, image: image, every: 15 * time.Second, guests: true, node: guestNode},
+	} {
+		t.Run(s.name, s.run)
+	}
+}
+
+// soak is one kind of it.
+type soak struct {
+	name   string
+	pods   int // in all
+	wide   int // at a time
+	image  string
+	every  time.Duration // a process is killed about so often
+	guests bool          // the VMs are processes, which are killed too
+	grace  int           // least grace of a pod, in seconds; one of none is gone before a node that is down can know of it
+	node   func(t *testing.T, kubeconfig string) (*daemon, *program)
+}
+
+// guestNode is a node whose VMs are real. It removes those whose pods were deleted without grace while it was down.
+func guestNode(t *testing.T, kubeconfig string) (*daemon, *program) {
+	t.Helper()
+	engine := start(t, "network: {instance: soak, bridge: ccsoak}\nqemu: {cgroup: cocoon-soak, uidBase: 800000}\nlog: {level: warn}\n")
+	return engine, virtualNode(t, kubeconfig, engine, "env", "VK_ORPHAN_POLICY=destroy")
+}
+
+// remains is what there is when no pod is.
+type remains struct {
+	descriptors, goroutines [2]int // of cocoond and vk-cocoon
+	files                   int    // in cocoond's folders
+	machine                 []string
+}
+
+func (s soak) run(t *testing.T) {
+	k := kubetest.Up(t)
+	config := *k.Config
+	config.QPS = -1
+	c := &cluster{dir: k.Dir, kube: must(kubernetes.NewForConfig(&config))(t)}
+	c.awaitAccount(t)
+	engine, node := s.node(t, filepath.Join(k.Dir, "kubeconfig"))
+	c.await(t, "ours")
+	var kills [3]int
+
+	s.lives(t, c, "warm", s.wide)
+	before := s.settle(t, engine, node)
+	ctx, cancel := context.WithCancel(t.Context())
+	killed := make(chan struct{})
+	go func() {
+		defer close(killed)
+		kills = s.kill(ctx, t, engine, node)
+	}()
+	began := time.Now()
+	s.lives(t, c, "soak", s.pods)
+	took := time.Since(began)
+	cancel()
+	<-killed
+	s.lives(t, c, "calm", s.wide)
+	after := s.settle(t, engine, node)
+
+	t.Logf("%s: %d pods in %s; killed cocoond %d, vk-cocoon %d, QEMU %d times", s.name, s.pods, took.Round(time.Second), kills[0], kills[1], kills[2])
+	for i, who := range []string{"cocoond", "vk-cocoon"} {
+		t.Logf("%s: %d descriptors, then %d; %d goroutines, then %d", who, before.descriptors[i], after.descriptors[i], before.goroutines[i], after.goroutines[i])
+		// Connections come and go by themselves; a leak would be as many as there were pods, or kills.
+		if after.descriptors[i] > before.descriptors[i]+8 || after.goroutines[i] > before.goroutines[i]+20 {
+			t.Errorf("%s holds more than before", who)
+		}
+	}
+	if after.files > before.files+5 { // the journal's own come and go
+		t.Errorf("%d files, before %d", after.files, before.files)
+	}
+	for _, l := range leak.New(before.machine, after.machine) {
+		t.Errorf("left behind: %s", l)
+	}
+}
+
+// lives has n pods come up and go, several at a time. A pod that is killed under way has to come up all the same.
+func (s soak) lives(t *testing.T, c *cluster, prefix string, n int) {
+	t.Helper()
+	api := c.kube.CoreV1().Pods(namespace)
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range s.wide {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && !t.Failed(); i = int(next.Add(1)) - 1 {
+				name := fmt.Sprintf("%s-%d", prefix, i)
+				if _, err := api.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+					NodeName: "ours", TerminationGracePeriodSeconds: new(int64(s.grace + rand.IntN(4))),
+					Containers: []corev1.Container{{Name: "main", Image: s.image, ImagePullPolicy: corev1.PullNever}},
+				}}, metav1.CreateOptions{}); err != nil {
+					t.Error(err)
+					return
+				}
+				if rand.IntN(4) > 0 { // others go while they come up
+					reached(t, name+" is Ready", func() bool {
+						pod, err := api.Get(t.Context(), name, metav1.GetOptions{})
+						return err == nil && podReady(pod)
+					})
+				}
+				if err := api.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+					t.Error(err)
+				}
+				reached(t, name+" is gone", func() bool {
+					list, err := api.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+					return err == nil && len(list.Items) == 0
+				})
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// reached is until for goroutines of a test.
+func reached(t *testing.T, what string, ok func() bool) {
+	deadline := time.Now().Add(3 * time.Minute)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Errorf("%s: not within three minutes", what)
+			return
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+}
+
+// kill ends one of the processes, again and again, and starts ours once more. It returns how often cocoond, vk-cocoon and
+// hypervisors were killed.
+func (s soak) kill(ctx context.Context, t *testing.T, engine *daemon, node *program) (n [3]int) {
+	victims := []func() error{
+		func() error { n[0]++; return again(engine.program) },
+		func() error { n[1]++; return again(node) },
+	}
+	if s.guests {
+		victims = append(victims, func() error {
+			all, _ := engine.List(ctx) // none, if cocoond was killed a moment ago
+			all = slices.DeleteFunc(all, func(r vm.Record) bool { return r.PID == 0 })
+			if len(all) == 0 {
+				return nil
+			}
+			n[2]++
+			_ = syscall.Kill(all[rand.IntN(len(all))].PID, syscall.SIGKILL) // it may have ended by itself
+			return nil
+		})
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return n
+		case <-time.After(s.every/2 + rand.N(s.every)):
+		}
+		if err := victims[rand.IntN(len(victims))](); err != nil {
+			t.Error(err)
+			return n
+		}
+	}
+}
+
+func again(p *program) error {
+	if err := p.kill(); err != nil {
+		return err
+	}
+	return p.start()
+}
+
+var goroutine = regexp.MustCompile(`(?m)^goroutine \d+`)
+
+// settle waits until nothing is left of any pod, and counts. The two processes are asked for their goroutines, of which
+// they die, and are started again.
+func (s soak) settle(t *testing.T, engine *daemon, node *program) (r remains) {
+	t.Helper()
+	until(t, time.Minute, "no VM is left", func() bool {
+		all, err := engine.List(t.Context())
+		return err == nil && len(all) == 0
+	})
+	var left []string
+	defer func() {
+		if t.Failed() {
+			t.Logf("left: %v", left)
+		}
+	}()
+	until(t, 10*time.Second, "nothing of VMs is left", func() bool {
+		left = nil
+		for _, of := range []string{"state/vms", "run/vms", "state/fake"} {
+			files, _ := filepath.Glob(filepath.Join(engine.dir, of, "*"))
+			left = append(left, files...)
+		}
+		return len(left) == 0
+	})
+	_ = filepath.WalkDir(engine.dir, func(string, fs.DirEntry, error) error { r.files++; return nil })
+	r.machine = slices.DeleteFunc(leak.Snapshot(), func(l string) bool { // neighbours have processes, cgroups and files too
+		return !strings.HasPrefix(l, "link ") && !strings.HasPrefix(l, "nft ") && !strings.Contains(l, engine.dir) && !strings.Contains(l, "cocoon-soak")
+	})
+	for i, p := range []*program{engine.program, node} {
+		r.descriptors[i] = len(must(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid)))(t))
+		said := must(os.ReadFile(p.log))(t)
+		if err := p.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.cmd.Wait()
+		r.goroutines[i] = len(goroutine.FindAll(must(os.ReadFile(p.log))(t)[len(said):], -1))
+		if err := p.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, time.Minute, "cocoond answers", func() bool { _, err := engine.Info(t.Context()); return err == nil })
+	return r
+}
