@@ -140,7 +140,12 @@ func setAddress(l netlink.Link, want netip.Prefix) error {
 
 // makeTap makes a persistent tap and puts it on the bridge.
 func (n *Network) makeTap(name string, l ipam.Lease, bridge, mtu int) error {
-	return host.MakeTap(name, func() error { return n.plugTap(name, l, bridge, mtu) })
+	return host.MakeTap(name, func() error {
+		// Not needed on a port of a bridge, and with a thousand taps the kernel looks through the routes of all of them
+		// whenever one comes or goes. A host that does not allow it has more work, and nothing else.
+		_ = host.QuietIPv6(name)
+		return n.plugTap(name, l, bridge, mtu)
+	})
 }
 
 // plugTap marks a tap, puts it on the bridge and brings it up, in one request. It may be repeated.

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 	"github.com/vishvananda/netlink"
 
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -48,6 +50,9 @@ func TestDHCP(t *testing.T) {
 	}
 	if expiry, err := time.Parse(time.RFC3339, file["expiry"].(string)); err != nil || time.Until(expiry) < leaseTime-time.Minute {
 		t.Errorf("expiry %v (%v)", file["expiry"], err)
+	}
+	if v, err := host.Sysctl("ipv6/conf/" + g.nic.Tap + "/disable_ipv6"); v != "1" && !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("IPv6 of the host on the tap: disable_ipv6 is %q, %v", v, err)
 	}
 	if err := n.Detach(t.Context(), g.nic); err != nil {
 		t.Fatal(err)

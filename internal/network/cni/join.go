@@ -3,7 +3,6 @@ package cni
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -27,7 +26,7 @@ func (n *Network) join(r record) error {
 			return fmt.Errorf("look for link %s: %w", r.link(), err)
 		}
 		// The guest speaks for this MAC; the kernel beside it must not.
-		if err := quiet(r.link()); err != nil {
+		if err := host.QuietIPv6(r.link()); err != nil {
 			return err
 		}
 		wire := func() error {
@@ -35,7 +34,7 @@ func (n *Network) join(r record) error {
 			if err != nil {
 				return fmt.Errorf("look for tap %s: %w", name, err)
 			}
-			if err := quiet(name); err != nil {
+			if err := host.QuietIPv6(name); err != nil {
 				return err
 			}
 			return wire(eth, tap, n.alias(r), r.NIC.MTU)
@@ -53,15 +52,6 @@ func (n *Network) join(r record) error {
 		}
 		return wire()
 	})
-}
-
-// quiet turns IPv6 of the kernel off on a link whose guest has none.
-func quiet(link string) error {
-	err := host.SetSysctl("ipv6/conf/"+link+"/disable_ipv6", "1")
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 func wire(eth, tap netlink.Link, alias string, mtu int) error {

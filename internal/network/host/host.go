@@ -120,6 +120,15 @@ func Sysctl(key string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
+// QuietIPv6 turns IPv6 of the kernel off on a link, where the kernel has it.
+func QuietIPv6(link string) error {
+	err := SetSysctl("ipv6/conf/"+link+"/disable_ipv6", "1")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // SetSysctl writes a value unless it is there already, which also serves hosts where /proc/sys is read-only.
 func SetSysctl(key, value string) error {
 	if old, err := Sysctl(key); err != nil || old == value {

@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,16 +36,21 @@ func Parse(b []byte) ([]Lease, error) {
 	return leases, nil
 }
 
-// Format is the inverse of Parse. No leases are [], not null.
+// Format is the inverse of Parse, one lease a line. No leases are [], not null.
 func Format(leases []Lease) ([]byte, error) {
-	if leases == nil {
-		leases = []Lease{}
+	var out bytes.Buffer
+	out.WriteByte('[')
+	lines := json.NewEncoder(&out)
+	for i := range leases {
+		if i > 0 {
+			out.WriteByte(',')
+		}
+		if err := lines.Encode(&leases[i]); err != nil {
+			return nil, fmt.Errorf("format leases: %w", err)
+		}
 	}
-	b, err := json.MarshalIndent(leases, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("format leases: %w", err)
-	}
-	return append(b, '\n'), nil
+	out.WriteString("]\n")
+	return out.Bytes(), nil
 }
 
 // File is the durable copy of a pool. Writers that meet share one write. It is safe for concurrent use.
