@@ -26,24 +26,7 @@ import (
 // node then is may have its own Node and nobody else's; its serving certificate waits for somebody.
 func TestBootstrapWithTheRealSigner(t *testing.T) {
 	cluster := kubetest.Up(t)
-	text, err := os.ReadFile("../../../deploy/vk-cocoon/bootstrap.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cluster.Kubectl(t, string(text), "apply", "-f", "-")
-	shared, err := clientcmd.LoadFromFile(filepath.Join(cluster.Dir, "kubeconfig"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, user := range shared.AuthInfos { // as the bearer of a bootstrap token is
-		user.Impersonate, user.ImpersonateGroups = "system:bootstrap:abcdef", []string{"system:bootstrappers", "system:authenticated"}
-	}
-	dir := t.TempDir()
-	path := filepath.Join(dir, "bootstrap-kubeconfig")
-	if err := clientcmd.WriteToFile(*shared, path); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Config{BootstrapKubeconfig: path, CertDir: filepath.Join(dir, "pki"), NodeName: "n1", NodeIP: "10.1.2.3"}.complete()
+	c, err := Config{BootstrapKubeconfig: cluster.Bootstrap(t), CertDir: filepath.Join(t.TempDir(), "pki"), NodeName: "n1", NodeIP: "10.1.2.3"}.complete()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -18,8 +19,6 @@ import (
 	"time"
 
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -28,49 +27,15 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
-
-// sign is an approver and a signer: it signs what is asked for until ctx ends.
-func sign(ctx context.Context, t *testing.T, client kubernetes.Interface) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	requests := client.CertificatesV1().CertificateSigningRequests()
-	for every := time.Tick(10 * time.Millisecond); ctx.Err() == nil; <-every {
-		list, err := requests.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			continue
-		}
-		for _, r := range list.Items {
-			if len(r.Status.Certificate) > 0 {
-				continue
-			}
-			block, _ := pem.Decode(r.Spec.Request)
-			asked, err := x509.ParseCertificateRequest(block.Bytes)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-				SerialNumber: big.NewInt(2), Subject: asked.Subject, DNSNames: asked.DNSNames, IPAddresses: asked.IPAddresses,
-				NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-			}, ca, asked.PublicKey, key)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			r.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-			r.Status.Conditions = append(r.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: certificates.CertificateApproved, Status: corev1.ConditionTrue})
-			_, _ = requests.UpdateStatus(ctx, &r, metav1.UpdateOptions{})
-		}
-	}
-}
 
 // signer is an API server that signs what is asked for. It is good for one certificate: its watches do not select by name.
 func signer(ctx context.Context, t *testing.T) *fake.Clientset {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
 	api := fake.NewClientset()
 	named := 0
 	api.PrependReactor("create", "certificatesigningrequests", func(a k8stesting.Action) (bool, runtime.Object, error) {
@@ -84,7 +49,8 @@ func signer(ctx context.Context, t *testing.T) *fake.Clientset {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(ended)
-		sign(ctx, t, api)
+		ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+		kubetest.Sign(ctx, t, api, tls.Certificate{Leaf: ca, PrivateKey: key}, func() time.Duration { return time.Hour })
 	}()
 	t.Cleanup(func() {
 		cancel()

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
@@ -33,6 +34,7 @@ type Options struct {
 	Name           string
 	Pool           string // "": the default one
 	Kubeconfig     string // path
+	Bootstrap      string // path of credentials with which the node gets its own, and its serving certificate, instead of Kubeconfig
 	EpochURL       string // registry of snapshots; "": none
 	EpochTokenFile string
 }
@@ -83,6 +85,17 @@ func (n *Node) Guest(vmName string) *Guest { return n.guests.find(vmName) }
 // Running counts the VMs that run.
 func (n *Node) Running() int { return len(n.host.Running()) }
 
+// Addr is where the kubelet API is.
+func (n *Node) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port)) }
+
+// Crash ends the guest of the VM of that name as a fault of its kernel does.
+func (n *Node) Crash(t testing.TB, vmName string) {
+	t.Helper()
+	if err := n.host.End(n.guests.id(vmName), fake.Reset); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Stop ends the node as a machine that is cut off does: its VMs go on, and nobody tells the cluster. Stopping twice is
 // fine.
 func (n *Node) Stop(t testing.TB) {
@@ -127,7 +140,8 @@ func (n *Node) Start(t testing.TB) {
 		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
 	}
 	virtual, err := vkcocoon.New(vkcocoon.Config{
-		Kubeconfig: n.opts.Kubeconfig, NodeName: n.opts.Name, Pool: n.opts.Pool, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
+		Kubeconfig: n.opts.Kubeconfig, BootstrapKubeconfig: n.opts.Bootstrap, CertDir: filepath.Join(n.dir, "pki"), ServingCSR: n.opts.Bootstrap != "",
+		NodeName: n.opts.Name, Pool: n.opts.Pool, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
 		EpochURL: n.opts.EpochURL, EpochTokenFile: n.opts.EpochTokenFile, CPU: "10k", Memory: "100Ti", Storage: "100Ti", Pods: 10000,
 	}, runtime, n.log)
 	if err != nil {

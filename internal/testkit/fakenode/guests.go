@@ -41,11 +41,16 @@ func newGuests(host *fake.Host) *guests {
 	return &guests{host: host, exits: map[vm.ID]chan struct{}{}, names: map[string]vm.ID{}}
 }
 
-func (g *guests) find(name string) *Guest {
+// id of the VM of that name; "" when it was never seen.
+func (g *guests) id(name string) vm.ID {
 	g.mu.Lock()
-	id, known := g.names[name]
-	g.mu.Unlock()
-	if _, runs := g.host.Running()[id]; !known || !runs {
+	defer g.mu.Unlock()
+	return g.names[name]
+}
+
+func (g *guests) find(name string) *Guest {
+	id := g.id(name)
+	if _, runs := g.host.Running()[id]; id == "" || !runs {
 		return nil
 	}
 	x := g.recall(id)

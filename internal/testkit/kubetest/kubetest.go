@@ -30,6 +30,7 @@ const Namespace = "cocoon-system"
 type Cluster struct {
 	Dir    string       // of the instance of `cocoon up`
 	Config *rest.Config // an administrator's access
+	up     []string     // the arguments it was started with
 }
 
 // Start runs a control plane until the test ends and returns an administrator's access to it. The custom resources of
@@ -43,27 +44,37 @@ func Start(t *testing.T, args ...string) *rest.Config {
 // Up is Start for who needs the instance too.
 func Up(t *testing.T, args ...string) *Cluster {
 	t.Helper()
-	cocoon := bin(t, "cocoon")
 	// Not t.TempDir: the names of unix sockets must stay short.
 	dir, err := os.MkdirTemp("", "kubetest-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if out, err := exec.Command(cocoon, append([]string{"up", "--dir", dir, "--nodes", "0", "--detach"}, args...)...).CombinedOutput(); err != nil {
-		t.Fatalf("start a control plane (make build makes it): %v\n%s", err, out)
-	}
-	t.Cleanup(func() {
-		if out, err := exec.Command(cocoon, "down", "--dir", dir).CombinedOutput(); err != nil {
-			t.Errorf("stop the control plane: %v\n%s", err, out)
-		}
-	})
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "kubeconfig"))
+	c := &Cluster{Dir: dir, up: append([]string{"up", "--dir", dir, "--nodes", "0", "--detach"}, args...)}
+	c.Start(t)
+	t.Cleanup(func() { c.Stop(t) })
+	c.Config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.QPS, config.Burst = 1000, 1000
-	return &Cluster{Dir: dir, Config: config}
+	c.Config.QPS, c.Config.Burst = 1000, 1000
+	return c
+}
+
+// Stop takes the control plane away from who uses it; its objects stay. Stopping twice is fine.
+func (c *Cluster) Stop(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command(bin(t, "cocoon"), "down", "--dir", c.Dir).CombinedOutput(); err != nil {
+		t.Errorf("stop the control plane: %v\n%s", err, out)
+	}
+}
+
+// Start brings a control plane that was stopped back where it was.
+func (c *Cluster) Start(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command(bin(t, "cocoon"), c.up...).CombinedOutput(); err != nil {
+		t.Fatalf("start a control plane (make build makes it): %v\n%s", err, out)
+	}
 }
 
 // Kubectl runs kubectl as the administrator, with input, and returns what it prints. A failure ends the test.

@@ -1,0 +1,107 @@
+package kubetest
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"path/filepath"
+	"testing"
+	"time"
+
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Sign approves and signs the certificates that are asked for until ctx ends. Each is good from now on, for as long as
+// life says then; the signer that a cluster has gives five minutes into the past, of which a life of seconds would be over at once. An API
+// server that is away is waited for.
+func Sign(ctx context.Context, t *testing.T, client kubernetes.Interface, ca tls.Certificate, life func() time.Duration) {
+	requests := client.CertificatesV1().CertificateSigningRequests()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		list, err := requests.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			list = &certificates.CertificateSigningRequestList{}
+		}
+		for i := range list.Items {
+			r := &list.Items[i]
+			if len(r.Status.Certificate) > 0 {
+				continue
+			}
+			if r.Status.Certificate, err = sign(r.Spec.Request, ca, life()); err != nil {
+				t.Error(err)
+				return
+			}
+			approved := r.DeepCopy()
+			approved.Status.Conditions = append(approved.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: certificates.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"})
+			if now, err := requests.UpdateApproval(ctx, r.Name, approved, metav1.UpdateOptions{}); err == nil {
+				now.Status.Certificate = r.Status.Certificate
+				_, _ = requests.UpdateStatus(ctx, now, metav1.UpdateOptions{}) // else in the next round
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// sign makes the certificate that request, in PEM, asks for.
+func sign(request []byte, ca tls.Certificate, life time.Duration) ([]byte, error) {
+	block, _ := pem.Decode(request)
+	asked, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: serial, Subject: asked.Subject, DNSNames: asked.DNSNames, IPAddresses: asked.IPAddresses,
+		NotBefore: time.Now(), NotAfter: time.Now().Add(life), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}, ca.Leaf, asked.PublicKey, ca.PrivateKey.(crypto.Signer))
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+}
+
+// Authority is the key pair with which the cluster signs.
+func (c *Cluster) Authority(t *testing.T) tls.Certificate {
+	t.Helper()
+	pki := filepath.Join(c.Dir, "pki")
+	ca, err := tls.LoadX509KeyPair(filepath.Join(pki, "ca.crt"), filepath.Join(pki, "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// Bootstrap writes a kubeconfig with the rights of who has a bootstrap token, as deploy/vk-cocoon gives them, and returns its
+// path.
+func (c *Cluster) Bootstrap(t *testing.T) string {
+	t.Helper()
+	c.Kubectl(t, "", "apply", "-f", filepath.Join(root(t), "deploy", "vk-cocoon", "bootstrap.yaml"))
+	shared, err := clientcmd.LoadFromFile(filepath.Join(c.Dir, "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range shared.AuthInfos {
+		user.Impersonate, user.ImpersonateGroups = "system:bootstrap:abcdef", []string{"system:bootstrappers", "system:authenticated"}
+	}
+	path := filepath.Join(t.TempDir(), "bootstrap-kubeconfig")
+	if err := clientcmd.WriteToFile(*shared, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
