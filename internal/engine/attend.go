@@ -89,6 +89,7 @@ func (e *Engine) reclaim(ctx context.Context, m *machine, r *run) {
 	if r != nil {
 		r.link.drain(e.cfg.DrainTimeout)
 		if err := kill(ctx, r); err != nil { // it has ended: this removes its sockets and cgroup
+			m.remains.Store(true)
 			e.log.Warn("remains of vm not removed", "vm", m.id, "err", err)
 		}
 		if err := r.inst.Close(); err != nil {

@@ -514,7 +514,7 @@ func (r *rig) has(rec vm.Record, where string) []string {
 		want = append(want, "snapshots/"+rec.Snapshot)
 	}
 	if rec.State == vm.StateRunning {
-		want = append(want, "procs/"+string(rec.ID), "taps/"+rec.NICs[0].Tap)
+		want = append(want, "procs/"+string(rec.ID), "cgroups/"+string(rec.ID), "taps/"+rec.NICs[0].Tap)
 		g := r.world.Guest(rec.ID)
 		if g == nil || g.PID() != rec.PID {
 			r.t.Errorf("killed at %s: the record has PID %d, the guest another", where, rec.PID)

@@ -24,6 +24,8 @@ type machine struct {
 	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
 	run atomic.Pointer[run]       // nil unless its process runs
 
+	remains atomic.Bool // its last process ended and could not be cleaned up after
+
 	write   sync.Mutex    // around a change of the record: observations come beside operations
 	self    sync.Mutex    // around telling a resumed guest who it is
 	volumes chan struct{} // holds one token while somebody brings volumes to the guest

@@ -168,13 +168,15 @@ func (e *Engine) finishStop(ctx context.Context, m *machine, in journal.Intent) 
 	}
 	left := max(args.Grace-time.Since(in.Began), 0)
 	var err error
+	if m.run.Load() == nil || in.Op == opRestart && in.Step == stepLaunch { // it has ended, and nobody saw to what is left of it
+		err = e.reap(ctx, m.record())
+	}
 	switch {
+	case err != nil:
 	case in.Op == opStop:
 		_, err = e.stop(ctx, m, left, e.journal.Settle)
 	case in.Step == stepLaunch: // it was stopped already
-		if err = e.reap(ctx, m.record()); err == nil {
-			_, err = e.bootUp(ctx, m, stepLaunch)
-		}
+		_, err = e.bootUp(ctx, m, stepLaunch)
 	default:
 		_, err = e.restart(ctx, m, left)
 	}

@@ -48,7 +48,7 @@ func (e *Engine) erase(ctx context.Context, m *machine, thorough bool) error {
 			return err
 		}
 		e.reclaim(ctx, m, r)
-	} else if thorough {
+	} else if thorough || m.remains.Load() {
 		if err := e.reap(ctx, m.record()); err != nil {
 			return err
 		}

@@ -68,6 +68,9 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 	if _, exists, err := d.w.loadProc(p.ID); err != nil || exists {
 		return nil, errdefs.Conflictf("vm %s runs already (%v)", p.ID, err)
 	}
+	if err := os.WriteFile(d.w.path("cgroups", string(p.ID)), nil, 0o600); err != nil {
+		return nil, err
+	}
 	if err := d.w.save(pr); err != nil {
 		return nil, err
 	}
@@ -98,7 +101,9 @@ func (d Driver) Adopt(_ context.Context, h hypervisor.Handle) (hypervisor.Instan
 
 // Reap implements hypervisor.Driver.
 func (d Driver) Reap(_ context.Context, id vm.ID, _ string) error {
-	return d.w.around("driver.Reap", func() error { return remove(d.w.path("procs", string(id))) })
+	return d.w.around("driver.Reap", func() error {
+		return errors.Join(remove(d.w.path("procs", string(id))), remove(d.w.path("cgroups", string(id))))
+	})
 }
 
 // hold makes p a guest of this process.
@@ -175,7 +180,10 @@ func (g *Guest) Shutdown(context.Context) error {
 
 // Kill implements hypervisor.Instance.
 func (g *Guest) Kill(context.Context) error {
-	return g.w.around("driver.Kill", func() error { g.End(hypervisor.Exit{Signal: 9, Code: -1}); return nil })
+	return g.w.around("driver.Kill", func() error {
+		g.End(hypervisor.Exit{Signal: 9, Code: -1})
+		return remove(g.w.path("cgroups", string(g.p.ID)))
+	})
 }
 
 // Wait implements hypervisor.Instance.

@@ -46,7 +46,7 @@ func New(dir string) (*World, error) {
 		Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
 		taken: map[string]bool{}, held: map[string]int{},
 	}
-	for _, sub := range []string{"procs", "taps", "leases", "tmp", "snapshots", "drafts"} {
+	for _, sub := range []string{"procs", "cgroups", "taps", "leases", "tmp", "snapshots", "drafts"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, err
 		}
@@ -65,10 +65,10 @@ func (w *World) around(call string, act func() error) error {
 	return w.Fault(call + " done")
 }
 
-// Leftovers lists the processes, taps, addresses, snapshots and drafts of such that are there.
+// Leftovers lists the processes, cgroups, taps, addresses, snapshots and drafts of such that are there.
 func (w *World) Leftovers() ([]string, error) {
 	var out []string
-	for _, sub := range []string{"procs", "taps", "leases", "snapshots", "drafts"} {
+	for _, sub := range []string{"procs", "cgroups", "taps", "leases", "snapshots", "drafts"} {
 		entries, err := os.ReadDir(filepath.Join(w.Dir, sub))
 		if err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -330,5 +331,17 @@ func TestAnEndIsForgottenWithItsRemains(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+// What a killed process was writing is not a VM, and does not stay.
+func TestUnfinishedRecord(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, string(vm.NewID())+".json"+unfinished), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := host(t, dir)
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || len(h.Running()) > 0 {
+		t.Errorf("there is %v (%v), and %v runs", left, err, h.Running())
 	}
 }

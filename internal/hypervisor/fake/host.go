@@ -19,6 +19,9 @@ import (
 // firstPID is above the largest pid Linux gives, so that no mistake can hit a real process.
 const firstPID = 1 << 23
 
+// unfinished ends the names of records that are being written.
+const unfinished = ".new"
+
 // Host is the machine the fake VMs run on. It outlives drivers, and with a folder also the process that uses it.
 // It is safe for concurrent use within one process; a folder belongs to one process at a time.
 type Host struct {
@@ -63,10 +66,15 @@ func NewHost(dir string) (*Host, error) {
 		return nil, fmt.Errorf("open fake host: %w", err)
 	}
 	for _, e := range entries {
-		if name := e.Name(); strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".") {
-			if err := h.load(filepath.Join(dir, name)); err != nil {
-				return nil, err
-			}
+		path := filepath.Join(dir, e.Name())
+		switch {
+		case strings.HasSuffix(path, unfinished): // of a process that was killed while it wrote
+			err = os.Remove(path)
+		case strings.HasSuffix(path, ".json") && !strings.HasPrefix(e.Name(), "."):
+			err = h.load(path)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open fake host: %w", err)
 		}
 	}
 	return h, nil
@@ -75,11 +83,11 @@ func NewHost(dir string) (*Host, error) {
 func (h *Host) load(path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("open fake host: %w", err)
+		return err
 	}
 	v := &machine{gone: make(chan struct{})}
 	if err := json.Unmarshal(data, &v.record); err != nil {
-		return errdefs.DataLossf("open fake host: %s: %w", path, err)
+		return errdefs.DataLossf("%s: %w", path, err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,10 +157,10 @@ func (h *Host) save(v *machine) error {
 		return fmt.Errorf("save fake VM: %w", err)
 	}
 	path := h.file(v.Plan.ID)
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+	if err := os.WriteFile(path+unfinished, data, 0o600); err != nil {
 		return fmt.Errorf("save fake VM: %w", err)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := os.Rename(path+unfinished, path); err != nil {
 		return fmt.Errorf("save fake VM: %w", err)
 	}
 	return nil
