@@ -29,6 +29,7 @@ func TestAdmission(t *testing.T) {
 	t.Run("pods", r.pods)
 	t.Run("reinvocation", r.reinvocation)
 	t.Run("scale", r.scale)
+	t.Run("stays", r.stays)
 	t.Run("drain", r.drain)
 	t.Run("replicas", r.replicas)
 	t.Run("strangers", r.strangers)
