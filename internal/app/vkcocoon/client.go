@@ -36,19 +36,19 @@ func connect(cfg Config) (clients, error) {
 	rc.UserAgent = "vk-cocoon/" + cfg.Version
 	rc.ContentType = "application/vnd.kubernetes.protobuf"
 	rc.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	client := func(qps float32, burst int) (kubernetes.Interface, error) {
+	paced := func(qps float32, burst int) *rest.Config {
 		own := rest.CopyConfig(rc)
 		own.QPS, own.Burst = qps, burst
-		return kubernetes.NewForConfig(own)
+		return own
 	}
 	c := clients{rest: rc}
-	if c.main, err = client(mainQPS, mainBurst); err != nil {
+	if c.main, err = kubernetes.NewForConfig(paced(mainQPS, mainBurst)); err != nil {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}
-	if c.events, err = client(eventQPS, eventBurst); err != nil {
+	if c.events, err = kubernetes.NewForConfig(paced(eventQPS, eventBurst)); err != nil {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}
-	if c.custom, err = dynamic.NewForConfig(rc); err != nil {
+	if c.custom, err = dynamic.NewForConfig(paced(mainQPS, mainBurst)); err != nil {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}
 	return c, nil
