@@ -153,6 +153,11 @@ func (r SnapshotRef) Local() string {
 	return name
 }
 
+// LocalSnapshotRef reads what Locals wrote. The error is a KeyError.
+func LocalSnapshotRef(name string) (SnapshotRef, error) {
+	return ParseSnapshotRef(strings.ReplaceAll(name, "___", "/"))
+}
+
 // Locals are all names the snapshot may have on a node: the bare repository and repo:latest are the same.
 func (r SnapshotRef) Locals() []string {
 	if r.Tag != DefaultSnapshotTag {

@@ -180,6 +180,20 @@ func (r *room) node(short, machine string, pods int64) {
 
 func (r *room) on(short string) string { return r.name + "-" + short }
 
+// close has nobody come to a node who does not tolerate it.
+func (r *room) close(short string) {
+	r.t.Helper()
+	r.change(short, `{"spec":{"taints":[{"key":"closed","effect":"NoSchedule"}]}}`)
+}
+
+// change changes a node and its status.
+func (r *room) change(short, patch string) {
+	r.t.Helper()
+	for _, part := range [][]string{nil, {"status"}} {
+		must[*corev1.Node](r.t)(r.client.CoreV1().Nodes().Patch(r.t.Context(), r.on(short), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, part...))
+	}
+}
+
 func (r *room) drop(short string) {
 	r.t.Helper()
 	if err := r.client.CoreV1().Nodes().Delete(r.t.Context(), r.on(short), metav1.DeleteOptions{}); err != nil {

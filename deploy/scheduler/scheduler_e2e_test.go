@@ -42,6 +42,7 @@ func TestSticky(t *testing.T) {
 		"pods of nobody":           podsOfNobody,
 		"KubeVirt VM stays":        kubevirtStays,
 		"nothing is read":          nothingIsRead,
+		"clones go to snapshots":   clonesGoToSnapshots,
 		"record before bind":       recordBeforeBind,
 		"record against conflicts": recordAgainstConflicts,
 		"migration targets go":     migrationTargetsGo,
@@ -101,8 +102,10 @@ func nodeRemovedAndBack(t *testing.T, c *cluster) {
 	on := r.run("vm", sticky(contract.StickyScheduler))
 	r.node("b", "other", 10)
 	r.remove("vm")
+	r.close(on)
+	r.pod("vm", sticky(contract.StickyScheduler), func(p *corev1.Pod) { p.Spec.Tolerations = nil })
+	r.waits("vm", "untolerated taint")
 	r.drop(on)
-	r.pod("vm", sticky(contract.StickyScheduler))
 	r.waits("vm", "was removed")
 	r.waits("vm", "delete the VMPlacement "+r.vm("vm"))
 	r.until("the claim says it", func() bool { return r.reason("vm") == "NodeRemoved" })
@@ -197,9 +200,7 @@ func noPreemption(t *testing.T, c *cluster) {
 	r.node("a", "machine", 1)
 	r.run("vm", sticky(contract.StickyScheduler), high)
 	r.remove("vm")
-	if _, err := c.client.CoreV1().Nodes().Patch(t.Context(), r.on("a"), types.MergePatchType, []byte(`{"spec":{"taints":[{"key":"closed","effect":"NoSchedule"}]}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	r.close("a")
 	r.node("b", "other", 1)
 	r.pod("bystander", func(p *corev1.Pod) { p.Spec.NodeSelector[corev1.LabelHostname] = r.on("b") })
 	r.placed("bystander")
@@ -352,4 +353,26 @@ func withoutKubeVirt(t *testing.T, c *cluster) {
 	r.pod("ours", plain)
 	r.placed("stock")
 	r.placed("ours")
+}
+
+// A clone goes where its snapshot is; when there is no room, to a node with CPUs of the same class, though others are emptier.
+func clonesGoToSnapshots(t *testing.T, c *cluster) {
+	r := c.room(t)
+	r.node("has", "", 2)
+	r.node("alike", "", 10)
+	for i := range 3 {
+		r.node(fmt.Sprint("other-", i), "", 100)
+		r.change(fmt.Sprint("other-", i), `{"metadata":{"labels":{"cocoonstack.io/snapshot-cpu-class":"xeon"}}}`)
+	}
+	r.change("alike", `{"metadata":{"labels":{"cocoonstack.io/snapshot-cpu-class":"zen4"}}}`)
+	r.change("has", `{"metadata":{"labels":{"cocoonstack.io/snapshot-cpu-class":"zen4"}},"status":{"images":[{"names":["team/base:v2"],"sizeBytes":1}]}}`)
+	for i, want := range []string{"has", "has", "alike", "alike"} {
+		name := fmt.Sprint("clone-", i)
+		r.pod(name, plain, func(p *corev1.Pod) {
+			p.Annotations = map[string]string{contract.KeyMode: string(contract.ModeClone), contract.KeyImage: "team/base:v2"}
+		})
+		if on := r.placed(name); on != want {
+			t.Errorf("%s is on %s, want %s", name, on, want)
+		}
+	}
 }

@@ -147,6 +147,19 @@ func (c *Client) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot
 	return c.snapshot(ctx, call{args: []string{"snapshot", "inspect", "--", ref}})
 }
 
+// ListSnapshots returns every snapshot, sorted by name.
+func (c *Client) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
+	list, err := ask[[]nodejson.Snapshot](ctx, c, call{args: []string{"snapshot", "list", "--output=json"}})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]snapshot.Snapshot, len(list))
+	for i, s := range list {
+		all[i] = s.Value()
+	}
+	return all, nil
+}
+
 // RemoveSnapshot deletes a snapshot.
 func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 	return c.do(ctx, call{args: []string{"snapshot", "rm", "--", ref}})

@@ -18,10 +18,11 @@ import (
 
 // Config is everything about one virtual node. Empty fields take the defaults of the seed, where it has one.
 type Config struct {
-	Kubeconfig string `json:"kubeconfig,omitempty"` // path; "": the credentials of the pod this runs in
-	NodeName   string `json:"nodeName,omitempty"`   // default cocoon-pool
-	NodeIP     string `json:"nodeIP,omitempty"`     // default: the first IPv4 address of this host that is not loopback
-	Pool       string `json:"pool,omitempty"`       // default "default"
+	Kubeconfig string `json:"kubeconfig,omitempty"`       // path; "": the credentials of the pod this runs in
+	NodeName   string `json:"nodeName,omitempty"`         // default cocoon-pool
+	NodeIP     string `json:"nodeIP,omitempty"`           // default: the first IPv4 address of this host that is not loopback
+	Pool       string `json:"pool,omitempty"`             // default "default"
+	CPUClass   string `json:"snapshotCPUClass,omitempty"` // label: nodes of one class go on with each other's snapshots of memory; "": none
 	ProviderID string `json:"providerID,omitempty"`
 	NoRole     bool   `json:"noRole,omitempty"` // leave the role label to an admin: with the credentials of a node it is forbidden
 	Version    string `json:"-"`                // default: of this build
@@ -86,6 +87,9 @@ func (c Config) complete() (Config, error) {
 		c.NodeIP = firstIPv4()
 	} else if _, err := netip.ParseAddr(c.NodeIP); err != nil {
 		return c, errdefs.Invalidf("node address %q is no IP address", c.NodeIP)
+	}
+	if bad := validation.IsValidLabelValue(c.CPUClass); len(bad) > 0 {
+		return c, errdefs.Invalidf("CPU class %q: %s", c.CPUClass, strings.Join(bad, "; "))
 	}
 	if c.KubeletPort == 0 {
 		c.KubeletPort = defaultPort

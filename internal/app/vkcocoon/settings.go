@@ -51,6 +51,7 @@ func (o *options) settings() []Setting {
 		{Env: "VK_NODE_NAME", Flag: "node-name", Key: "nodeName", value: text(&o.NodeName), Usage: "name of the virtual node"},
 		{Env: "VK_NODE_IP", Flag: "node-ip", Key: "nodeIP", value: text(&o.NodeIP), Usage: "InternalIP of the node (first IPv4 address that is not loopback otherwise)"},
 		{Env: "VK_NODE_POOL", Flag: "node-pool", Key: "pool", value: text(&o.Pool), Usage: "pool label of the node"},
+		{Env: "VK_SNAPSHOT_CPU_CLASS", Flag: "snapshot-cpu-class", Key: "snapshotCPUClass", value: text(&o.CPUClass), Usage: "CPU class label of the node; snapshots of memory are for nodes of the class they were taken on (none otherwise)"},
 		{Env: "VK_PROVIDER_ID", Flag: "provider-id", Key: "providerID", value: text(&o.ProviderID), Usage: "ProviderID of the node, e.g. gce://PROJECT/ZONE/INSTANCE"},
 		{Env: "VK_NO_ROLE", Flag: "no-role", Key: "noRole", value: flag(&o.NoRole), Usage: "leave the role label to an admin; a node's own credentials may not set it"},
 		{Env: "VK_BIND_ADDRESS", Flag: "bind-address", Key: "bindAddress", value: text(&o.BindAddress), Usage: "address of the kubelet API (all otherwise)"},

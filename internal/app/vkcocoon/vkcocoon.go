@@ -232,6 +232,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
 		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
+		CPUClass: n.cfg.CPUClass, Snapshots: p.provider.Offered,
 	})
 	if err != nil {
 		return nil, err

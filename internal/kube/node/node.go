@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
@@ -28,6 +29,7 @@ type Config struct {
 	Name       string
 	IP         string // its InternalIP
 	Pool       string // label; "" is default
+	CPUClass   string // label: nodes of one class go on with each other's snapshots of memory; "": not said
 	ProviderID string
 	Version    string // shown as kubelet and runtime version
 	Port       int32  // of the kubelet API
@@ -38,14 +40,16 @@ type Config struct {
 	Healthy    func() error // whether the VM engine answers
 	// Hypervisor says what VMs run on by default, or why they cannot; an Unavailable error is no answer. Nil: not known.
 	Hypervisor func(context.Context) (string, error)
-	ICMP       probe.Socket // by what guests are pinged
-	NoRole     bool         // leave out the role label: the API server forbids it to a node's own credentials
+	// Snapshots names what VMs can be cloned from here without a transfer, for schedulers; an error is no answer. Nil: not known.
+	Snapshots func(context.Context) ([]corev1.ContainerImage, error)
+	ICMP      probe.Socket // by what guests are pinged
+	NoRole    bool         // leave out the role label: the API server forbids it to a node's own credentials
 }
 
-// interval is how often the host is measured; the hypervisor is asked for at every sixth time.
+// interval is how often the host is measured; the engine is asked what it has at every sixth time.
 const (
-	interval       = 10 * time.Second
-	hypervisorTurn = 6
+	interval   = 10 * time.Second
+	engineTurn = 6
 )
 
 // Node feeds virtual-kubelet's node controller.
@@ -54,6 +58,7 @@ type Node struct {
 	host stats.Host
 	turn int // of Run's goroutine alone
 	hv   hypervisor
+	has  []corev1.ContainerImage // snapshots, as they were last told
 
 	mu     sync.Mutex
 	node   *corev1.Node
@@ -117,6 +122,9 @@ func (n *Node) object(u usage) *corev1.Node {
 	}
 	if n.cfg.IP != "" {
 		node.Status.Addresses = append([]corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.cfg.IP}}, node.Status.Addresses...)
+	}
+	if n.cfg.CPUClass != "" {
+		node.Labels[contract.LabelSnapshotCPUClass] = n.cfg.CPUClass
 	}
 	if n.cfg.NoRole {
 		delete(node.Labels, contract.LabelNodeRole)
@@ -194,13 +202,14 @@ func (n *Node) Run(ctx context.Context) error {
 // refresh measures, and tells the node controller when a condition or what the node offers has changed.
 func (n *Node) refresh(ctx context.Context) {
 	u, err := measure(n.host)
-	n.probe(ctx)
+	n.ask(ctx)
 	n.mu.Lock()
 	status := &n.node.Status
 	before := status.Conditions
 	after := n.conditions(before, u, err, n.hv, time.Now())
 	status.Conditions = after
-	changed := !alike(before, after)
+	changed := !alike(before, after) || !apiequality.Semantic.DeepEqual(status.Images, n.has)
+	status.Images = n.has
 	if err == nil {
 		n.told = steady(n.told, u.diskFree)
 		u.diskFree = n.told
@@ -225,21 +234,25 @@ func (n *Node) refresh(ctx context.Context) {
 	}
 }
 
-// probe asks for the hypervisor when it is its turn, or as soon as somebody can tell.
-func (n *Node) probe(ctx context.Context) {
-	if n.cfg.Hypervisor == nil {
-		return
-	}
-	due := n.turn%hypervisorTurn == 0 || !n.hv.asked
+// ask asks the engine what it has, when it is its turn or as soon as it can tell. Without an answer, what was said stands.
+func (n *Node) ask(ctx context.Context) {
+	due := n.turn%engineTurn == 0 || n.cfg.Hypervisor != nil && !n.hv.asked
 	n.turn++
 	if !due {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, interval)
 	defer cancel()
-	what, err := n.cfg.Hypervisor(ctx)
-	if ctx.Err() != nil || errdefs.IsUnavailable(err) {
-		return // what was said stands
+	if n.cfg.Hypervisor != nil {
+		what, err := n.cfg.Hypervisor(ctx)
+		if ctx.Err() != nil || errdefs.IsUnavailable(err) {
+			return
+		}
+		n.hv = hypervisor{asked: true, what: what, err: err}
 	}
-	n.hv = hypervisor{asked: true, what: what, err: err}
+	if n.cfg.Snapshots != nil {
+		if has, err := n.cfg.Snapshots(ctx); err == nil {
+			n.has = has
+		}
+	}
 }

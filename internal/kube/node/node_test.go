@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,10 +163,12 @@ func TestStorageIsToldInSteps(t *testing.T) {
 // What the host has may change, and what it runs VMs on may break and be mended; what stays is not written again.
 func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	dir := proc(t)
-	var broken error
+	var broken, lost error
+	has := []corev1.ContainerImage{{Names: []string{"base:v1"}, SizeBytes: 1}}
 	n, err := New(Config{
 		Name: "node-1", Proc: dir, Root: "/", Healthy: func() error { return nil }, Sizes: Sizes{Storage: resource.MustParse("10Gi")},
-		Hypervisor: func(context.Context) (string, error) { return "qemu 7.2", broken },
+		Hypervisor: func(context.Context) (string, error) { return "qemu 7.2", broken }, CPUClass: "zen4",
+		Snapshots: func(context.Context) ([]corev1.ContainerImage, error) { return slices.Clone(has), lost },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +183,10 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	if len(told) != 1 || at(ConditionHypervisor).Status != corev1.ConditionTrue || at(ConditionHypervisor).Message != "qemu 7.2" {
 		t.Fatalf("told %d times: %+v", len(told), told)
 	}
-	for range 2 * hypervisorTurn {
+	if images := told[0].Status.Images; len(images) != 1 || images[0].Names[0] != "base:v1" || told[0].Labels[contract.LabelSnapshotCPUClass] != "zen4" {
+		t.Errorf("snapshots %v, labels %v", images, told[0].Labels)
+	}
+	for range 2 * engineTurn {
 		n.refresh(t.Context())
 	}
 	if len(told) != 1 {
@@ -193,22 +199,36 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	if q := told[len(told)-1].Status.Capacity[corev1.ResourceMemory]; len(told) != 2 || q.Value() != 9000000<<10 {
 		t.Errorf("told %d times, memory %v", len(told), q.String())
 	}
+	has, lost = nil, errdefs.Unavailablef("cocoond does not answer")
+	for range engineTurn {
+		n.refresh(t.Context())
+	}
+	if len(told) != 2 {
+		t.Error("no answer was taken for no snapshots")
+	}
+	lost = nil
+	for range engineTurn {
+		n.refresh(t.Context())
+	}
+	if len(told) != 3 || len(told[2].Status.Images) != 0 {
+		t.Errorf("told %d times of snapshots that are gone", len(told))
+	}
 	broken = errdefs.Preconditionf("QEMU is not installed")
-	for range hypervisorTurn {
+	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionFalse || at(corev1.NodeReady).Reason != "HypervisorUnusable" {
 		t.Errorf("broken: %+v", told[len(told)-1].Status.Conditions)
 	}
 	broken = errdefs.Unavailablef("cocoond does not answer")
-	for range hypervisorTurn {
+	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionFalse {
 		t.Error("no answer was taken for a good one")
 	}
 	broken = nil
-	for range hypervisorTurn {
+	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionTrue || at(corev1.NodeReady).Status != corev1.ConditionTrue {

@@ -3,6 +3,8 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -231,6 +233,11 @@ func (s *shelf) get(ref string) (snapshot.Snapshot, error) {
 		}
 	}
 	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot %s", ref)
+}
+
+func (s *shelf) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
+	defer s.lock()()
+	return slices.Collect(maps.Values(s.snaps)), nil
 }
 
 func (s *shelf) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {

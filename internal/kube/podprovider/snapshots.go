@@ -25,6 +25,7 @@ type Snapshots interface {
 	// Wake goes on where Hibernate stopped.
 	Wake(ctx context.Context, ref string) (vm.Record, error)
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
+	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error
 	// PushSnapshot sends a snapshot to a registry and notes the digest that it has there.
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)

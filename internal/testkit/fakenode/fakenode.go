@@ -22,8 +22,10 @@ import (
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Image is the one image that such nodes have.
@@ -49,6 +51,7 @@ type Node struct {
 	guests *guests
 	net    *loopback
 	port   int
+	save   func(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
 	end    func() error
 }
 
@@ -92,6 +95,14 @@ func (n *Node) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa
 func (n *Node) Crash(t testing.TB, vmName string) {
 	t.Helper()
 	if err := n.host.End(n.guests.id(vmName), fake.Reset); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Save saves the VM of that name as a snapshot of this node.
+func (n *Node) Save(t testing.TB, vmName, name string) {
+	t.Helper()
+	if _, err := n.save(t.Context(), vmName, vm.SaveSpec{Name: name}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -148,6 +159,7 @@ func (n *Node) Start(t testing.TB) {
 		cancel()
 		t.Fatal(err)
 	}
+	n.save = e.SaveSnapshot
 	engineEnded, nodeEnded := make(chan error, 1), make(chan error, 1)
 	ectx, cancelEngine := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the node that stands on it
 	go func() { engineEnded <- e.Run(ectx) }()

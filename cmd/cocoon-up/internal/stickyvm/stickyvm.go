@@ -1,10 +1,12 @@
 // Package stickyvm is a plugin of kube-scheduler that sends a VM's next pod to
-// the node that holds the VM's state.
+// the node that holds the VM's state, and prefers for a clone a node that has
+// its snapshot.
 //
 // Which node that is, it reads from informers: the VMPlacement that a node of
 // Cocoon makes before it makes the VM, or the annotation that this plugin puts
-// on a KubeVirt VirtualMachine before it binds the VM's pod. It sends nothing
-// to the API server but that annotation.
+// on a KubeVirt VirtualMachine before it binds the VM's pod. Which snapshots a
+// node has, its object says. The plugin sends nothing to the API server but that
+// annotation.
 //
 // The module imports nothing of Cocoon's own, so the few names of its API stand
 // here a second time; the end-to-end tests hold them against the originals.
@@ -36,6 +38,7 @@ type Plugin struct {
 	handle  fwk.Handle
 	client  dynamic.Interface
 	nodes   listers.NodeLister
+	holders cache.Indexer // of nodes
 	pods    cache.Indexer
 	objects objects
 
@@ -79,7 +82,11 @@ func build(ctx context.Context, h fwk.Handle, client dynamic.Interface) (*Plugin
 	if err := pods.AddIndexers(indexers); err != nil {
 		return nil, fmt.Errorf("index pods: %w", err)
 	}
-	pl := &Plugin{handle: h, client: client, nodes: core.Nodes().Lister(), pods: pods.GetIndexer(), going: map[string]journey{}}
+	nodes := core.Nodes().Informer()
+	if err := nodes.AddIndexers(nodeIndexers); err != nil {
+		return nil, fmt.Errorf("index nodes: %w", err)
+	}
+	pl := &Plugin{handle: h, client: client, nodes: core.Nodes().Lister(), holders: nodes.GetIndexer(), pods: pods.GetIndexer(), going: map[string]journey{}}
 	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, now any) {
 			if pod, ok := now.(*v1.Pod); ok && pod.Spec.NodeName != "" {
@@ -201,27 +208,31 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return nil
 }
 
-// SignPod tells apart pods that may go to different nodes.
+// SignPod tells apart pods that may go to different nodes, and those that
+// prefer others.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
 	t, status := pl.resolve(pod)
 	switch {
 	case !status.IsSuccess():
 		return nil, fwk.NewStatus(fwk.Unschedulable, status.Message())
 	case t == nil:
-		return nil, nil
+		t = &target{}
 	}
-	return []fwk.SignFragment{{Key: Name, Value: t.node}}, nil
+	return []fwk.SignFragment{{Key: Name, Value: t.node + " " + snapshotOf(pod)}}, nil
 }
 
 // EventsToRegister names what can end the wait of a pod that this plugin sent
-// back: its node comes. Claims and VMs are not named here, because the
+// back, or gives it another reason: its node comes or goes. Claims and VMs are not named here, because the
 // scheduler would not start where a cluster lacks their API; see wake.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
-	change := fwk.Add | fwk.UpdateNodeCondition | fwk.UpdateNodeLabel
+	change := fwk.Add | fwk.Delete | fwk.UpdateNodeCondition | fwk.UpdateNodeLabel
 	return []fwk.ClusterEventWithHint{{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: change}, QueueingHintFn: pl.onNode}}, nil
 }
 
-func (pl *Plugin) onNode(_ klog.Logger, pod *v1.Pod, _, now any) (fwk.QueueingHint, error) {
+func (pl *Plugin) onNode(_ klog.Logger, pod *v1.Pod, before, now any) (fwk.QueueingHint, error) {
+	if now == nil { // it is gone
+		now = before
+	}
 	node, ok := now.(*v1.Node)
 	if !ok {
 		return fwk.Queue, fmt.Errorf("%s: a node is a %T", Name, now)

@@ -178,7 +178,7 @@ func TestPreFilter(t *testing.T) {
 				t.Fatalf("nodes %v", result)
 			}
 			fragments, signed := pl.SignPod(t.Context(), c.pod)
-			if signed.Code() == fwk.Error || len(fragments) > 0 && c.node != "" && fragments[0].Value != c.node {
+			if signed.Code() == fwk.Error || len(fragments) > 0 && c.node != "" && fragments[0].Value != c.node+" " {
 				t.Errorf("signed %v, %v", fragments, signed)
 			}
 			for _, node := range []string{"a", "b"} {
@@ -261,6 +261,9 @@ func TestNodeEvents(t *testing.T) {
 	for name, want := range map[string]fwk.QueueingHint{"a": fwk.Queue, "b": fwk.QueueSkip} {
 		if got, err := pl.onNode(klog.Background(), asking("p"), nil, nodeOf(name, "", "")); got != want || err != nil {
 			t.Errorf("node %s: %v, %v", name, got, err)
+		}
+		if got, err := pl.onNode(klog.Background(), asking("p"), nodeOf(name, "", ""), nil); got != want || err != nil {
+			t.Errorf("node %s is gone: %v, %v", name, got, err)
 		}
 	}
 	if events, err := pl.EventsToRegister(t.Context()); err != nil || len(events) == 0 {

@@ -1,0 +1,49 @@
+package podprovider
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+// maxOffered is how many snapshots the node's object names, as many as a kubelet names images.
+const maxOffered = 50
+
+// Offered names the snapshots of this node that pods can ask for, repo:tag, those that were used last, sorted. Schedulers
+// prefer a node that has what a pod clones from.
+func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
+	if p.Snapshots == nil {
+		return nil, nil
+	}
+	all, err := p.Snapshots.ListSnapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(all, func(a, b snapshot.Snapshot) int { return lastUse(b).Compare(lastUse(a)) })
+	var offered []corev1.ContainerImage
+	for _, s := range all {
+		ref, err := contract.LocalSnapshotRef(s.Name)
+		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // of one VM, which has a claim on its node
+			continue
+		}
+		if offered = append(offered, corev1.ContainerImage{Names: []string{ref.String()}, SizeBytes: s.Size}); len(offered) == maxOffered {
+			break
+		}
+	}
+	// In an order that does not change with each use: each change is a write.
+	slices.SortFunc(offered, func(a, b corev1.ContainerImage) int { return strings.Compare(a.Names[0], b.Names[0]) })
+	return offered, nil
+}
+
+func lastUse(s snapshot.Snapshot) time.Time {
+	if s.UsedAt.After(s.CreatedAt) {
+		return s.UsedAt
+	}
+	return s.CreatedAt
+}
