@@ -5,32 +5,39 @@ package scheduler_test
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/testkit/fakenode"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// 20 VMs on three virtual nodes, with the rights that they are shipped with, are started ten times each: none moves.
+// 20 VMs on three virtual nodes, with the rights that they are shipped with and tokens of their own, are started ten times each: none moves.
 func TestVMsStay(t *testing.T) {
 	const vms, starts = 20, 10
 	k := kubetest.Up(t, "--with", "scheduler")
-	k.Kubectl(t, "", "apply", "--server-side", "-f", "../namespace.yaml", "-f", "../vk-cocoon/rbac.yaml")
+	k.Kubectl(t, "", "apply", "--server-side", "-f", "../namespace.yaml", "-f", "../vk-cocoon/rbac.yaml", "-f", "../vk-cocoon/policy.yaml")
 	client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(k.Config))
 	r := (&cluster{rest: k.Config, client: client, custom: must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(k.Config))}).room(t)
-	kubeconfig := k.ServiceAccount(t, "vk-cocoon", nil)
 	label := must[[]byte](t)(json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{"room": r.name}}}))
+	nodes := map[string]*fakenode.Node{}
 	for i := range 3 {
 		name := r.on(fmt.Sprint(i))
-		fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: kubeconfig})
+		nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: k.NodeAccount(t, "vk-cocoon", name)})
 		r.until("the node is there", func() bool {
 			_, err := client.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, label, metav1.PatchOptions{})
 			return err == nil
@@ -78,4 +85,114 @@ func TestVMsStay(t *testing.T) {
 		t.Errorf("%d moves in %d starts of %d VMs on %d nodes", moves, len(seen), len(home), len(used))
 	}
 	t.Logf("%d starts, %d moves, %d nodes", len(seen), moves, len(used))
+	t.Run("clones-follow", func(t *testing.T) { clonesFollow(t, r, nodes) })
+	t.Run("to-themselves", func(t *testing.T) { nodesKeepToThemselves(t, k, r) })
+}
+
+// A snapshot that a node takes brings the clones of it there: the node says that it has it.
+func clonesFollow(t *testing.T, r *room, nodes map[string]*fakenode.Node) {
+	r.until("a VM runs", func() bool { return r.get("vm-0").Status.Phase == corev1.PodRunning })
+	home := r.get("vm-0").Spec.NodeName
+	nodes[home].Save(t, r.vm("vm-0"), "base:v1")
+	nodes[home].Stop(t)
+	nodes[home].Start(t) // it asks the engine as it starts, and then once a minute
+	r.until("the node says what it has", func() bool {
+		n := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), home, metav1.GetOptions{}))
+		return len(n.Status.Images) == 1 && n.Status.Images[0].Names[0] == "base:v1"
+	})
+	const clones = 3
+	for i := range clones {
+		r.pod(fmt.Sprint("clone-", i), plain, func(p *corev1.Pod) {
+			p.Annotations = map[string]string{contract.KeyMode: string(contract.ModeClone)}
+			p.Spec.Containers[0].Image = "base:v1"
+		})
+	}
+	for i := range clones {
+		name := fmt.Sprint("clone-", i)
+		r.until("the clone runs", func() bool { return r.get(name).Status.Phase == corev1.PodRunning })
+		if on := r.get(name).Spec.NodeName; on != home {
+			t.Errorf("%s is on %s, the snapshot is on %s", name, on, home)
+		}
+	}
+}
+
+// With its credentials, a node writes of itself only. What it may do to itself it has done before.
+func nodesKeepToThemselves(t *testing.T, k *kubetest.Cluster, r *room) {
+	one, other := r.on("0"), r.on("1")
+	theirs := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), other, metav1.GetOptions{}))
+	mine := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), one, metav1.GetOptions{}))
+	victim := r.pod("victim", func(p *corev1.Pod) { p.Spec.NodeName, p.Spec.Containers[0].Image = other, fakenode.Image })
+	patch := []byte(`{"status":{"message":"x"}}`)
+	claim := func(as *rest.Config, vm string, status map[string]any) error {
+		claims := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(as)).Resource(placement.Resource).Namespace(r.name)
+		o, err := claims.Get(t.Context(), vm, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			o = &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": vm}, "spec": map[string]any{}}}
+			o.SetGroupVersionKind(v1.GroupVersion.WithKind("VMPlacement"))
+			o, err = claims.Create(t.Context(), o, metav1.CreateOptions{})
+		}
+		if err != nil {
+			return err
+		}
+		o.Object["status"] = status
+		_, err = claims.UpdateStatus(t.Context(), o, metav1.UpdateOptions{})
+		return err
+	}
+	bound := must[*rest.Config](t)(clientcmd.BuildConfigFromFlags("", k.NodeAccount(t, "vk-cocoon", one)))
+	own := rest.CopyConfig(k.Config)
+	own.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + one, Groups: []string{"system:nodes", "system:authenticated"}}
+	for name, as := range map[string]*rest.Config{"bound-token": bound, "own-identity": own} {
+		kube := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(as))
+		for what, try := range map[string]func() error{
+			"claims for another node": func() error {
+				return claim(as, name+"-1", map[string]any{"nodeName": other, "nodeUID": string(theirs.UID)})
+			},
+			"writes another's claim": func() error {
+				if err := claim(r.rest, name+"-2", map[string]any{"nodeName": other, "nodeUID": string(theirs.UID)}); err != nil {
+					t.Fatal(err)
+				}
+				return claim(as, name+"-2", map[string]any{"nodeName": other, "nodeUID": string(theirs.UID), "machineID": "mine"})
+			},
+			"writes another's pod": func() error {
+				_, err := kube.CoreV1().Pods(r.name).Patch(t.Context(), victim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+				return err
+			},
+			"deletes another's pod": func() error {
+				return kube.CoreV1().Pods(r.name).Delete(t.Context(), victim.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+			},
+			"writes another node": func() error {
+				_, err := kube.CoreV1().Nodes().Patch(t.Context(), other, types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{})
+				return err
+			},
+			"writes another's status": func() error {
+				_, err := kube.CoreV1().Nodes().Patch(t.Context(), other, types.MergePatchType, []byte(`{"status":{"images":[]}}`), metav1.PatchOptions{}, "status")
+				return err
+			},
+			"makes another node": func() error {
+				_, err := kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name + "-more"}}, metav1.CreateOptions{})
+				return err
+			},
+			"renews another's lease": func() error {
+				lease, err := kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), other, metav1.GetOptions{})
+				if err == nil {
+					_, err = kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Update(t.Context(), lease, metav1.UpdateOptions{})
+				}
+				return err
+			},
+		} {
+			var err error
+			r.until("it is refused: "+name+" "+what, func() bool { err = try(); return apierrors.IsForbidden(err) }) // policies take effect after a moment
+		}
+		if err := claim(as, name+"-3", map[string]any{"nodeName": one, "nodeUID": string(mine.UID)}); err != nil {
+			t.Errorf("%s: a node cannot claim for itself: %v", name, err)
+		}
+	}
+	// A token that does not tell whose it is is held to the account's rights only.
+	loose := must[*rest.Config](t)(clientcmd.BuildConfigFromFlags("", k.ServiceAccount(t, "vk-cocoon", nil)))
+	if err := claim(loose, "loose", map[string]any{"nodeName": other, "nodeUID": string(theirs.UID)}); err != nil {
+		t.Errorf("a token that is bound to nothing: %v", err)
+	}
+	if err := claim(bound, "uid", map[string]any{"nodeName": one, "nodeUID": "made-up"}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "status.nodeUID") {
+		t.Errorf("a node of another UID: %v", err)
+	}
 }

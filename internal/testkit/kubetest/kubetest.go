@@ -14,6 +14,8 @@ import (
 	"time"
 
 	authv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -120,13 +122,36 @@ func (c *Cluster) Webhooks(t *testing.T, addr string) {
 // It reaches the API server through via, a TLS server, when that is not nil.
 func (c *Cluster) ServiceAccount(t *testing.T, name string, via *httptest.Server) string {
 	t.Helper()
+	return c.account(t, name, via, nil)
+}
+
+// NodeAccount is ServiceAccount with a token that is bound to a node, which is made when it is not there.
+func (c *Cluster) NodeAccount(t *testing.T, name, node string) string {
+	t.Helper()
+	kube, err := kubernetes.NewForConfig(c.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	n, err := kube.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.account(t, name, nil, &authv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID})
+}
+
+func (c *Cluster) account(t *testing.T, name string, via *httptest.Server, to *authv1.BoundObjectReference) string {
+	t.Helper()
 	kube, err := kubernetes.NewForConfig(c.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	seconds := int64(3600)
 	token, err := kube.CoreV1().ServiceAccounts(Namespace).CreateToken(t.Context(), name,
-		&authv1.TokenRequest{Spec: authv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+		&authv1.TokenRequest{Spec: authv1.TokenRequestSpec{ExpirationSeconds: &seconds, BoundObjectRef: to}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatalf("get a token for %s: %v", name, err)
 	}
