@@ -47,6 +47,7 @@ func TestBench(t *testing.T) {
 		{"many", manyOnOne},
 		{"sets", sets},
 		{"sticky", stickies},
+		{"removed", removed},
 		{"admissions", admissions},
 		{"pulls", pulls},
 		{"layers", layers},
