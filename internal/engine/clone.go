@@ -44,11 +44,11 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 		return vm.Record{}, err
 	}
 	defer h.Release()
-	r, img, err := e.designClone(ctx, h.Snapshot(), spec, vm.NewID())
+	r, images, err := e.designClone(ctx, h.Snapshot(), spec, vm.NewID())
 	if err != nil {
 		return vm.Record{}, err
 	}
-	build := func(m *machine, back *undo.Stack) (vm.Record, error) { return e.buildClone(ctx, m, h, img, back) }
+	build := func(m *machine, back *undo.Stack) (vm.Record, error) { return e.buildClone(ctx, m, h, images, back) }
 	if !e.pooled(r, spec) {
 		return e.raise(ctx, r, opClone, build)
 	}
@@ -79,39 +79,42 @@ func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held,
 }
 
 // designClone returns the first record of the clone id of x: everything that can be refused is refused here.
-func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, image.Image, error) {
+func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)
 	if err != nil {
-		return vm.Record{}, image.Image{}, err
+		return vm.Record{}, nil, err
 	}
 	if live {
 		if s.Accel, err = e.resumable(ctx, x, s.Accel); err != nil {
-			return vm.Record{}, image.Image{}, err
+			return vm.Record{}, nil, err
 		}
 	} else if e.drivers[x.Hypervisor] == nil { // whoever is here can boot its disks
 		s.Driver = e.cfg.DefaultDriver
 	}
-	img, err := e.imageOf(ctx, x)
+	images, err := e.imagesOf(ctx, x)
 	if err != nil {
-		return vm.Record{}, img, err
+		return vm.Record{}, nil, err
 	}
 	process := x.Record.Process
 	s.Process = process // resolved: nothing of the image's is laid over it
 	if err := s.Validate(); err != nil {
-		return vm.Record{}, img, err
+		return vm.Record{}, nil, err
 	}
-	r, err := e.design(s, img)
+	r, err := e.design(s, images[0])
 	if err != nil {
-		return r, img, err
+		return r, nil, err
 	}
 	r.ID, r.Process, r.Snapshot = id, process, x.ID
+	if r.Containers, err = containersIn(x, r.Spec, live); err != nil {
+		return r, nil, err
+	}
 	r.Spec.Process = x.Record.Spec.Process
 	if live && len(r.Spec.NICs) != x.NICs {
-		return r, img, errdefs.Preconditionf("its guest has %d network interfaces, and %d are possible here; ask for as many, or clone it cold", x.NICs, len(r.Spec.NICs))
+		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, and %d are possible here; ask for as many, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
 	if live && hasSeed(x.Record.Disks) && e.seeds == nil {
-		return r, img, errdefs.Preconditionf("its guest has a cloud-init disk, and none can be made here; clone it cold")
+		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, and none can be made here; clone it cold")
 	}
 	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots learns who it is from its seed
 		r.Cloned = live
@@ -125,7 +128,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 			r.Resume.Storage = r.Spec.Storage
 		}
 	}
-	return r, img, nil
+	return r, images, nil
 }
 
 // defaultName is that of a clone for which none was asked.
@@ -187,13 +190,21 @@ func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Ac
 	return accel, err
 }
 
-// imageOf returns the image that the disks of x stand on: exactly that one, whatever its name means here by now.
-func (e *Engine) imageOf(ctx context.Context, x snapshot.Snapshot) (image.Image, error) {
-	img, err := e.images.Get(ctx, x.ImageDigest)
-	if err == nil && img.ID != x.ImageDigest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
-		return img, errdefs.NotFoundf("its disks stand on image %s with the digest %s, which is not here; pull or import it", x.Image, x.ImageDigest)
+// imagesOf returns the images that the disks of x stand on, that of the VM and those of its containers: exactly these,
+// whatever their names mean here by now.
+func (e *Engine) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
+	var out []image.Image
+	for _, want := range x.Images() {
+		img, err := e.images.Get(ctx, want.Digest)
+		if err == nil && img.ID != want.Digest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
+			return nil, errdefs.NotFoundf("its disks stand on image %s with the digest %s, which is not here; pull or import it", want.Name, want.Digest)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, img)
 	}
-	return img, err
+	return out, nil
 }
 
 func hasSeed(disks []vm.Disk) bool {
@@ -202,7 +213,7 @@ func hasSeed(disks []vm.Disk) bool {
 
 // buildClone makes the disks and the interfaces of m and has it go on, or boot. Nothing is written to the journal before
 // the process runs: what a crash leaves is found by the VM's id.
-func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, img image.Image, back *undo.Stack) (vm.Record, error) {
+func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, images []image.Image, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
 	if err := e.makeDirs(m.id); err != nil {
@@ -212,7 +223,7 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 		return r, err
 	}
 	var err error
-	if r.Disks, err = e.disksFrom(ctx, m, h, img); err != nil {
+	if r.Disks, err = e.disksFrom(ctx, m, h, images); err != nil {
 		return r, err
 	}
 	if r.NICs, err = e.attach(ctx, r, back, true); err != nil {
@@ -234,7 +245,7 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
 	}}
 	if r.Cloned {
-		f.log, f.incoming = m.log.BeginForeign, cloneOf(h, r)
+		f.log, f.incoming = e.foreignLogs(m), cloneOf(h, r)
 	}
 	return e.fire(ctx, m, r, f, back)
 }
@@ -267,8 +278,8 @@ func grown(r vm.Record) []string {
 }
 
 // disksFrom makes the disks of a snapshot for m, in a folder of their own.
-func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, img image.Image) ([]vm.Disk, error) {
-	base, err := e.images.Base(ctx, img)
+func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
+	base, err := e.baseOf(ctx, h.Snapshot(), images)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -133,6 +134,93 @@ func (e *Engine) containerLogs(r vm.Record) map[string]*proclog.Log {
 
 func (e *Engine) containerDir(id vm.ID, name string) string {
 	return filepath.Join(e.stateDir(id), "containers", name)
+}
+
+// containersIn are the containers of x as those of a VM of spec that goes on from it, or boots its disks. A snapshot from
+// elsewhere may say anything.
+func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerRecord, error) {
+	out := x.Record.Clone().Containers
+	if !slices.EqualFunc(out, spec.Containers, func(r vm.ContainerRecord, c vm.Container) bool { return r.Name == c.Name }) {
+		return nil, errdefs.DataLossf("snapshot %s is damaged: its %d containers are not the %d that its VM was given", x.Name, len(out), len(spec.Containers))
+	}
+	for i := range out {
+		out[i].ImageManifest = ""
+		if !live {
+			out[i].Status = vm.ContainerStatus{}
+		}
+	}
+	return out, nil
+}
+
+// baseOf returns the disks of the images that x stands on, with the serials that its guest knows.
+func (e *Engine) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.Image) ([]vm.Disk, error) {
+	base, err := e.images.Base(ctx, images[0])
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range x.Record.Containers {
+		layers, err := e.images.Base(ctx, images[i+1])
+		if err != nil {
+			return nil, fmt.Errorf("container %s: %w", c.Name, err)
+		}
+		if len(layers) != len(c.Layers) {
+			return nil, errdefs.DataLossf("snapshot %s is damaged: container %s has %d layers, its image %d", x.Name, c.Name, len(c.Layers), len(layers))
+		}
+		for j, d := range layers {
+			d.Serial = c.Layers[j]
+			at := slices.IndexFunc(base, func(b vm.Disk) bool { return b.Serial == d.Serial })
+			switch {
+			case at < 0:
+				base = append(base, d)
+			case base[at].Path != d.Path:
+				return nil, errdefs.DataLossf("snapshot %s is damaged: container %s has the disk %s of another image", x.Name, c.Name, d.Serial)
+			}
+		}
+	}
+	return base, nil
+}
+
+// foreignLogs begins the logs of m for a guest whose logs begin with those of another run; see skipLogs.
+func (e *Engine) foreignLogs(m *machine) func() error {
+	return func() error {
+		if err := m.log.BeginForeign(); err != nil {
+			return err
+		}
+		for name, log := range m.containers {
+			if err := os.MkdirAll(e.containerDir(m.id, name), 0o700); err != nil {
+				return fmt.Errorf("begin log of container %s: %w", name, err)
+			}
+			if err := log.BeginForeign(); err != nil {
+				return fmt.Errorf("container %s: %w", name, err)
+			}
+		}
+		return nil
+	}
+}
+
+// skipLogs leaves out of the logs of m what its guest, which was resumed, had written before.
+func (e *Engine) skipLogs(m *machine, reply guest.ResumedReply) error {
+	if err := m.log.Skip(0, reply.LogSeq); err != nil {
+		return err
+	}
+	for i, c := range m.record().Containers {
+		var place guest.LogPlace
+		if i < len(reply.Containers) {
+			place = reply.Containers[i]
+		}
+		log := m.containers[c.Name]
+		err := os.MkdirAll(e.containerDir(m.id, c.Name), 0o700)
+		if err == nil {
+			err = log.Resume()
+		}
+		if err == nil {
+			err = log.Skip(place.Run, place.Seq)
+		}
+		if err != nil {
+			return fmt.Errorf("log of container %s: %w", c.Name, err)
+		}
+	}
+	return nil
 }
 
 func (m *machine) finishLogs() {

@@ -1,6 +1,8 @@
 package engine_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -70,8 +72,6 @@ func TestContainers(t *testing.T) {
 	}
 	_, err := r.Exec(ctx, "web", guest.Exec{Container: "none", Command: []string{"echo", "x"}}, guest.Streams{})
 	wantClass(t, "exec in no container", err, errdefs.NotFound)
-	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "s"})
-	wantClass(t, "a snapshot of containers", err, errdefs.Unsupported)
 
 	// A guest that dies takes its containers along; the next one counts on.
 	r.must(r.Restart(ctx, "web", 0))
@@ -84,6 +84,138 @@ func TestContainers(t *testing.T) {
 	if s := rec.Container("app").Status; err != nil || s.State != vm.ContainerWaiting || s.Last == nil || s.Last.Code != vm.LostExitCode {
 		t.Errorf("the app after the restart: %+v, %v", s, err)
 	}
+}
+
+// severalScripts are operations with a VM of several containers.
+func severalScripts() map[string]script {
+	written := func(ctx context.Context, r *rig) error {
+		s := severalSpec()
+		s.Containers[0].Image = "layered"
+		if _, err := r.Launch(ctx, s); err != nil {
+			return err
+		}
+		return errors.Join(until(ctx, r, ready), write(ctx, r, "one."))
+	}
+	wake := func(ctx context.Context, r *rig) error { _, err := r.Wake(ctx, "web"); return err }
+	return map[string]script{
+		"clone several": {
+			before: func(ctx context.Context, r *rig) error { return errors.Join(written(ctx, r), save(ctx, r)) },
+			act: func(ctx context.Context, r *rig) error {
+				return errors.Join(clone(ctx, r), until(ctx, r, func(v vm.Record) bool { return v.Spec.Name == "a" && v.AgentReady }))
+			},
+			only: clone, after: []vm.State{"", vm.StateRunning}, disk: []string{"one."}, name: "a",
+		},
+		"wake several": {
+			before: func(ctx context.Context, r *rig) error {
+				if err := written(ctx, r); err != nil {
+					return err
+				}
+				_, err := r.Hibernate(ctx, "web", "")
+				return err
+			},
+			act:  func(ctx context.Context, r *rig) error { return errors.Join(wake(ctx, r), until(ctx, r, ready)) },
+			only: wake, after: []vm.State{vm.StateRunning, vm.StateHibernated}, disk: []string{"one."},
+		},
+	}
+}
+
+// A VM of several containers sleeps, wakes, is cloned and goes back: where its containers stand and what they write goes
+// on, and a clone tells nothing of what its source wrote.
+func TestContainersGoOn(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	s := severalSpec()
+	s.Containers[0].Image = "layered"
+	rec := r.must(r.Launch(ctx, s))
+	r.await("web", "ready", ready)
+	if len(rec.Disks) != 2 || len(rec.Containers[0].Layers) != 1 || r.ImageInUse("sha256:other") {
+		t.Fatalf("launched with the disks %+v, containers %+v", rec.Disks, rec.Containers)
+	}
+	at := time.Unix(100, 0).UTC()
+	line := func(run int, seq uint64, text string) guest.LogEntry {
+		return guest.LogEntry{Run: run, Seq: seq, Time: at, Stream: "stdout", Data: []byte(text)}
+	}
+	shows := func(ref, want string, o guest.LogOptions) {
+		t.Helper()
+		o.Tail, o.Container = -1, "app"
+		for deadline := time.Now().Add(10 * time.Second); logOf(t, r, ref, o) != want && time.Now().Before(deadline); {
+			<-time.After(time.Millisecond)
+		}
+		if got := logOf(t, r, ref, o); got != want {
+			t.Errorf("log of %s %+v: %q, want %q", ref, o, got, want)
+		}
+	}
+	done := vm.ContainerStatus{State: vm.ContainerTerminated, StartedAt: at, Exit: &vm.ContainerExit{Reason: vm.ContainerCompleted}}
+	second := vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: at, Restarts: 1, Last: &vm.ContainerExit{Code: 3}}
+	g := r.world.Guest(rec.ID)
+	g.Stand(done, second)
+	g.PrintIn("app", line(1, 1, "dies\n"))
+	g.PrintIn("app", line(2, 1, "lives\n"))
+	shows("web", "lives\n", guest.LogOptions{})
+	stands := func(ref string, restarts int) {
+		t.Helper()
+		got := r.await(ref, "its containers are known", func(rec vm.Record) bool {
+			return rec.AgentReady && rec.Container("app").Status.State == vm.ContainerRunning && rec.Container("app").Status.Restarts == restarts
+		})
+		if s := got.Container("init").Status; s.State != vm.ContainerTerminated || s.Exit == nil || len(got.Container("init").Layers) != 1 {
+			t.Errorf("%s: %+v", ref, got.Containers)
+		}
+	}
+	stands("web", 1)
+
+	slept := r.must(r.Hibernate(ctx, "web", ""))
+	if slept.Container("app").Status.State != vm.ContainerRunning || !r.ImageInUse("sha256:layered") {
+		t.Errorf("asleep: %+v", slept.Containers)
+	}
+	r.restart()
+	if woken := r.must(r.Wake(ctx, "web")); woken.Container("app").Status.State != vm.ContainerRunning {
+		t.Errorf("woken: %+v", woken.Containers)
+	}
+	stands("web", 1)
+	g = r.world.Guest(rec.ID)
+	g.PrintIn("app", line(2, 2, "on\n"))
+	shows("web", "lives\non\n", guest.LogOptions{})
+	shows("web", "dies\n", guest.LogOptions{Previous: true})
+
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err != nil {
+		t.Fatal(err)
+	}
+	third := second
+	third.Restarts = 2
+	g.Stand(done, third)
+	g.PrintIn("app", line(3, 1, "third\n"))
+	shows("web", "third\n", guest.LogOptions{})
+	live := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "live"}))
+	stands("live", 1)
+	shows("live", "", guest.LogOptions{})
+	r.restart()
+	c := r.world.Guest(live.ID)
+	r.await("live", "ready", ready)
+	c.PrintIn("app", line(2, 3, "mine\n"))
+	shows("live", "mine\n", guest.LogOptions{})
+	c.PrintIn("app", line(3, 1, "anew\n"))
+	shows("live", "anew\n", guest.LogOptions{})
+	shows("live", "mine\n", guest.LogOptions{Previous: true})
+
+	cold := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "cold", Cold: true}))
+	r.await("cold", "ready", ready)
+	if told := r.world.Guest(cold.ID).Identity(); len(told.Containers) != 2 || told.Containers[1].Run != 1 || told.Containers[0].Layers[0] != rec.Containers[0].Layers[0] {
+		t.Errorf("the guest that boots was told %+v", told)
+	}
+
+	r.must(r.Restore(ctx, "web", "gold"))
+	stands("web", 1)
+	g = r.world.Guest(rec.ID)
+	g.PrintIn("app", line(2, 3, "once more\n"))
+	shows("web", "once more\n", guest.LogOptions{})
+	for _, ref := range []string{"web", "live", "cold"} {
+		if err := r.Remove(ctx, ref, true); err != nil {
+			t.Error(err)
+		}
+	}
+	if !r.ImageInUse("sha256:layered") {
+		t.Error("the image of a saved container is nobody's")
+	}
+	r.clearAll("gold")
 }
 
 func TestContainersThatCannotBe(t *testing.T) {

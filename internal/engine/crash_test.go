@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -145,7 +146,7 @@ func restore(ctx context.Context, r *rig) error {
 }
 
 func scripts() map[string]script {
-	return map[string]script{
+	all := map[string]script{
 		"create": {
 			act:   func(ctx context.Context, r *rig) error { _, err := r.Create(ctx, spec("web")); return err },
 			after: []vm.State{"", vm.StateCreated},
@@ -324,6 +325,8 @@ func scripts() map[string]script {
 		},
 		"recover": {act: func(context.Context, *rig) error { return nil }},
 	}
+	maps.Copy(all, severalScripts())
+	return all
 }
 
 // crash is the daemon: it does op and kills itself at the given point.

@@ -158,7 +158,6 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	r.State, r.Handle, r.PID, r.StartedAt = vm.StateRunning, handle, pid, at
 	r.FirstBooted = true
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
-	r.Containers = eachContainer(r.Containers, again)
 }
 
 // ending says how a process came to its end.

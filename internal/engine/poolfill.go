@@ -95,7 +95,7 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 			return r, errdefs.New(errdefs.Internal, "interface %d was %s on %s in the pool and is %s on %s", i, en.rec.NICs[i].MAC, en.rec.NICs[i].Tap, nic.MAC, nic.Tap)
 		}
 	}
-	f := firing{inst: en.inst, log: m.log.BeginForeign, done: e.journal.Settle, change: func(to *vm.Record) {
+	f := firing{inst: en.inst, log: e.foreignLogs(m), done: e.journal.Settle, change: func(to *vm.Record) {
 		to.Disks, to.NICs = en.rec.Disks, en.rec.NICs
 		resume := *to.Resume
 		resume.MACs = nil
@@ -160,7 +160,7 @@ func (e *Engine) prepare(ctx context.Context, t *template) (_ *entry, err error)
 	defer h.Release()
 	id, spec := vm.NewID(), t.spec
 	spec.Name, spec.Hostname, spec.Labels = "", "", nil
-	r, img, err := e.designClone(ctx, h.Snapshot(), spec, id)
+	r, images, err := e.designClone(ctx, h.Snapshot(), spec, id)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (e *Engine) prepare(ctx context.Context, t *template) (_ *entry, err error)
 	if err := e.notePooled(r); err != nil {
 		return nil, err
 	}
-	if r.Disks, err = e.disksFrom(ctx, m, h, img); err != nil {
+	if r.Disks, err = e.disksFrom(ctx, m, h, images); err != nil {
 		return nil, err
 	}
 	if r.NICs, err = e.attach(ctx, r, &back, true); err != nil {

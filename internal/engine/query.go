@@ -52,7 +52,7 @@ func (e *Engine) ImageInUse(digest string) bool {
 		return false
 	}
 	saved, err := e.snapshots.List(e.life.serving)
-	return err != nil || slices.ContainsFunc(saved, func(x snapshot.Snapshot) bool { return x.ImageDigest == digest })
+	return err != nil || slices.ContainsFunc(saved, func(x snapshot.Snapshot) bool { return x.ImageDigest == digest || standsOn(x.Record, digest) })
 }
 
 // Watch calls fn with every change after the revision until ctx ends or fn fails, and returns that error. With a

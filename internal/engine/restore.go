@@ -44,7 +44,7 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 		h.Release()
 		return e.wake(ctx, m)
 	}
-	img, err := e.restorable(ctx, r, x)
+	images, err := e.restorable(ctx, r, x)
 	if err != nil {
 		return r, err
 	}
@@ -55,7 +55,7 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 	if err := e.open(ctx, m, opRestore, stepDisks, args.json()); err != nil {
 		return r, err
 	}
-	disks, err := e.disksFrom(ctx, m, h, img)
+	disks, err := e.disksFrom(ctx, m, h, images)
 	if err == nil {
 		_, err = e.commit(ctx, m, e.step(stepKill), func(*vm.Record) {})
 	}
@@ -75,18 +75,21 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 }
 
 // restorable refuses a snapshot to which r cannot go back.
-func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) (image.Image, error) {
+func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) ([]image.Image, error) {
 	if x.Source.VMID != r.ID {
-		return image.Image{}, errdefs.Preconditionf("snapshot %s was not taken of this VM but of %s; clone it instead", x.Name, x.Source.VMName)
+		return nil, errdefs.Preconditionf("snapshot %s was not taken of this VM but of %s; clone it instead", x.Name, x.Source.VMName)
+	}
+	if _, err := containersIn(x, r.Spec, x.Live); err != nil {
+		return nil, err
 	}
 	if !x.Live {
 		if err := e.startable(r); err != nil {
-			return image.Image{}, err
+			return nil, err
 		}
 	} else if _, err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
-		return image.Image{}, err
+		return nil, err
 	}
-	return e.imageOf(ctx, x)
+	return e.imagesOf(ctx, x)
 }
 
 // clear ends the process of m, if it has one, and writes that down: from here it is going back, whatever happens.
@@ -175,11 +178,17 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 		if r.Spec.Accel, err = e.resumable(ctx, h.Snapshot(), r.Spec.Accel); err != nil {
 			return r, err
 		}
-		f.log, f.incoming = m.log.BeginForeign, incomingOf(h)
+		if r.Containers, err = containersIn(h.Snapshot(), r.Spec, true); err != nil {
+			return r, err
+		}
+		f.log, f.incoming = e.foreignLogs(m), incomingOf(h)
 		f.incoming.Alone, f.incoming.LinksDown = true, r.Cloned
 	}
 	f.change = func(to *vm.Record) {
 		to.Boot, to.NICs, to.Disks, to.Resume, to.Cloned = r.Boot, r.NICs, r.Disks, r.Resume, r.Cloned
+		if live {
+			to.Containers = r.Containers
+		}
 		if to.Snapshot != "" && m.record().State == vm.StateHibernated {
 			to.Snapshot = ""
 		}
@@ -257,7 +266,7 @@ func (e *Engine) again(ctx context.Context, m *machine, args snapshotArgs) (snap
 }
 
 func (e *Engine) ready(ctx context.Context, m *machine, h snapshot.Held) ([]vm.Disk, error) {
-	img, err := e.restorable(ctx, m.record(), h.Snapshot())
+	images, err := e.restorable(ctx, m.record(), h.Snapshot())
 	if err != nil {
 		return nil, err
 	}
@@ -267,5 +276,5 @@ func (e *Engine) ready(ctx context.Context, m *machine, h snapshot.Held) ([]vm.D
 	if err := e.reap(ctx, m.record()); err != nil {
 		return nil, err
 	}
-	return e.disksFrom(ctx, m, h, img)
+	return e.disksFrom(ctx, m, h, images)
 }

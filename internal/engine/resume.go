@@ -69,7 +69,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 			return e.notBack(ctx, m, err)
 		}
 	}
-	if err := m.log.Skip(reply.LogSeq); err != nil {
+	if err := e.skipLogs(m, reply); err != nil {
 		return errdefs.As(errdefs.Unavailable, err)
 	}
 	if foreign(r) {

@@ -119,9 +119,6 @@ type capturer struct {
 // capture finds out how m can be saved, or says why it cannot.
 func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	r := m.record()
-	if len(r.Containers) > 0 {
-		return capturer{}, errdefs.Unsupportedf("it has containers, and only a VM of one process can be saved")
-	}
 	if err := roomOnTop(r); err != nil {
 		return capturer{}, err
 	}
@@ -181,10 +178,20 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 		return x, err
 	}
 	describe(&x, m.record())
-	if img, err := e.images.Get(ctx, x.ImageDigest); err == nil { // else a clone elsewhere has to find it by its name
-		x.ImageManifest = img.Digest
+	x.ImageManifest = e.manifestOf(ctx, x.ImageDigest)
+	for i, c := range x.Record.Containers {
+		x.Record.Containers[i].ImageManifest = e.manifestOf(ctx, c.ImageDigest)
 	}
 	return draft.Commit(ctx, x)
+}
+
+// manifestOf is what the origin of an image knows it by; "" is not known: a clone elsewhere has to find it by its name.
+func (e *Engine) manifestOf(ctx context.Context, digest string) string {
+	img, err := e.images.Get(ctx, digest)
+	if err != nil {
+		return ""
+	}
+	return img.Digest
 }
 
 // kin are the snapshots whose memory that of r is most like: those taken of it, the last one first, then that which it
@@ -318,7 +325,7 @@ func inheritance(r vm.Record) vm.Record {
 	return vm.Record{
 		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
 		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted,
-		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt,
+		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt, Containers: r.Containers,
 	}
 }
 

@@ -140,7 +140,7 @@ func (e *Engine) fire(ctx context.Context, m *machine, r vm.Record, f firing, ba
 	if err := f.log(); err != nil {
 		return m.record(), err
 	}
-	back.Push(func(context.Context) error { m.log.Finish(); return nil })
+	back.Push(func(context.Context) error { m.finishLogs(); return nil })
 	inst := f.inst
 	if inst == nil {
 		plan := planOf(r, e.runDir(m.id))
@@ -153,6 +153,9 @@ func (e *Engine) fire(ctx context.Context, m *machine, r vm.Record, f firing, ba
 	handle, pid, at := inst.Handle(), inst.PID(), now()
 	r, err = e.commit(ctx, m, f.done, func(r *vm.Record) {
 		started(r, handle, pid, at)
+		if f.inst == nil && f.incoming == nil {
+			r.Containers = eachContainer(r.Containers, again)
+		}
 		if f.change != nil {
 			f.change(r)
 		}

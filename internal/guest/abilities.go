@@ -92,4 +92,12 @@ type CloneIdentity struct {
 // ResumedReply is what the guest answers.
 type ResumedReply struct {
 	LogSeq uint64 // of the last entry of its log; what came before it in a clone is the source's
+	// Containers are where the logs of its containers stand, in their order, likewise. Nil: its agent does not know.
+	Containers []LogPlace
+}
+
+// LogPlace is the last entry of a log of several runs; see LogEntry. The zero value is that of a log without any.
+type LogPlace struct {
+	Run int
+	Seq uint64
 }

@@ -17,12 +17,17 @@ type Rooms interface {
 	// Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the
 	// folder where it is until Seal. From then on a room with a read-only root is one. Idempotent.
 	Make(name string, layers []string, readOnlyRoot bool) (folder string, err error)
+	// Identify gives every room what the machine says of itself by now, and machineID, unless it is "", to those that have
+	// one. Idempotent.
+	Identify(machineID string) error
 	// Seal takes the rooms off the machine's own folders. Idempotent.
 	Seal() error
 	// Show makes the room called name of the machine's own folders as they are mounted, with a read-only root. Idempotent.
 	Show(name string) error
 	// Enter runs f in a room: paths that f uses and processes that it starts are in there.
 	Enter(name string, f func() error) error
+	// Change is Enter for an f that writes, also where the root of the room is read-only.
+	Change(name string, f func() error) error
 }
 
 // containerLogBytes is how much output of one run of a container is kept, in bytes.
@@ -56,6 +61,7 @@ type container struct {
 	kind    vm.ContainerKind
 	restart vm.RestartPolicy
 	command command
+	keys    *hostKeys // nil: they were never renewed
 	log     *runLog
 
 	status vm.ContainerStatus

@@ -114,6 +114,57 @@ func (s *Server) enterMain(p *guestv1.Process) (func(func() error) error, error)
 	return func(f func() error) error { return s.cfg.Rooms.Enter(mainRoom, f) }, nil
 }
 
+// places are where the logs of the containers stand.
+func (p *containers) places() (out []*guestv1.LogPlace) {
+	if p == nil {
+		return nil
+	}
+	for _, c := range p.all {
+		run, seq := c.log.place()
+		out = append(out, &guestv1.LogPlace{Run: int32(run), Seq: seq})
+	}
+	return out
+}
+
+// resumeRooms brings the rooms of the containers of a resumed guest to themselves. Preconditions: setup is held.
+func (s *Server) resumeRooms(r Resumption) error {
+	p := s.containers()
+	if p == nil {
+		return nil
+	}
+	if r.Hostname != "" {
+		p.change(func() {
+			for _, c := range p.all { // of their next runs
+				c.command.hostname = r.Hostname
+			}
+		})
+	}
+	id := ""
+	if r.Clone != nil {
+		id = r.Clone.MachineID
+	}
+	return s.cfg.Rooms.Identify(id)
+}
+
+// renewKeys makes new SSH host keys, in the rooms too. Preconditions: setup is held.
+func (s *Server) renewKeys(ctx context.Context) error {
+	if err := s.keys.renew(ctx, s.procs); err != nil {
+		return err
+	}
+	if s.several == nil {
+		return nil
+	}
+	for _, c := range s.several.all {
+		if c.keys == nil {
+			c.keys = &hostKeys{root: "/"}
+		}
+		if err := s.cfg.Rooms.Change(c.name, func() error { return c.keys.renew(ctx, s.procs) }); err != nil {
+			return fmt.Errorf("container %s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
 // Containers implements guestv1.GuestServer.
 func (s *Server) Containers(_ *guestv1.ContainersRequest, ss grpc.ServerStreamingServer[guestv1.ContainersReply]) error {
 	release, err := take(s.followers, "watchers of containers and log readers")

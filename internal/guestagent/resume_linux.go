@@ -35,7 +35,7 @@ type Clone struct {
 // Resumed implements guestv1.GuestServer. The host waits for it with the guest's links down, so it does nothing that
 // can wait.
 func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guestv1.ResumedReply, error) {
-	seq := s.log.newest() // what is written from here on is the resumed guest's own
+	seq, places := s.log.newest(), s.containers().places() // what is written from here on is the resumed guest's own
 	res, err := resumption(r)
 	if err != nil {
 		return nil, err
@@ -49,20 +49,23 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
 	}
 	s.setHostname(res.Hostname)
+	if err := s.resumeRooms(res); err != nil {
+		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
+	}
 	if res.Clone == nil {
-		return &guestv1.ResumedReply{LogSeq: seq}, nil
+		return &guestv1.ResumedReply{LogSeq: seq, Containers: places}, nil
 	}
 	s.forgetLater()
 	if id := res.Clone.MachineID; s.resumed.id == "" || s.resumed.id != id {
-		s.resumed = resumedAs{id: id, seq: seq}
+		s.resumed = resumedAs{id: id, seq: seq, places: places}
 	}
 	if r.GetClone().GetSshHostKeys() && !s.resumed.keys {
-		if err := s.keys.renew(ctx, s.procs); err != nil {
+		if err := s.renewKeys(ctx); err != nil {
 			return nil, fmt.Errorf("make new SSH host keys: %w", err)
 		}
 		s.resumed.keys = true
 	}
-	return &guestv1.ResumedReply{LogSeq: s.resumed.seq}, nil
+	return &guestv1.ResumedReply{LogSeq: s.resumed.seq, Containers: s.resumed.places}, nil
 }
 
 // forgetAfter is how long a clone leaves what nobody waits for to those who wait for something else.
@@ -92,9 +95,10 @@ func (s *Server) forgetNever() {
 
 // resumedAs is what a guest remembers of having become a clone, so that a repeated call repeats its answer.
 type resumedAs struct {
-	id   string // the machine id it was given
-	seq  uint64
-	keys bool // it has made its SSH host keys
+	id     string // the machine id it was given
+	seq    uint64
+	places []*guestv1.LogPlace
+	keys   bool // it has made its SSH host keys
 }
 
 // resumption is r, checked.

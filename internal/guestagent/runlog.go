@@ -31,6 +31,16 @@ func (l *runLog) begin() *ring {
 	return l.rings[1]
 }
 
+// place is the last run and the number of its last entry; 0 when there is none.
+func (l *runLog) place() (run int, seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.rings[1] == nil {
+		return 0, 0
+	}
+	return l.run, l.rings[1].newest()
+}
+
 // close tells followers that there will be no more runs.
 func (l *runLog) close() {
 	l.mu.Lock()

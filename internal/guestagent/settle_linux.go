@@ -41,7 +41,7 @@ func rehearse() error {
 		err = proto.Unmarshal(request, &guestv1.ResumedRequest{})
 	}
 	if err == nil {
-		_, err = proto.Marshal(&guestv1.ResumedReply{LogSeq: 1})
+		_, err = proto.Marshal(&guestv1.ResumedReply{LogSeq: 1, Containers: []*guestv1.LogPlace{{Run: 1, Seq: 1}}})
 	}
 	return err
 }

@@ -167,7 +167,7 @@ func (s *Shelf) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []im
 	if err != nil {
 		return vm.Record{}, err
 	}
-	if err := s.fetchImage(ctx, snap, auth); err != nil {
+	if err := s.fetchImages(ctx, snap, auth); err != nil {
 		return vm.Record{}, err
 	}
 	return s.Cloner.Clone(ctx, spec)
@@ -188,28 +188,38 @@ func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Sna
 	return h.Snapshot(), nil
 }
 
-// fetchImage pulls the image of snap unless its very content is here: by the digest that its origin can answer to, where
+// fetchImages pulls the images of snap.
+func (s *Shelf) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
+	for _, want := range snap.Images() {
+		if err := s.fetchImage(ctx, snap.Name, want, auth); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fetchImage pulls an image of snap unless its very content is here: by the digest that its origin can answer to, where
 // there is one. What comes must turn out to be the image in any case.
-func (s *Shelf) fetchImage(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
-	if _, err := s.Images.Get(ctx, snap.ImageDigest); !errdefs.IsNotFound(err) {
+func (s *Shelf) fetchImage(ctx context.Context, snap string, want snapshot.Image, auth []image.RegistryAuth) error {
+	if _, err := s.Images.Get(ctx, want.Digest); !errdefs.IsNotFound(err) {
 		return err
 	}
-	if snap.Image == "" || strings.HasPrefix(snap.Image, "sha256:") {
-		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull it by; import it", snap.Name, snap.ImageDigest)
+	if want.Name == "" || strings.HasPrefix(want.Name, "sha256:") {
+		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull it by; import it", snap, want.Digest)
 	}
-	name := snap.Image
+	name := want.Name
 	switch {
-	case snap.ImageManifest != "":
-		name = untagged(name) + "@" + snap.ImageManifest
-	case snap.ImageType == vm.ImageDisk: // of a web address
-		name = untagged(name) + "@" + snap.ImageDigest
+	case want.Manifest != "":
+		name = untagged(name) + "@" + want.Manifest
+	case want.Type == vm.ImageDisk: // of a web address
+		name = untagged(name) + "@" + want.Digest
 	}
 	img, err := s.Puller.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: auth}, func(image.Progress) {})
 	switch {
 	case err != nil:
-		return errdefs.New(errdefs.ClassOf(err), "fetch the image of snapshot %s: %w", snap.Name, err)
-	case img.ID != snap.ImageDigest:
-		return errdefs.NotFoundf("snapshot %s needs the image %s, but %s is now %s; import the image it was made with", snap.Name, snap.ImageDigest, name, img.ID)
+		return errdefs.New(errdefs.ClassOf(err), "fetch the image of snapshot %s: %w", snap, err)
+	case img.ID != want.Digest:
+		return errdefs.NotFoundf("snapshot %s needs the image %s, but %s is now %s; import the image it was made with", snap, want.Digest, name, img.ID)
 	}
 	return nil
 }

@@ -408,6 +408,10 @@ func TestCloneFetchesTheVeryImage(t *testing.T) {
 	}{
 		"here":        {snap: snapshot.Snapshot{ImageDigest: "sha256:here", Image: "demo:1"}, ok: true},
 		"by manifest": {snap: snapshot.Snapshot{ImageDigest: "sha256:a", Image: "reg:5000/demo:1", ImageManifest: "sha256:m"}, comes: image.Image{ID: "sha256:a"}, asks: "reg:5000/demo@sha256:m", ok: true},
+		"of a container": {snap: snapshot.Snapshot{ImageDigest: "sha256:here", Image: "demo:1", Record: vm.Record{
+			Spec:       vm.Spec{Containers: []vm.Container{{Name: "a", Image: "demo:1"}, {Name: "b", Image: "side:1"}}},
+			Containers: []vm.ContainerRecord{{Name: "a", ImageDigest: "sha256:here"}, {Name: "b", ImageDigest: "sha256:b", ImageManifest: "sha256:m"}},
+		}}, comes: image.Image{ID: "sha256:b"}, asks: "side@sha256:m", ok: true},
 		"by content":  {snap: snapshot.Snapshot{ImageDigest: "sha256:a", Image: "host/disk.img", ImageType: vm.ImageDisk}, comes: image.Image{ID: "sha256:a"}, asks: "host/disk.img@sha256:a", ok: true},
 		"by name":     {snap: snapshot.Snapshot{ImageDigest: "sha256:a", Image: "demo:1"}, comes: image.Image{ID: "sha256:a"}, asks: "demo:1", ok: true},
 		"from folder": {spec: vm.CloneSpec{FromDir: "/srv/s"}, snap: snapshot.Snapshot{ImageDigest: "sha256:a", Image: "demo"}, comes: image.Image{ID: "sha256:a"}, asks: "demo", ok: true},

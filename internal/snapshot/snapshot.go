@@ -65,6 +65,27 @@ type Snapshot struct {
 	Labels    map[string]string `json:"labels,omitempty"` // opaque notes of doors
 }
 
+// Image is what disks of a snapshot stand on.
+type Image struct {
+	Name     string // as its VM was given it
+	Digest   string
+	Manifest string // under which its origin has it, or ""; see Snapshot
+	Type     vm.ImageType
+}
+
+// Images are what the disks of s stand on: the image of its VM, then those of its containers in their order.
+func (s Snapshot) Images() []Image {
+	out := []Image{{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType}}
+	for i, c := range s.Record.Containers {
+		img := Image{Digest: c.ImageDigest, Manifest: c.ImageManifest, Type: vm.ImageOCI}
+		if i < len(s.Record.Spec.Containers) {
+			img.Name = s.Record.Spec.Containers[i].Image
+		}
+		out = append(out, img)
+	}
+	return out
+}
+
 // Source is where a snapshot comes from.
 type Source struct {
 	VMID   vm.ID  `json:"vm_id"`

@@ -42,11 +42,13 @@ type Container struct {
 
 // ContainerRecord is what is known of one container of a VM.
 type ContainerRecord struct {
-	Name        string          `json:"name"`
-	ImageDigest string          `json:"image_digest"`
-	Process     Process         `json:"process"`          // resolved: image configuration and spec merged
-	Layers      []string        `json:"layers,omitempty"` // serials of the disks with its image, the lowest first
-	Status      ContainerStatus `json:"status"`           // as its guest told last
+	Name        string `json:"name"`
+	ImageDigest string `json:"image_digest"`
+	// ImageManifest is as of a snapshot, and known in the records of snapshots only.
+	ImageManifest string          `json:"image_manifest,omitempty"`
+	Process       Process         `json:"process"`          // resolved: image configuration and spec merged
+	Layers        []string        `json:"layers,omitempty"` // serials of the disks with its image, the lowest first
+	Status        ContainerStatus `json:"status"`           // as its guest told last
 }
 
 // ContainerState is where a container stands. The strings are public API.

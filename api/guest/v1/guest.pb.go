@@ -2374,6 +2374,7 @@ func (x *CloneIdentity) GetSshHostKeys() bool {
 type ResumedReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LogSeq        uint64                 `protobuf:"varint,1,opt,name=log_seq,json=logSeq,proto3" json:"log_seq,omitempty"` // of the last log entry
+	Containers    []*LogPlace            `protobuf:"bytes,2,rep,name=containers,proto3" json:"containers,omitempty"`        // where the logs of the containers stand, in the order of the setup
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2415,6 +2416,66 @@ func (x *ResumedReply) GetLogSeq() uint64 {
 	return 0
 }
 
+func (x *ResumedReply) GetContainers() []*LogPlace {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+// LogPlace is the last entry of the log of a container.
+type LogPlace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           int32                  `protobuf:"varint,1,opt,name=run,proto3" json:"run,omitempty"` // 0: it has not begun
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogPlace) Reset() {
+	*x = LogPlace{}
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogPlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogPlace) ProtoMessage() {}
+
+func (x *LogPlace) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
+func (*LogPlace) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *LogPlace) GetRun() int32 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
+}
+
+func (x *LogPlace) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
 type SettleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2423,7 +2484,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2496,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2509,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 type SettleReply struct {
@@ -2459,7 +2520,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2532,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2545,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 type FreezeRequest struct {
@@ -2495,7 +2556,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2568,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2581,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 type FreezeReply struct {
@@ -2532,7 +2593,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2605,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2618,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -2575,7 +2636,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2648,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2661,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 type ThawReply struct {
@@ -2612,7 +2673,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2624,7 +2685,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2637,7 +2698,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -2832,9 +2893,15 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x1d\n" +
 	"\n" +
 	"machine_id\x18\x02 \x01(\tR\tmachineId\x12\"\n" +
-	"\rssh_host_keys\x18\x03 \x01(\bR\vsshHostKeys\"'\n" +
+	"\rssh_host_keys\x18\x03 \x01(\bR\vsshHostKeys\"b\n" +
 	"\fResumedReply\x12\x17\n" +
-	"\alog_seq\x18\x01 \x01(\x04R\x06logSeq\"\x0f\n" +
+	"\alog_seq\x18\x01 \x01(\x04R\x06logSeq\x129\n" +
+	"\n" +
+	"containers\x18\x02 \x03(\v2\x19.cocoon.guest.v1.LogPlaceR\n" +
+	"containers\".\n" +
+	"\bLogPlace\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\x05R\x03run\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\x0f\n" +
 	"\rSettleRequest\"\r\n" +
 	"\vSettleReply\"\x0f\n" +
 	"\rFreezeRequest\"#\n" +
@@ -2874,7 +2941,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),       // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),         // 1: cocoon.guest.v1.InfoReply
@@ -2912,12 +2979,13 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*ResumedRequest)(nil),    // 33: cocoon.guest.v1.ResumedRequest
 	(*CloneIdentity)(nil),     // 34: cocoon.guest.v1.CloneIdentity
 	(*ResumedReply)(nil),      // 35: cocoon.guest.v1.ResumedReply
-	(*SettleRequest)(nil),     // 36: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),       // 37: cocoon.guest.v1.SettleReply
-	(*FreezeRequest)(nil),     // 38: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),       // 39: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),       // 40: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),         // 41: cocoon.guest.v1.ThawReply
+	(*LogPlace)(nil),          // 36: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),     // 37: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),       // 38: cocoon.guest.v1.SettleReply
+	(*FreezeRequest)(nil),     // 39: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),       // 40: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),       // 41: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),         // 42: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	14, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -2941,43 +3009,44 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	32, // 18: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
 	14, // 19: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
 	34, // 20: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	0,  // 21: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	12, // 22: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 23: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	20, // 24: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	20, // 25: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	20, // 26: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	22, // 27: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	24, // 28: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	26, // 29: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	28, // 30: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	30, // 31: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	36, // 32: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	33, // 33: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	38, // 34: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	40, // 35: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 36: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	1,  // 37: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	13, // 38: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	8,  // 39: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	21, // 40: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	21, // 41: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	21, // 42: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	23, // 43: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	25, // 44: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	27, // 45: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	29, // 46: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	31, // 47: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	37, // 48: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	35, // 49: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	39, // 50: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	41, // 51: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 52: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	37, // [37:53] is the sub-list for method output_type
-	21, // [21:37] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	36, // 21: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 22: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	12, // 23: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 24: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	20, // 25: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	20, // 26: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	20, // 27: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	22, // 28: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	24, // 29: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	26, // 30: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	28, // 31: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	30, // 32: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	37, // 33: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	33, // 34: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	39, // 35: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	41, // 36: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 37: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	1,  // 38: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	13, // 39: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	8,  // 40: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	21, // 41: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	21, // 42: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	21, // 43: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	23, // 44: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	25, // 45: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	27, // 46: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	29, // 47: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	31, // 48: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	38, // 49: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	35, // 50: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	40, // 51: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	42, // 52: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 53: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	38, // [38:54] is the sub-list for method output_type
+	22, // [22:38] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -3006,7 +3075,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -155,10 +155,12 @@ func (n *node) counting(name string) vm.Record {
 	return r
 }
 
-func (n *node) sh(ref, script string) string {
+func (n *node) sh(ref, script string) string { return n.shIn(ref, "", script) }
+
+func (n *node) shIn(ref, container, script string) string {
 	n.t.Helper()
 	var out, errs bytes.Buffer
-	code, err := n.Exec(n.t.Context(), ref, guest.Exec{Command: []string{"sh", "-c", script}}, guest.Streams{Stdout: &out, Stderr: &errs})
+	code, err := n.Exec(n.t.Context(), ref, guest.Exec{Container: container, Command: []string{"sh", "-c", script}}, guest.Streams{Stdout: &out, Stderr: &errs})
 	if err != nil || code != 0 {
 		n.t.Fatalf("%s: %s: code %d, %v, %s", ref, script, code, err, errs.String())
 	}
@@ -166,10 +168,12 @@ func (n *node) sh(ref, script string) string {
 }
 
 // counts is what ref has counted so far, from its log, which must have no gap and no line twice.
-func (n *node) counts(ref string) []int {
+func (n *node) counts(ref string) []int { return n.countsIn(ref, "") }
+
+func (n *node) countsIn(ref, container string) []int {
 	n.t.Helper()
 	var all []int
-	err := n.Logs(n.t.Context(), ref, guest.LogOptions{Tail: -1}, func(e guest.LogEntry) error {
+	err := n.Logs(n.t.Context(), ref, guest.LogOptions{Tail: -1, Container: container}, func(e guest.LogEntry) error {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(string(e.Data)), "count "); ok {
 			i, err := strconv.Atoi(text)
 			if err != nil || len(all) > 0 && i != all[len(all)-1]+1 {
@@ -186,13 +190,17 @@ func (n *node) counts(ref string) []int {
 }
 
 // goesOn waits until ref has counted beyond what it had.
-func (n *node) goesOn(ref string) {
+func (n *node) goesOn(ref string) { n.goesOnIn(ref, "", 0) }
+
+// goesOnIn is goesOn for a container, which has counted to had at least. It returns what it has counted by then.
+func (n *node) goesOnIn(ref, container string, had int) []int {
 	n.t.Helper()
-	had := 0
-	if c := n.counts(ref); len(c) > 0 {
-		had = c[len(c)-1]
+	if c := n.countsIn(ref, container); len(c) > 0 {
+		had = max(had, c[len(c)-1])
 	}
-	n.until(ref+" counts on", func() bool { c := n.counts(ref); return len(c) > 0 && c[len(c)-1] > had+2 })
+	var c []int
+	n.until(ref+" "+container+" counts on", func() bool { c = n.countsIn(ref, container); return len(c) > 0 && c[len(c)-1] > had+2 })
+	return c
 }
 
 // sums are the digests of all files in a folder.
@@ -219,6 +227,93 @@ func sums(t *testing.T, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	return all
+}
+
+// containersGoOn hibernates, wakes and clones a VM of two containers that count, each for itself. One has a read-only root.
+func containersGoOn(t *testing.T, n *node) {
+	t.Helper()
+	const script = "echo $$ >/dev/shm/$0; n=0; while :; do n=$((n+1)); echo count $n; sleep 0.1; done"
+	spec := vm.Spec{Name: "pair", Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20, NICs: []vm.NICSpec{{}}, Restart: vm.RestartAlways}
+	names := []string{"left", "right"}
+	for _, name := range names {
+		c := vm.Container{Name: name, Image: demo, Kind: vm.ContainerApp, Process: vm.Process{Entrypoint: []string{"sh", "-c", script, name}, ReadOnlyRoot: name == "right"}}
+		spec.Containers = append(spec.Containers, c)
+	}
+	if _, err := n.Launch(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	was := n.ready("pair")
+	// The left one has been started again before, and has left a machine id behind.
+	n.goesOnIn("pair", "left", 0)
+	n.shIn("pair", "left", "echo 0123456789abcdef0123456789abcdef >/etc/machine-id; kill $(cat /dev/shm/left)")
+	n.until("the left one runs again", func() bool {
+		r, err := n.Inspect(t.Context(), "pair")
+		return err == nil && r.Container("left").Status.Restarts == 1 && r.Container("left").Status.State == vm.ContainerRunning
+	})
+	had := map[string]int{}
+	for _, name := range names {
+		c := n.goesOnIn("pair", name, 0)
+		had[name] = c[len(c)-1]
+	}
+	boot := n.sh("pair", "cat /proc/sys/kernel/random/boot_id")
+	if _, err := n.Hibernate(t.Context(), "pair", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Wake(t.Context(), "pair"); err != nil {
+		t.Fatal(err)
+	}
+	r := n.ready("pair")
+	if s := r.Container("left").Status; s.Restarts != 1 || s.Last == nil || r.NICs[0].MAC != was.NICs[0].MAC {
+		t.Errorf("awake: %+v", r.Containers)
+	}
+	for _, name := range names {
+		if c := n.goesOnIn("pair", name, had[name]); c[0] != 1 {
+			t.Errorf("the log of %s begins at %d", name, c[0])
+		}
+	}
+	if b := n.sh("pair", "cat /proc/sys/kernel/random/boot_id"); b != boot {
+		t.Error("it has booted")
+	}
+	previous := 0
+	if err := n.Logs(t.Context(), "pair", guest.LogOptions{Tail: -1, Container: "left", Previous: true}, func(guest.LogEntry) error { previous++; return nil }); err != nil || previous == 0 {
+		t.Errorf("the run before has %d lines, %v", previous, err)
+	}
+
+	if _, err := n.SaveSnapshot(t.Context(), "pair", vm.SaveSpec{Name: "two"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "two", Name: "twin"}); err != nil {
+		t.Fatal(err)
+	}
+	c := n.ready("twin")
+	for _, name := range names {
+		if all := n.goesOnIn("twin", name, had[name]); all[0] < had[name] {
+			t.Errorf("the log of the clone's %s begins at %d, that of its source was at %d before", name, all[0], had[name])
+		}
+		if got := n.shIn("twin", name, "cat /etc/hostname; grep -qwF "+c.NICs[0].IP+" /etc/hosts && ! grep -wF "+r.NICs[0].IP+" /etc/hosts"); got != "twin" {
+			t.Errorf("in the clone %s is %q", name, got)
+		}
+	}
+	if id := n.shIn("twin", "left", "cat /etc/machine-id"); len(id) != 32 || id == "0123456789abcdef0123456789abcdef" {
+		t.Errorf("the clone's machine id in a container: %q", id)
+	}
+	n.goesOnIn("pair", "right", 0)
+	n.shIn("twin", "right", "! touch /x 2>/dev/null && kill $(cat /dev/shm/right)")
+	n.until("a container of the clone runs again", func() bool {
+		r, err := n.Inspect(t.Context(), "twin")
+		return err == nil && r.Container("right").Status.Restarts == 1 && r.Container("right").Status.State == vm.ContainerRunning
+	})
+	if all := n.goesOnIn("twin", "right", 0); all[0] != 1 {
+		t.Errorf("the next run begins at %d", all[0])
+	}
+	for _, ref := range []string{"twin", "pair"} {
+		if err := n.Remove(t.Context(), ref, true); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := n.RemoveSnapshot(t.Context(), "two"); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestVMSleepSurvivesKills hibernates and wakes a VM while cocoond and QEMU are killed at many moments.
@@ -342,6 +437,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 	if err := n.Remove(t.Context(), "sleeper", true); err != nil {
 		t.Fatal(err)
 	}
+	containersGoOn(t, n)
 	list, err := n.ListSnapshots(t.Context())
 	if err != nil || len(list) > 0 {
 		t.Errorf("left: %v, %v", list, err)

@@ -14,7 +14,7 @@ var _ guest.ContainerKeeper = (*session)(nil)
 func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
 	return s.follow(ctx, "agent.Containers", func() error {
 		s.g.mu.Lock()
-		all := slices.Clone(s.g.stand)
+		all := slices.Clone(s.g.p.Stand)
 		s.g.mu.Unlock()
 		if all == nil {
 			return nil
@@ -27,7 +27,7 @@ func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) 
 func (s *session) ContainerLogs(ctx context.Context, container string, run int, after uint64, fn func(guest.LogEntry) error) error {
 	return s.follow(ctx, "agent.ContainerLogs", func() error {
 		s.g.mu.Lock()
-		entries := slices.Clone(s.g.entries[container])
+		entries := slices.Clone(s.g.p.Entries[container])
 		s.g.mu.Unlock()
 		for _, e := range entries {
 			if e.Run < run || e.Run == run && e.Seq <= after {

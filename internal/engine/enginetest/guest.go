@@ -27,8 +27,6 @@ type Guest struct {
 	p       proc
 	setup   guest.Setup
 	content map[string][]vm.VolumeFile // of volumes
-	stand   []vm.ContainerStatus       // of the containers
-	entries map[string][]guest.LogEntry
 	acked   bool
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
@@ -59,15 +57,15 @@ func (g *Guest) Print(n int) { g.change(func() { g.p.Lines += n }) }
 func (g *Guest) Exit(code int) { g.change(func() { g.p.Exit = &code }) }
 
 // Stand has the guest tell where its containers stand, in the order of its setup.
-func (g *Guest) Stand(all ...vm.ContainerStatus) { g.change(func() { g.stand = all }) }
+func (g *Guest) Stand(all ...vm.ContainerStatus) { g.change(func() { g.p.Stand = all }) }
 
 // PrintIn has a container write a line in one of its runs.
 func (g *Guest) PrintIn(container string, e guest.LogEntry) {
 	g.change(func() {
-		if g.entries == nil {
-			g.entries = map[string][]guest.LogEntry{}
+		if g.p.Entries == nil {
+			g.p.Entries = map[string][]guest.LogEntry{}
 		}
-		g.entries[container] = append(g.entries[container], e)
+		g.p.Entries[container] = append(g.p.Entries[container], e)
 	})
 }
 
@@ -248,10 +246,15 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	}
 	s.g.change(func() {
 		s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname
+		if len(s.g.p.Names) == 0 {
+			for _, c := range setup.Containers {
+				s.g.p.Names = append(s.g.p.Names, c.Name)
+			}
+		}
 		if s.g.w.Ready && len(setup.Containers) > 0 {
-			s.g.stand = make([]vm.ContainerStatus, len(setup.Containers))
-			for i := range s.g.stand {
-				s.g.stand[i] = vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now()}
+			s.g.p.Stand = make([]vm.ContainerStatus, len(setup.Containers))
+			for i := range s.g.p.Stand {
+				s.g.p.Stand[i] = vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now()}
 			}
 		}
 	})

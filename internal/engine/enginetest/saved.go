@@ -255,7 +255,17 @@ func (s resumer) Resumed(_ context.Context, r guest.Resumed) (guest.ResumedReply
 		}
 	})
 	p, _ = s.g.look()
-	return guest.ResumedReply{LogSeq: uint64(p.Lines)}, s.g.w.Fault("agent.Resumed done")
+	reply := guest.ResumedReply{LogSeq: uint64(p.Lines)}
+	for _, name := range p.Names {
+		var last guest.LogPlace
+		s.g.mu.Lock()
+		for _, e := range p.Entries[name] {
+			last = guest.LogPlace{Run: e.Run, Seq: e.Seq}
+		}
+		s.g.mu.Unlock()
+		reply.Containers = append(reply.Containers, last)
+	}
+	return reply, s.g.w.Fault("agent.Resumed done")
 }
 
 // Settle implements guest.Settler.

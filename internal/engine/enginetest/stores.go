@@ -127,6 +127,8 @@ func (s Images) Get(_ context.Context, ref string) (image.Image, error) {
 	switch ref = strings.TrimPrefix(ref, "sha256:"); ref {
 	case "demo":
 		return image.Image{ID: "sha256:demo", Name: ref, Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"/init"}}}, nil
+	case "layered":
+		return image.Image{ID: "sha256:layered", Name: ref, Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"/init"}}}, nil
 	case "bare":
 		return image.Image{ID: "sha256:bare", Name: ref, Type: vm.ImageOCI}, nil
 	case "disk", "cloud":
@@ -151,8 +153,17 @@ func (s Images) Prepare(_ context.Context, img image.Image, dir string, _ int64)
 	return image.Rootfs{Disks: []vm.Disk{{Path: cow, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleCOW}}}, err
 }
 
-// Base implements image.Store: these images have no disks that VMs share.
-func (s Images) Base(context.Context, image.Image) ([]vm.Disk, error) { return nil, nil }
+// Base implements image.Store: of these images "layered" alone has a disk that VMs share.
+func (s Images) Base(_ context.Context, img image.Image) ([]vm.Disk, error) {
+	if img.Name != "layered" {
+		return nil, nil
+	}
+	layer := s.w.path("images", "layer")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(layer), 0o700), os.WriteFile(layer, nil, 0o600)); err != nil {
+		return nil, err
+	}
+	return []vm.Disk{{Path: layer, Format: vm.DiskRaw, ReadOnly: true, Serial: image.SerialLayer(0), Role: vm.RoleLayer}}, nil
+}
 
 // DiskSize is how the store says that the disk in the image "cloud" has 20 GiB.
 func (s Images) DiskSize(_ context.Context, img image.Image) (int64, error) {

@@ -101,6 +101,10 @@ type proc struct {
 	Frozen    bool   `json:"frozen"`
 	Larger    string `json:"larger"`  // see Self
 	Storage   int64  `json:"storage"` // see Self
+
+	Names   []string                    `json:"names,omitempty"`   // of its containers
+	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // where they do
+	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

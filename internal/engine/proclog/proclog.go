@@ -92,14 +92,19 @@ func (l *Log) BeginForeign() error {
 	return nil
 }
 
-// Skip leaves out the entries up to seq when the run began with BeginForeign and they were not left out before.
-func (l *Log) Skip(seq uint64) error {
+// Skip leaves out the entries up to seq of a run (see guest.LogEntry; 0 where runs have no number) and those of the runs
+// before it, when the log began with BeginForeign and they were not left out before.
+func (l *Log) Skip(run int, seq uint64) error {
 	mark := filepath.Join(l.dir, currentRun, foreign)
 	if _, err := os.Stat(mark); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if seq > 0 { // an entry keeps the place, also for a later process
-		if err := l.Append(guest.LogEntry{Seq: seq, Stream: skipped}); err != nil {
+	if run > 0 || seq > 0 { // an entry keeps the place, also for a later process
+		l.mu.Lock()
+		l.number = run
+		err := l.write(guest.LogEntry{Run: run, Seq: seq, Stream: skipped})
+		l.mu.Unlock()
+		if err != nil {
 			return err
 		}
 	}
@@ -115,11 +120,12 @@ func (l *Log) Resume() error {
 	defer l.mu.Unlock()
 	l.close()
 	l.last, l.number = 0, 0
-	if err := l.place(false); err != nil {
+	found, err := l.place(false)
+	if err != nil {
 		return err
 	}
-	if l.last == 0 { // the run before may have been moved out of the way for an entry that never came
-		if err := l.place(true); err != nil {
+	if !found { // the run before may have been moved out of the way for an entry that never came
+		if _, err := l.place(true); err != nil {
 			return err
 		}
 		if l.number == 0 { // it is of another guest, whose numbers mean nothing here
@@ -130,19 +136,22 @@ func (l *Log) Resume() error {
 	return nil
 }
 
-// place finds the newest entry of a run. Preconditions: mu is held.
-func (l *Log) place(previous bool) error {
+// place finds the newest entry of a run, if it has one. Preconditions: mu is held.
+func (l *Log) place(previous bool) (found bool, err error) {
 	files, err := l.openSegments(previous)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer closeAll(files)
 	for _, f := range files {
-		if err := each(f, func(e guest.LogEntry) { l.last, l.number = max(l.last, e.Seq), max(l.number, e.Run) }); err != nil {
-			return fmt.Errorf("resume log: %w", err)
+		err := each(f, func(e guest.LogEntry) {
+			l.last, l.number, found = max(l.last, e.Seq), max(l.number, e.Run), true
+		})
+		if err != nil {
+			return false, fmt.Errorf("resume log: %w", err)
 		}
 	}
-	return nil
+	return found, nil
 }
 
 // Finish ends the run: followers return once they have everything.
@@ -173,11 +182,6 @@ func (l *Log) Append(e guest.LogEntry) error {
 	if len(e.Data) > maxData {
 		e.Data = e.Data[:maxData]
 	}
-	line, err := json.Marshal(e)
-	if err != nil {
-		return fmt.Errorf("encode log entry: %w", err)
-	}
-	line = append(line, '\n')
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.live {
@@ -194,6 +198,19 @@ func (l *Log) Append(e guest.LogEntry) error {
 			return nil
 		}
 	}
+	return l.write(e)
+}
+
+// write adds an entry to the run. Preconditions: mu is held.
+func (l *Log) write(e guest.LogEntry) error {
+	if !l.live {
+		return fmt.Errorf("append to log: %w", os.ErrClosed)
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("encode log entry: %w", err)
+	}
+	line = append(line, '\n')
 	if l.file == nil {
 		if err := l.open(); err != nil {
 			return err

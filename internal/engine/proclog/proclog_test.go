@@ -307,28 +307,66 @@ func TestForeignRun(t *testing.T) {
 		do(l.Append(guest.LogEntry{Seq: seq, Stream: "stdout", Data: []byte(text)}))
 	}
 	do(l.Begin())
-	do(l.Skip(9)) // not of another run: nothing is left out
+	do(l.Skip(0, 9)) // not of another run: nothing is left out
 	add(1, "old.")
 	check("ordinary", 1, "old.")
 	do(l.BeginForeign())
 	check("begun", 0, "")
-	do(l.Skip(5))
-	do(l.Skip(7)) // asked again: what came since is its own
+	do(l.Skip(0, 5))
+	do(l.Skip(0, 7)) // asked again: what came since is its own
 	check("skipped", 5, "")
 	add(6, "new.")
 	check("gone on", 6, "new.")
 	l = New(dir, 1<<20)
 	do(l.Resume())
-	do(l.Skip(8))
+	do(l.Skip(0, 8))
 	check("resumed", 6, "new.")
 	do(l.BeginForeign())
 	l = New(dir, 1<<20)
 	do(l.Resume())
-	do(l.Skip(3))
+	do(l.Skip(0, 3))
 	check("cut off before it was known", 3, "")
 	n := 0
 	do(l.Read(t.Context(), guest.LogOptions{Tail: 2}, func(guest.LogEntry) error { n++; return nil }))
 	if n != 0 {
 		t.Errorf("the tail has %d entries", n)
+	}
+}
+
+// A guest of several containers that goes back in time has runs that the log has seen.
+func TestSkipOfRuns(t *testing.T) {
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(l *Log, run int, seq uint64, text string) {
+		t.Helper()
+		do(l.Append(guest.LogEntry{Run: run, Seq: seq, Stream: "stdout", Data: []byte(text)}))
+	}
+	for _, seq := range []uint64{0, 2} { // the last entry of run 2 by then
+		dir := t.TempDir()
+		l := New(dir, 1<<20)
+		do(l.Begin())
+		add(l, 3, 9, "third.")
+		do(l.BeginForeign())
+		l = New(dir, 1<<20)
+		do(l.Resume())
+		do(l.Skip(2, seq))
+		l = New(dir, 1<<20)
+		do(l.Resume())
+		if run, at := l.Place(); run != 2 || at != seq {
+			t.Errorf("it goes on after entry %d of run %d, not after %d", at, run, seq)
+		}
+		add(l, 1, 5, "long ago.")
+		add(l, 2, seq+1, "second.")
+		for previous, want := range map[bool]string{false: "second.", true: "third."} {
+			got := ""
+			do(l.Read(t.Context(), guest.LogOptions{Tail: -1, Previous: previous}, func(e guest.LogEntry) error { got += string(e.Data); return nil }))
+			if got != want {
+				t.Errorf("previous %v: %q, want %q", previous, got, want)
+			}
+		}
 	}
 }

@@ -235,11 +235,11 @@ func (l *lines) entry() (guest.LogEntry, error) {
 	}
 }
 
-// parse decodes one line. Entries are numbered from 1: number 0 is none.
+// parse decodes one line. Entries are numbered from 1: number 0 is none, but where Skip keeps a place.
 func parse(line []byte) (guest.LogEntry, bool) {
 	line = bytes.TrimSpace(line)
 	var e guest.LogEntry
-	if len(line) == 0 || json.Unmarshal(line, &e) != nil || e.Seq == 0 {
+	if len(line) == 0 || json.Unmarshal(line, &e) != nil || e.Seq == 0 && e.Stream != skipped {
 		return guest.LogEntry{}, false
 	}
 	return e, true

@@ -37,7 +37,11 @@ func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedRe
 	if err != nil {
 		return guest.ResumedReply{}, s.failure(ctx, "bring the resumed guest to itself", err)
 	}
-	return guest.ResumedReply{LogSeq: reply.GetLogSeq()}, nil
+	out := guest.ResumedReply{LogSeq: reply.GetLogSeq()}
+	for _, c := range reply.GetContainers() {
+		out.Containers = append(out.Containers, guest.LogPlace{Run: int(c.GetRun()), Seq: c.GetSeq()})
+	}
+	return out, nil
 }
 
 // resumed asks plainly when nothing was said in the session yet. The first call of gRPC takes a guest that has just been

@@ -6,9 +6,11 @@
 package rooms
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"runtime"
@@ -170,19 +172,85 @@ func furnish(dir string) error {
 			return fmt.Errorf("show /%s: %w", name, err)
 		}
 	}
+	own, err := identity()
+	if err != nil {
+		return err
+	}
+	return identify(root, own)
+}
+
+// identity is the text of the files in which the machine says who it is.
+func identity() (map[string][]byte, error) {
+	own := map[string][]byte{}
 	for _, name := range []string{"etc/hosts", "etc/resolv.conf", "etc/hostname"} {
 		text, err := os.ReadFile("/" + name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
 		}
+		if err == nil { // which may end with empty lines for a while
+			own[name] = append(bytes.TrimRight(text, "\n"), '\n')
+		}
+	}
+	return own, nil
+}
+
+// identify writes the files of own into a room: by renaming, so that a link of the image is not followed and who reads
+// them sees the old or the new ones. A file that is a mount of the container is left alone.
+func identify(root *os.Root, own map[string][]byte) error {
+	for name, text := range own {
+		if old, err := root.ReadFile(name); err == nil && bytes.Equal(old, text) {
+			if st, err := root.Lstat(name); err == nil && st.Mode().IsRegular() {
+				continue
+			}
+		}
+		next := name + ".cocoon"
+		_ = root.Remove(next)
+		if err := root.WriteFile(next, text, 0o644); err != nil {
+			return err
+		}
+		if err := root.Rename(next, name); err != nil {
+			_ = root.Remove(next)
+			if !errors.Is(err, unix.EBUSY) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// machineIDs are where a file system says which machine it is of.
+var machineIDs = []string{"etc/machine-id", "var/lib/dbus/machine-id"}
+
+// Identify gives every room what the machine says of itself by now, and machineID, unless it is "", to those that have
+// one. It is idempotent.
+func (k *Keeper) Identify(machineID string) error {
+	own, err := identity()
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	names := slices.Sorted(maps.Keys(k.rooms))
+	k.mu.Unlock()
+	for _, name := range names {
+		if name == "" {
+			continue // the guest's own root, which has them
+		}
+		err := k.Change(name, func() error {
+			root, err := os.OpenRoot("/")
+			if err != nil {
+				return err
+			}
+			defer root.Close()
+			text := maps.Clone(own)
+			for _, file := range machineIDs {
+				if st, err := root.Lstat(file); err == nil && st.Mode().IsRegular() && st.Size() > 0 && machineID != "" {
+					text[file] = []byte(machineID + "\n")
+				}
+			}
+			return identify(root, text)
+		})
 		if err != nil {
-			return err
-		}
-		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // a link of the image is not followed
-			return err
-		}
-		if err := root.WriteFile(name, text, 0o644); err != nil {
-			return err
+			return fmt.Errorf("tell container %s who it is: %w", name, err)
 		}
 	}
 	return nil
@@ -291,6 +359,28 @@ func (k *Keeper) Enter(name string, f func() error) error {
 		}
 		if err := unix.Setns(int(r.ns.Fd()), unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("enter container %s: %w", name, err)
+		}
+		return f()
+	})
+}
+
+// Change is Enter for an f that writes, also where the root of the room is read-only: for f alone it is not.
+func (k *Keeper) Change(name string, f func() error) error {
+	k.mu.Lock()
+	r := k.rooms[name]
+	k.mu.Unlock()
+	return k.Enter(name, func() error {
+		if r == nil || !r.readOnlyRoot {
+			return f()
+		}
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_BIND|unix.MS_REMOUNT, ""); err != nil {
+			return fmt.Errorf("make the root writable: %w", err)
 		}
 		return f()
 	})

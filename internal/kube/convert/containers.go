@@ -1,6 +1,8 @@
 package convert
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -87,11 +89,17 @@ func checkContainers(pod *corev1.Pod) field.ErrorList {
 	if !Several(pod) {
 		return errs
 	}
-	const one = "only a VM of one container, without init containers, "
-	no(pod.Annotations[contract.KeyImage] != "", annotationPath(contract.KeyImage), one+"can be given another image")
-	no(!OriginOf(pod).Boots(), annotationPath(contract.KeyMode), one+"can be a clone")
-	no(Saves(pod), annotationPath(contract.KeySnapshotPolicy), one+"can be saved when it is deleted; set the policy to never")
+	no(pod.Annotations[contract.KeyImage] != "" && OriginOf(pod).Boots(), annotationPath(contract.KeyImage),
+		"only a VM of one container, without init containers, can be given another image")
 	return errs
+}
+
+// SameContainers reports whether rec, of a clone, has the containers of pod.
+func SameContainers(pod *corev1.Pod, rec vm.Record) bool {
+	if !Several(pod) {
+		return len(rec.Containers) == 0
+	}
+	return slices.EqualFunc(containers(pod), rec.Containers, func(c *corev1.Container, r vm.ContainerRecord) bool { return c.Name == r.Name })
 }
 
 // commonUser is the user that all containers of pod run as; nil when they differ or it is not known.

@@ -74,10 +74,10 @@ func TestCheckRefuses(t *testing.T) {
 		"privileged init container": {func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i", SecurityContext: &corev1.SecurityContext{Privileged: ptr(true)}}}
 		}, "spec.initContainers[0].securityContext.privileged"},
-		"clone of several": {func(p *corev1.Pod) {
+		"another image for several": {func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}}
-			p.Annotations[contract.KeyMode] = "clone"
-		}, "can be a clone"},
+			p.Annotations[contract.KeyImage], p.Annotations[contract.KeyMode] = "other:1", "run"
+		}, "can be given another image"},
 		"a policy of its own": {on(func(c *corev1.Container) { c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways) }), "as the pod's restartPolicy says"},
 		"ephemeral container": {func(p *corev1.Pod) { p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}} }, "ephemeralContainers"},
 		"windows":             {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "spec.os.name"},

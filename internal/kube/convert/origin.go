@@ -91,21 +91,23 @@ func Clone(pod *corev1.Pod, node Node) vm.CloneSpec {
 // Inherited names what pod asks for that a clone has from its snapshot instead, in words for an Event; nil when there is
 // nothing. (Sizes are not among them: that they are the snapshot's everybody knows who clones.)
 func Inherited(pod *corev1.Pod) []string {
-	c := container(pod)
-	if c == nil {
-		return nil
-	}
 	var out []string
 	say := func(when bool, what string) {
 		if when {
 			out = append(out, what)
 		}
 	}
-	say(len(c.Command)+len(c.Args) > 0, "command")
-	say(len(c.Env)+len(c.EnvFrom) > 0, "env")
-	say(c.SecurityContext != nil && yes(c.SecurityContext.ReadOnlyRootFilesystem), "readOnlyRootFilesystem")
-	for _, m := range c.VolumeMounts {
-		say(m.MountPath != tokenPath, "the mount of "+m.Name)
+	for _, c := range containers(pod) {
+		of := ""
+		if Several(pod) {
+			of = " of container " + c.Name
+		}
+		say(len(c.Command)+len(c.Args) > 0, "command"+of)
+		say(len(c.Env)+len(c.EnvFrom) > 0, "env"+of)
+		say(c.SecurityContext != nil && yes(c.SecurityContext.ReadOnlyRootFilesystem), "readOnlyRootFilesystem"+of)
+		for _, m := range c.VolumeMounts {
+			say(m.MountPath != tokenPath, "the mount of "+m.Name+of)
+		}
 	}
 	return out
 }

@@ -44,9 +44,7 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 	})
 	if want := pod.Annotations[contract.KeyBackend]; err == nil && origin.Dir != "" && want != "" && want != rec.Driver {
 		err = errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", origin.Dir, rec.Driver, want, contract.KeyBackend)
-		if undo := w.p.Runtime.Remove(ctx, string(rec.ID), true); undo != nil && !errdefs.IsNotFound(undo) {
-			w.log.Warn("vm of another backend not removed", "vm", rec.ID, "err", undo)
-		}
+		w.undoClone(ctx, rec)
 	}
 	if origin.Dir != "" && ctx.Err() == nil {
 		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
@@ -55,6 +53,25 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		w.event(corev1.EventTypeNormal, eventUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
 	return w.cloned(ctx, rec, err)
+}
+
+// undoClone removes a clone that turned out not to be what the pod asks for.
+func (w *worker) undoClone(ctx context.Context, rec vm.Record) {
+	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+		w.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
+	}
+}
+
+// names lists the containers of rec for a message.
+func names(rec vm.Record) string {
+	var out []string
+	for _, c := range rec.Containers {
+		out = append(out, c.Name)
+	}
+	if len(out) == 0 {
+		return "one of any name, without init containers"
+	}
+	return strings.Join(out, ", ")
 }
 
 // cloned settles the outcome of a clone.
@@ -91,7 +108,12 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		if len(pod.Spec.ImagePullSecrets) > 0 {
 			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
 		}
-		return w.p.Snapshots.CloneWithImage(ctx, s, auth)
+		rec, err := w.p.Snapshots.CloneWithImage(ctx, s, auth)
+		if err == nil && !convert.SameContainers(pod, rec) {
+			err = errdefs.Invalidf("the containers of the pod are not those of its snapshot, which are %s; name the pod's the same", names(rec))
+			w.undoClone(ctx, rec)
+		}
+		return rec, err
 	}
 	_, err := w.p.Runtime.Inspect(ctx, w.vmName)
 	switch {

@@ -96,6 +96,33 @@ func TestClones(t *testing.T) {
 			}
 		})
 	})
+	t.Run("of several containers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			x := s.snaps["base"]
+			for _, name := range []string{"c", "side"} {
+				x.Record.Containers = append(x.Record.Containers, vm.ContainerRecord{Name: name, Status: vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now(), Restarts: 2}})
+			}
+			s.snaps["base"] = x
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(clone("base")))
+			p := w.after(time.Second)
+			expect(t, p, "Failed/VMRejected")
+			if !strings.Contains(p.Status.Message, "which are c, side") || s.count() != 0 {
+				t.Errorf("%s, %d VMs", p.Status.Message, s.count())
+			}
+			w.create(pod(clone("base"), func(p *corev1.Pod) {
+				p.Name, p.UID = "two", "uid-2"
+				p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "side", Image: "cocoon/demo:latest"})
+			}))
+			w.after(time.Second)
+			if s.count() != 1 {
+				t.Errorf("%d VMs", s.count())
+			}
+		})
+	})
 	t.Run("of a folder", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newKept()

@@ -61,9 +61,11 @@ func (v view) one(c *corev1.Container) corev1.ContainerStatus {
 		out.LastTerminationState.Terminated = ended(s.Last, id)
 	}
 	switch {
-	case s == nil || !up(v.rec) && !over(v.rec):
+	case v.asleep && (s == nil || s.State != vm.ContainerTerminated):
+		out.State.Waiting = hibernatedState()
+	case !v.asleep && (s == nil || !up(v.rec) && !over(v.rec)):
 		out.State.Waiting = v.waitingFor(c)
-	case over(v.rec) && v.again:
+	case !v.asleep && over(v.rec) && v.again:
 		if s.Exit != nil {
 			out.LastTerminationState.Terminated = ended(s.Exit, id)
 		}
@@ -104,7 +106,7 @@ func ended(x *vm.ContainerExit, id string) *corev1.ContainerStateTerminated {
 }
 
 // initialized reports whether the init containers are done; a pod without any is from the beginning.
-func (v view) initialized() bool { return len(v.incomplete()) == 0 }
+func (v view) initialized() bool { return v.asleep || len(v.incomplete()) == 0 }
 
 // incomplete are the init containers that are not done.
 func (v view) incomplete() (names []string) {

@@ -27,6 +27,8 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 	runs := vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: at}
 	waits := vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerInitGoing}
 	crashed := vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerCrashLoop, StartedAt: at, Last: ran(3), Restarts: 2}
+	asleep := runs
+	asleep.Restarts, asleep.Last = 2, ran(3)
 	for name, tc := range map[string]struct {
 		state vm.State // of the VM
 		code  int      // of a stopped one
@@ -40,6 +42,7 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 		"one is done":     {vm.StateRunning, 0, [3]vm.ContainerStatus{over(0), runs, over(0)}, "Running init=True ready=False i:Completed a:running b:Completed"},
 		"succeeded":       {vm.StateStopped, 0, [3]vm.ContainerStatus{over(0), over(0), over(0)}, "Succeeded init=True ready=False i:Completed a:Completed b:Completed"},
 		"failed":          {vm.StateStopped, 4, [3]vm.ContainerStatus{over(0), over(0), over(4)}, "Failed init=True ready=False i:Completed a:Completed b:Error"},
+		"asleep":          {vm.StateHibernated, 0, [3]vm.ContainerStatus{over(0), asleep, over(0)}, "Running init=True ready=False i:Completed a:Hibernated,2,last=3 b:Completed"},
 		"init failed":     {vm.StateStopped, 2, [3]vm.ContainerStatus{over(2), waits, waits}, "Failed init=False ready=False i:Error a:PodInitializing b:PodInitializing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +56,7 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 			for i, n := range []string{"i", "a", "b"} {
 				rec.Containers = append(rec.Containers, vm.ContainerRecord{Name: n, Status: tc.of[i]})
 			}
-			s := view{pod: p, rec: rec, ready: true, ip: "10.0.0.2"}.status(corev1.PodStatus{}, at)
+			s := view{pod: p, rec: rec, ready: true, ip: "10.0.0.2", asleep: tc.state == vm.StateHibernated}.status(corev1.PodStatus{}, at)
 			got := []string{string(s.Phase)}
 			for _, kind := range []corev1.PodConditionType{corev1.PodInitialized, corev1.PodReady} {
 				for _, c := range s.Conditions {

@@ -161,6 +161,7 @@ func (s *shelf) CloneWithImage(_ context.Context, c vm.CloneSpec, _ []image.Regi
 		ImageType: vm.ImageOCI, ImageDigest: "sha256:abc", StartedAt: time.Now(), Snapshot: snap.ID, Cloned: true, Resume: &vm.Resume{Clone: true, MACs: []string{"02:00:00:00:00:ff"}},
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", s.nextIP), IP: fmt.Sprintf("10.0.0.%d", s.nextIP), Prefix: 24}},
 	}
+	r.Containers = snap.Record.Clone().Containers
 	s.recs[r.ID], s.memory[r.ID] = r, content
 	s.note(vm.EventAdded, r)
 	s.resumeSoon(r)

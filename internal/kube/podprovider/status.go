@@ -98,6 +98,9 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 		if s.ContainerStatuses != nil {
 			s.InitContainerStatuses, s.ContainerStatuses = v.each(v.pod.Spec.InitContainers), v.each(v.pod.Spec.Containers)
 		}
+		if v.asleep && v.rec == nil { // elsewhere: how the init containers ended nobody here knows but the status
+			s.InitContainerStatuses = prev.InitContainerStatuses
+		}
 	}
 	s.Phase = v.phase()
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
@@ -105,6 +108,11 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	}
 	s.Conditions = v.conditions(s, prev.Conditions, now)
 	return s
+}
+
+// hibernatedState is that of a container whose VM is asleep.
+func hibernatedState() *corev1.ContainerStateWaiting {
+	return &corev1.ContainerStateWaiting{Reason: reasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
 }
 
 func (v view) container() corev1.ContainerStatus {
@@ -126,7 +134,7 @@ func (v view) container() corev1.ContainerStatus {
 	}
 	switch {
 	case v.asleep:
-		c.State.Waiting = &corev1.ContainerStateWaiting{Reason: reasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
+		c.State.Waiting = hibernatedState()
 	case up(v.rec) && h.starting:
 		c.State.Waiting = v.waiting()
 	case up(v.rec):

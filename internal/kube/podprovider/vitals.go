@@ -263,7 +263,11 @@ func (w *worker) healthOf(name string) health {
 func (w *worker) resumeHealth(rec *vm.Record) {
 	w.health = map[string]health{}
 	for _, c := range w.status.ContainerStatuses {
-		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(stamp(rec.StartedAt)))
+		began := rec.StartedAt
+		if r := rec.Container(c.Name); r != nil {
+			began = r.Status.StartedAt
+		}
+		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(stamp(began)))
 		asleep := c.State.Waiting != nil && c.State.Waiting.Reason == reasonHibernated
 		if c.ContainerID != contract.ContainerIDScheme+string(rec.ID) || !running && !asleep {
 			continue
