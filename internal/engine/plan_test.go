@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -54,7 +55,7 @@ func TestStarted(t *testing.T) {
 }
 
 func TestNodeWithoutNetwork(t *testing.T) {
-	e := &Engine{cfg: Config{DefaultDriver: "d"}, drivers: map[string]hypervisor.Driver{"d": nopDriver{}}}
+	e := &Engine{cfg: Config{DefaultDriver: "d"}, networks: network.Fixed{}, drivers: map[string]hypervisor.Driver{"d": nopDriver{}}}
 	disk := image.Image{Type: vm.ImageDisk}
 	r, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{}}}, disk)
 	if err != nil || len(r.Spec.NICs) != 0 {
