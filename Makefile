@@ -82,6 +82,7 @@ tidy-check:
 	@GOWORK=off go -C tools mod tidy -diff
 	@GOWORK=off go -C tools/helm mod tidy -diff
 	@GOWORK=off go -C hack/promlint mod tidy -diff
+	@GOWORK=off go -C hack/kwok mod tidy -diff
 
 .PHONY: generate
 generate: ## regenerate protobuf code
