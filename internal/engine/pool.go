@@ -67,7 +67,7 @@ type pool struct {
 type filling struct {
 	of     *template
 	cancel func()
-	done   chan struct{}
+	done   chan struct{} // closed when it is in the pool, or nothing of it is left
 }
 
 func newPool(size int, memory int64) pool {
@@ -166,7 +166,6 @@ func (p *pool) begin(t *template, cancel func()) *filling {
 func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	defer close(f.done)
 	p.filling = nil
 	switch {
 	case en == nil:

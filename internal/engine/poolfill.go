@@ -137,6 +137,7 @@ func (e *Engine) fillOne(ctx context.Context, t *template) {
 	if f == nil {
 		return
 	}
+	defer close(f.done)
 	began := time.Now()
 	en, err := e.prepare(ctx, t)
 	if err != nil {
