@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the code under api/ (protobuf, deep copies) and the CRDs in deploy/crds. With --check: fails if what is
+# Generates the code under api/ (protobuf, deep copies), the CRDs in deploy/crds and docs/api.md. With --check: fails if what is
 # committed differs. Needs protoc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,13 +9,16 @@ command -v protoc >/dev/null || { echo "protoc is missing: apt-get install proto
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 GOBIN="$out/bin" go install -modfile=tools/go.mod \
-  google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc sigs.k8s.io/controller-tools/cmd/controller-gen
+  google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc sigs.k8s.io/controller-tools/cmd/controller-gen \
+  github.com/elastic/crd-ref-docs
 mapfile -t protos < <(cd api && find . -name '*.proto' -printf '%P\n' | sort)
 PATH="$out/bin:$PATH" protoc -I api --go_out="$out" --go-grpc_out="$out" \
   --go_opt=module=cocoonstack.io/cocoon --go-grpc_opt=module=cocoonstack.io/cocoon "${protos[@]}"
 mkdir -p "$out/api/cocoonset/v1" "$out/deploy/crds"
 "$out/bin/controller-gen" object paths=./api/cocoonset/v1 output:object:dir="$out/api/cocoonset/v1"
 "$out/bin/controller-gen" crd paths=./api/cocoonset/v1 output:crd:dir="$out/deploy/crds"
+mkdir -p "$out/docs"
+"$out/bin/crd-ref-docs" --log-level=ERROR --source-path=api/cocoonset/v1 --config=hack/crd-docs.yaml --renderer=markdown --output-path="$out/docs/api.md"
 
 status=0
 while IFS= read -r f; do
@@ -25,5 +28,5 @@ while IFS= read -r f; do
   else
     cp "$out/$f" "$f"
   fi
-done < <(cd "$out" && find api deploy -type f)
+done < <(cd "$out" && find api deploy docs -type f)
 exit "$status"
