@@ -23,14 +23,14 @@ func decodeContainer(m *nodev1.Container) vm.Container {
 
 func encodeContainerRecord(c vm.ContainerRecord) *nodev1.ContainerRecord {
 	return &nodev1.ContainerRecord{
-		Name: c.Name, ImageDigest: c.ImageDigest, Process: EncodeProcess(c.Process), Layers: slices.Clone(c.Layers),
+		Name: c.Name, ImageDigest: c.ImageDigest, ImageManifest: c.ImageManifest, Process: EncodeProcess(c.Process), Layers: slices.Clone(c.Layers),
 		Status: encodeContainerStatus(c.Status),
 	}
 }
 
 func decodeContainerRecord(m *nodev1.ContainerRecord) vm.ContainerRecord {
 	return vm.ContainerRecord{
-		Name: m.GetName(), ImageDigest: m.GetImageDigest(), Process: DecodeProcess(m.GetProcess()), Layers: cloneSlice(m.GetLayers()),
+		Name: m.GetName(), ImageDigest: m.GetImageDigest(), ImageManifest: m.GetImageManifest(), Process: DecodeProcess(m.GetProcess()), Layers: cloneSlice(m.GetLayers()),
 		Status: decodeContainerStatus(m.GetStatus()),
 	}
 }

@@ -790,6 +790,7 @@ type ContainerRecord struct {
 	Process       *Process               `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`
 	Layers        []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"` // serials of disks
 	Status        *ContainerStatus       `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
+	ImageManifest string                 `protobuf:"bytes,6,opt,name=image_manifest,json=imageManifest,proto3" json:"image_manifest,omitempty"` // digest at the image's origin; of saved records only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -857,6 +858,13 @@ func (x *ContainerRecord) GetStatus() *ContainerStatus {
 		return x.Status
 	}
 	return nil
+}
+
+func (x *ContainerRecord) GetImageManifest() string {
+	if x != nil {
+		return x.ImageManifest
+	}
+	return ""
 }
 
 type ContainerStatus struct {
@@ -7126,13 +7134,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x121\n" +
 	"\aprocess\x18\x04 \x01(\v2\x17.cocoon.node.v1.ProcessR\aprocess\x12-\n" +
-	"\x06mounts\x18\x05 \x03(\v2\x15.cocoon.node.v1.MountR\x06mounts\"\xcc\x01\n" +
+	"\x06mounts\x18\x05 \x03(\v2\x15.cocoon.node.v1.MountR\x06mounts\"\xf3\x01\n" +
 	"\x0fContainerRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x121\n" +
 	"\aprocess\x18\x03 \x01(\v2\x17.cocoon.node.v1.ProcessR\aprocess\x12\x16\n" +
 	"\x06layers\x18\x04 \x03(\tR\x06layers\x127\n" +
-	"\x06status\x18\x05 \x01(\v2\x1f.cocoon.node.v1.ContainerStatusR\x06status\"\xff\x01\n" +
+	"\x06status\x18\x05 \x01(\v2\x1f.cocoon.node.v1.ContainerStatusR\x06status\x12%\n" +
+	"\x0eimage_manifest\x18\x06 \x01(\tR\rimageManifest\"\xff\x01\n" +
 	"\x0fContainerStatus\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +

@@ -16,10 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/filelock"
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/access"
 	"cocoonstack.io/cocoon/internal/registry/content"
@@ -167,18 +167,12 @@ func (s *server) serveMetrics(ctx context.Context) error {
 
 // lockDir makes this process the only one that uses a data folder, until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
-	path := filepath.Join(dir, "epoch.lock")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
+	f, err := filelock.Take(filepath.Join(dir, "epoch.lock"))
+	switch {
+	case errors.Is(err, filelock.ErrTaken):
+		return nil, errdefs.Existsf("another epoch uses %s; stop it, give another --data, or talk to it with --server", dir)
+	case err != nil:
 		return nil, errdefs.Preconditionf("lock the data folder: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return f, nil
-	}
-	f.Close()
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, errdefs.Existsf("another epoch uses %s; stop it, give another --data, or talk to it with --server", dir)
-	}
-	return nil, errdefs.Preconditionf("lock %s: %w", path, err)
+	return f, nil
 }

@@ -18,12 +18,12 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/filelock"
 	"cocoonstack.io/cocoon/internal/journal"
 )
 
@@ -129,21 +129,13 @@ func openDB(path string, conns int, pragmas ...string) (*sql.DB, error) {
 	return db, nil
 }
 
-// lockFile takes the lock that keeps a second writer out. The kernel drops it when the process ends, however it ends.
+// lockFile takes the lock that keeps a second writer out.
 func lockFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == nil {
-		return f, nil
-	}
-	_ = f.Close()
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	f, err := filelock.Take(path)
+	if errors.Is(err, filelock.ErrTaken) {
 		return nil, errdefs.Preconditionf("another cocoond uses this state folder; stop it first")
 	}
-	return nil, err
+	return f, err
 }
 
 // private makes sure that path exists and belongs to its owner alone; SQLite gives its companion files the same mode.

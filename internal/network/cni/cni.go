@@ -98,7 +98,9 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	if cfg.NetNSDir == "" {
 		cfg.NetNSDir = namespaces
 	}
-	return &Network{cfg: cfg, log: log, cni: libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, filepath.Join(cfg.StateDir, "cache"), nil)}, nil
+	// Given none, libcni makes itself one at the first use, without a lock.
+	run := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
+	return &Network{cfg: cfg, log: log, cni: libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, filepath.Join(cfg.StateDir, "cache"), run)}, nil
 }
 
 // Names returns the names of the conflists in dir, in the order of the file names; of two with one name the first

@@ -10,28 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/filelock"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // takeLock takes the lock file for as long as it is open, that is, also until the process dies.
 func takeLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, full(err)
+	f, err := filelock.Take(path)
+	if errors.Is(err, filelock.ErrTaken) {
+		return nil, errdefs.Preconditionf("another process has it; stop that one first: is cocoond running twice?")
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return f, nil
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.EWOULDBLOCK):
-			err = errdefs.Preconditionf("another process has it; stop that one first: is cocoond running twice?")
-		}
-		f.Close()
-		return nil, err
-	}
+	return f, full(err)
 }
 
 // full turns the errors of a disk that has no room left into ResourceExhausted.

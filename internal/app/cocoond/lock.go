@@ -1,0 +1,22 @@
+package cocoond
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/filelock"
+)
+
+// lockDir makes this process the only cocoond of a state folder, until the file is closed or the process ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := filelock.Take(filepath.Join(dir, "cocoond.lock"))
+	switch {
+	case errors.Is(err, filelock.ErrTaken):
+		return nil, errdefs.Existsf("another cocoond uses %s; stop it or choose another --state-dir", dir)
+	case err != nil:
+		return nil, errdefs.New(errdefs.FailedPrecondition, "lock the state folder: %w", err)
+	}
+	return f, nil
+}

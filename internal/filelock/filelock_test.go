@@ -1,0 +1,31 @@
+package filelock
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestTake(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := Take(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := Take(path); !errors.Is(err, ErrTaken) {
+		t.Errorf("%v, %v", f, err)
+	}
+	go func() {
+		time.Sleep(50 * time.Millisecond)
+		first.Close()
+	}()
+	second, err := Take(path) // of one who is about to go
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Close()
+	if _, err := Take(filepath.Join(t.TempDir(), "none", "lock")); err == nil || errors.Is(err, ErrTaken) {
+		t.Errorf("a folder that is not there: %v", err)
+	}
+}
