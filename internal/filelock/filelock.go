@@ -37,7 +37,7 @@ func Take(path string) (*os.File, error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end):
-			time.Sleep(pause)
+			<-time.After(pause) // the kernel tells nobody that a lock is free without having them wait for ever
 			continue
 		case errors.Is(err, unix.EWOULDBLOCK):
 			err = ErrTaken

@@ -16,10 +16,7 @@ func TestTake(t *testing.T) {
 	if f, err := Take(path); !errors.Is(err, ErrTaken) {
 		t.Errorf("%v, %v", f, err)
 	}
-	go func() {
-		time.Sleep(50 * time.Millisecond)
-		first.Close()
-	}()
+	time.AfterFunc(50*time.Millisecond, func() { first.Close() })
 	second, err := Take(path) // of one who is about to go
 	if err != nil {
 		t.Fatal(err)
