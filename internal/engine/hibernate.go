@@ -32,7 +32,7 @@ func (e *Engine) hibernate(ctx context.Context, m *machine, name string) (vm.Rec
 	if err != nil {
 		return r, err
 	}
-	c, err := e.capture(ctx, m, false)
+	c, err := e.capture(m, false)
 	if err != nil {
 		return r, err
 	}

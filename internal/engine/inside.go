@@ -107,30 +107,24 @@ func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, guest.Agent
 	if r.link.kind != vm.ImageOCI && !m.record().AgentReady {
 		patience = min(patience, diskPatience)
 	}
-	agent, err := e.answer(ctx, m, r, patience)
-	return m, agent, err
-}
-
-// answer waits until the guest of m is set up. Preconditions: it has an agent.
-func (e *Engine) answer(ctx context.Context, m *machine, r *run, patience time.Duration) (guest.Agent, error) {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for {
 		agent, ready, changed := r.link.peek()
 		if ready {
-			return agent, nil
+			return m, agent, nil
 		}
 		select {
 		case <-changed:
 		case <-r.ended:
-			return nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
+			return nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
 		case <-limit.C:
 			if patience < e.cfg.AgentTimeout {
-				return nil, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
+				return nil, nil, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
 			}
-			return nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
+			return nil, nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
 }

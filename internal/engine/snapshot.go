@@ -59,7 +59,7 @@ func (e *Engine) save(ctx context.Context, m *machine, spec vm.SaveSpec) (snapsh
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
-	c, err := e.capture(ctx, m, spec.Quiesce)
+	c, err := e.capture(m, spec.Quiesce)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
@@ -117,7 +117,7 @@ type capturer struct {
 }
 
 // capture finds out how m can be saved, or says why it cannot.
-func (e *Engine) capture(ctx context.Context, m *machine, quiesce bool) (capturer, error) {
+func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	r := m.record()
 	if err := roomOnTop(r); err != nil {
 		return capturer{}, err
@@ -138,12 +138,6 @@ func (e *Engine) capture(ctx context.Context, m *machine, quiesce bool) (capture
 	var ok bool
 	if c.save, ok = hypervisor.As[hypervisor.Snapshotter](c.run.inst); !ok {
 		return c, errdefs.Unsupportedf("driver %s cannot save a running VM; stop it first", r.Driver)
-	}
-	// What goes on from the snapshot is told who it is and nothing else: its main process must have begun.
-	if c.run.link != nil && r.ImageType == vm.ImageOCI && !r.AgentReady && r.Resume == nil {
-		if _, err := e.answer(ctx, m, c.run, e.cfg.AgentTimeout); err != nil {
-			return c, err
-		}
 	}
 	if !quiesce {
 		return c, nil

@@ -163,28 +163,6 @@ func (r *rig) logs(ref, want string) {
 	}
 }
 
-// TestSaveWaitsForSetUp saves a VM whose guest has not begun yet: what is cloned from it would never begin.
-func TestSaveWaitsForSetUp(t *testing.T) {
-	var left atomic.Int64
-	left.Store(20)
-	r := newRig(t, func(r *rig) {
-		r.world.Fault = func(name string) error {
-			if name == "agent.Setup" && left.Add(-1) >= 0 {
-				return errdefs.Unavailablef("fault at %s", name)
-			}
-			return nil
-		}
-	})
-	rec := r.must(r.Launch(t.Context(), spec("web")))
-	r.saved("base")
-	if r.world.Guest(rec.ID).Self().Hostname == "" {
-		t.Error("it was saved before its guest was set up")
-	}
-	r.must(r.Clone(t.Context(), vm.CloneSpec{Snapshot: "base", Name: "a"}))
-	r.await("a", "ready", ready)
-	r.clearAll("base")
-}
-
 func TestSaveStopped(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, _ := r.source()
