@@ -24,7 +24,7 @@ type machine struct {
 	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
 	run atomic.Pointer[run]       // nil unless its process runs
 
-	remains atomic.Bool // its last process ended and could not be cleaned up after
+	remains atomic.Bool // its last process may have ended without being cleaned up after
 
 	write   sync.Mutex    // around a change of the record: observations come beside operations
 	self    sync.Mutex    // around telling a resumed guest who it is

@@ -42,6 +42,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, r := range records {
 		m := e.newMachine(r)
+		m.remains.Store(true) // for all we know
 		e.index.add(m)
 		slots <- struct{}{}
 		wg.Go(func() {
