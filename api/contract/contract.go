@@ -39,6 +39,8 @@ const (
 	KeyGeneration           = PrefixSet + "generation"
 	KeySticky               = PrefixVM + "sticky"
 	KeyEvictionPolicy       = PrefixVM + "eviction-policy"
+	KeyForkFromID           = PrefixVM + "fork-from-id"
+	KeyOfferFork            = PrefixVM + "offer-fork"
 	KeyAllowScaleDown       = PrefixNode + "allow-scale-down" // on a Deployment or StatefulSet
 )
 

@@ -32,6 +32,8 @@ func Reference() []Entry {
 		{KeyGeneration, "number", "operator", "generation of the CocoonSet that the pod was written for"},
 		{KeySticky, "wait, never, or a duration", "user", "the VM stays on the node that holds its state; when that node is away it waits: unless it hibernates in the registry, without end, or that long"},
 		{KeyEvictionPolicy, "hibernate, delete, refuse", "user", "what an eviction does with the VM; hibernate for a managed VM that is to be saved, else delete"},
+		{KeyForkFromID, "id of a VM", "operator", "the VM that fork-from must be, wherever it runs: its state is taken from the registry when it is on another node"},
+		{KeyOfferFork, "true", "operator", "the node puts the state of the running VM into the registry, for forks on other nodes"},
 		{KeyAllowScaleDown, "true", "user", "on a Deployment or StatefulSet of VMs: it may be scaled down"},
 		{KeyID, "", "node", "id of the VM"},
 		{KeyIP, "IP address", "node", "address of the guest"},

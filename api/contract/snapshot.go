@@ -12,6 +12,7 @@ import (
 const (
 	DefaultSnapshotTag   = "latest"    // taken before it was deleted
 	HibernateSnapshotTag = "hibernate" // the VM as it is asleep; gone when it is awake again
+	ForkSnapshotTag      = "fork"      // the VM as it ran once, for forks on other nodes; gone with the VM
 )
 
 // OwnerKind is the kind of the objects that own the pods of a CocoonSet.
@@ -91,6 +92,9 @@ func RestoreFromHibernate(annotations map[string]string) bool {
 
 // KeepSnapshot reports whether this delete only gives up the seat on the node: nothing is saved, tags stay.
 func KeepSnapshot(annotations map[string]string) bool { return annotations[KeyKeepSnapshot] == "true" }
+
+// OfferFork reports whether the VM's state is to be in the registry for its forks.
+func OfferFork(annotations map[string]string) bool { return annotations[KeyOfferFork] == "true" }
 
 // SnapshotRef names a snapshot by repository and tag.
 type SnapshotRef struct {

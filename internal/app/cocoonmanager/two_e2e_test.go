@@ -9,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/fakenode"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
@@ -25,6 +27,7 @@ func withTwo(t *testing.T, r *rig) {
 	t.Run("while", func(t *testing.T) { // its sub-tests are over when it returns
 		t.Run("the leader is killed", func(t *testing.T) { t.Parallel(); leader(t, r, managers) })
 		t.Run("the registry is away", func(t *testing.T) { t.Parallel(); registryAway(t, r) })
+		t.Run("forks", func(t *testing.T) { t.Parallel(); forkElsewhere(t, r) })
 		t.Run("a node is away", func(t *testing.T) { t.Parallel(); nodeAway(t, r) })
 	})
 }
@@ -114,6 +117,45 @@ func registryAway(t *testing.T, r *rig) {
 	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
 	if code := r.tag(t, contract.VMName(ns, "team-0"), contract.HibernateSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
+	}
+}
+
+// forkElsewhere has no room for a fork on the main VM's node: it goes on from the main VM's memory on another one, and what
+// was in the registry for it goes with the set.
+func forkElsewhere(t *testing.T, r *rig) {
+	ns := "forks"
+	r.namespace(t, ns)
+	nodes := map[string]*fakenode.Node{"fork-a": r.startNode(t, "fork-a", ns), "fork-b": r.startNode(t, "fork-b", ns)}
+	r.create(t, ns, "team", v1.CocoonSetSpec{NodePool: ns, SnapshotPolicy: contract.SnapshotNever, Agent: v1.AgentSpec{ForkPolicy: v1.ForkPreferMainNode}})
+	r.state(t, ns, "team", "Running 1/1 0/0")
+	main := r.pods(t, ns)["team-0"].Spec.NodeName
+	full := `{"spec":{"unschedulable":true}}`
+	if _, err := r.kube.CoreV1().Nodes().Patch(t.Context(), main, types.MergePatchType, []byte(full), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.patch(t, ns, "team", `{"spec":{"agent":{"replicas":2}}}`)
+	r.state(t, ns, "team", "Running 3/3 0/0")
+	want := boot(t, nodes[main], ns, "team-0")
+	for _, name := range []string{"team-1", "team-2"} {
+		on := r.pods(t, ns)[name].Spec.NodeName
+		if on == main {
+			t.Errorf("%s is on %s, which is full", name, on)
+			continue
+		}
+		if boot(t, nodes[on], ns, name) != want {
+			t.Errorf("%s has booted: it has nothing of the main VM's memory", name)
+		}
+	}
+	vmName := contract.VMName(ns, "team-0")
+	if code := r.tag(t, vmName, contract.ForkSnapshotTag); code != http.StatusOK {
+		t.Errorf("the registry answers %d for the main VM's state", code)
+	}
+	if err := r.api.Delete(t.Context(), r.set(t, ns, "team")); err != nil {
+		t.Fatal(err)
+	}
+	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
+	if code := r.tag(t, vmName, contract.ForkSnapshotTag); code != http.StatusNotFound {
+		t.Errorf("the set is gone and the registry answers %d for the main VM's state", code)
 	}
 }
 

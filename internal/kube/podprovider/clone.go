@@ -213,6 +213,9 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	defer give()
 	rec, err := w.p.Runtime.Inspect(ctx, main)
 	if errdefs.IsNotFound(err) && w.p.remote() {
+		if id := pod.Annotations[contract.KeyForkFromID]; id != "" {
+			return w.offered(ctx, pod, main, vm.ID(id))
+		}
 		return w.stored(ctx, pod, contract.SnapshotRef{Repo: main, Tag: contract.DefaultSnapshotTag})
 	}
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -254,6 +255,66 @@ func TestForks(t *testing.T) {
 		expect(t, w.after(time.Second), "Running running ready")
 		if got := s.knows(vmName); got != "far away" {
 			t.Errorf("it has %q", got)
+		}
+	})
+}
+
+// TestForksOnOtherNodes has the main VM's node offer its state, and another node wait for it, for this VM's and no other's.
+func TestForksOnOtherNodes(t *testing.T) {
+	const ref = registryURL + "/" + vmName + ":fork"
+	synctest.Test(t, func(t *testing.T) {
+		s := newKept()
+		s.registry.fall(errdefs.Unavailablef("away"))
+		w := keeping(t, s, false)
+		defer w.stop()
+		w.create(pod())
+		w.after(time.Second)
+		s.knows(vmName, "main's")
+		w.annotate(contract.KeyOfferFork, "true")
+		w.pass(3 * time.Second)
+		s.registry.fall(nil)
+		w.pass(time.Minute)
+		if got := s.registry.has(vmName, "fork"); got != "main's" {
+			t.Errorf("offered is %q", got)
+		}
+		if n := s.called("save fork-" + vmName); n != 1 {
+			t.Errorf("saved %d times", n)
+		}
+		w.kill()
+		w.pass(time.Minute)
+		if got := s.registry.has(vmName, "fork"); got != "" || s.names() != "" {
+			t.Errorf("of a VM that is gone there is %q in the registry and %q here", got, s.names())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newKept()
+		put := func(id vm.ID, text string) {
+			s.registry.mu.Lock()
+			defer s.registry.mu.Unlock()
+			s.registry.tags[ref], s.registry.text["sha256:"+text] = "sha256:"+text, text
+			s.registry.blobs["sha256:"+text] = snapshot.Snapshot{Source: snapshot.Source{VMID: id}}
+		}
+		w := keeping(t, s, false)
+		defer w.stop()
+		w.create(pod(asks(map[string]string{contract.KeyForkFrom: vmName, contract.KeyForkFromID: "second", contract.KeyName: "fork"})))
+		w.pass(10 * time.Second)
+		put("first", "old")
+		w.pass(2 * time.Minute)
+		if s.count() != 0 {
+			t.Error("it was forked from a VM that is gone")
+		}
+		if n := s.registry.called("pull " + ref); n != 1 {
+			t.Errorf("what is of no use was pulled %d times", n)
+		}
+		put("second", "new")
+		expect(t, w.after(time.Minute), "Running running ready")
+		if got := s.knows("fork"); got != "new" {
+			t.Errorf("it has %q", got)
+		}
+		w.kill()
+		w.pass(time.Minute)
+		if s.names() != "" {
+			t.Errorf("left here: %s", s.names())
 		}
 	})
 }

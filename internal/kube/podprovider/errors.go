@@ -66,6 +66,7 @@ const (
 	eventWakeFailed          = "WakeFailed"
 	eventTagLeft             = "HibernateTagLeft"
 	eventSaveFailed          = "SnapshotSaveFailed"
+	eventForkPushFailed      = "ForkPushFailed"
 	eventPushFailed          = "SnapshotPushFailed"
 	eventHint                = "PostCloneHint"
 )

@@ -68,6 +68,17 @@ func (r *registry) fall(err error) {
 	r.down = err
 }
 
+func (r *registry) called(call string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}
+
 // has is the content of a tag, "" for none.
 func (r *registry) has(repo, tag string) string {
 	r.mu.Lock()

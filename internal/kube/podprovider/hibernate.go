@@ -22,7 +22,7 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tim
 		w.dozing = chore{}
 		var wait time.Duration
 		if up(rec) && itself(rec, w.answers()) {
-			wait = w.tidyUp(ctx, rec)
+			wait = sooner(w.tidyUp(ctx, rec), w.offer(pod, rec))
 		}
 		w.running(ctx, pod, rec)
 		return sooner(wait, w.hintAfter(rec))

@@ -80,6 +80,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		w.p.discard(ctx, forkName(w.vmName))
 	}
 	w.dropTag(ctx)
+	w.dropForks(ctx)
 	w.p.Metrics.done("delete", nil)
 	w.log.Info("vm removed", "vm", rec.ID)
 	return 0, true

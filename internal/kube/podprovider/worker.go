@@ -85,6 +85,10 @@ type worker struct {
 	waking   chore
 	tidying  chore
 	saving   chore
+	stale    string // digest of a state for forks that is not of the VM to be forked
+
+	offering chore // both with mu held
+	offers   vm.ID // whose state for forks is in the registry, or on its way there
 }
 
 // removal is how the pod shall go. An unconfirmed one is checked with the API server first.

@@ -158,6 +158,11 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 			return ctrl.Result{}, fmt.Errorf("mark pod %s: %w", m.pod.Name, err)
 		}
 	}
+	if a.offer != nil {
+		if err := r.annotate(ctx, a.offer, contract.KeyOfferFork, "fork"); err != nil {
+			return ctrl.Result{}, controller.IgnoreStale(err)
+		}
+	}
 	if err := r.free(ctx, set, a.free); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -197,16 +202,24 @@ func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) e
 // remove deletes a pod. What it is to leave behind is written to it first.
 func (r *Reconciler) remove(ctx context.Context, d removal) error {
 	if d.keep && !contract.KeepSnapshot(d.pod.Annotations) {
-		// With the UID, another pod of that name is a conflict; whatever else has changed is no reason to keep this one.
-		patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:"true"}}}`, d.pod.UID, contract.KeyKeepSnapshot)
-		if err := r.Client.Patch(ctx, d.pod, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(fieldOwner+"-keep")); err != nil {
-			return controller.IgnoreStale(fmt.Errorf("mark pod %s: %w", d.pod.Name, err))
+		if err := r.annotate(ctx, d.pod, contract.KeyKeepSnapshot, "keep"); err != nil {
+			return controller.IgnoreStale(err)
 		}
 	}
 	uid := d.pod.UID
 	err := r.Client.Delete(ctx, d.pod, client.Preconditions{UID: &uid})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete pod %s: %w", d.pod.Name, err)
+	}
+	return nil
+}
+
+// annotate sets an annotation of pod to true, as the owner of that name. With the UID, another pod of that name is a conflict;
+// whatever else has changed is no reason to leave it.
+func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key, owner string) error {
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:"true"}}}`, pod.UID, key)
+	if err := r.Client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(fieldOwner+"-"+owner)); err != nil {
+		return fmt.Errorf("mark pod %s: %w", pod.Name, err)
 	}
 	return nil
 }
@@ -251,8 +264,10 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 // clear removes what the registry has of a VM that is gone. The snapshot that was taken before its deletion stays: that is
 // what the policy is for.
 func (r *Reconciler) clear(ctx context.Context, set *v1.CocoonSet, name string) error {
-	if err := r.Registry.Delete(ctx, name, contract.HibernateSnapshotTag); err != nil {
-		return err
+	for _, tag := range []string{contract.HibernateSnapshotTag, contract.ForkSnapshotTag} {
+		if err := r.Registry.Delete(ctx, name, tag); err != nil {
+			return err
+		}
 	}
 	main := contract.SlotOf(set.Namespace, set.Name, name) == 0
 	if contract.ShouldSnapshotVM(contract.VMSpec{SnapshotPolicy: set.Spec.SnapshotPolicy}, main) {

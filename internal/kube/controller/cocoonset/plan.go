@@ -33,6 +33,7 @@ type actions struct {
 	create []*corev1.Pod
 	remove []removal
 	mark   []marking
+	offer  *corev1.Pod // the main VM's, whose state forks on other nodes need; nil: none does
 	free   []string // VMs whose state is in the registry: their claims on nodes end
 	status v1.CocoonSetStatus
 	again  time.Duration // 0: when something changes
@@ -190,12 +191,36 @@ func (p *planner) run() {
 		case pod == nil:
 			p.bring(m)
 		case pod.DeletionTimestamp != nil:
-		case drifted(m.pod, pod):
+		case drifted(m.pod, pod), p.orphaned(pod):
 			p.remove = append(p.remove, removal{pod: pod})
 		case controller.Marked(pod, fieldOwner):
 			p.mark = append(p.mark, marking{pod, false, p.generation()})
 		default:
 			p.mend(m, pod)
+		}
+	}
+	p.share()
+}
+
+// orphaned reports whether pod waits to be forked from a main VM that has been made anew since.
+func (p *planner) orphaned(pod *corev1.Pod) bool {
+	from := pod.Annotations[contract.KeyForkFromID]
+	main := p.live(p.members[0])
+	return from != "" && pod.Annotations[contract.KeyID] == "" && main != nil && main.Annotations[contract.KeyID] != "" && main.Annotations[contract.KeyID] != from
+}
+
+// share has the main VM's node offer its state once a sub-agent is to be forked on another one.
+func (p *planner) share() {
+	main := p.live(p.members[0])
+	if main == nil || !controller.Ready(main) || contract.OfferFork(main.Annotations) {
+		return
+	}
+	for _, m := range p.members {
+		pod := p.live(m)
+		if pod != nil && pod.Annotations[contract.KeyForkFromID] != "" && pod.Annotations[contract.KeyID] == "" && !p.orphaned(pod) &&
+			pod.Spec.NodeName != "" && pod.Spec.NodeName != main.Spec.NodeName {
+			p.offer = main
+			return
 		}
 	}
 }
@@ -239,6 +264,9 @@ func (p *planner) bring(m member) {
 		}
 		if p.set.Spec.Agent.ForkPolicy == v1.ForkPreferMainNode {
 			preferring(pod, main.Spec.NodeName)
+			if id := main.Annotations[contract.KeyID]; id != "" {
+				pod.Annotations[contract.KeyForkFromID] = id
+			}
 		} else if p.set.Spec.NodeName == "" {
 			pinned(pod, main.Spec.NodeName)
 		}

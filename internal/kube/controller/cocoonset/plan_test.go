@@ -77,6 +77,16 @@ func asleep(pod *corev1.Pod) {
 	pod.Annotations[contract.KeyLifecycleObserved] = pod.Annotations[contract.KeyGeneration]
 }
 
+// annotated has the pod tell or ask something.
+func annotated(key, value string) podOption {
+	return func(pod *corev1.Pod) { pod.Annotations[key] = value }
+}
+
+func id(vm string) podOption     { return annotated(contract.KeyID, vm) }
+func forkOf(vm string) podOption { return annotated(contract.KeyForkFromID, vm) }
+
+var offering = annotated(contract.KeyOfferFork, "true")
+
 func on(node string) podOption { return func(pod *corev1.Pod) { pod.Spec.NodeName = node } }
 
 // told says in one line what a plan does and what it says of the set.
@@ -84,6 +94,9 @@ func told(a actions) string {
 	var do []string
 	for _, pod := range a.create {
 		text := "create " + pod.Name
+		if from := pod.Annotations[contract.KeyForkFromID]; from != "" {
+			text += " of " + from
+		}
 		if pod.Annotations[contract.KeyRestoreFromHibernate] != "" {
 			text += " restored"
 		}
@@ -97,6 +110,9 @@ func told(a actions) string {
 	}
 	for _, r := range a.remove {
 		do = append(do, map[bool]string{false: "remove ", true: "release "}[r.keep]+r.pod.Name)
+	}
+	if a.offer != nil {
+		do = append(do, "offer "+a.offer.Name)
 	}
 	for _, m := range a.mark {
 		do = append(do, map[bool]string{false: "wake ", true: "hibernate "}[m.hibernate]+m.pod.Name+" "+m.generation)
@@ -142,7 +158,13 @@ func TestPlan(t *testing.T) {
 		{"nothing yet", plain, nil, nil, "create team-0 | Pending 0/2 0/0"},
 		{"main is coming", plain, []*corev1.Pod{has(plain, "team-0")}, nil, " | Pending 0/2 0/0"},
 		{"main is ready", plain, []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
-		{"forks may go elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready)}, nil, "create team-1 near n1 | Scaling 1/2 0/0"},
+		{"forks may go elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"))}, nil, "create team-1 of vm-1 near n1 | Scaling 1/2 0/0"},
+		{"one waits elsewhere for main's state", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", on("n2"), forkOf("vm-1"))}, nil, "offer team-0 | Scaling 1/2 0/0"},
+		{"it is offered", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"), offering), has(freely, "team-1", on("n2"), forkOf("vm-1"))}, nil, " | Scaling 1/2 0/0"},
+		{"one waits beside main", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", forkOf("vm-1"))}, nil, " | Scaling 1/2 0/0"},
+		{"one runs elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", ready, on("n2"), forkOf("vm-1"), id("vm-2"))}, nil, " | Running 2/2 0/0"},
+		{"main is another VM", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", on("n2"), forkOf("vm-1"))}, nil, "remove team-1 | Scaling 1/2 0/0"},
+		{"main is another VM, and one was forked", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", ready, on("n2"), forkOf("vm-1"), id("vm-2"))}, nil, " | Running 2/2 0/0"},
 		{"all ready", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, " | Running 2/2 0/0"},
 		{"one is going", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready, going)}, nil, " | Scaling 1/2 0/0"},
 		{"too many", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 0 }), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, "remove team-1 | Scaling 1/1 0/0"},

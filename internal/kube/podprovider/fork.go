@@ -1,0 +1,129 @@
+package podprovider
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// offer puts the snapshot by which rec is forked here into the registry, beside the worker's steps, if the pod says that
+// forks on other nodes wait for it. It returns when to try again.
+func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
+	if !contract.OfferFork(pod.Annotations) || w.p.Snapshots == nil || !w.p.remote() {
+		return 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.offers == rec.ID {
+		return 0
+	}
+	if left := w.offering.left(); left > 0 {
+		return left
+	}
+	w.offers = rec.ID
+	w.background(func(ctx context.Context) {
+		snap, err := w.forkOf(ctx, pod, w.vmName)
+		if err == nil {
+			err = w.p.push(ctx, snap.ID, w.p.ref(w.vmName, contract.ForkSnapshotTag))
+		}
+		if ctx.Err() == nil && w.hasOffered(err) {
+			w.event(corev1.EventTypeWarning, eventForkPushFailed, "VM %s cannot be forked on other nodes: %s", w.vmName, err)
+			w.log.Warn("state for forks not in the registry", "err", err)
+		}
+	})
+	return 0
+}
+
+// hasOffered notes how an offer ended, and reports whether it failed in a way that is news.
+func (w *worker) hasOffered(err error) (news bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err == nil {
+		w.offering = chore{}
+		return false
+	}
+	w.offers = ""
+	w.poke()
+	return w.offering.failed(err)
+}
+
+// offered is the snapshot by which the VM with that id, which runs on another node, is forked. It is waited for: that node
+// puts it into the registry when it is told to.
+func (w *worker) offered(ctx context.Context, pod *corev1.Pod, main string, id vm.ID) (snapshot.Snapshot, error) {
+	name, ref := forkName(main), w.p.ref(main, contract.ForkSnapshotTag)
+	have, err := w.p.findSnapshot(ctx, name)
+	switch {
+	case err == nil && have.Source.VMID == id:
+		return have, nil
+	case err == nil: // of a VM that had the name before
+		if err := w.p.Snapshots.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
+			return have, err
+		}
+	case !errdefs.IsNotFound(err):
+		return have, err
+	}
+	digest, err := w.p.Snapshots.TagDigest(ctx, ref, w.p.cfg.Registry.Auth)
+	if errdefs.IsNotFound(err) || err == nil && digest == w.stale {
+		return have, errdefs.Unavailablef("the state of VM %s, which runs on another node, is not in the registry yet", main)
+	}
+	if err != nil {
+		return have, err
+	}
+	got, err := w.fetchSnapshot(ctx, ref, name)
+	if err != nil {
+		return got, err
+	}
+	ns := got.Labels[contract.VMLabelPodNamespace]
+	switch {
+	case ns != "" && ns != pod.Namespace:
+		err = errdefs.Invalidf("VM %s is of another namespace; a fork would have all its memory", main)
+	case got.Source.VMID != id:
+		w.stale = digest
+		err = errdefs.Unavailablef("the registry has the state of a VM that was called %s before, and not yet of the one that runs", main)
+	default:
+		return got, nil
+	}
+	w.p.discard(ctx, got.ID)
+	return got, err
+}
+
+// dropForks removes what was there for forks alone, once the pod's VM is gone: what the registry has of it, and what this
+// node has of a VM of another one, if no fork of that is left here.
+func (w *worker) dropForks(ctx context.Context) {
+	pod, _, _ := w.look()
+	if w.p.Snapshots == nil || !w.p.remote() {
+		return
+	}
+	if contract.OfferFork(pod.Annotations) {
+		ref := w.p.ref(w.vmName, contract.ForkSnapshotTag)
+		if err := w.p.Snapshots.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+			w.log.Warn("state for forks of deleted pod stays in the registry", "op", ref, "err", err)
+		}
+	}
+	main := pod.Annotations[contract.KeyForkFrom]
+	if pod.Annotations[contract.KeyForkFromID] == "" || main == "" || w.p.forks(main, w) {
+		return
+	}
+	if _, err := w.p.Runtime.Inspect(ctx, main); errdefs.IsNotFound(err) {
+		w.p.discard(ctx, forkName(main))
+	}
+}
+
+// forks reports whether a pod of this node but not's is a fork of main.
+func (p *Provider) forks(main string, not *worker) bool {
+	p.mu.Lock()
+	all := slices.Collect(maps.Values(p.byUID))
+	p.mu.Unlock()
+	return slices.ContainsFunc(all, func(w *worker) bool {
+		pod, _, _ := w.look()
+		return w != not && pod.Annotations[contract.KeyForkFrom] == main
+	})
+}
