@@ -34,7 +34,7 @@ type actions struct {
 	remove []removal
 	mark   []marking
 	offer  *corev1.Pod // the main VM's, whose state forks on other nodes need; nil: none does
-	free   []string // VMs whose state is in the registry: their claims on nodes end
+	free   []string    // VMs whose state is in the registry: their claims on nodes end
 	status v1.CocoonSetStatus
 	again  time.Duration // 0: when something changes
 	events []note

@@ -82,12 +82,13 @@ func annotated(key, value string) podOption {
 	return func(pod *corev1.Pod) { pod.Annotations[key] = value }
 }
 
-func id(vm string) podOption     { return annotated(contract.KeyID, vm) }
-func forkOf(vm string) podOption { return annotated(contract.KeyForkFromID, vm) }
+func id(vm string) podOption { return annotated(contract.KeyID, vm) }
 
-var offering = annotated(contract.KeyOfferFork, "true")
-
-func on(node string) podOption { return func(pod *corev1.Pod) { pod.Spec.NodeName = node } }
+var (
+	forked    = annotated(contract.KeyForkFromID, "vm-1")
+	offering  = annotated(contract.KeyOfferFork, "true")
+	elsewhere = podOption(func(pod *corev1.Pod) { pod.Spec.NodeName = "n2" })
+)
 
 // told says in one line what a plan does and what it says of the set.
 func told(a actions) string {
@@ -159,12 +160,12 @@ func TestPlan(t *testing.T) {
 		{"main is coming", plain, []*corev1.Pod{has(plain, "team-0")}, nil, " | Pending 0/2 0/0"},
 		{"main is ready", plain, []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
 		{"forks may go elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"))}, nil, "create team-1 of vm-1 near n1 | Scaling 1/2 0/0"},
-		{"one waits elsewhere for main's state", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", on("n2"), forkOf("vm-1"))}, nil, "offer team-0 | Scaling 1/2 0/0"},
-		{"it is offered", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"), offering), has(freely, "team-1", on("n2"), forkOf("vm-1"))}, nil, " | Scaling 1/2 0/0"},
-		{"one waits beside main", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", forkOf("vm-1"))}, nil, " | Scaling 1/2 0/0"},
-		{"one runs elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", ready, on("n2"), forkOf("vm-1"), id("vm-2"))}, nil, " | Running 2/2 0/0"},
-		{"main is another VM", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", on("n2"), forkOf("vm-1"))}, nil, "remove team-1 | Scaling 1/2 0/0"},
-		{"main is another VM, and one was forked", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", ready, on("n2"), forkOf("vm-1"), id("vm-2"))}, nil, " | Running 2/2 0/0"},
+		{"one waits elsewhere for main's state", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", elsewhere, forked)}, nil, "offer team-0 | Scaling 1/2 0/0"},
+		{"it is offered", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"), offering), has(freely, "team-1", elsewhere, forked)}, nil, " | Scaling 1/2 0/0"},
+		{"one waits beside main", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", forked)}, nil, " | Scaling 1/2 0/0"},
+		{"one runs elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", ready, elsewhere, forked, id("vm-2"))}, nil, " | Running 2/2 0/0"},
+		{"main is another VM", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", elsewhere, forked)}, nil, "remove team-1 | Scaling 1/2 0/0"},
+		{"main is another VM, and one was forked", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", ready, elsewhere, forked, id("vm-2"))}, nil, " | Running 2/2 0/0"},
 		{"all ready", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, " | Running 2/2 0/0"},
 		{"one is going", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready, going)}, nil, " | Scaling 1/2 0/0"},
 		{"too many", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 0 }), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, "remove team-1 | Scaling 1/1 0/0"},
@@ -195,7 +196,7 @@ func TestPlan(t *testing.T) {
 		{"to be moved", moved, []*corev1.Pod{has(moved, "team-0", ready), has(moved, "team-1", ready)}, nil, "hibernate team-0 3, hibernate team-1 3 | Migrating 2/2 0/0"},
 		{"leaves when it is durable", moving, []*corev1.Pod{has(moving, "team-0", asleep), has(moving, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, "release team-0, release team-1 | Migrating 0/2 0/0"},
 		{"arrives", moving, nil, []string{"vk-ns-team-0", "vk-ns-team-1"}, "create team-0 restored on n2, create team-1 restored on n2 | Migrating 0/2 0/0"},
-		{"moved", moving, []*corev1.Pod{has(moving, "team-0", ready, on("n2")), has(moving, "team-1", ready, on("n2"))}, nil, " | Running 2/2 0/0"},
+		{"moved", moving, []*corev1.Pod{has(moving, "team-0", ready, elsewhere), has(moving, "team-1", ready, elsewhere)}, nil, " | Running 2/2 0/0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := view{set: c.set, pods: c.pods, durable: map[string]bool{}, now: now}
