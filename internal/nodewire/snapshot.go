@@ -41,14 +41,13 @@ func DecodeSnapshot(m *nodev1.Snapshot) snapshot.Snapshot {
 func encodeMachine(x vm.Machine) *nodev1.Machine {
 	return &nodev1.Machine{
 		Driver: x.Driver, Version: x.Version, Type: x.Type, Arch: x.Arch, Accel: string(x.Accel), Cpu: x.CPU, Flags: slices.Clone(x.Flags),
-		Devices: int64(x.Devices),
 	}
 }
 
 func decodeMachine(m *nodev1.Machine) vm.Machine {
 	return vm.Machine{
 		Driver: m.GetDriver(), Version: m.GetVersion(), Type: m.GetType(), Arch: m.GetArch(), Accel: vm.Accel(m.GetAccel()),
-		CPU: m.GetCpu(), Flags: cloneSlice(m.GetFlags()), Devices: int(m.GetDevices()),
+		CPU: m.GetCpu(), Flags: cloneSlice(m.GetFlags()),
 	}
 }
 

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -17,10 +16,6 @@ type Machine struct {
 	Accel   Accel    `json:"accel"`           // kvm or tcg, never auto
 	CPU     string   `json:"cpu"`             // model that the guest sees, e.g. max or host
 	Flags   []string `json:"flags,omitempty"` // CPU features of the host that the guest may use, sorted; none when the CPU is emulated
-
-	// Devices is the driver's revision of the devices that the guest has, of a host the newest that it can give. A guest
-	// that goes on keeps those that it has.
-	Devices int `json:"devices,omitempty"`
 }
 
 // Resumes reports whether host can go on with what was saved on m. The error is FailedPrecondition and names every
@@ -37,9 +32,6 @@ func (m Machine) Resumes(host Machine) error {
 	differ("accelerator", string(m.Accel), string(host.Accel))
 	differ("machine type", m.Type, host.Type)
 	differ("CPU model", m.CPU, host.CPU)
-	if m.Devices > host.Devices {
-		differ("devices", "of revision "+strconv.Itoa(m.Devices), "up to "+strconv.Itoa(host.Devices))
-	}
 	var missing []string
 	for _, f := range m.Flags {
 		if _, ok := slices.BinarySearch(host.Flags, f); !ok {

@@ -6116,7 +6116,6 @@ type Machine struct {
 	Accel         string                 `protobuf:"bytes,5,opt,name=accel,proto3" json:"accel,omitempty"`
 	Cpu           string                 `protobuf:"bytes,6,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	Flags         []string               `protobuf:"bytes,7,rep,name=flags,proto3" json:"flags,omitempty"`
-	Devices       int64                  `protobuf:"varint,8,opt,name=devices,proto3" json:"devices,omitempty"` // revision of the devices that the guest has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6198,13 +6197,6 @@ func (x *Machine) GetFlags() []string {
 		return x.Flags
 	}
 	return nil
-}
-
-func (x *Machine) GetDevices() int64 {
-	if x != nil {
-		return x.Devices
-	}
-	return 0
 }
 
 type ListSnapshotsRequest struct {
@@ -7582,7 +7574,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06labels\x18\x1b \x03(\v2$.cocoon.node.v1.Snapshot.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x01\n" +
 	"\aMachine\x12\x16\n" +
 	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
@@ -7590,8 +7582,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04arch\x18\x04 \x01(\tR\x04arch\x12\x14\n" +
 	"\x05accel\x18\x05 \x01(\tR\x05accel\x12\x10\n" +
 	"\x03cpu\x18\x06 \x01(\tR\x03cpu\x12\x14\n" +
-	"\x05flags\x18\a \x03(\tR\x05flags\x12\x18\n" +
-	"\adevices\x18\b \x01(\x03R\adevices\"\x16\n" +
+	"\x05flags\x18\a \x03(\tR\x05flags\"\x16\n" +
 	"\x14ListSnapshotsRequest\"*\n" +
 	"\x16InspectSnapshotRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\")\n" +

@@ -95,7 +95,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	}
 	c.ports(len(p.NICs) + f.spare)
 	for i, n := range p.NICs {
-		c.nic(i, n, devicesOf(p))
+		c.nic(i, n)
 	}
 	if p.Incoming != nil {
 		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
@@ -348,35 +348,18 @@ func (c *command) ports(n int) {
 	}
 }
 
-func (c *command) nic(i int, n vm.NIC, devices int) {
+func (c *command) nic(i int, n vm.NIC) {
 	c.add("-netdev", fmt.Sprintf("tap,id=%s,fd=%d,vhost=off", netName(i), c.fd(file{kind: fileTap, path: n.Tap, nic: i})))
-	c.device(nicDevice(i, n.MAC, n.MTU, devices))
+	c.device(nicDevice(i, n.MAC, n.MTU))
 }
 
-// Revisions of the devices that a guest gets when it boots, and that it and its clones have from then on. 0 is the first.
-const (
-	devicesQuiet = 1 // interfaces do not ask a guest that goes on to announce itself: QEMU tells the switches
-	devicesNow   = devicesQuiet
-)
-
-// devicesOf is the revision of the devices of p's guest.
-func devicesOf(p hypervisor.Plan) int {
-	if p.Incoming != nil {
-		return p.Incoming.Devices
-	}
-	return devicesNow
-}
-
-func nicDevice(i int, mac string, mtu, devices int) props {
+func nicDevice(i int, mac string, mtu int) props {
 	dev := props{
 		"driver": "virtio-net-pci", "netdev": netName(i), "id": nicName(i),
 		"mac": mac, "bus": fmt.Sprintf("port%d", i), "romfile": "",
 	}
 	if mtu > 0 {
 		dev["host_mtu"] = mtu
-	}
-	if devices >= devicesQuiet {
-		dev["guest_announce"] = false
 	}
 	return dev
 }

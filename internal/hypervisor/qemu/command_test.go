@@ -78,21 +78,6 @@ func TestBuildGolden(t *testing.T) {
 	}
 }
 
-// TestDevicesAreAsSaved has a guest go on with the devices that it has booted with.
-func TestDevicesAreAsSaved(t *testing.T) {
-	for devices, quiet := range []bool{false, true} {
-		p := ociPlan()
-		p.Incoming = &hypervisor.Incoming{State: "/s/vmstate", Memory: "/s/memory-ranges", Devices: devices}
-		c, err := build(p, testFacts(vm.AccelTCG))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Contains(c.String(), `"guest_announce":false`); got != quiet {
-			t.Errorf("devices of revision %d: interfaces are quiet: %v", devices, got)
-		}
-	}
-}
-
 // String is the form of the golden files: one option per line, then the inherited files.
 func (c command) String() string {
 	var b strings.Builder

@@ -25,7 +25,6 @@ type handle struct {
 	UUID    string `json:"uuid"`  // among the arguments of the process
 	Dir     string `json:"dir"`
 	UID     uint32 `json:"uid"`
-	Devices int    `json:"devices,omitempty"` // revision of those that the guest has
 }
 
 func (h handle) encode() (hypervisor.Handle, error) {

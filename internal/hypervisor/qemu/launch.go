@@ -266,7 +266,6 @@ func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
 		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
-		Devices: devicesOf(l.plan),
 	}, l.proc)
 	if err := i.encode(); err != nil {
 		return err

@@ -57,9 +57,7 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 	if err != nil {
 		return vm.Machine{}, err
 	}
-	m := machineOf(facts, resolved)
-	m.Devices = devicesNow
-	return m, nil
+	return machineOf(facts, resolved), nil
 }
 
 // machineOf describes what a guest depends on. An emulated CPU has what its QEMU can emulate, so its model carries the

@@ -66,7 +66,7 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.
 			return err
 		}
 	}
-	if err := c.Execute(ctx, "device_add", nicDevice(nic, mac.String(), mtu, i.h.Devices), nil); err != nil {
+	if err := c.Execute(ctx, "device_add", nicDevice(nic, mac.String(), mtu), nil); err != nil {
 		return err
 	}
 	return setLink(ctx, c, nic, false) // the tap's side has held packets back; now the guest sees it too

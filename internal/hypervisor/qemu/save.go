@@ -334,9 +334,7 @@ func (s *save) result() hypervisor.Saved {
 		accel = vm.AccelKVM
 	}
 	facts := binaryFacts{version: fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Micro), machine: s.flow.machine}
-	machine := machineOf(facts, accel)
-	machine.Devices = s.i.h.Devices
-	return hypervisor.Saved{Pause: s.pause, Method: s.method, Memory: s.flow.written.Used, Delta: s.flow.written.Delta, Machine: machine}
+	return hypervisor.Saved{Pause: s.pause, Method: s.method, Memory: s.flow.written.Used, Delta: s.flow.written.Delta, Machine: machineOf(facts, accel)}
 }
 
 // abort brings the guest back to where it was.

@@ -58,7 +58,7 @@ func doSave(t testing.TB, i hypervisor.Instance, p hypervisor.SavePlan) hypervis
 func from(t testing.TB, p hypervisor.Plan, s hypervisor.SavePlan) hypervisor.Plan {
 	p.ID, p.Dir = vm.NewID(), deepDir(t)
 	p.Boot.Kernel = "/nonexistent" // a guest that goes on needs none
-	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, Devices: devicesNow}
+	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory}
 	return p
 }
 
