@@ -61,10 +61,10 @@ func (in *instance) runMetricsServer(ctx context.Context, launch func(child) <-c
 	}
 	part := in.metricsServer()
 	part.args = append(part.args, "--bind-address="+addr)
-	ended := launch(part.child)
-	if err := in.install(ctx, list, part.child, ended); err != nil {
+	if err := in.install(ctx, list, part.child, nil); err != nil { // before it starts: without its rights it ends at once
 		return err
 	}
+	ended := launch(part.child)
 	if err := in.await(ctx, part.child, ended, part.ready); err != nil {
 		return err
 	}
