@@ -347,17 +347,20 @@ func seal(dir string, readOnlyRoot bool) (ns *os.File, err error) {
 
 // Enter runs f in a room: paths that f uses and processes that it starts are in there. f must not leave its goroutine.
 func (k *Keeper) Enter(name string, f func() error) error {
+	var ns *os.File
 	k.mu.Lock()
-	r := k.rooms[name]
+	if r := k.rooms[name]; r != nil {
+		ns = r.ns
+	}
 	k.mu.Unlock()
-	if r == nil || r.ns == nil {
+	if ns == nil {
 		return errdefs.NotFoundf("there is no container %q", name)
 	}
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("enter container %s: %w", name, err)
 		}
-		if err := unix.Setns(int(r.ns.Fd()), unix.CLONE_NEWNS); err != nil {
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("enter container %s: %w", name, err)
 		}
 		return f()

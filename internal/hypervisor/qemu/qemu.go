@@ -81,6 +81,8 @@ type Driver struct {
 	logs   keeper
 	memory templates
 
+	trustEmulator bool // of tests that save a running guest where there is no KVM; see save.tracked
+
 	mu    sync.Mutex
 	uids  map[uint32]bool // of the instances in use
 	facts factsCache

@@ -450,9 +450,21 @@ func truncate(t testing.TB, path string, size int64) {
 	}
 }
 
-// TestDirtySave saves a guest that changes its memory without end.
+// TestDirtySave saves a guest that changes its memory without end: as it stands, and while it runs.
 func TestDirtySave(t *testing.T) {
-	a, d := needGuest(t), testDriver(t)
+	t.Run("standing or tracked", func(t *testing.T) { dirtySave(t, testDriver(t)) })
+	t.Run("running", func(t *testing.T) {
+		d := testDriver(t)
+		d.trustEmulator = true
+		if got := dirtySave(t, d); got.Method != methodPrecopy {
+			t.Errorf("saved %+v", got)
+		}
+	})
+}
+
+func dirtySave(t *testing.T, d *Driver) hypervisor.Saved {
+	t.Helper()
+	a := needGuest(t)
 	p := a.plan(t)
 	p.Memory = 256 << 20
 	i := start(t, d, p)
@@ -462,10 +474,14 @@ func TestDirtySave(t *testing.T) {
 	say(t, i, "count")
 	logged(t, i, "COUNT 10\r\n")
 	s := saved(t)
-	doSave(t, i, s)
+	got := doSave(t, i, s)
+	if live := got.Machine.Accel == vm.AccelKVM || d.trustEmulator; live != (got.Method == methodPrecopy) {
+		t.Errorf("saved %+v", got)
+	}
 	j := start(t, d, from(t, p, s))
 	await(t, "the clone has counted", func() bool { return len(counts(t, consoleOf(t, j))) > 20 })
 	consecutive(t, counts(t, consoleOf(t, j)))
+	return got
 }
 
 // TestKilledWhileSaving kills QEMU in the middle.
