@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,6 +32,7 @@ type node struct {
 	nodeapi.Engine // panics for what is not written here
 	launched       vm.Spec
 	cloned         vm.CloneSpec
+	killed         []string // containers
 	events         func(ctx context.Context, fn func(vm.Event) error) error
 	exec           func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
 	console        io.ReadWriteCloser
@@ -94,6 +97,14 @@ func (n *node) Watch(ctx context.Context, _ int64, fn func(vm.Event) error) erro
 
 func (n *node) Exec(ctx context.Context, _ string, e guest.Exec, s guest.Streams) (int, error) {
 	return n.exec(ctx, e, s)
+}
+
+func (n *node) KillContainer(_ context.Context, ref, container string, run int, grace time.Duration) error {
+	if container == "none" {
+		return errdefs.NotFoundf("vm %s has no container %q", ref, container)
+	}
+	n.killed = append(n.killed, fmt.Sprint(ref, " ", container, " ", run, " ", grace))
+	return nil
 }
 
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
@@ -229,6 +240,8 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"vm", "restore", "web"}, 2, "accepts 2 arg"},
 		{[]string{"vm", "rm", "web"}, 5, "--force"},
 		{[]string{"vm", "stop", "--grace", "-1s", "web"}, 2, "negative"},
+		{[]string{"vm", "restart", "--container", "none", "web"}, 3, "no container"},
+		{[]string{"vm", "restart", "--run", "2", "web"}, 2, "--container"},
 		{[]string{"vm", "logs", "--since", "noon", "web"}, 2, "--since"},
 		{[]string{"vm", "inspect", "bad\xff"}, 2, "UTF-8"},
 		{[]string{"image", "import", "x", "/no/such/file"}, 3, "/no/such/file"},
@@ -243,6 +256,19 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		if code != c.code || !strings.HasPrefix(errOut, "Error: ") || !strings.Contains(errOut, c.want) || strings.Count(errOut, "\n") != 1 {
 			t.Errorf("%q: code %d, want %d; %q, want one line with %q", c.args, code, c.code, errOut, c.want)
 		}
+	}
+}
+
+func TestRestartOfAContainer(t *testing.T) {
+	n := &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web"}}}
+	cocoon := serve(t, n)
+	for _, args := range [][]string{{"-c", "proxy"}, {"--container=proxy", "--run=3", "--grace=7s"}, {"-c", "proxy", "--now"}} {
+		if code, out, errOut := cocoon("", append([]string{"vm", "restart", "web"}, args...)...); code != 0 || out != "web\n" {
+			t.Errorf("%v: %d %q %q", args, code, out, errOut)
+		}
+	}
+	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s"}; !slices.Equal(n.killed, want) {
+		t.Errorf("got %q, want %q", n.killed, want)
 	}
 }
 

@@ -47,7 +47,26 @@ func (a *app) vmStopCommand() *cobra.Command {
 }
 
 func (a *app) vmRestartCommand() *cobra.Command {
-	return a.stopping("restart", "Stop VMs and start them again", (*nodeclient.Client).Restart)
+	var container string
+	var run int
+	cmd := a.stopping("restart", "Stop VMs, or one container of them, and start them again",
+		func(c *nodeclient.Client, ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
+			switch {
+			case container == "" && run != 0:
+				return vm.Record{}, errdefs.Invalidf("--run is of a container; name it with --container")
+			case container == "":
+				return c.Restart(ctx, ref, grace)
+			}
+			if err := c.KillContainer(ctx, ref, container, run, grace); err != nil {
+				return vm.Record{}, err
+			}
+			return c.Inspect(ctx, ref)
+		})
+	cmd.Example += "\n  cocoon vm restart --container proxy web"
+	cmd.Flags().StringVarP(&container, "container", "c", "", "restart this one of several containers alone, as the VM's restart policy and the back-off say")
+	cmd.Flags().IntVar(&run, "run", 0, "only when the container is in this run, counted from 1")
+	cmd.Flags().Lookup("run").Hidden = true
+	return cmd
 }
 
 func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.Context, string, time.Duration) (vm.Record, error)) *cobra.Command {

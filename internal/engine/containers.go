@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/engine/proclog"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -267,6 +268,51 @@ func (e *Engine) keepContainerLog(ctx context.Context, m *machine, keeper guest.
 			log.Finish()
 		}
 	}
+}
+
+// KillContainer ends a run of one container of a running VM, the present one when run is 0: by SIGTERM, and SIGKILL after
+// grace (negative: that of the spec, zero: at once). It returns when that is over. The run counts as failed, and whether
+// another one follows is up to the restart policy. A run that is over is no error. When ctx ends first it may still end.
+// Errors: NotFound (VM, container), FailedPrecondition when the VM does not run, Unsupported when its guest is of an older
+// agent, Unavailable when the guest does not answer or the run does not end in time.
+func (e *Engine) KillContainer(caller context.Context, ref, container string, run int, grace time.Duration) error {
+	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
+		if run < 0 {
+			return errdefs.Invalidf("run %d of container %s: runs are counted from 1", run, container)
+		}
+		if grace < 0 {
+			grace = r.Spec.StopGrace
+		}
+		ctx, cancel := context.WithTimeoutCause(ctx, grace+e.cfg.StopMargin, errdefs.Unavailablef("it has not ended within %s", grace))
+		defer cancel()
+		return k.KillContainer(ctx, container, run, grace)
+	}))
+}
+
+// keeperOf calls f with the agent that keeps a container.
+func (e *Engine) keeperOf(caller context.Context, ref, container string, f func(context.Context, vm.Record, guest.ContainerKeeper) error) error {
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	m, _, err := e.running(ctx, ref)
+	if err != nil {
+		return err
+	}
+	r := m.record()
+	if r.Container(container) == nil {
+		return errdefs.NotFoundf("vm %s has no container %q", m.name(), container)
+	}
+	_, agent, err := e.agentOf(ctx, string(m.id))
+	if err != nil {
+		return err
+	}
+	keeper, ok := agent.(guest.ContainerKeeper)
+	if !ok {
+		return errdefs.Unsupportedf("the agent in the guest of vm %s keeps no containers", m.name())
+	}
+	if err := f(ctx, r, keeper); err != nil {
+		return fmt.Errorf("container %s of vm %s: %w", container, m.name(), err)
+	}
+	return nil
 }
 
 // noteContainers writes down where the containers of m stand.

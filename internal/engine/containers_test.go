@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,13 @@ func severalSpec() vm.Spec {
 
 func TestContainers(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
+	var older atomic.Bool
+	r.world.Fault = func(call string) error {
+		if older.Load() && call == "agent.KillContainer" {
+			return errdefs.Unsupportedf("this agent is older")
+		}
+		return nil
+	}
 	rec := r.must(r.Launch(ctx, severalSpec()))
 	if !rec.Process.Empty() || len(rec.Containers) != 2 || rec.Containers[0].Process.Args[0] != "prepare" || rec.Containers[0].ImageDigest == "" {
 		t.Errorf("launched: %+v", rec.Containers)
@@ -73,11 +81,29 @@ func TestContainers(t *testing.T) {
 	_, err := r.Exec(ctx, "web", guest.Exec{Container: "none", Command: []string{"echo", "x"}}, guest.Streams{})
 	wantClass(t, "exec in no container", err, errdefs.NotFound)
 
+	// One of them is ended alone. A run that is over is not asked for again.
+	before := rec.Container("app").Status
+	for range 2 {
+		if err := r.KillContainer(ctx, "web", "app", before.Run(), 3*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rec = r.await("web", "the app once more", func(rec vm.Record) bool { return rec.Container("app").Status.Run() == before.Run()+1 })
+	if s := rec.Container("app").Status; s.Last.Code != 143 || s.Last.Message != "3s" || rec.Container("init").Status.Restarts != 0 || rec.Restarts != 0 {
+		t.Errorf("after the app was killed: %+v", rec.Containers)
+	}
+	wantClass(t, "no such container", r.KillContainer(ctx, "web", "none", 0, 0), errdefs.NotFound)
+	wantClass(t, "no container", r.KillContainer(ctx, "web", "", 0, 0), errdefs.NotFound)
+	wantClass(t, "no such VM", r.KillContainer(ctx, "none", "app", 0, 0), errdefs.NotFound)
+	wantClass(t, "no such run", r.KillContainer(ctx, "web", "app", -1, 0), errdefs.InvalidArgument)
+	older.Store(true)
+	wantClass(t, "an older agent", r.KillContainer(ctx, "web", "app", 0, -1), errdefs.Unsupported)
+
 	// A guest that dies takes its containers along; the next one counts on.
 	r.must(r.Restart(ctx, "web", 0))
 	r.await("web", "ready", ready)
 	told = r.world.Guest(rec.ID).Identity()
-	if told.Containers[0].Run != 2 || told.Containers[1].Run != 3 {
+	if told.Containers[0].Run != 2 || told.Containers[1].Run != 4 {
 		t.Errorf("runs of the next boot: %d and %d", told.Containers[0].Run, told.Containers[1].Run)
 	}
 	rec, err = r.Inspect(ctx, "web")

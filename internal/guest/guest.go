@@ -118,6 +118,12 @@ type ContainerKeeper interface {
 	// ContainerLogs is Agent.Logs of one container, from the first entry after seq of run, or of the first run after it. An
 	// entry without Seq tells that its run has begun.
 	ContainerLogs(ctx context.Context, container string, run int, after uint64, fn func(LogEntry) error) error
+
+	// KillContainer ends a run of a container, the present one when run is 0: SIGTERM, and SIGKILL after grace. It returns
+	// when that is over; when ctx ends first, the guest goes on with it. The run counts as failed, and what follows is up to
+	// the restart policy. Idempotent: a run that is over is no error.
+	// Errors: NotFound when there is no such container, Unsupported by older agents.
+	KillContainer(ctx context.Context, container string, run int, grace time.Duration) error
 }
 
 // Exec is one command to run. Env is added to the main process's environment.

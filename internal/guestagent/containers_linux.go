@@ -1,9 +1,7 @@
 package guestagent
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -53,6 +51,7 @@ type containers struct {
 	stopping sync.Once
 	mu       sync.Mutex // of the containers' changing fields, too
 	changed  chan struct{}
+	deadline time.Time // of a stop of all; zero: nobody has asked for one
 }
 
 // container is one of them.
@@ -66,6 +65,7 @@ type container struct {
 
 	status vm.ContainerStatus
 	main   *mainProcess  // of the run that goes on, nil when there is none
+	killed *mainProcess  // of the last run that was to be killed, nil when there is none
 	quit   chan struct{} // closed when it is not to be started any more
 }
 
@@ -110,39 +110,11 @@ func (p *containers) run() {
 		}
 	}
 	apps.Wait()
-	for _, c := range slices.Backward(p.all) {
-		if c.kind == vm.ContainerSidecar {
-			p.end(c)
-		}
-	}
+	p.endSidecars()
 	sidecars.Wait()
 	for _, c := range p.all {
 		c.log.close()
 	}
-}
-
-// end has a sidecar that nobody needs any more end, without killing it: the guest's end does.
-func (p *containers) end(c *container) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !isClosed(c.quit) {
-		close(c.quit)
-	}
-	if c.main != nil {
-		c.main.child.signal(stopSignal)
-		killLater(c.main.child)
-	}
-}
-
-// sidecarGrace is how long a sidecar may take to end after the apps have.
-const sidecarGrace = 30 * time.Second
-
-func killLater(c *child) {
-	t := time.AfterFunc(sidecarGrace, func() { c.signal(killSignal) })
-	go func() { // ends with the process, which is killed at the latest
-		<-c.done
-		t.Stop()
-	}()
 }
 
 // keep runs c until it has ended for good. begun is closed when its first run goes on; it may be nil.
@@ -159,13 +131,13 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 			})
 			return
 		}
-		exit := p.once(c, first, func() {
+		exit, failed := p.once(c, first, func() {
 			if begun != nil {
 				close(begun)
 				begun = nil
 			}
 		})
-		again := !p.halted(c) && (c.restart == vm.RestartAlways || c.restart == vm.RestartOnFailure && exit.Code != 0)
+		again := !p.halted(c) && (c.restart == vm.RestartAlways || c.restart == vm.RestartOnFailure && failed)
 		if exit.FinishedAt.Sub(exit.StartedAt) > p.pace.forgive {
 			pause = 0
 		}
@@ -189,8 +161,8 @@ func ended(s vm.ContainerStatus, exit vm.ContainerExit, again bool, pause time.D
 	return s
 }
 
-// once runs c one time.
-func (p *containers) once(c *container, first bool, begun func()) vm.ContainerExit {
+// once runs c one time. A run that was killed has failed, whatever its code.
+func (p *containers) once(c *container, first bool, begun func()) (exit vm.ContainerExit, failed bool) {
 	log := c.log.begin()
 	began := time.Now()
 	p.mu.Lock()
@@ -211,20 +183,20 @@ func (p *containers) once(c *container, first bool, begun func()) vm.ContainerEx
 	p.mu.Unlock()
 	if err != nil {
 		log.end()
-		return vm.ContainerExit{Code: startErrorCode, Reason: vm.ContainerStartError, Message: err.Error(), StartedAt: began, FinishedAt: time.Now()}
+		return vm.ContainerExit{Code: startErrorCode, Reason: vm.ContainerStartError, Message: err.Error(), StartedAt: began, FinishedAt: time.Now()}, true
 	}
 	begun()
 	<-m.child.done
 	killCgroup(c.command.cgroup) // what it left behind
 	<-m.kept
 	p.mu.Lock()
-	c.main = nil
+	c.main, failed = nil, c.killed == m
 	p.mu.Unlock()
-	exit := vm.ContainerExit{Code: m.child.code(), Reason: vm.ContainerCompleted, StartedAt: m.started, FinishedAt: m.child.finished}
+	exit = vm.ContainerExit{Code: m.child.code(), Reason: vm.ContainerCompleted, StartedAt: m.started, FinishedAt: m.child.finished}
 	if exit.Code != 0 {
 		exit.Reason = vm.ContainerError
 	}
-	return exit
+	return exit, failed || exit.Code != 0
 }
 
 // wait waits for the next run of c.
@@ -315,38 +287,4 @@ func (p *containers) exit() *guestv1.WaitReply {
 		r.FinishedUnixNano = max(r.GetFinishedUnixNano(), x.FinishedAt.UnixNano())
 	}
 	return r
-}
-
-// shutdown asks all containers to end, the sidecars after the others, and kills what is left after grace.
-func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
-	deadline := time.Now().Add(grace)
-	p.stopping.Do(func() { close(p.stop) })
-	for _, children := range [][]*child{p.living(false), p.living(true)} {
-		for _, c := range children {
-			c.signal(stopSignal)
-		}
-		for _, c := range children {
-			if !c.waitFor(ctx, time.Until(deadline)) {
-				c.signal(killSignal)
-				c.waitFor(ctx, ackPatience)
-			}
-		}
-	}
-	select {
-	case <-p.done:
-	case <-time.After(ackPatience):
-	case <-ctx.Done():
-	}
-}
-
-// living are the processes of the sidecars or of all others.
-func (p *containers) living(sidecars bool) (out []*child) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range slices.Backward(p.all) {
-		if c.main != nil && (c.kind == vm.ContainerSidecar) == sidecars {
-			out = append(out, c.main.child)
-		}
-	}
-	return out
 }

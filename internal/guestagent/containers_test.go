@@ -1,10 +1,14 @@
 package guestagent
 
 import (
+	"context"
+	"os"
+	"path/filepath"
 	"reflect"
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -108,5 +112,99 @@ func TestContainersRestartAndStop(t *testing.T) {
 	}
 	if _, run, err := p.all[1].log.next(t.Context(), 1<<20, 0); run != 0 || err != nil {
 		t.Errorf("the log has no end: %d, %v", run, err)
+	}
+}
+
+// A run that is to end alone: the others go on, and it is followed by another as of one that failed.
+func TestKillContainer(t *testing.T) {
+	const never, onFailure, always = vm.RestartNever, vm.RestartOnFailure, vm.RestartAlways
+	dir := t.TempDir()
+	polite := "trap 'echo asked; exit 0' TERM; echo up; touch " + dir + "/polite; while :; do sleep 0.01; done"
+	p := several(t,
+		script("polite", vm.ContainerApp, onFailure, polite),
+		script("deaf", vm.ContainerApp, always, "trap '' TERM; touch "+dir+"/deaf; while :; do sleep 0.01; done"),
+		script("last", vm.ContainerApp, never, "exec sleep 1000"))
+	await := func(ok func([]vm.ContainerStatus) bool) []vm.ContainerStatus {
+		for {
+			all, changed := p.look()
+			if ok(all) {
+				return all
+			}
+			<-changed
+		}
+	}
+	running := func(i, restarts int) func([]vm.ContainerStatus) bool {
+		return func(all []vm.ContainerStatus) bool {
+			return all[i].State == vm.ContainerRunning && all[i].Restarts == restarts
+		}
+	}
+	for _, name := range []string{"polite", "deaf"} { // its trap is set
+		for _, err := os.Stat(filepath.Join(dir, name)); err != nil; _, err = os.Stat(filepath.Join(dir, name)) {
+			<-time.After(time.Millisecond)
+		}
+	}
+	if err := p.kill(t.Context(), "none", 0, 0); !errdefs.IsNotFound(err) {
+		t.Errorf("no such container: %v", err)
+	}
+	if err := p.kill(t.Context(), "polite", 1, time.Minute); err != nil {
+		t.Error(err)
+	}
+	all := await(running(0, 1))
+	if x := all[0].Last; x == nil || x.Code != 0 || x.Reason != vm.ContainerCompleted || all[1].Restarts != 0 || all[2].Restarts != 0 {
+		t.Errorf("after the first was asked: %+v", all)
+	}
+	if err := p.kill(t.Context(), "polite", 1, 0); err != nil {
+		t.Errorf("a run that is over: %v", err)
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if err := p.kill(gone, "deaf", 0, 20*time.Millisecond); !errdefs.Is(err, errdefs.Canceled) {
+		t.Errorf("a host that goes away: %v", err)
+	}
+	all = await(running(1, 1)) // it ends all the same
+	if x := all[1].Last; x == nil || x.Code != 137 || all[0].Restarts != 1 {
+		t.Errorf("after the deaf one was killed: %+v", all)
+	}
+	if err := p.kill(t.Context(), "last", 0, time.Minute); err != nil {
+		t.Error(err)
+	}
+	if all, _ = p.look(); all[2].State != vm.ContainerTerminated || all[2].Exit.Code != 143 || all[2].Restarts != 0 {
+		t.Errorf("one that is never started again: %+v", all[2])
+	}
+}
+
+// Sidecars end after the apps, the last one first, each when the one after it has.
+func TestSidecarsEndInReverse(t *testing.T) {
+	dir := t.TempDir()
+	side := func(name string) *container {
+		return script(name, vm.ContainerSidecar, vm.RestartAlways,
+			"trap 'echo "+name+" >> "+dir+"/order; exit 0' TERM; touch "+dir+"/"+name+"; while :; do sleep 0.01; done")
+	}
+	order := func(app string, stop bool) string {
+		t.Helper()
+		_ = os.Remove(filepath.Join(dir, "order"))
+		p := several(t, side("one"), side("two"), side("three"), script("app", vm.ContainerApp, vm.RestartNever,
+			"until test -e "+dir+"/one -a -e "+dir+"/two -a -e "+dir+"/three; do sleep 0.01; done; "+app))
+		if stop {
+			for _, err := os.Stat(filepath.Join(dir, "app")); err != nil; _, err = os.Stat(filepath.Join(dir, "app")) {
+				<-time.After(time.Millisecond)
+			}
+			p.shutdown(t.Context(), time.Minute)
+		}
+		<-p.done
+		b, err := os.ReadFile(filepath.Join(dir, "order"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range []string{"one", "two", "three"} {
+			_ = os.Remove(filepath.Join(dir, f))
+		}
+		return string(b)
+	}
+	if got := order("echo app >> "+dir+"/order", false); got != "app\nthree\ntwo\none\n" {
+		t.Errorf("apps that end by themselves: %q", got)
+	}
+	if got := order("trap 'echo app >> "+dir+"/order; exit 0' TERM; touch "+dir+"/app; while :; do sleep 0.01; done", true); got != "app\nthree\ntwo\none\n" {
+		t.Errorf("a stop: %q", got)
 	}
 }

@@ -158,6 +158,22 @@ func TestVMContainers(t *testing.T) {
 		t.Errorf("exec in one that has ended: %v", err)
 	}
 	usageOf(t, a)
+	for range 2 { // one is ended alone, with what it left running, and runs again; the other ones go on
+		if err := k.KillContainer(t.Context(), "side", 1, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all = until(t, k, func(all []vm.ContainerStatus) bool {
+		return all[2].State == vm.ContainerRunning && all[2].Restarts == 1
+	})
+	if x := all[2].Last; x == nil || x.Code != 0 || all[3].State != vm.ContainerRunning || all[3].Restarts != 0 {
+		t.Errorf("after the sidecar was killed: %+v", all)
+	}
+	e = sh("ps | grep -c '[s]leep 1000'; true")
+	e.Container = "app"
+	if got := output(t, a, e); got != "0\n" {
+		t.Errorf("processes that outlived their container: %q", got)
+	}
 	e = sh("pwd; touch /x 2>/dev/null || echo denied; touch /share/go")
 	e.Container = "side"
 	if got := output(t, a, e); got != "/work\ndenied\n" {
@@ -167,7 +183,7 @@ func TestVMContainers(t *testing.T) {
 	if err != nil || exit.Code != 0 {
 		t.Errorf("all have ended: %+v, %v", exit, err)
 	}
-	logOf(t, k, "side", "side ends\n")
+	logOf(t, k, "side", "side ends\nside ends\n")
 	logOf(t, k, "app", "10.0.0.9 web-0\napp app\n")
 	if err := a.AckExit(t.Context()); err != nil {
 		t.Fatal(err)

@@ -54,6 +54,7 @@ type Engine interface {
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
+	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	ImageInUse(digest string) bool
 	Reset(ctx context.Context) error
 

@@ -79,6 +79,10 @@ func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (
 	return &nodev1.UpdateVolumeResponse{}, v.engine.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
 }
 
+func (v *vms) KillContainer(ctx context.Context, r *nodev1.KillContainerRequest) (*nodev1.KillContainerResponse, error) {
+	return &nodev1.KillContainerResponse{}, v.engine.KillContainer(ctx, r.GetRef(), r.GetContainer(), int(r.GetRun()), grace(r.GraceNs))
+}
+
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
 	switch {

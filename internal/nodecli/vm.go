@@ -35,14 +35,18 @@ func (c *Client) Start(ctx context.Context, ref string) (vm.Record, error) {
 
 // Stop asks the guest to shut down and kills it when grace is over: negative means the spec's grace, 0 kills now.
 func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
-	args := []string{"vm", "stop", "--output=json"}
+	args := append([]string{"vm", "stop", "--output=json"}, graceFlags(grace)...)
+	return c.record(ctx, call{args: append(args, "--", ref)})
+}
+
+func graceFlags(grace time.Duration) []string {
 	switch {
 	case grace == 0:
-		args = append(args, "--now")
+		return []string{"--now"}
 	case grace > 0:
-		args = append(args, "--grace="+grace.String())
+		return []string{"--grace=" + grace.String()}
 	}
-	return c.record(ctx, call{args: append(args, "--", ref)})
+	return nil
 }
 
 // Remove deletes a VM, one that runs only by force.
@@ -296,6 +300,12 @@ func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 		return guest.Stats{}, errdefs.New(errdefs.Internal, "%s told of %d VMs, asked for one", c.binary, len(all))
 	}
 	return all[0].Stats(), nil
+}
+
+// KillContainer ends a run of one container; see guest.ContainerKeeper. A negative grace means the spec's, 0 kills now.
+func (c *Client) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
+	args := append([]string{"vm", "restart", "--container=" + container, "--run=" + strconv.Itoa(run)}, graceFlags(grace)...)
+	return c.do(ctx, call{args: append(args, "--", ref)})
 }
 
 // UpdateVolume replaces the files of a volume, in the running guest too.

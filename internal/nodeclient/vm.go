@@ -94,6 +94,13 @@ func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []v
 	return err
 }
 
+// KillContainer ends a run of one container, the present one when run is 0, and returns when it is over; grace is as of Stop.
+// Whether another run follows is up to the restart policy.
+func (c *Client) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
+	_, err := unary(ctx, c, c.vms.KillContainer, &nodev1.KillContainerRequest{Ref: ref, Container: container, Run: int64(run), GraceNs: graceNS(grace)})
+	return err
+}
+
 func record(m *nodev1.Record, err error) (vm.Record, error) {
 	if err != nil {
 		return vm.Record{}, err

@@ -94,6 +94,9 @@ const (
 // LostExitCode is the code of a run whose end nobody saw: killed.
 const LostExitCode = 137
 
+// Run is the number of the run that goes on, or was the last one; 1 for the first.
+func (s ContainerStatus) Run() int { return s.Restarts + 1 }
+
 // Next is the number that the first run of a container has in a guest that boots, s being its status before; 1 for the
 // very first.
 func (s ContainerStatus) Next() int {

@@ -21,22 +21,23 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Guest_Info_FullMethodName       = "/cocoon.guest.v1.Guest/Info"
-	Guest_PutVolume_FullMethodName  = "/cocoon.guest.v1.Guest/PutVolume"
-	Guest_Setup_FullMethodName      = "/cocoon.guest.v1.Guest/Setup"
-	Guest_Exec_FullMethodName       = "/cocoon.guest.v1.Guest/Exec"
-	Guest_Attach_FullMethodName     = "/cocoon.guest.v1.Guest/Attach"
-	Guest_Forward_FullMethodName    = "/cocoon.guest.v1.Guest/Forward"
-	Guest_Logs_FullMethodName       = "/cocoon.guest.v1.Guest/Logs"
-	Guest_Wait_FullMethodName       = "/cocoon.guest.v1.Guest/Wait"
-	Guest_AckExit_FullMethodName    = "/cocoon.guest.v1.Guest/AckExit"
-	Guest_Poweroff_FullMethodName   = "/cocoon.guest.v1.Guest/Poweroff"
-	Guest_Stats_FullMethodName      = "/cocoon.guest.v1.Guest/Stats"
-	Guest_Settle_FullMethodName     = "/cocoon.guest.v1.Guest/Settle"
-	Guest_Resumed_FullMethodName    = "/cocoon.guest.v1.Guest/Resumed"
-	Guest_Freeze_FullMethodName     = "/cocoon.guest.v1.Guest/Freeze"
-	Guest_Thaw_FullMethodName       = "/cocoon.guest.v1.Guest/Thaw"
-	Guest_Containers_FullMethodName = "/cocoon.guest.v1.Guest/Containers"
+	Guest_Info_FullMethodName          = "/cocoon.guest.v1.Guest/Info"
+	Guest_PutVolume_FullMethodName     = "/cocoon.guest.v1.Guest/PutVolume"
+	Guest_Setup_FullMethodName         = "/cocoon.guest.v1.Guest/Setup"
+	Guest_Exec_FullMethodName          = "/cocoon.guest.v1.Guest/Exec"
+	Guest_Attach_FullMethodName        = "/cocoon.guest.v1.Guest/Attach"
+	Guest_Forward_FullMethodName       = "/cocoon.guest.v1.Guest/Forward"
+	Guest_Logs_FullMethodName          = "/cocoon.guest.v1.Guest/Logs"
+	Guest_Wait_FullMethodName          = "/cocoon.guest.v1.Guest/Wait"
+	Guest_AckExit_FullMethodName       = "/cocoon.guest.v1.Guest/AckExit"
+	Guest_Poweroff_FullMethodName      = "/cocoon.guest.v1.Guest/Poweroff"
+	Guest_Stats_FullMethodName         = "/cocoon.guest.v1.Guest/Stats"
+	Guest_Settle_FullMethodName        = "/cocoon.guest.v1.Guest/Settle"
+	Guest_Resumed_FullMethodName       = "/cocoon.guest.v1.Guest/Resumed"
+	Guest_Freeze_FullMethodName        = "/cocoon.guest.v1.Guest/Freeze"
+	Guest_Thaw_FullMethodName          = "/cocoon.guest.v1.Guest/Thaw"
+	Guest_Containers_FullMethodName    = "/cocoon.guest.v1.Guest/Containers"
+	Guest_KillContainer_FullMethodName = "/cocoon.guest.v1.Guest/KillContainer"
 )
 
 // GuestClient is the client API for Guest service.
@@ -79,6 +80,9 @@ type GuestClient interface {
 	Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawReply, error)
 	// Containers streams where the containers stand: at once, and with every change until the last one has ended for good.
 	Containers(ctx context.Context, in *ContainersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ContainersReply], error)
+	// KillContainer ends one run of a container, which counts as failed, and answers when it is over. What follows is as of a
+	// container that ended by itself. The guest goes on with it when the call is cut off. A run that is over is no error.
+	KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerReply, error)
 }
 
 type guestClient struct {
@@ -276,6 +280,16 @@ func (c *guestClient) Containers(ctx context.Context, in *ContainersRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Guest_ContainersClient = grpc.ServerStreamingClient[ContainersReply]
 
+func (c *guestClient) KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KillContainerReply)
+	err := c.cc.Invoke(ctx, Guest_KillContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -316,6 +330,9 @@ type GuestServer interface {
 	Thaw(context.Context, *ThawRequest) (*ThawReply, error)
 	// Containers streams where the containers stand: at once, and with every change until the last one has ended for good.
 	Containers(*ContainersRequest, grpc.ServerStreamingServer[ContainersReply]) error
+	// KillContainer ends one run of a container, which counts as failed, and answers when it is over. What follows is as of a
+	// container that ended by itself. The guest goes on with it when the call is cut off. A run that is over is no error.
+	KillContainer(context.Context, *KillContainerRequest) (*KillContainerReply, error)
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -373,6 +390,9 @@ func (UnimplementedGuestServer) Thaw(context.Context, *ThawRequest) (*ThawReply,
 }
 func (UnimplementedGuestServer) Containers(*ContainersRequest, grpc.ServerStreamingServer[ContainersReply]) error {
 	return status.Error(codes.Unimplemented, "method Containers not implemented")
+}
+func (UnimplementedGuestServer) KillContainer(context.Context, *KillContainerRequest) (*KillContainerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method KillContainer not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -636,6 +656,24 @@ func _Guest_Containers_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Guest_ContainersServer = grpc.ServerStreamingServer[ContainersReply]
 
+func _Guest_KillContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KillContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).KillContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_KillContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).KillContainer(ctx, req.(*KillContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -686,6 +724,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Thaw",
 			Handler:    _Guest_Thaw_Handler,
+		},
+		{
+			MethodName: "KillContainer",
+			Handler:    _Guest_KillContainer_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

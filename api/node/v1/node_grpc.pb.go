@@ -29,26 +29,27 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	VMs_Create_FullMethodName       = "/cocoon.node.v1.VMs/Create"
-	VMs_Launch_FullMethodName       = "/cocoon.node.v1.VMs/Launch"
-	VMs_Start_FullMethodName        = "/cocoon.node.v1.VMs/Start"
-	VMs_Stop_FullMethodName         = "/cocoon.node.v1.VMs/Stop"
-	VMs_Restart_FullMethodName      = "/cocoon.node.v1.VMs/Restart"
-	VMs_Remove_FullMethodName       = "/cocoon.node.v1.VMs/Remove"
-	VMs_Inspect_FullMethodName      = "/cocoon.node.v1.VMs/Inspect"
-	VMs_List_FullMethodName         = "/cocoon.node.v1.VMs/List"
-	VMs_Watch_FullMethodName        = "/cocoon.node.v1.VMs/Watch"
-	VMs_Exec_FullMethodName         = "/cocoon.node.v1.VMs/Exec"
-	VMs_Attach_FullMethodName       = "/cocoon.node.v1.VMs/Attach"
-	VMs_Forward_FullMethodName      = "/cocoon.node.v1.VMs/Forward"
-	VMs_Logs_FullMethodName         = "/cocoon.node.v1.VMs/Logs"
-	VMs_Console_FullMethodName      = "/cocoon.node.v1.VMs/Console"
-	VMs_Stats_FullMethodName        = "/cocoon.node.v1.VMs/Stats"
-	VMs_UpdateVolume_FullMethodName = "/cocoon.node.v1.VMs/UpdateVolume"
-	VMs_Clone_FullMethodName        = "/cocoon.node.v1.VMs/Clone"
-	VMs_Restore_FullMethodName      = "/cocoon.node.v1.VMs/Restore"
-	VMs_Hibernate_FullMethodName    = "/cocoon.node.v1.VMs/Hibernate"
-	VMs_Wake_FullMethodName         = "/cocoon.node.v1.VMs/Wake"
+	VMs_Create_FullMethodName        = "/cocoon.node.v1.VMs/Create"
+	VMs_Launch_FullMethodName        = "/cocoon.node.v1.VMs/Launch"
+	VMs_Start_FullMethodName         = "/cocoon.node.v1.VMs/Start"
+	VMs_Stop_FullMethodName          = "/cocoon.node.v1.VMs/Stop"
+	VMs_Restart_FullMethodName       = "/cocoon.node.v1.VMs/Restart"
+	VMs_Remove_FullMethodName        = "/cocoon.node.v1.VMs/Remove"
+	VMs_Inspect_FullMethodName       = "/cocoon.node.v1.VMs/Inspect"
+	VMs_List_FullMethodName          = "/cocoon.node.v1.VMs/List"
+	VMs_Watch_FullMethodName         = "/cocoon.node.v1.VMs/Watch"
+	VMs_Exec_FullMethodName          = "/cocoon.node.v1.VMs/Exec"
+	VMs_Attach_FullMethodName        = "/cocoon.node.v1.VMs/Attach"
+	VMs_Forward_FullMethodName       = "/cocoon.node.v1.VMs/Forward"
+	VMs_Logs_FullMethodName          = "/cocoon.node.v1.VMs/Logs"
+	VMs_Console_FullMethodName       = "/cocoon.node.v1.VMs/Console"
+	VMs_Stats_FullMethodName         = "/cocoon.node.v1.VMs/Stats"
+	VMs_UpdateVolume_FullMethodName  = "/cocoon.node.v1.VMs/UpdateVolume"
+	VMs_KillContainer_FullMethodName = "/cocoon.node.v1.VMs/KillContainer"
+	VMs_Clone_FullMethodName         = "/cocoon.node.v1.VMs/Clone"
+	VMs_Restore_FullMethodName       = "/cocoon.node.v1.VMs/Restore"
+	VMs_Hibernate_FullMethodName     = "/cocoon.node.v1.VMs/Hibernate"
+	VMs_Wake_FullMethodName          = "/cocoon.node.v1.VMs/Wake"
 )
 
 // VMsClient is the client API for VMs service.
@@ -88,6 +89,9 @@ type VMsClient interface {
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error)
+	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
+	// another one follows, and when, is up to the restart policy. A run that is over is no error.
+	KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerResponse, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -305,6 +309,16 @@ func (c *vMsClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, o
 	return out, nil
 }
 
+func (c *vMsClient) KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KillContainerResponse)
+	err := c.cc.Invoke(ctx, VMs_KillContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -382,6 +396,9 @@ type VMsServer interface {
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error)
+	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
+	// another one follows, and when, is up to the restart policy. A run that is over is no error.
+	KillContainer(context.Context, *KillContainerRequest) (*KillContainerResponse, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -447,6 +464,9 @@ func (UnimplementedVMsServer) Stats(context.Context, *StatsRequest) (*StatsRespo
 }
 func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
+}
+func (UnimplementedVMsServer) KillContainer(context.Context, *KillContainerRequest) (*KillContainerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method KillContainer not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -704,6 +724,24 @@ func _VMs_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_KillContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KillContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).KillContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_KillContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).KillContainer(ctx, req.(*KillContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -818,6 +856,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UpdateVolume",
 			Handler:    _VMs_UpdateVolume_Handler,
+		},
+		{
+			MethodName: "KillContainer",
+			Handler:    _VMs_KillContainer_Handler,
 		},
 		{
 			MethodName: "Clone",

@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"slices"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -40,6 +41,25 @@ func (s *session) ContainerLogs(ctx context.Context, container string, run int, 
 		}
 		return nil
 	})
+}
+
+// KillContainer implements guest.ContainerKeeper: who is killed runs again at once.
+func (s *session) KillContainer(_ context.Context, container string, run int, grace time.Duration) error {
+	if err := s.alive("agent.KillContainer"); err != nil {
+		return err
+	}
+	s.g.change(func() {
+		i := slices.Index(s.g.p.Names, container)
+		if at := s.g.p.Stand[i]; at.State != vm.ContainerRunning || run != 0 && run != at.Run() {
+			return
+		}
+		all := slices.Clone(s.g.p.Stand)
+		all[i].Last = &vm.ContainerExit{Code: 143, Reason: vm.ContainerError, Message: grace.String(), StartedAt: all[i].StartedAt, FinishedAt: time.Now()}
+		all[i].Restarts++
+		all[i].StartedAt = time.Now()
+		s.g.p.Stand = all
+	})
+	return nil
 }
 
 // follow calls say at once and with every change of the guest, until its main process has ended or the session is lost.

@@ -45,6 +45,12 @@ func (s *session) ContainerLogs(ctx context.Context, container string, run int, 
 	return s.logs(ctx, &guestv1.LogsRequest{Container: container, Run: int32(run), After: after}, fn)
 }
 
+// KillContainer implements guest.ContainerKeeper.
+func (s *session) KillContainer(ctx context.Context, container string, run int, grace time.Duration) error {
+	_, err := s.client.KillContainer(ctx, &guestv1.KillContainerRequest{Name: container, Run: int32(run), GraceMs: grace.Milliseconds()})
+	return s.failure(ctx, "kill container "+container, err)
+}
+
 func exit(x *guestv1.ContainerExit) *vm.ContainerExit {
 	if x == nil {
 		return nil

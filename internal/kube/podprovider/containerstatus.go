@@ -56,7 +56,7 @@ func (v view) one(c *corev1.Container) corev1.ContainerStatus {
 	}
 	id := ""
 	if s != nil {
-		id = contract.ContainerIDScheme + string(v.rec.ID) + "/" + c.Name
+		id = containerID(v.rec, c.Name)
 		out.ContainerID, out.RestartCount = id, int32(min(s.Restarts, 1<<30))
 		out.LastTerminationState.Terminated = ended(s.Last, id)
 	}
@@ -81,6 +81,15 @@ func (v view) one(c *corev1.Container) corev1.ContainerStatus {
 		out.State.Waiting = &corev1.ContainerStateWaiting{Reason: s.Reason, Message: s.Message}
 	}
 	return out
+}
+
+// containerID names a container of rec: the VM, or one of its containers.
+func containerID(rec *vm.Record, name string) string {
+	id := contract.ContainerIDScheme + string(rec.ID)
+	if rec.Container(name) == nil {
+		return id
+	}
+	return id + "/" + name
 }
 
 // waitingFor is why a container of a VM that is not up waits.

@@ -21,7 +21,7 @@ type engine struct {
 	boot     time.Duration
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
-	older    bool                // its agents cannot connect to ports
+	older    bool                // its agents cannot connect to ports, nor end one container
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
 	execAs   func(ctx context.Context, command string) (int, error) // nil: says hi and exits with 7
 	startAs  func() error                                           // nil: always succeeds
@@ -93,6 +93,9 @@ func (e *engine) Launch(_ context.Context, spec vm.Spec) (vm.Record, error) {
 		StartedAt: time.Now(), CreatedAt: time.Now(),
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP), IPv6: fmt.Sprintf("fd00::%x", e.nextIP)}},
 	}
+	for _, c := range spec.Containers {
+		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: "sha256:abc"})
+	}
 	e.recs[r.ID] = r
 	e.note(vm.EventAdded, r)
 	e.bootSoon(r)
@@ -106,9 +109,59 @@ func (e *engine) bootSoon(r *vm.Record) {
 		e.change(id, func(r *vm.Record) {
 			if r.State == vm.StateRunning && r.StartedAt.Equal(run) {
 				r.AgentReady = true
+				begin(r)
 			}
 		})
 	})
+}
+
+// begin has the containers of r's guest run, the init containers being done.
+func begin(r *vm.Record) {
+	r.Containers = slices.Clone(r.Containers)
+	for i, c := range r.Spec.Containers {
+		s := &r.Containers[i].Status
+		if s.State != "" {
+			s.Restarts++
+		}
+		s.State, s.StartedAt = vm.ContainerRunning, time.Now()
+		if c.Kind == vm.ContainerInit {
+			s.State, s.Exit = vm.ContainerTerminated, &vm.ContainerExit{Reason: vm.ContainerCompleted}
+		}
+	}
+}
+
+// rerun has a run of a container of the test's VM end so, and the next one begin.
+func (e *engine) rerun(name string, code int) {
+	e.mu.Lock()
+	id := e.find(vmName).ID
+	e.mu.Unlock()
+	e.change(id, func(r *vm.Record) {
+		r.Containers = slices.Clone(r.Containers)
+		s := &r.Container(name).Status
+		s.Last = &vm.ContainerExit{Code: code, Reason: vm.ContainerError, StartedAt: s.StartedAt, FinishedAt: time.Now()}
+		s.StartedAt = time.Now()
+		s.Restarts++
+	})
+}
+
+// KillContainer ends a run at once, and the next one begins.
+func (e *engine) KillContainer(_ context.Context, ref, container string, run int, grace time.Duration) error {
+	leave, err := e.enter(fmt.Sprintf("kill %s/%d %s", container, run, grace))
+	if err != nil {
+		return err
+	}
+	r := e.find(ref)
+	leave()
+	switch {
+	case r == nil:
+		return errdefs.NotFoundf("no VM %s", ref)
+	case r.Container(container) == nil:
+		return errdefs.NotFoundf("no container %s", container)
+	case e.older:
+		return errdefs.Unsupportedf("not known")
+	}
+	e.rerun(container, 143)
+	return nil
 }
 
 func (e *engine) change(id vm.ID, f func(*vm.Record)) {

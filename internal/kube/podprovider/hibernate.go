@@ -284,9 +284,7 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, digest string)
 	})
 	if err == nil {
 		w.restored = true
-		w.mu.Lock()
-		w.hooked = rec.StartedAt // to the guest it is no new start
-		w.mu.Unlock()
+		w.goesOn(pod, &rec) // to the guest it is no new start
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 	}
 	return w.cloned(ctx, rec, err)

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -18,24 +19,40 @@ const leastGrace = 2 * time.Second
 
 // sentence is that a container is to be killed, and then restarted if the pod's policy allows that.
 type sentence struct {
-	container string
-	message   string // for the Killing Event
-	grace     *int64 // seconds; nil: the pod's
-	run       time.Time
-	told      bool
+	message string    // for the Killing Event
+	grace   *int64    // seconds; nil: the pod's
+	run     time.Time // of the VM that is to be stopped for it
+	told    bool      // and, where the VM goes on, being carried out
 }
 
-// condemn passes a sentence on a container of the run that v watches; the first one counts. Preconditions: mu is held.
-func (w *worker) condemn(v *vigil, s sentence) {
-	if w.vigil != v || w.sentence != nil && w.sentence.run.Equal(v.run) {
+func (s *sentence) graceIn(pod *corev1.Pod) time.Duration {
+	if s.grace != nil {
+		return time.Duration(*s.grace) * time.Second
+	}
+	return convert.Grace(pod)
+}
+
+// condemn passes a sentence on the run that x is over; the first one counts. Preconditions: mu is held.
+func (w *worker) condemn(x *lookout, s sentence) {
+	if !w.on(x) || x.sentence != nil {
 		return
 	}
-	s.run = v.run
-	w.sentence = &s
+	x.sentence = &s
+	if x.run.number == 0 { // the container is the VM
+		w.condemnVM(s, x.run.vm)
+	}
 	w.poke()
 }
 
-// condemned is the sentence on a container of rec's run, nil when there is none.
+// condemnVM has the VM of that run stopped for s. Preconditions: mu is held.
+func (w *worker) condemnVM(s sentence, run time.Time) {
+	if w.sentence == nil || !w.sentence.run.Equal(run) {
+		s.run = run
+		w.sentence = &s
+	}
+}
+
+// condemned is the sentence for which the VM of rec's run is to be stopped, nil when there is none.
 func (w *worker) condemned(rec *vm.Record) *sentence {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,7 +62,7 @@ func (w *worker) condemned(rec *vm.Record) *sentence {
 	return w.sentence
 }
 
-// carryOut ends the process that s is passed on; what is restarted is seen to when it has ended.
+// carryOut stops the VM; what is restarted is seen to when it has ended.
 func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *sentence) time.Duration {
 	if !s.told {
 		s.told = true
@@ -54,11 +71,7 @@ func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, 
 	}
 	w.stopVigil()
 	w.publish(0)
-	grace := convert.Grace(pod)
-	if s.grace != nil {
-		grace = time.Duration(*s.grace) * time.Second
-	}
-	got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, pod, rec, grace))
+	got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, observed(pod), rec, s.graceIn(pod)))
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -70,10 +83,57 @@ func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, 
 	return time.Millisecond
 }
 
-// postStart runs the hook of c that comes after its process began. Until it has ended well c is not running, and if it
-// fails c is killed.
-func (w *worker) postStart(ctx context.Context, v *vigil, c *corev1.Container) {
-	began := time.Now()
+// carryOutEach has the containers killed that a sentence is passed on, each by itself, while the VM goes on.
+func (w *worker) carryOutEach(v *vigil, pod *corev1.Pod, rec *vm.Record) {
+	var due []*lookout
+	w.mu.Lock()
+	for name, x := range v.watches {
+		if x.run.number == 0 || x.sentence == nil || x.sentence.told {
+			continue
+		}
+		x.sentence.told = true
+		h := w.health[name]
+		h.ready = false
+		w.health[name] = h
+		due = append(due, x)
+	}
+	w.mu.Unlock()
+	for _, x := range due {
+		x.stop()
+		v.hook(w.background(func(ctx context.Context) { w.killContainer(ctx, pod, rec, x) }))
+	}
+}
+
+// killContainer ends the run that x is over; the guest sees to the next one. Where the guest's agent cannot do that, the
+// VM is stopped instead.
+func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Record, x *lookout) {
+	name := x.container.Name
+	w.log.Info("container killed", "vm", rec.ID, "op", x.sentence.message)
+	w.event(corev1.EventTypeNormal, eventKilling, "%s", x.sentence.message)
+	grace := w.preStop(ctx, []*corev1.Container{x.container}, rec, x.sentence.graceIn(pod))
+	for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
+		err := w.p.Runtime.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return
+		case errdefs.Is(err, errdefs.Unsupported):
+			w.log.Info("vm stopped for its container: its guest's agent is older", "vm", rec.ID, "err", err)
+			w.mu.Lock()
+			w.condemnVM(*x.sentence, x.run.vm)
+			w.poke()
+			w.mu.Unlock()
+			return
+		}
+		w.event(corev1.EventTypeWarning, eventFailedKill, "error killing container %s: %s", name, err)
+		w.log.Warn("container not killed", "vm", rec.ID, "op", name, "err", err)
+		sleep(ctx, nil, pause, false)
+	}
+}
+
+// postStart runs the hook that comes after the process of x's container began. Until it has ended well the container is not
+// running, and if it fails it is killed.
+func (w *worker) postStart(ctx context.Context, v *vigil, x *lookout) {
+	began, c := time.Now(), x.container
 	target, _ := w.aim(c)
 	err := target.Hook(ctx, c.Lifecycle.PostStart)
 	if ctx.Err() != nil {
@@ -83,51 +143,37 @@ func (w *worker) postStart(ctx context.Context, v *vigil, c *corev1.Container) {
 		w.log.Warn("postStart hook failed", "op", c.Name, "err", err)
 		w.event(corev1.EventTypeWarning, eventPostStart, "PostStartHook failed: %s", err)
 		w.mu.Lock()
-		w.condemn(v, sentence{container: c.Name, message: eventPostStart})
+		w.condemn(x, sentence{message: eventPostStart})
 		w.mu.Unlock()
 		return
 	}
 	w.mu.Lock()
-	if w.vigil != v {
-		w.mu.Unlock()
-		return
+	on := w.on(x)
+	if on {
+		h := w.health[c.Name]
+		h.starting = false
+		w.health[c.Name] = h
+		w.poke()
 	}
-	h := w.health[c.Name]
-	h.starting = false
-	w.health[c.Name] = h
 	w.mu.Unlock()
-	w.settleHooks(v)
-	w.watchContainer(v, c, began)
-	w.poke()
-}
-
-// settleHooks remembers that the postStart hooks of a run are over: waking up or a new process of ours is no new start.
-func (w *worker) settleHooks(v *vigil) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, h := range w.health {
-		if h.starting {
-			return
-		}
+	if on {
+		w.watchContainer(v, x, began)
 	}
-	w.hooked = v.run
 }
 
-// preStop runs the hooks that come before a stop, all at once and once per run, and returns what they left of grace.
-// Nothing runs where nothing is stopped in order: without a grace, or in a guest that is not up.
-func (w *worker) preStop(ctx context.Context, pod *corev1.Pod, rec *vm.Record, grace time.Duration) time.Duration {
-	if grace <= 0 || !up(rec) || w.bowed.Equal(rec.StartedAt) {
+// preStop runs the hooks that come before containers are stopped, all at once and once per run, and returns what they left of
+// grace. Nothing runs where nothing is stopped in order: without a grace, in a guest that is not up, or where nothing runs.
+func (w *worker) preStop(ctx context.Context, containers []*corev1.Container, rec *vm.Record, grace time.Duration) time.Duration {
+	if grace <= 0 || !up(rec) {
 		return grace
 	}
-	w.bowed = rec.StartedAt
 	began := time.Now()
 	limited, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	var hooks sync.WaitGroup
 	ran := false
-	for i := range pod.Spec.Containers {
-		c := &pod.Spec.Containers[i]
-		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
+	for _, c := range containers {
+		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil || !w.bows(rec, c.Name) {
 			continue
 		}
 		ran = true
@@ -146,4 +192,16 @@ func (w *worker) preStop(ctx context.Context, pod *corev1.Pod, rec *vm.Record, g
 		return grace
 	}
 	return max(grace-time.Since(began), leastGrace)
+}
+
+// bows reports whether the preStop hook of the container called name is to run now, and notes that it does.
+func (w *worker) bows(rec *vm.Record, name string) bool {
+	r, runs := runOf(rec, name)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !runs || w.bowed[name].is(r) {
+		return false
+	}
+	w.bowed[name] = r
+	return true
 }

@@ -51,6 +51,8 @@ type Runtime interface {
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
+	// KillContainer ends one run of a container of a guest that has several; see guest.ContainerKeeper.
+	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	// Pull makes sure that an image is there; see image.Puller.
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }

@@ -31,45 +31,17 @@ const (
 
 // vigil watches one run of one guest: whether it can be reached, and how its containers do.
 type vigil struct {
-	run   time.Time     // its start
-	first chan struct{} // closed after its first verdict
+	duties
+	run     time.Time           // its start
+	watches map[string]*lookout // over the present runs of containers, by name; under the worker's mu
+	first   chan struct{}       // closed after its first verdict
 
 	mu     sync.Mutex
-	over   bool
-	tasks  []*probe.Task
-	hooks  []context.CancelFunc
 	unseen int // verdicts that first waits for
 }
 
-// add has the vigil's end stop t. hook does the same for a running hook.
-func (v *vigil) add(t *probe.Task) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.tasks = append(v.tasks, t)
-	if v.over {
-		t.Stop()
-	}
-}
-
-func (v *vigil) hook(cancel context.CancelFunc) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.hooks = append(v.hooks, cancel)
-	if v.over {
-		cancel()
-	}
-}
-
-func (v *vigil) stop() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.over = true
-	for _, t := range v.tasks {
-		t.Stop()
-	}
-	for _, cancel := range v.hooks {
-		cancel()
-	}
+func newVigil(run time.Time) *vigil {
+	return &vigil{run: run, watches: map[string]*lookout{}, first: make(chan struct{})}
 }
 
 // expect has first wait for one more verdict, unless that is too late; seen tells of one.
@@ -95,12 +67,12 @@ func (v *vigil) seen() {
 
 // startVigil begins to watch the present run of the guest. One that is trusted counts as ready until it fails.
 func (w *worker) startVigil(pod *corev1.Pod, rec *vm.Record, trusted bool) *vigil {
-	v := &vigil{run: rec.StartedAt, first: make(chan struct{})}
+	v := newVigil(rec.StartedAt)
 	w.mu.Lock()
 	w.vigil, w.ready = v, trusted
 	w.mu.Unlock()
 	v.expect()
-	w.watchContainers(v, pod, rec, trusted)
+	w.keepWatch(v, pod, rec, trusted)
 	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
 	return v
 }
@@ -161,7 +133,11 @@ func (w *worker) stopVigil() {
 	v := w.vigil
 	w.vigil, w.ready, w.unready = nil, false, ""
 	w.mu.Unlock()
-	if v != nil {
-		v.stop()
+	if v == nil {
+		return
+	}
+	v.stop()
+	for _, x := range v.watches { // nobody else has them any more
+		x.stop()
 	}
 }

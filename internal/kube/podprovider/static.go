@@ -34,7 +34,7 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
 		w.p.Metrics.done("create", nil)
 	}
-	v := &vigil{first: make(chan struct{})}
+	v := newVigil(time.Time{})
 	trusted := w.trusted
 	w.mu.Lock()
 	w.vigil, w.ready = v, trusted

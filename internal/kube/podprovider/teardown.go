@@ -54,7 +54,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			grace = 0 // nothing runs in it yet that could shut down
 		}
 		pod, _, _ := w.look()
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, pod, rec, grace))
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, observed(pod), rec, grace))
 		switch {
 		case ctx.Err() != nil:
 			return time.Millisecond, false

@@ -2,14 +2,12 @@ package podprovider
 
 import (
 	"context"
-	"maps"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/probe"
@@ -20,6 +18,7 @@ import (
 
 // health is what hooks and probes say of one container in its present run.
 type health struct {
+	run      run
 	starting bool   // its postStart hook has not ended well yet
 	started  bool   // its startup probe has succeeded, or it has none
 	ready    bool   // so its readiness probe
@@ -41,67 +40,18 @@ const (
 	maxOutput  = 10 << 10 // bytes of a command's output that are kept
 )
 
-// watchContainers begins to watch the containers of the pod, each by itself: first its postStart hook, once per run, then
-// its startup probe, then the others. Of a guest that an earlier process watched, or that was asleep, only what has
-// changed is news.
-func (w *worker) watchContainers(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bool) {
-	w.mu.Lock()
-	before, hooked := w.health, w.hooked.Equal(rec.StartedAt)
-	w.health = map[string]health{}
-	began := time.Now()
-	if hooked {
-		began = rec.StartedAt
-	}
-	for i := range pod.Spec.Containers {
-		c := &pod.Spec.Containers[i]
-		old, known := before[c.Name]
-		w.health[c.Name] = health{
-			starting: !hooked && c.Lifecycle != nil && c.Lifecycle.PostStart != nil,
-			started:  c.StartupProbe == nil || hooked && (!known || old.started),
-			ready:    c.ReadinessProbe == nil || hooked && trusted && old.ready,
-		}
-	}
-	w.mu.Unlock()
-	for i := range pod.Spec.Containers {
-		c := &pod.Spec.Containers[i]
-		if w.healthOf(c.Name).starting {
-			v.hook(w.background(func(ctx context.Context) { w.postStart(ctx, v, c) }))
-			continue
-		}
-		w.watchContainer(v, c, began)
-	}
-	w.settleHooks(v)
-}
-
-// shownHealth is the health that the status tells. A run that is not watched yet is not well where a postStart hook is still
-// to come. Preconditions: mu is held.
-func (w *worker) shownHealth() map[string]health {
-	all := maps.Clone(w.health)
-	if w.rec == nil || w.hooked.Equal(w.rec.StartedAt) || w.vigil != nil && w.vigil.run.Equal(w.rec.StartedAt) {
-		return all
-	}
-	for i := range w.pod.Spec.Containers {
-		if c := &w.pod.Spec.Containers[i]; c.Lifecycle != nil && c.Lifecycle.PostStart != nil {
-			if all == nil {
-				all = map[string]health{}
-			}
-			all[c.Name] = health{starting: true}
-		}
-	}
-	return all
-}
-
-// watchContainer begins the probes of c, whose process began then.
-func (w *worker) watchContainer(v *vigil, c *corev1.Container, began time.Time) {
+// watchContainer begins the probes of the container that x is over, whose process began then.
+func (w *worker) watchContainer(v *vigil, x *lookout, began time.Time) {
+	c := x.container
 	if h := w.healthOf(c.Name); !h.started {
-		w.watchBy(v, c, kindStartup, c.StartupProbe, began)
+		w.watchBy(v, x, kindStartup, c.StartupProbe, began)
 		return
 	}
-	w.watchBy(v, c, kindLiveness, c.LivenessProbe, began)
-	w.watchBy(v, c, kindReadiness, c.ReadinessProbe, began)
+	w.watchBy(v, x, kindLiveness, c.LivenessProbe, began)
+	w.watchBy(v, x, kindReadiness, c.ReadinessProbe, began)
 }
 
-func (w *worker) watchBy(v *vigil, c *corev1.Container, kind string, p *corev1.Probe, began time.Time) {
+func (w *worker) watchBy(v *vigil, x *lookout, kind string, p *corev1.Probe, began time.Time) {
 	if p == nil {
 		return
 	}
@@ -111,15 +61,15 @@ func (w *worker) watchBy(v *vigil, c *corev1.Container, kind string, p *corev1.P
 	first := kind == kindReadiness && delay <= 0 && v.expect() // its verdict is worth waiting for
 	judge := &probe.Judge{Successes: int(p.SuccessThreshold), Failures: max(int(p.FailureThreshold), 1)}
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second
-	v.add(w.p.probes.Start(delay, func(ctx context.Context) (time.Duration, bool) {
-		result, why := w.probeContainer(ctx, c, kind, p)
+	x.add(w.p.probes.Start(delay, func(ctx context.Context) (time.Duration, bool) {
+		result, why := w.probeContainer(ctx, x.container, kind, p)
 		if ctx.Err() != nil {
 			return 0, false
 		}
 		verdict := judge.Take(result)
-		more := w.rule(v, c, kind, p, verdict, why)
+		more := w.rule(x, kind, p, verdict, why)
 		if kind == kindStartup && verdict == probe.Success {
-			w.watchContainer(v, c, began)
+			w.watchContainer(v, x, began)
 		}
 		if first {
 			first = false
@@ -165,17 +115,18 @@ func (w *worker) probeContainer(ctx context.Context, c *corev1.Container, kind s
 	return result, why
 }
 
-// rule notes what a verdict means for c, and reports whether the probe goes on.
-func (w *worker) rule(v *vigil, c *corev1.Container, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
+// rule notes what a verdict means for the container of x, and reports whether the probe goes on.
+func (w *worker) rule(x *lookout, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
 	if verdict == probe.Unknown {
 		return true
 	}
 	ok := verdict == probe.Success
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.vigil != v {
+	if !w.on(x) {
 		return false
 	}
+	c := x.container
 	h := w.health[c.Name]
 	switch {
 	case kind == kindReadiness:
@@ -195,7 +146,7 @@ func (w *worker) rule(v *vigil, c *corev1.Container, kind string, p *corev1.Prob
 		if w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever {
 			message += ", will be restarted"
 		}
-		w.condemn(v, sentence{container: c.Name, message: message, grace: p.TerminationGracePeriodSeconds})
+		w.condemn(x, sentence{message: message, grace: p.TerminationGracePeriodSeconds})
 		return false
 	case kind == kindStartup:
 		h.started = true
@@ -257,22 +208,4 @@ func (w *worker) healthOf(name string) health {
 		return h
 	}
 	return well
-}
-
-// resumeHealth takes from the pod's status what an earlier process knew of the containers of rec's run.
-func (w *worker) resumeHealth(rec *vm.Record) {
-	w.health = map[string]health{}
-	for _, c := range w.status.ContainerStatuses {
-		began := rec.StartedAt
-		if r := rec.Container(c.Name); r != nil {
-			began = r.Status.StartedAt
-		}
-		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(stamp(began)))
-		asleep := c.State.Waiting != nil && c.State.Waiting.Reason == reasonHibernated
-		if c.ContainerID != contract.ContainerIDScheme+string(rec.ID) || !running && !asleep {
-			continue
-		}
-		w.hooked = rec.StartedAt
-		w.health[c.Name] = health{started: asleep || c.Started == nil || *c.Started, ready: c.Ready}
-	}
 }

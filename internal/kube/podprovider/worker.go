@@ -45,13 +45,12 @@ type worker struct {
 	unready   string
 	vigil     *vigil            // over the present run; nil: nobody watches
 	health    map[string]health // of the containers, by name
-	hooked    time.Time         // start of the run whose postStart hooks are over
-	sentence  *sentence         // on a container of the present run
+	bowed     map[string]run    // of the containers, whose preStop hooks have run
+	sentence  *sentence         // for which the VM is to be stopped
 
 	// Of the worker's goroutine alone.
 	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
 	killed     time.Time                                      // start of the run that we ended, and that another one follows
-	bowed      time.Time                                      // start of the run whose preStop hooks have run
 	restarted  time.Time                                      // when a managed VM was started again
 	unanswered time.Time                                      // since when the engine does not say how to start it again
 	pause      pause
@@ -103,6 +102,7 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 	w := &worker{
 		p: p, log: log, key: key, uid: pod.UID, vmName: convert.VMName(pod),
 		pod: pod.DeepCopy(), status: *pod.Status.DeepCopy(), gates: pod.Status.Conditions, rec: rec,
+		health: map[string]health{}, bowed: map[string]run{},
 		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, log),
 		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},

@@ -24,6 +24,7 @@ type Runtime interface {
 	List(ctx context.Context) ([]vm.Record, error)
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
+	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
@@ -79,6 +80,11 @@ func Run(t T, r Runtime, img string) {
 	}
 	if err := r.UpdateVolume(ctx, "nothing", "conf", nil); !errdefs.IsNotFound(err) {
 		t.Errorf("a volume of what is not: %v", err)
+	}
+	for _, grace := range []time.Duration{-1, 0, time.Second} {
+		if err := r.KillContainer(ctx, "one", "none", 1, grace); !errdefs.IsNotFound(err) {
+			t.Errorf("a container of a VM that is one process: %v", err)
+		}
 	}
 	stopped, err := r.Stop(ctx, "one", 0)
 	if err != nil || stopped.State != vm.StateStopped || stopped.StoppedAt.IsZero() {

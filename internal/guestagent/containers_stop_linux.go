@@ -1,0 +1,152 @@
+package guestagent
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file is how containers are brought to their end: one of them, the sidecars when nobody needs them any more, or all.
+
+const (
+	sidecarGrace = 30 * time.Second // how long the sidecars may take, together, after the apps have ended by themselves
+	sidecarLeast = 2 * time.Second  // at least so long after the apps were stopped, whatever those used up of the grace
+)
+
+// KillContainer implements guestv1.GuestServer.
+func (s *Server) KillContainer(ctx context.Context, r *guestv1.KillContainerRequest) (*guestv1.KillContainerReply, error) {
+	if r.GetGraceMs() < 0 || r.GetRun() < 0 {
+		return nil, errdefs.Invalidf("a grace period of %d ms, or run %d, is negative", r.GetGraceMs(), r.GetRun())
+	}
+	grace := time.Duration(r.GetGraceMs()) * time.Millisecond
+	return &guestv1.KillContainerReply{}, s.containers().kill(ctx, r.GetName(), int(r.GetRun()), grace)
+}
+
+// kill ends a run of the container called name, the one that goes on when run is 0, and waits until it is over. When ctx
+// ends first, its end goes on. A run that is over is no error.
+func (p *containers) kill(ctx context.Context, name string, run int, grace time.Duration) error {
+	c, err := p.find(name)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	m := c.main
+	if m == nil || run != 0 && run != c.status.Run() {
+		p.mu.Unlock()
+		return nil
+	}
+	first := c.killed != m
+	c.killed = m
+	p.mu.Unlock()
+	if first && grace > 0 {
+		m.child.signal(stopSignal)
+	}
+	killLater(m.child, grace)
+	for {
+		p.mu.Lock()
+		over, changed := c.main != m, p.changed
+		p.mu.Unlock()
+		if over {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func killLater(c *child, grace time.Duration) {
+	t := time.AfterFunc(grace, func() { c.signal(killSignal) })
+	go func() { // ends with the process, which is killed at the latest
+		<-c.done
+		t.Stop()
+	}()
+}
+
+// endSidecars has the sidecars end one after the other, the last one first: each may need those before it.
+func (p *containers) endSidecars() {
+	began := time.Now()
+	for _, c := range slices.Backward(p.all) {
+		if c.kind == vm.ContainerSidecar {
+			p.end(c, began)
+		}
+	}
+}
+
+// end has a sidecar end that nobody needs any more, the apps having ended at that time, and waits until its process has.
+func (p *containers) end(c *container, since time.Time) {
+	p.mu.Lock()
+	close(c.quit)
+	m := c.main
+	p.mu.Unlock()
+	if m == nil {
+		return
+	}
+	m.child.signal(stopSignal)
+	for stop := p.stop; ; stop = nil { // a stop of all leaves less time
+		t := time.NewTimer(time.Until(p.limit(since)))
+		select {
+		case <-m.child.done:
+		case <-t.C:
+			m.child.signal(killSignal)
+			<-m.child.done
+		case <-stop:
+			t.Stop()
+			continue
+		}
+		t.Stop()
+		return
+	}
+}
+
+// limit is until when the sidecars may take to end, the apps having ended at that time.
+func (p *containers) limit(since time.Time) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.deadline.IsZero() {
+		return since.Add(sidecarGrace)
+	}
+	if least := since.Add(sidecarLeast); p.deadline.Before(least) {
+		return least
+	}
+	return p.deadline
+}
+
+// shutdown asks all containers to end, the sidecars after the others, and kills what is left after grace.
+func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
+	p.stopping.Do(func() {
+		p.mu.Lock()
+		p.deadline = time.Now().Add(grace)
+		p.mu.Unlock()
+		close(p.stop)
+	})
+	for _, c := range p.living() {
+		c.signal(stopSignal)
+		killLater(c, grace)
+	}
+	t := time.NewTimer(grace + sidecarLeast + ackPatience)
+	defer t.Stop()
+	select {
+	case <-p.done: // run sees to the sidecars
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// living are the processes of all containers but the sidecars.
+func (p *containers) living() (out []*child) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.all {
+		if c.main != nil && c.kind != vm.ContainerSidecar {
+			out = append(out, c.main.child)
+		}
+	}
+	return out
+}

@@ -1,0 +1,193 @@
+package podprovider
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file is the watch over the containers of a pod, each of them by itself and each of its runs anew.
+
+// run is one run of a container: of the one that is the VM the VM's, else that of the guest which counts them.
+type run struct {
+	vm     time.Time // start of the VM's run
+	number int       // from 1; 0: the container is the VM
+}
+
+func (r run) is(other run) bool { return r.number == other.number && r.vm.Equal(other.vm) }
+
+// runOf is the present run of the container called name, false when there is none. Whether the guest is up is not looked at.
+func runOf(rec *vm.Record, name string) (run, bool) {
+	if len(rec.Containers) == 0 {
+		return run{vm: rec.StartedAt}, true
+	}
+	c := rec.Container(name)
+	if c == nil || c.Status.State != vm.ContainerRunning {
+		return run{}, false
+	}
+	return run{vm: rec.StartedAt, number: c.Status.Run()}, true
+}
+
+// beganOf is when that run began.
+func beganOf(rec *vm.Record, name string) time.Time {
+	if c := rec.Container(name); c != nil {
+		return c.Status.StartedAt
+	}
+	return rec.StartedAt
+}
+
+// observed are the containers of pod that may have probes and hooks.
+func observed(pod *corev1.Pod) (out []*corev1.Container) {
+	for i := range pod.Spec.Containers {
+		out = append(out, &pod.Spec.Containers[i])
+	}
+	return out
+}
+
+func hasPostStart(c *corev1.Container) bool {
+	return c.Lifecycle != nil && c.Lifecycle.PostStart != nil
+}
+
+// duties are what goes on until somebody stops it: probes and hooks.
+type duties struct {
+	held  sync.Mutex
+	over  bool
+	tasks []*probe.Task
+	hooks []context.CancelFunc
+}
+
+// add has stop end t. hook does the same for a running hook.
+func (d *duties) add(t *probe.Task) {
+	d.held.Lock()
+	defer d.held.Unlock()
+	d.tasks = append(d.tasks, t)
+	if d.over {
+		t.Stop()
+	}
+}
+
+func (d *duties) hook(cancel context.CancelFunc) {
+	d.held.Lock()
+	defer d.held.Unlock()
+	d.hooks = append(d.hooks, cancel)
+	if d.over {
+		cancel()
+	}
+}
+
+func (d *duties) stop() {
+	d.held.Lock()
+	defer d.held.Unlock()
+	d.over = true
+	for _, t := range d.tasks {
+		t.Stop()
+	}
+	for _, cancel := range d.hooks {
+		cancel()
+	}
+}
+
+// lookout is over one run of one container.
+type lookout struct {
+	duties
+	container *corev1.Container
+	run       run
+	sentence  *sentence // on the run; under the worker's mu
+}
+
+// keepWatch sees to it that v watches what runs now: first the postStart hook of a container, once per run, then its startup
+// probe, then the others. Of a run that an earlier process watched, or that was asleep, only what has changed is news; a
+// trusted guest's containers count as ready until they fail.
+func (w *worker) keepWatch(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bool) {
+	for _, c := range observed(pod) {
+		now, runs := runOf(rec, c.Name)
+		w.mu.Lock()
+		old := v.watches[c.Name]
+		if old != nil && runs && old.run.is(now) {
+			w.mu.Unlock()
+			continue
+		}
+		delete(v.watches, c.Name)
+		before, known := w.health[c.Name]
+		known = known && before.run.is(now) && !before.starting
+		x := &lookout{container: c, run: now}
+		h := fresh(c, now)
+		began := time.Now()
+		if known {
+			began = beganOf(rec, c.Name)
+			h.starting, h.started, h.ready = false, h.started || before.started, h.ready || trusted && before.ready
+		}
+		if runs {
+			v.watches[c.Name], w.health[c.Name] = x, h
+		}
+		w.mu.Unlock()
+		if old != nil {
+			old.stop()
+		}
+		switch {
+		case !runs:
+		case h.starting:
+			x.hook(w.background(func(ctx context.Context) { w.postStart(ctx, v, x) }))
+		default:
+			w.watchContainer(v, x, began)
+		}
+	}
+	w.carryOutEach(v, pod, rec)
+}
+
+// fresh is the health of a container in a run of which nothing is known.
+func fresh(c *corev1.Container, r run) health {
+	return health{run: r, starting: hasPostStart(c), started: c.StartupProbe == nil, ready: c.ReadinessProbe == nil}
+}
+
+// goesOn notes that the containers of rec's guest run on, though under a VM that is new.
+func (w *worker) goesOn(pod *corev1.Pod, rec *vm.Record) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range observed(pod) {
+		if r, runs := runOf(rec, c.Name); runs {
+			w.health[c.Name] = health{run: r, started: true}
+		}
+	}
+}
+
+// on reports whether x is a lookout that goes on. Preconditions: mu is held.
+func (w *worker) on(x *lookout) bool { return w.vigil != nil && w.vigil.watches[x.container.Name] == x }
+
+// shownHealth is the health that the status tells. Of a run that is not watched yet nothing is known. Preconditions: mu is
+// held.
+func (w *worker) shownHealth() map[string]health {
+	all := map[string]health{}
+	if w.rec == nil {
+		return all
+	}
+	for _, c := range observed(w.pod) {
+		now, runs := runOf(w.rec, c.Name)
+		h, known := w.health[c.Name]
+		if runs && (!known || !h.run.is(now)) {
+			h = fresh(c, now)
+		}
+		all[c.Name] = h
+	}
+	return all
+}
+
+// resumeHealth takes from the pod's status what an earlier process knew of the containers of rec's run.
+func (w *worker) resumeHealth(rec *vm.Record) {
+	for _, c := range slices.Concat(w.status.InitContainerStatuses, w.status.ContainerStatuses) {
+		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(stamp(beganOf(rec, c.Name))))
+		asleep := c.State.Waiting != nil && c.State.Waiting.Reason == reasonHibernated
+		if c.ContainerID != containerID(rec, c.Name) || !running && !asleep {
+			continue
+		}
+		if r, runs := runOf(rec, c.Name); runs {
+			w.health[c.Name] = health{run: r, started: asleep || c.Started == nil || *c.Started, ready: c.Ready}
+		}
+	}
+}
