@@ -1,8 +1,9 @@
-// Package dhcp answers DHCPv4 where addresses are decided already: each known MAC gets its own, nobody else gets anything.
+// Package dhcp answers DHCP where addresses are decided already: each known MAC gets its own, nobody else gets anything.
 //
 // Config.Answer is a pure function from packet to packet, to the letter of RFC 2131 with the options of RFC 2132, 3397
-// (search list), 3442 (classless routes) and 6842 (client identifier); Serve is the thin loop around it. The package
-// chooses no address, keeps no lease and configures no link.
+// (search list), 3442 (classless routes) and 6842 (client identifier); Config6.Answer is one for DHCPv6, to RFC 8415 with
+// the options of RFC 3646. Serve and Serve6 are the thin loop around them. The package chooses no address, keeps no lease
+// and configures no link.
 package dhcp
 
 import (
@@ -61,9 +62,9 @@ type Reservation struct {
 // Kind says what an Answer is, or why there is none.
 type Kind string
 
-// The kinds of answers. Only Offer, Ack and Nak carry a packet.
+// The kinds of answers. Offer, Ack, Inform and Nak carry a packet; in DHCPv6 Released and Declined do, too.
 const (
-	Offer    Kind = "offer"
+	Offer    Kind = "offer"    // in DHCPv6 an advertisement
 	Ack      Kind = "ack"      // the guest now uses the address
 	Inform   Kind = "inform"   // an ack that only tells options
 	Nak      Kind = "nak"      // the guest wanted another address than its own
@@ -81,7 +82,8 @@ type Answer struct {
 	Packet []byte           // nil: say nothing
 
 	// To is where the packet goes: the broadcast address, or the guest's own. In the latter case the guest may not
-	// have configured the address yet, so that the frame must be sent to MAC without asking by ARP.
+	// have configured the address yet, so that the frame must be sent to MAC without asking by ARP. In DHCPv6 it is
+	// the link-local address that the guest asked from.
 	To netip.Addr
 }
 

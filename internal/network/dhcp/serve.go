@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"time"
 )
 
@@ -20,13 +21,38 @@ type Table interface {
 
 // Serve answers on s until ctx ends, closes s, and returns nil then, or why it could not go on.
 func Serve(ctx context.Context, s *Socket, c Config, t Table, log *slog.Logger) error {
+	defer s.Close()
+	return conversation{
+		udp:    s.udp,
+		answer: func(b []byte, _ netip.Addr) Answer { return c.Answer(b, t.Lookup) },
+		send:   func(a Answer) error { return s.send(c.Server, a) },
+	}.serve(ctx, t, log)
+}
+
+// Serve6 does the same for DHCPv6.
+func Serve6(ctx context.Context, s *Socket6, c Config6, t Table, log *slog.Logger) error {
+	defer s.Close()
+	return conversation{
+		udp:    s.udp,
+		answer: func(b []byte, from netip.Addr) Answer { return c.Answer(b, from, t.Lookup) },
+		send:   s.send,
+	}.serve(ctx, t, log)
+}
+
+// conversation is what the protocols differ in.
+type conversation struct {
+	udp    *net.UDPConn
+	answer func(payload []byte, from netip.Addr) Answer
+	send   func(Answer) error
+}
+
+func (s conversation) serve(ctx context.Context, t Table, log *slog.Logger) error {
 	stop := context.AfterFunc(ctx, func() { s.udp.Close() })
 	defer stop()
-	defer s.Close()
 	quiet := limiter{every: time.Minute}
 	buf := make([]byte, 4096) // a longer packet is cut and then ignored as malformed
 	for {
-		n, _, err := s.udp.ReadFromUDPAddrPort(buf)
+		n, from, err := s.udp.ReadFromUDPAddrPort(buf)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -38,10 +64,10 @@ func Serve(ctx context.Context, s *Socket, c Config, t Table, log *slog.Logger) 
 			log.Warn("dhcp receive failed", "err", err)
 			continue
 		}
-		a := c.Answer(buf[:n], t.Lookup)
+		a := s.answer(buf[:n], from.Addr().WithZone(""))
 		t.Answered(a)
 		if a.Packet != nil {
-			err = s.send(c.Server, a)
+			err = s.send(a)
 		}
 		report(log, &quiet, a, err)
 	}

@@ -1,7 +1,7 @@
 // Package radv tells the guests of one link their IPv6 prefix and router (RFC 4861, RFC 4862, RFC 8106).
 //
-// Addresses are not assigned: a guest makes its own of the prefix and its MAC, so that who knows both knows the address.
-// The package sets no address and no route of the host.
+// Addresses are not assigned here: a guest makes its own of the prefix and its MAC, or is sent to a DHCPv6 server, so that
+// who knows both knows the address. The package sets no address and no route of the host.
 package radv
 
 import (
@@ -36,6 +36,9 @@ type Config struct {
 	DNS    []netip.Addr // IPv4 ones are left out
 	Search []string
 	MTU    int // bytes
+
+	// Managed sends guests to DHCPv6 for their address and everything else, and lets them make none of the prefix.
+	Managed bool
 }
 
 // Address is what a guest with that MAC makes of a prefix: its modified EUI-64 (RFC 4291, appendix A). The MAC has 6
@@ -46,18 +49,25 @@ func Address(prefix netip.Prefix, mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
+// MAC is the inverse of Address for link-local addresses; false for one that is not made of a MAC.
+func MAC(a netip.Addr) (net.HardwareAddr, bool) {
+	b := a.As16()
+	mac := net.HardwareAddr{b[8] ^ 2, b[9], b[10], b[13], b[14], b[15]}
+	return mac, a == Address(LinkLocal, mac)
+}
+
 // LinkLocal is the prefix of addresses that are valid on one link.
 var LinkLocal = netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80}), Prefix)
 
 // message is an advertisement from a link with that MAC.
 func (c Config) message(mac net.HardwareAddr) *ndp.RouterAdvertisement {
 	m := &ndp.RouterAdvertisement{
-		CurrentHopLimit: 64, RouterLifetime: lifetime,
+		CurrentHopLimit: 64, RouterLifetime: lifetime, ManagedConfiguration: c.Managed, OtherConfiguration: c.Managed,
 		Options: []ndp.Option{
 			&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: mac},
 			&ndp.MTU{MTU: uint32(c.MTU)},
 			&ndp.PrefixInformation{
-				PrefixLength: Prefix, OnLink: true, AutonomousAddressConfiguration: true,
+				PrefixLength: Prefix, OnLink: true, AutonomousAddressConfiguration: !c.Managed,
 				ValidLifetime: ndp.Infinity, PreferredLifetime: ndp.Infinity, Prefix: c.Prefix.Masked().Addr(),
 			},
 		},

@@ -22,6 +22,20 @@ func TestAddressIsModifiedEUI64(t *testing.T) {
 			t.Errorf("%s has %s, want %s", mac, got, want)
 		}
 	}
+	for _, mac := range []string{"34:56:78:9a:bc:de", "02:00:00:00:00:00"} {
+		m, err := net.ParseMAC(mac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, ok := MAC(Address(LinkLocal, m)); !ok || back.String() != mac {
+			t.Errorf("%s came back as %s (%v)", mac, back, ok)
+		}
+	}
+	for _, other := range []string{"fe80::1", "fd00:1::3656:78ff:fe9a:bcde", "fe80:0:0:1:3656:78ff:fe9a:bcde", "10.0.0.1"} {
+		if m, ok := MAC(netip.MustParseAddr(other)); ok {
+			t.Errorf("%s is said to be made of %s", other, m)
+		}
+	}
 	if !LinkLocal.Addr().IsLinkLocalUnicast() {
 		t.Errorf("%s is not link-local", LinkLocal)
 	}
@@ -44,6 +58,13 @@ func TestMessage(t *testing.T) {
 	m, ok := parsed.(*ndp.RouterAdvertisement)
 	if !ok || m.RouterLifetime != lifetime || m.ManagedConfiguration || m.OtherConfiguration {
 		t.Fatalf("%+v", parsed)
+	}
+	c.Managed = true
+	managed := c.message(mac)
+	for _, o := range managed.Options {
+		if p, ok := o.(*ndp.PrefixInformation); ok && (p.AutonomousAddressConfiguration || !p.OnLink) || !managed.ManagedConfiguration || !managed.OtherConfiguration {
+			t.Errorf("managed guests are told %+v", managed)
+		}
 	}
 	seen := map[string]bool{}
 	for _, o := range m.Options {

@@ -1,0 +1,73 @@
+package dhcp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+const (
+	serverPort6 = 547
+	clientPort6 = 546
+)
+
+// AllServers is where guests ask DHCPv6 (All_DHCP_Relay_Agents_and_Servers of RFC 8415, section 7.1).
+var AllServers = netip.MustParseAddr("ff02::1:2")
+
+// Socket6 is where a DHCPv6 server listens: UDP port 547 of one link, for what is sent to AllServers. Unicast does not
+// arrive, which RFC 8415 section 18.4 asks for where no server has offered it.
+type Socket6 struct{ udp *net.UDPConn }
+
+// Listen6 opens the socket on the link called name, in the network namespace of the calling thread. The link has one
+// link-local address, which answers come from. FailedPrecondition when another program serves there.
+func Listen6(name string) (*Socket6, error) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("listen for DHCPv6 on %s: %w", name, err)
+	}
+	udp, err := listenUDP6(link)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, errdefs.Preconditionf("listen for DHCPv6 on %s: another program holds UDP port 547; stop it or keep it off %s (dnsmasq: except-interface=%s)", name, name, name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen for DHCPv6 on %s: %w", name, err)
+	}
+	return &Socket6{udp}, nil
+}
+
+func listenUDP6(link *net.Interface) (*net.UDPConn, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "dhcpv6")
+	defer f.Close() // FilePacketConn duplicates it
+	if err := errors.Join(
+		unix.BindToDevice(fd, link.Name),
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
+		unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: AllServers.As16(), Interface: uint32(link.Index)}),
+		unix.Bind(fd, &unix.SockaddrInet6{Port: serverPort6, Addr: AllServers.As16(), ZoneId: uint32(link.Index)}),
+	); err != nil {
+		return nil, err
+	}
+	c, err := net.FilePacketConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UDPConn), nil
+}
+
+// Close closes the socket; a pending receive returns.
+func (s *Socket6) Close() { s.udp.Close() }
+
+// send delivers a to the guest. The socket is bound to the link, so that the address needs no zone.
+func (s *Socket6) send(a Answer) error {
+	_, err := s.udp.WriteToUDPAddrPort(a.Packet, netip.AddrPortFrom(a.To, clientPort6))
+	return err
+}
