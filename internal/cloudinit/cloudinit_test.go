@@ -102,6 +102,17 @@ func TestIPv6AndGatewayOutsideThePrefix(t *testing.T) {
 	same(t, "netmask", w["netmask"], "ffff:ffff:ffff:ffff::")
 }
 
+func TestDHCPv6(t *testing.T) {
+	nics := []vm.NIC{{MAC: "52:54:00:aa:bb:01", IP: "10.1.2.3", Prefix: 24, DHCP: true, IPv6: "fd00::5", Addresses: []string{"fd00::5/128"}}}
+	same(t, "network-config", networkV2(nics)["ethernets"], map[string]any{"eth0": map[string]any{
+		"match": map[string]any{"macaddress": "52:54:00:aa:bb:01"}, "set-name": "eth0", "dhcp4": true, "dhcp6": true,
+	}})
+	same(t, "networks", networkData(nics)["networks"], []any{
+		map[string]any{"id": "net-0", "network_id": "net-0", "link": "eth0", "type": "ipv4_dhcp"},
+		map[string]any{"id": "net-0-1", "network_id": "net-0", "link": "eth0", "type": "ipv6_dhcpv6-stateful"},
+	})
+}
+
 func TestFurtherAddresses(t *testing.T) {
 	nics := []vm.NIC{{
 		MAC: "52:54:00:aa:bb:01", IP: "10.1.2.3", Prefix: 24, Gateway: "10.1.2.1", Addresses: []string{"10.4.0.2/16", "fd00::5/64"},

@@ -22,6 +22,9 @@ func networkV2(nics []vm.NIC) map[string]any {
 		}
 		if addr, ok := static(n); !ok {
 			e["dhcp4"] = true
+			if dhcp6(n) {
+				e["dhcp6"] = true
+			}
 		} else {
 			e["addresses"] = append([]string{addr.String()}, n.Addresses...)
 			var routes []any
@@ -64,6 +67,9 @@ func static(n vm.NIC) (netip.Prefix, bool) {
 	return netip.PrefixFrom(ip, n.Prefix), true
 }
 
+// dhcp6 reports whether the guest is to ask DHCPv6, too.
+func dhcp6(n vm.NIC) bool { return n.DHCP && len(n.Addresses) > 0 }
+
 // networkData is the same in the form of OpenStack's network_data.json.
 func networkData(nics []vm.NIC) map[string]any {
 	links, networks, services := []any{}, []any{}, []any{}
@@ -78,6 +84,9 @@ func networkData(nics []vm.NIC) map[string]any {
 		addr, ok := static(n)
 		if !ok {
 			networks = append(networks, map[string]any{"id": id, "network_id": id, "link": link, "type": "ipv4_dhcp"})
+			if dhcp6(n) {
+				networks = append(networks, map[string]any{"id": id + "-1", "network_id": id, "link": link, "type": "ipv6_dhcpv6-stateful"})
+			}
 			continue
 		}
 		all := []netip.Prefix{addr}

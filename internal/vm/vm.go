@@ -153,7 +153,7 @@ type NIC struct {
 	IPv6    string   `json:"ipv6,omitempty"`    // beside IP: one of Addresses, or what the guest makes of its MAC and a router's prefix; "" for none
 	DNS     []string `json:"dns,omitempty"`
 	MTU     int      `json:"mtu,omitempty"` // bytes; 0 is the guest's default
-	DHCP    bool     `json:"dhcp"`          // a DHCP server answers on this network with the same IP
+	DHCP    bool     `json:"dhcp"`          // a DHCP server answers on this network with the same IP, and a DHCPv6 server if there are Addresses
 
 	Addresses []string `json:"addresses,omitempty"` // CIDR; which the guest sets itself, beside IP
 	Routes    []Route  `json:"routes,omitempty"`    // beside the one to Gateway

@@ -52,8 +52,8 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
   driver                               qemu, or fake for scale tests (qemu)
   guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)
   qemu: {binary, cgroup, uidBase, uidCount, tbSize}
-  network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, netns, dns, search, routes, mtu, nat,
-    masqueradeLink, isolation, leases, cni: {confDir, binDirs, default, exclusive}}
+  network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, ipv6Mode, netns, dns, search, routes, mtu,
+    nat, masqueradeLink, isolation, leases, cni: {confDir, binDirs, default, exclusive}}
   images: {mappings, downloadProtocol, regexpTranslation, registries: {HOST: {mirrors, ca, insecure}}, maxParallelPulls,
     stallTimeout, gc: {interval, minAge, maxAge, maxSize, high, low}}
                                        where images come from (/etc/cocoon/images.d, https, no, none, 4, 30s) and when

@@ -74,11 +74,12 @@ type NetworkConfig struct {
 	Adopt          bool           `json:"adopt,omitempty"`    // use the bridge that is there, with its address; change nothing of it
 	Subnet         string         `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
 	Gateway        string         `json:"gateway,omitempty"`
-	Subnet6        string         `json:"subnet6,omitempty"` // IPv6 CIDR, a /64; default: none
-	NetNS          string         `json:"netns,omitempty"`   // name or path of the network namespace
-	DNS            []string       `json:"dns,omitempty"`
-	Search         []string       `json:"search,omitempty"` // domains that guests complete names with
-	Routes         []bridge.Route `json:"routes,omitempty"` // that guests have besides the default one
+	Subnet6        string         `json:"subnet6,omitempty"`  // IPv6 CIDR, a /64; default: none
+	IPv6Mode       string         `json:"ipv6Mode,omitempty"` // slaac (default) or stateful: how guests come to their IPv6 address
+	NetNS          string         `json:"netns,omitempty"`    // name or path of the network namespace
+	DNS            []string       `json:"dns,omitempty"`      // IPv4, and IPv6 with subnet6; default: the host's IPv4 ones
+	Search         []string       `json:"search,omitempty"`   // domains that guests complete names with
+	Routes         []bridge.Route `json:"routes,omitempty"`   // that guests have besides the default one
 	MTU            int            `json:"mtu,omitempty"`
 	NAT            *bool          `json:"nat,omitempty"` // default true
 	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
@@ -232,7 +233,7 @@ func (c *Config) bridge() bridge.Config {
 		dns = nil // the host's resolvers
 	}
 	return bridge.Config{
-		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, Subnet6: n.Subnet6, DNS: dns,
+		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, Subnet6: n.Subnet6, IPv6Mode: n.IPv6Mode, DNS: dns,
 		Search: n.Search, Routes: n.Routes, MTU: n.MTU,
 		Adopt: n.Adopt, NAT: yes(n.NAT) && (!n.Adopt || n.NAT != nil), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
 		StateDir: filepath.Join(c.StateDir, "network", strings.ReplaceAll(n.Name, string(filepath.Separator), "_")), LeasePath: n.Leases,

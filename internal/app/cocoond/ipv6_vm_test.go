@@ -11,10 +11,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestVMHasIPv6 gives guests a prefix: a VM and its clone each make the address that their record tells, reach the router
-// and are reached, and the clone has nothing left of its source's.
+// TestVMHasIPv6 gives guests a prefix: a VM and its clone each have the address that their record tells, which they make
+// themselves or are told, reach the router and are reached, and the clone has nothing left of its source's.
 func TestVMHasIPv6(t *testing.T) {
-	n := newNode(t, `network: {subnet6: "fd00:88:6::/64"}`)
+	for mode, length := range map[string]string{"slaac": "/64", "stateful": "/128"} {
+		t.Run(mode, func(t *testing.T) { hasIPv6(t, mode, length) })
+	}
+}
+
+func hasIPv6(t *testing.T, mode, length string) {
+	n := newNode(t, `network: {subnet6: "fd00:88:6::/64", ipv6Mode: `+mode+`}`)
 	n.counting("source")
 	if _, err := n.SaveSnapshot(t.Context(), "source", vm.SaveSpec{Name: "base"}); err != nil {
 		t.Fatal(err)
@@ -28,11 +34,12 @@ func TestVMHasIPv6(t *testing.T) {
 	}
 	for name, own := range map[string]string{"source": source, "clone": clone} {
 		n.until(name+" has "+own, func() bool {
-			return strings.Contains(n.sh(name, "ip -6 addr show eth0 scope global"), own+"/64")
+			return strings.Contains(n.sh(name, "ip -6 addr show eth0 scope global"), own+length)
 		})
 		if all := n.sh(name, "ip -6 addr show eth0"); name == "clone" && strings.Contains(all, source) {
 			t.Errorf("the clone has an address of its source: %s", all)
 		}
+		n.until(name+" has heard of its router", func() bool { return strings.Contains(n.sh(name, "ip -6 route"), "default via fe80::1") })
 		n.sh(name, "ping -6 -c 1 -W 20 fd00:88:6::1")
 		n.until("it serves on "+own, func() bool {
 			reply, err := http.Get("http://" + net.JoinHostPort(own, "8080") + "/")

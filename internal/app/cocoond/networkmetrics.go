@@ -11,7 +11,7 @@ type networkCollector struct{ net *bridge.Network }
 
 var (
 	dhcpMessages = prometheus.NewDesc("cocoon_dhcp_messages_total",
-		"DHCP messages of guests by what was done about them; declined means that another machine has a guest's address.", []string{"result"}, nil)
+		"DHCP messages of guests by what was done about them, and by family (ipv4, ipv6); declined means that another machine has a guest's address.", []string{"result", "family"}, nil)
 	networkAddresses = prometheus.NewDesc("cocoon_network_addresses", "Addresses of the bridge network that VMs can have, and how many are leased.", []string{"state"}, nil)
 )
 
@@ -21,8 +21,10 @@ func (networkCollector) Describe(out chan<- *prometheus.Desc) {
 }
 
 func (c networkCollector) Collect(out chan<- prometheus.Metric) {
-	for result, n := range c.net.DHCPMessages() {
-		out <- prometheus.MustNewConstMetric(dhcpMessages, prometheus.CounterValue, float64(n), result)
+	for family, messages := range map[string]map[string]uint64{"ipv4": c.net.DHCPMessages(), "ipv6": c.net.DHCPv6Messages()} {
+		for result, n := range messages {
+			out <- prometheus.MustNewConstMetric(dhcpMessages, prometheus.CounterValue, float64(n), result, family)
+		}
 	}
 	leased, total := c.net.Addresses()
 	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(leased), "leased")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -62,6 +63,9 @@ func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 	}
 	if a := address6(lv.prefix6, l.MAC); a.IsValid() {
 		out.IPv6 = a.String()
+		if n.cfg.IPv6Mode == IPv6Stateful {
+			out.Addresses = []string{netip.PrefixFrom(a, a.BitLen()).String()} // for guests without a DHCPv6 client
+		}
 	}
 	for _, d := range lv.dns {
 		out.DNS = append(out.DNS, d.String())

@@ -39,7 +39,7 @@ type Network struct {
 	file  *ipam.File
 	dirty chan struct{} // capacity 1: the lease file is behind
 
-	answers tally
+	answers, answers6 tally // of DHCPv4 and DHCPv6
 
 	mu   sync.RWMutex // held for reading by changes of single taps, for writing by those of the network
 	live *live        // nil until Setup succeeded

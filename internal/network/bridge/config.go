@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,6 +18,12 @@ import (
 // SubnetAuto lets Setup take the first free /24 of the ranges in subnet.go, and keep it for ever after.
 const SubnetAuto = "auto"
 
+// How guests come to their IPv6 address. It is the same one either way: made of Subnet6 and the MAC.
+const (
+	IPv6SLAAC    = "slaac"    // they make it themselves
+	IPv6Stateful = "stateful" // a DHCPv6 server of ours tells them, and they make none
+)
+
 // Config describes one network. The zero values of all but StateDir are good defaults for a laptop without NAT.
 type Config struct {
 	Name     string // "default"; what vm.NICSpec.Network refers to
@@ -27,10 +34,12 @@ type Config struct {
 	Subnet  string   // IPv4 CIDR, or SubnetAuto (the default)
 	Gateway string   // our address; the first of Subnet by default
 	Subnet6 string   // IPv6 CIDR of 64 bits; "" for no IPv6. We are its first address
-	DNS     []string // nil: the host's resolvers, as far as guests can reach them; empty: none
+	DNS     []string // nil: the host's resolvers, as far as guests can reach them; empty: none. IPv6 ones need Subnet6
 	Search  []string // domains that guests complete names with
 	Routes  []Route  // that guests have besides the default one
 	MTU     int      // bytes; 0: that of the link with the default route
+
+	IPv6Mode string // IPv6SLAAC (the default) or IPv6Stateful
 
 	// Adopt uses the bridge that is there, with its address, subnet and MTU, and changes nothing of it. Only taps are
 	// held to the rules; what else is on the bridge goes on as before.
@@ -94,13 +103,13 @@ func (c Config) withDefaults() (Config, error) {
 	} else if c.Gateway != "" {
 		return c, errdefs.Invalidf("network %s: a gateway needs a subnet; set both", c.Name)
 	}
-	if _, err := c.prefix6(); err != nil {
+	prefix6, err := c.prefix6()
+	if err != nil {
 		return c, err
 	}
-	for _, d := range c.DNS {
-		if a, err := netip.ParseAddr(d); err != nil || !a.Is4() {
-			return c, errdefs.Invalidf("network %s: DNS server %q is not an IPv4 address", c.Name, d)
-		}
+	dns, err := c.nameServers(prefix6.IsValid())
+	if err != nil {
+		return c, err
 	}
 	for _, d := range c.Search {
 		if len(d) > 253 || !domainRE.MatchString(d) {
@@ -113,14 +122,30 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	// The addresses only have to be as long as those that Setup finds.
 	any4 := netip.AddrFrom4([4]byte{10})
-	told := dhcp.Config{Server: any4, Router: any4, Prefix: netip.PrefixFrom(any4, 8), DNS: make([]netip.Addr, max(len(c.DNS), 3)), Search: c.Search, Routes: routes, MTU: 1500}
+	told := dhcp.Config{Server: any4, Router: any4, Prefix: netip.PrefixFrom(any4, 8), DNS: make([]netip.Addr, max(len(ofFamily(dns, false)), 3)), Search: c.Search, Routes: routes, MTU: 1500}
 	for i := range told.DNS {
 		told.DNS[i] = any4
 	}
-	if err := told.Check(); err != nil {
+	told6 := dhcp.Config6{Server: make(net.HardwareAddr, 6), DNS: ofFamily(dns, true), Search: c.Search}
+	if err := errors.Join(told.Check(), told6.Check()); err != nil {
 		return c, fmt.Errorf("network %s: %w", c.Name, err)
 	}
 	return c, nil
+}
+
+// nameServers are those of the configuration.
+func (c Config) nameServers(ipv6 bool) (out []netip.Addr, err error) {
+	for _, d := range c.DNS {
+		a, err := netip.ParseAddr(d)
+		if err != nil || a.Zone() != "" || a.Is4In6() {
+			return nil, errdefs.Invalidf("network %s: DNS server %q is not an IP address", c.Name, d)
+		}
+		if a.Is6() && !ipv6 {
+			return nil, errdefs.Invalidf("network %s: guests have no IPv6 to reach DNS server %s by; set subnet6, or leave the server out", c.Name, d)
+		}
+		out = append(out, a)
+	}
+	return out, nil
 }
 
 func (c Config) routes() ([]dhcp.Route, error) {

@@ -148,11 +148,16 @@ func dhcpcd(t *testing.T, g guest, tool string) {
 	g.run(t, tool, "-4", "-B", "-f", conf, "-c", script(t), "eth0")
 }
 
-// networkd keeps the lease in a file of its own, which is found under the index of the link.
 func networkd(t *testing.T, g guest, tool string) {
 	t.Helper()
+	g.runNetworkd(t, tool, "leases", "[Match]\nName=eth0\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n[DHCPv4]\nUseDomains=yes\nUseMTU=yes\n")
+}
+
+// runNetworkd has it configure eth0 as text says. What it knows is in a file of its own in the folder, which is found under
+// the index of the link.
+func (g guest) runNetworkd(t *testing.T, tool, folder, text string) {
+	t.Helper()
 	private(t, "/etc/systemd/network")
-	const text = "[Match]\nName=eth0\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n[DHCPv4]\nUseDomains=yes\nUseMTU=yes\n"
 	if err := os.WriteFile("/etc/systemd/network/eth0.network", []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +176,7 @@ func networkd(t *testing.T, g guest, tool string) {
 		}
 		return err
 	})
-	if err := os.Symlink(fmt.Sprintf("/run/systemd/netif/leases/%d", index), "/run/told"); err != nil {
+	if err := os.Symlink(fmt.Sprintf("/run/systemd/netif/%s/%d", folder, index), "/run/told"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount("/sys", unix.MNT_DETACH) })

@@ -11,20 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/network/radv"
 )
 
-// IPv6 is there when the configuration has a prefix for it. Guests make their address of it and their MAC, so that it is
-// as stable as the MAC and nothing has to be remembered.
+// IPv6 is there when the configuration has a prefix for it. Guests make their address of it and their MAC, or are told by
+// DHCPv6 what they would make, so that it is as stable as the MAC and nothing has to be remembered.
 
 // router6 is our address on every link, which guests know as their router.
 var router6 = netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1})
 
 // prefix6 is the configured prefix; the zero value for none.
 func (c Config) prefix6() (netip.Prefix, error) {
-	if c.Subnet6 == "" {
+	switch {
+	case c.IPv6Mode != "" && c.IPv6Mode != IPv6SLAAC && c.IPv6Mode != IPv6Stateful:
+		return netip.Prefix{}, errdefs.Invalidf("network %s: ipv6Mode %q is neither %s nor %s", c.Name, c.IPv6Mode, IPv6SLAAC, IPv6Stateful)
+	case c.Subnet6 == "" && c.IPv6Mode != "":
+		return netip.Prefix{}, errdefs.Invalidf("network %s: ipv6Mode %s needs subnet6; set both, or neither", c.Name, c.IPv6Mode)
+	case c.Subnet6 == "":
 		return netip.Prefix{}, nil
 	}
 	p, err := netip.ParsePrefix(c.Subnet6)
@@ -163,6 +169,10 @@ const (
 	portDHCPv6Server = 547
 )
 
+func destination6(a netip.Addr) []expr.Any {
+	return join(overIPv6(), loadNetwork(24, 16, 1), equal(a.AsSlice()))
+}
+
 func overIPv6() []expr.Any {
 	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal([]byte{unix.NFPROTO_IPV6}))
 }
@@ -205,7 +215,8 @@ func (r rules) sender6() [][]expr.Any {
 	}
 }
 
-// input6 is what guests get from the host by IPv6: neighbours, the router's answer, and ping.
+// input6 is what guests get from the host by IPv6: neighbours, the router's answer, ping, DHCPv6 if it is there, and DNS if
+// the router is configured as server.
 func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	if !r.prefix6.IsValid() {
 		return nil
@@ -214,7 +225,15 @@ func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 		out = append(out, join(from, overIPv6(), icmp6(kind), accept()))
 	}
 	for _, a := range []netip.Addr{router6, gateway6(r.prefix6)} {
-		out = append(out, join(from, overIPv6(), loadNetwork(24, 16, 1), equal(a.AsSlice()), icmp6(icmpEchoRequest6), accept()))
+		out = append(out, join(from, destination6(a), icmp6(icmpEchoRequest6), accept()))
+	}
+	if r.stateful6 {
+		out = append(out, join(from, destination6(dhcp.AllServers), proto(unix.IPPROTO_UDP), dport(portDHCPv6Server), accept()))
+	}
+	for _, d := range ofFamily(r.dns, true) {
+		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			out = append(out, join(from, destination6(d), proto(p), dport(53), accept()))
+		}
 	}
 	return out
 }

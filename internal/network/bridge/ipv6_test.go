@@ -89,9 +89,9 @@ func (g guest) add6(cidr string) {
 }
 
 func TestIPv6(t *testing.T) {
-	n := start6(t, Config{NAT: true, MTU: 1400})
-	a, b := twoGuests(t, n)
 	const gateway = "fd00:88:7::1"
+	n := start6(t, Config{NAT: true, MTU: 1400, DNS: []string{gateway}})
+	a, b := twoGuests(t, n)
 	if !a.pings(gateway, patience) {
 		t.Error("the router does not answer")
 	}
@@ -101,6 +101,10 @@ func TestIPv6(t *testing.T) {
 	closed, _ := listen(t, "", net.JoinHostPort(gateway, "0"))
 	if a.dials(closed, impatience) {
 		t.Error("a guest reached a TCP port of the host")
+	}
+	dns, _ := listen(t, "", net.JoinHostPort(gateway, "53"))
+	if !a.dials(dns, patience) {
+		t.Error("a guest does not reach the configured DNS server")
 	}
 	served, _ := listen(t, a.ns, net.JoinHostPort(a.nic.IPv6, "0"))
 	if !dial(t, served, patience) {
@@ -231,6 +235,17 @@ func TestIPv6Refuses(t *testing.T) {
 	for _, bad := range []string{"fd00::/48", "fd00::1/64", "10.0.0.0/24", "ff02::/64", "fe80::/64", "::/64", "x", "::ffff:10.0.0.0/64"} {
 		if _, err := New(Config{StateDir: t.TempDir(), Subnet6: bad}, nil); !errdefs.IsInvalid(err) {
 			t.Errorf("subnet6 %q: %v", bad, err)
+		}
+	}
+	for name, cfg := range map[string]Config{
+		"no such mode":          {Subnet6: testSubnet6, IPv6Mode: "dhcp"},
+		"a mode without prefix": {IPv6Mode: IPv6Stateful},
+		"DNS without prefix":    {DNS: []string{"fd00::53"}},
+		"DNS with a zone":       {Subnet6: testSubnet6, DNS: []string{"fe80::53%eth0"}},
+	} {
+		cfg.StateDir = t.TempDir()
+		if _, err := New(cfg, nil); !errdefs.IsInvalid(err) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if _, err := New(Config{StateDir: t.TempDir(), Subnet6: testSubnet6, Adopt: true}, nil); !errdefs.IsInvalid(err) {

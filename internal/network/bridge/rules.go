@@ -25,6 +25,7 @@ type rules struct {
 	prefix    netip.Prefix
 	gateway   netip.Addr
 	prefix6   netip.Prefix // the zero value without IPv6
+	stateful6 bool         // our DHCPv6 tells guests their address of it
 	dns       []netip.Addr
 	nat       bool
 	natLink   string
@@ -212,7 +213,7 @@ func (r rules) input() [][]expr.Any {
 		join(from, overIPv4(), proto(unix.IPPROTO_UDP), dport(67), accept()),
 		join(from, overIPv4(), destination(r.gateway), proto(unix.IPPROTO_ICMP), icmpEcho(), accept()),
 	}
-	for _, d := range r.dns {
+	for _, d := range ofFamily(r.dns, false) {
 		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 			out = append(out, join(from, overIPv4(), destination(d), proto(p), dport(53), accept()))
 		}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/network/radv"
@@ -26,49 +28,84 @@ func (n *Network) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var sock *dhcp.Socket
-	var router *radv.Socket
+	var on sockets
 	if err := n.space.Do(func() error {
-		if lv.prefix6.IsValid() {
-			if router, err = radv.Listen(n.cfg.Bridge, router6); err != nil {
-				return err
-			}
-		}
-		sock, err = dhcp.Listen(n.cfg.Bridge)
-		if err != nil && router != nil {
-			router.Close()
-		}
+		on, err = n.listen(lv)
 		return err
 	}); err != nil {
 		return fmt.Errorf("run network %s: %w", n.cfg.Name, err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if router != nil {
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		wg.Go(func() {
-			radv.Serve(ctx, router, radv.Config{Router: router6, Prefix: lv.prefix6, DNS: lv.dns, Search: n.cfg.Search, MTU: lv.mtu}, n.log)
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return dhcp.Serve(gctx, on.dhcp, n.dhcpConfig(lv), reservations{n, lv.pool}, n.log) })
+	if on.dhcp6 != nil {
+		g.Go(func() error {
+			return dhcp.Serve6(gctx, on.dhcp6, n.dhcpConfig6(lv), reservations6{n, lv}, n.log)
 		})
 	}
-	served := make(chan error, 1)
-	go func() {
-		defer cancel()
-		served <- dhcp.Serve(ctx, sock, n.dhcpConfig(lv), reservations{n, lv.pool}, n.log)
-	}()
-	n.keepFile(ctx, lv.pool)
-	if err := errors.Join(<-served, n.file.Sync(lv.pool)); err != nil {
+	if on.router != nil {
+		g.Go(func() error {
+			radv.Serve(gctx, on.router, radv.Config{
+				Router: router6, Prefix: lv.prefix6, DNS: lv.dns, Search: n.cfg.Search, MTU: lv.mtu, Managed: lv.rules.stateful6,
+			}, n.log)
+			return nil
+		})
+	}
+	n.keepFile(gctx, lv.pool)
+	if err := errors.Join(g.Wait(), n.file.Sync(lv.pool)); err != nil {
 		return fmt.Errorf("run network %s: %w", n.cfg.Name, err)
 	}
 	return nil
 }
 
+// sockets are where guests ask; nil ones are of what the network does not have.
+type sockets struct {
+	dhcp   *dhcp.Socket
+	dhcp6  *dhcp.Socket6
+	router *radv.Socket
+}
+
+func (s sockets) close() {
+	if s.dhcp != nil {
+		s.dhcp.Close()
+	}
+	if s.dhcp6 != nil {
+		s.dhcp6.Close()
+	}
+	if s.router != nil {
+		s.router.Close()
+	}
+}
+
+func (n *Network) listen(lv *live) (on sockets, err error) {
+	defer func() {
+		if err != nil {
+			on.close()
+		}
+	}()
+	if on.dhcp, err = dhcp.Listen(n.cfg.Bridge); err != nil {
+		return on, err
+	}
+	if !lv.prefix6.IsValid() {
+		return on, nil
+	}
+	if on.router, err = radv.Listen(n.cfg.Bridge, router6); err != nil || !lv.rules.stateful6 {
+		return on, err
+	}
+	on.dhcp6, err = dhcp.Listen6(n.cfg.Bridge)
+	return on, err
+}
+
 func (n *Network) dhcpConfig(lv *live) dhcp.Config {
 	return dhcp.Config{
-		Server: lv.gateway, Router: lv.gateway, Prefix: lv.prefix, DNS: lv.dns, Search: n.cfg.Search, Routes: lv.routes,
+		Server: lv.gateway, Router: lv.gateway, Prefix: lv.prefix, DNS: ofFamily(lv.dns, false), Search: n.cfg.Search, Routes: lv.routes,
 		MTU: lv.mtu, LeaseTime: leaseTime,
 	}
+}
+
+// dhcpConfig6 has the server known by the bridge's MAC, which stays over restarts and is the same on every node: a guest
+// that migrates renews as before.
+func (n *Network) dhcpConfig6(lv *live) dhcp.Config6 {
+	return dhcp.Config6{Server: n.mac, Prefix: lv.prefix6, DNS: ofFamily(lv.dns, true), Search: n.cfg.Search, LeaseTime: leaseTime}
 }
 
 // keepFile writes the lease file after changes and keeps expiries ahead of time, until ctx ends.
@@ -115,6 +152,20 @@ func (r reservations) Answered(a dhcp.Answer) {
 	}
 }
 
+// reservations6 shows a pool to the DHCPv6 server. Its addresses need no record: they are made of the MAC, and a guest that
+// declines one has the same for ever.
+type reservations6 struct {
+	n  *Network
+	lv *live
+}
+
+func (r reservations6) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
+	_, ok := r.lv.pool.ByMAC(mac.String())
+	return dhcp.Reservation{IP: radv.Address(r.lv.prefix6, mac)}, ok
+}
+
+func (r reservations6) Answered(a dhcp.Answer) { r.n.answers6.add(a.Kind) }
+
 // tally counts DHCP messages by what was done about them.
 type tally struct {
 	mu     sync.Mutex
@@ -130,16 +181,21 @@ func (t *tally) add(k dhcp.Kind) {
 	t.byKind[k]++
 }
 
-// DHCPMessages returns how many messages guests sent since the daemon started, by what was done about them.
-func (n *Network) DHCPMessages() map[string]uint64 {
-	n.answers.mu.Lock()
-	defer n.answers.mu.Unlock()
+func (t *tally) counts() map[string]uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	out := map[string]uint64{}
-	for k, v := range n.answers.byKind {
+	for k, v := range t.byKind {
 		out[string(k)] = v
 	}
 	return out
 }
+
+// DHCPMessages returns how many messages guests sent since the daemon started, by what was done about them.
+func (n *Network) DHCPMessages() map[string]uint64 { return n.answers.counts() }
+
+// DHCPv6Messages does the same for DHCPv6.
+func (n *Network) DHCPv6Messages() map[string]uint64 { return n.answers6.counts() }
 
 // hostname is a VM's name as a DNS label.
 func hostname(name string) string {

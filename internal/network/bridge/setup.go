@@ -150,7 +150,7 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 	owner := n.cfg.owner()
 	lv.rules = rules{
 		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),
-		prefix: prefix, gateway: gateway, prefix6: at.prefix6, dns: lv.dns,
+		prefix: prefix, gateway: gateway, prefix6: at.prefix6, stateful6: n.cfg.IPv6Mode == IPv6Stateful, dns: lv.dns,
 		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
 	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {

@@ -153,3 +153,13 @@ func resolvers(cfg Config) []netip.Addr {
 	}
 	return host.Resolvers()
 }
+
+// ofFamily are the IPv6 addresses among addrs, or the IPv4 ones.
+func ofFamily(addrs []netip.Addr, ipv6 bool) (out []netip.Addr) {
+	for _, a := range addrs {
+		if a.Is6() == ipv6 {
+			out = append(out, a)
+		}
+	}
+	return out
+}
