@@ -107,6 +107,11 @@ func (n *node) KillContainer(_ context.Context, ref, container string, run int, 
 	return nil
 }
 
+func (n *node) ReleaseContainer(_ context.Context, ref, container string) error {
+	n.killed = append(n.killed, ref+" releases "+container)
+	return nil
+}
+
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
 
 type store struct {
@@ -259,7 +264,7 @@ func TestErrorsAreOneSentence(t *testing.T) {
 	}
 }
 
-func TestRestartOfAContainer(t *testing.T) {
+func TestRestartAndReleaseOfContainers(t *testing.T) {
 	n := &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web"}}}
 	cocoon := serve(t, n)
 	for _, args := range [][]string{{"-c", "proxy"}, {"--container=proxy", "--run=3", "--grace=7s"}, {"-c", "proxy", "--now"}} {
@@ -267,7 +272,10 @@ func TestRestartOfAContainer(t *testing.T) {
 			t.Errorf("%v: %d %q %q", args, code, out, errOut)
 		}
 	}
-	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s"}; !slices.Equal(n.killed, want) {
+	if code, _, errOut := cocoon("", "vm", "release", "web", "proxy"); code != 0 {
+		t.Errorf("release: %d %q", code, errOut)
+	}
+	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s", "web releases proxy"}; !slices.Equal(n.killed, want) {
 		t.Errorf("got %q, want %q", n.killed, want)
 	}
 }

@@ -93,6 +93,18 @@ func (a *app) vmVolumeCommand() *cobra.Command {
 	}
 }
 
+func (a *app) vmReleaseCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "release REF CONTAINER", Short: "Let the containers start that wait for one that holds them", Args: cobra.ExactArgs(2),
+		Long: `Let the containers start that wait for one whose specification says "hold". Whoever gave it says so, once the
+container has started in the sense that they need.` + refHelp,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error { return c.ReleaseContainer(cmd.Context(), args[0], args[1]) })
+		},
+	}
+}
+
 func (a *app) snapshotRemoteCommand() *cobra.Command {
 	verb := func(use, short string, op func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error) *cobra.Command {
 		var remote remoteFlags

@@ -76,6 +76,7 @@ func containersOf(r vm.Record) []guest.Container {
 		spec := r.Spec.Containers[i]
 		out = append(out, guest.Container{
 			Name: c.Name, Kind: spec.Kind, Process: c.Process, Layers: c.Layers, Mounts: spec.Mounts, Run: c.Status.Next(),
+			Hold: spec.Hold,
 		})
 	}
 	return out
@@ -286,6 +287,14 @@ func (e *Engine) KillContainer(caller context.Context, ref, container string, ru
 		ctx, cancel := context.WithTimeoutCause(ctx, grace+e.cfg.StopMargin, errdefs.Unavailablef("it has not ended within %s", grace))
 		defer cancel()
 		return k.KillContainer(ctx, container, run, grace)
+	}))
+}
+
+// ReleaseContainer lets the containers of a running VM start that wait for one that holds them. Idempotent. Errors as of
+// KillContainer.
+func (e *Engine) ReleaseContainer(caller context.Context, ref, container string) error {
+	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, _ vm.Record, k guest.ContainerKeeper) error {
+		return k.ReleaseContainer(ctx, container)
 	}))
 }
 

@@ -17,7 +17,7 @@ func severalSpec() vm.Spec {
 	s.Process, s.Restart = vm.Process{}, vm.RestartOnFailure
 	s.Containers = []vm.Container{
 		{Name: "init", Image: s.Image, Kind: vm.ContainerInit, Process: vm.Process{Args: []string{"prepare"}}},
-		{Name: "app", Image: s.Image, Kind: vm.ContainerApp},
+		{Name: "app", Image: s.Image, Kind: vm.ContainerApp, Hold: true},
 	}
 	return s
 }
@@ -38,7 +38,7 @@ func TestContainers(t *testing.T) {
 	r.await("web", "ready", ready)
 	g := r.world.Guest(rec.ID)
 	told := g.Identity()
-	if told.Process != nil || len(told.Containers) != 2 || told.Containers[1].Run != 1 || told.Restart != vm.RestartOnFailure {
+	if told.Process != nil || len(told.Containers) != 2 || told.Containers[1].Run != 1 || !told.Containers[1].Hold || told.Containers[0].Hold || told.Restart != vm.RestartOnFailure {
 		t.Errorf("the guest was told %+v", told)
 	}
 	at := time.Unix(100, 0).UTC()
@@ -96,6 +96,10 @@ func TestContainers(t *testing.T) {
 	wantClass(t, "no container", r.KillContainer(ctx, "web", "", 0, 0), errdefs.NotFound)
 	wantClass(t, "no such VM", r.KillContainer(ctx, "none", "app", 0, 0), errdefs.NotFound)
 	wantClass(t, "no such run", r.KillContainer(ctx, "web", "app", -1, 0), errdefs.InvalidArgument)
+	if err := r.ReleaseContainer(ctx, "web", "app"); err != nil {
+		t.Error(err)
+	}
+	wantClass(t, "release of no such container", r.ReleaseContainer(ctx, "web", "none"), errdefs.NotFound)
 	older.Store(true)
 	wantClass(t, "an older agent", r.KillContainer(ctx, "web", "app", 0, -1), errdefs.Unsupported)
 
@@ -255,6 +259,10 @@ func TestContainersThatCannotBe(t *testing.T) {
 	s.Containers[1].Kind = vm.ContainerInit
 	_, err = r.Launch(ctx, s)
 	wantClass(t, "init after app", err, errdefs.InvalidArgument)
+	s = severalSpec()
+	s.Containers[0].Hold = true
+	_, err = r.Launch(ctx, s)
+	wantClass(t, "an init container that holds", err, errdefs.InvalidArgument)
 	s = severalSpec()
 	s.Containers[1].Name = "init"
 	_, err = r.Launch(ctx, s)

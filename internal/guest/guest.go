@@ -98,7 +98,8 @@ type Container struct {
 	Process vm.Process
 	Layers  []string // serials of the disks with its image, the lowest first
 	Mounts  []vm.Mount
-	Run     int // number of its first run, 1 for the very first
+	Run     int  // number of its first run, 1 for the very first
+	Hold    bool // those after it wait for ReleaseContainer, or until the first run of an app is over
 }
 
 // VolumeKeeper is an agent whose guest can have volumes.
@@ -124,6 +125,9 @@ type ContainerKeeper interface {
 	// the restart policy. Idempotent: a run that is over is no error.
 	// Errors: NotFound when there is no such container, Unsupported by older agents.
 	KillContainer(ctx context.Context, container string, run int, grace time.Duration) error
+
+	// ReleaseContainer lets those start that wait for a container. Idempotent. Errors as of KillContainer.
+	ReleaseContainer(ctx context.Context, container string) error
 }
 
 // Exec is one command to run. Env is added to the main process's environment.

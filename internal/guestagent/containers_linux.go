@@ -67,6 +67,10 @@ type container struct {
 	main   *mainProcess  // of the run that goes on, nil when there is none
 	killed *mainProcess  // of the last run that was to be killed, nil when there is none
 	quit   chan struct{} // closed when it is not to be started any more
+
+	hold     bool
+	released chan struct{} // closed when nobody waits for it any more
+	tried    chan struct{} // closed when its first run is over
 }
 
 func newContainers(procs *procs, pace restartPace) *containers {
@@ -78,6 +82,7 @@ func newContainers(procs *procs, pace restartPace) *containers {
 // add appends a container whose first run has the number first.
 func (p *containers) add(c *container, first int) {
 	c.log, c.quit = newRunLog(containerLogBytes, first), make(chan struct{})
+	c.released, c.tried = make(chan struct{}), make(chan struct{})
 	c.status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerInitGoing, Restarts: first - 1}
 	p.all = append(p.all, c)
 }
@@ -86,27 +91,22 @@ func (p *containers) add(c *container, first int) {
 func (p *containers) run() {
 	defer close(p.done)
 	var sidecars, apps sync.WaitGroup
-	ok := true
 	for _, c := range p.all {
-		if c.kind == vm.ContainerApp || !ok {
-			break
-		}
 		if c.kind == vm.ContainerInit {
 			p.keep(c, nil)
-			ok = p.succeeded(c)
+			if !p.succeeded(c) {
+				break
+			}
 			continue
 		}
-		begun := make(chan struct{})
-		sidecars.Go(func() { p.keep(c, begun) })
-		select {
-		case <-begun:
-		case <-p.stop:
-			ok = false
+		kept := &apps
+		if c.kind == vm.ContainerSidecar {
+			kept = &sidecars
 		}
-	}
-	for _, c := range p.all {
-		if ok && c.kind == vm.ContainerApp {
-			apps.Go(func() { p.keep(c, nil) })
+		begun := make(chan struct{})
+		kept.Go(func() { p.keep(c, begun) })
+		if !p.lets(c, begun) {
+			break
 		}
 	}
 	apps.Wait()
@@ -115,6 +115,42 @@ func (p *containers) run() {
 	for _, c := range p.all {
 		c.log.close()
 	}
+}
+
+// lets reports whether those after c, which is being started, may start, and waits until that is known: those after a sidecar
+// need it to run, and who holds others has to be released. An app whose first run is over holds nobody.
+func (p *containers) lets(c *container, begun <-chan struct{}) bool {
+	var wait []<-chan struct{}
+	tried := c.tried
+	if c.kind == vm.ContainerSidecar {
+		wait, tried = append(wait, begun), nil
+	}
+	if c.hold {
+		wait = append(wait, c.released)
+	}
+	for _, known := range wait {
+		select {
+		case <-known:
+		case <-tried:
+		case <-p.stop:
+			return false
+		}
+	}
+	return true
+}
+
+// release lets those start that wait for the container called name.
+func (p *containers) release(name string) error {
+	c, err := p.find(name)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !isClosed(c.released) {
+		close(c.released)
+	}
+	return nil
 }
 
 // keep runs c until it has ended for good. begun is closed when its first run goes on; it may be nil.
@@ -137,6 +173,9 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 				begun = nil
 			}
 		})
+		if first {
+			close(c.tried)
+		}
 		again := !p.halted(c) && (c.restart == vm.RestartAlways || c.restart == vm.RestartOnFailure && failed)
 		if exit.FinishedAt.Sub(exit.StartedAt) > p.pace.forgive {
 			pause = 0

@@ -64,7 +64,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 }
 
 func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) *container {
-	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: vm.RestartPolicy(r.GetRestart())}
+	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: vm.RestartPolicy(r.GetRestart()), hold: m.GetHold()}
 	switch {
 	case c.kind == vm.ContainerSidecar:
 		c.restart = vm.RestartAlways

@@ -26,6 +26,11 @@ func (s *Server) KillContainer(ctx context.Context, r *guestv1.KillContainerRequ
 	return &guestv1.KillContainerReply{}, s.containers().kill(ctx, r.GetName(), int(r.GetRun()), grace)
 }
 
+// ReleaseContainer implements guestv1.GuestServer.
+func (s *Server) ReleaseContainer(_ context.Context, r *guestv1.ReleaseContainerRequest) (*guestv1.ReleaseContainerReply, error) {
+	return &guestv1.ReleaseContainerReply{}, s.containers().release(r.GetName())
+}
+
 // kill ends a run of the container called name, the one that goes on when run is 0, and waits until it is over. When ctx
 // ends first, its end goes on. A run that is over is no error.
 func (p *containers) kill(ctx context.Context, name string, run int, grace time.Duration) error {

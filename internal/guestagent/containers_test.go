@@ -208,3 +208,56 @@ func TestSidecarsEndInReverse(t *testing.T) {
 		t.Errorf("a stop: %q", got)
 	}
 }
+
+// Those after a container that holds them wait until it is released, or until the first run of an app is over.
+func TestHold(t *testing.T) {
+	held := func(c *container) *container { c.hold = true; return c }
+	p := several(t,
+		held(script("side", vm.ContainerSidecar, vm.RestartAlways, "exec sleep 1000")),
+		script("init", vm.ContainerInit, vm.RestartOnFailure, "true"),
+		held(script("first", vm.ContainerApp, vm.RestartNever, "exec sleep 1000")),
+		held(script("second", vm.ContainerApp, vm.RestartNever, "exit 1")),
+		script("third", vm.ContainerApp, vm.RestartNever, "exec sleep 1000"))
+	state := func(name string, want vm.ContainerState) []string {
+		for {
+			all, changed := p.look()
+			for i, s := range all {
+				if p.all[i].name == name && s.State == want {
+					return outcome(p)
+				}
+			}
+			<-changed
+		}
+	}
+	waits := " waiting PodInitializing"
+	if got := state("side", vm.ContainerRunning); got[1] != "init"+waits || got[2] != "first"+waits {
+		t.Errorf("held by the sidecar: %q", got)
+	}
+	if err := p.release("none"); !errdefs.IsNotFound(err) {
+		t.Errorf("no such container: %v", err)
+	}
+	for _, name := range []string{"side", "side"} {
+		if err := p.release(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := state("first", vm.ContainerRunning); got[1] != "init terminated Completed" || got[3] != "second"+waits {
+		t.Errorf("held by the first app: %q", got)
+	}
+	if err := p.release("first"); err != nil {
+		t.Error(err)
+	}
+	if got := state("third", vm.ContainerRunning); got[3] != "second terminated Error" {
+		t.Errorf("after an app that failed: %q", got)
+	}
+
+	p = several(t,
+		held(script("side", vm.ContainerSidecar, vm.RestartAlways, "exec sleep 1000")),
+		script("app", vm.ContainerApp, vm.RestartNever, "true"))
+	state("side", vm.ContainerRunning)
+	p.shutdown(t.Context(), time.Minute)
+	<-p.done
+	if got := outcome(p); got[1] != "app"+waits {
+		t.Errorf("stopped while it was held: %q", got)
+	}
+}

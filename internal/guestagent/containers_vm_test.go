@@ -128,11 +128,18 @@ func TestVMContainers(t *testing.T) {
 			containerOf("flaky", vm.ContainerApp, "test -e /once && { echo again; exit 0; }; touch /once; (sleep 1000 &) ; exit 3"),
 		},
 	}
+	s.Containers[2].Hold = true
 	s.Containers[2].Process.ReadOnlyRoot, s.Containers[2].Process.WorkDir = true, "/work"
 	for range 2 { // a host that comes back says all of it again, and nothing runs twice
 		if err := a.Setup(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
+	}
+	until(t, k, func(all []vm.ContainerStatus) bool {
+		return all[2].State == vm.ContainerRunning && all[3].State == vm.ContainerWaiting
+	})
+	if err := k.ReleaseContainer(t.Context(), "side"); err != nil {
+		t.Fatal(err)
 	}
 	all := until(t, k, func(all []vm.ContainerStatus) bool { return all[4].State == vm.ContainerTerminated })
 	if x := all[0].Exit; x == nil || x.Code != 0 || x.Reason != vm.ContainerCompleted || x.FinishedAt.Before(x.StartedAt) {

@@ -55,6 +55,7 @@ type Engine interface {
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
+	ReleaseContainer(ctx context.Context, ref, container string) error
 	ImageInUse(digest string) bool
 	Reset(ctx context.Context) error
 

@@ -83,6 +83,10 @@ func (v *vms) KillContainer(ctx context.Context, r *nodev1.KillContainerRequest)
 	return &nodev1.KillContainerResponse{}, v.engine.KillContainer(ctx, r.GetRef(), r.GetContainer(), int(r.GetRun()), grace(r.GraceNs))
 }
 
+func (v *vms) ReleaseContainer(ctx context.Context, r *nodev1.ReleaseContainerRequest) (*nodev1.ReleaseContainerResponse, error) {
+	return &nodev1.ReleaseContainerResponse{}, v.engine.ReleaseContainer(ctx, r.GetRef(), r.GetContainer())
+}
+
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
 	switch {

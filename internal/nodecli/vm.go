@@ -308,6 +308,11 @@ func (c *Client) KillContainer(ctx context.Context, ref, container string, run i
 	return c.do(ctx, call{args: append(args, "--", ref)})
 }
 
+// ReleaseContainer lets the containers start that wait for one that holds them.
+func (c *Client) ReleaseContainer(ctx context.Context, ref, container string) error {
+	return c.do(ctx, call{args: []string{"vm", "release", "--", ref, container}})
+}
+
 // UpdateVolume replaces the files of a volume, in the running guest too.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	if files == nil {

@@ -101,6 +101,12 @@ func (c *Client) KillContainer(ctx context.Context, ref, container string, run i
 	return err
 }
 
+// ReleaseContainer lets the containers start that wait for one that holds them.
+func (c *Client) ReleaseContainer(ctx context.Context, ref, container string) error {
+	_, err := unary(ctx, c, c.vms.ReleaseContainer, &nodev1.ReleaseContainerRequest{Ref: ref, Container: container})
+	return err
+}
+
 func record(m *nodev1.Record, err error) (vm.Record, error) {
 	if err != nil {
 		return vm.Record{}, err

@@ -11,13 +11,14 @@ import (
 func encodeContainer(c vm.Container) *nodev1.Container {
 	return &nodev1.Container{
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
+		Hold: c.Hold,
 	}
 }
 
 func decodeContainer(m *nodev1.Container) vm.Container {
 	return vm.Container{
 		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
-		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount),
+		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(),
 	}
 }
 

@@ -38,6 +38,8 @@ type Container struct {
 	Kind    ContainerKind `json:"kind"`
 	Process Process       `json:"process"`          // what differs from the image's own configuration
 	Mounts  []Mount       `json:"mounts,omitempty"` // of the VM's volumes, in order
+	// Hold has those after it wait until it is released, or until the first run of an app is over.
+	Hold bool `json:"hold,omitempty"`
 }
 
 // ContainerRecord is what is known of one container of a VM.
@@ -181,6 +183,8 @@ func (s Spec) ValidateContainers() error {
 			return errdefs.Invalidf("two containers are called %q", c.Name)
 		case c.Image == "":
 			return errdefs.Invalidf("container %s: an image is needed", c.Name)
+		case c.Hold && c.Kind == ContainerInit:
+			return errdefs.Invalidf("container %s: those after an init container wait for its success, it cannot hold them", c.Name)
 		case c.Kind == ContainerApp:
 			apps++
 		case c.Kind != ContainerInit && c.Kind != ContainerSidecar:

@@ -21,23 +21,24 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Guest_Info_FullMethodName          = "/cocoon.guest.v1.Guest/Info"
-	Guest_PutVolume_FullMethodName     = "/cocoon.guest.v1.Guest/PutVolume"
-	Guest_Setup_FullMethodName         = "/cocoon.guest.v1.Guest/Setup"
-	Guest_Exec_FullMethodName          = "/cocoon.guest.v1.Guest/Exec"
-	Guest_Attach_FullMethodName        = "/cocoon.guest.v1.Guest/Attach"
-	Guest_Forward_FullMethodName       = "/cocoon.guest.v1.Guest/Forward"
-	Guest_Logs_FullMethodName          = "/cocoon.guest.v1.Guest/Logs"
-	Guest_Wait_FullMethodName          = "/cocoon.guest.v1.Guest/Wait"
-	Guest_AckExit_FullMethodName       = "/cocoon.guest.v1.Guest/AckExit"
-	Guest_Poweroff_FullMethodName      = "/cocoon.guest.v1.Guest/Poweroff"
-	Guest_Stats_FullMethodName         = "/cocoon.guest.v1.Guest/Stats"
-	Guest_Settle_FullMethodName        = "/cocoon.guest.v1.Guest/Settle"
-	Guest_Resumed_FullMethodName       = "/cocoon.guest.v1.Guest/Resumed"
-	Guest_Freeze_FullMethodName        = "/cocoon.guest.v1.Guest/Freeze"
-	Guest_Thaw_FullMethodName          = "/cocoon.guest.v1.Guest/Thaw"
-	Guest_Containers_FullMethodName    = "/cocoon.guest.v1.Guest/Containers"
-	Guest_KillContainer_FullMethodName = "/cocoon.guest.v1.Guest/KillContainer"
+	Guest_Info_FullMethodName             = "/cocoon.guest.v1.Guest/Info"
+	Guest_PutVolume_FullMethodName        = "/cocoon.guest.v1.Guest/PutVolume"
+	Guest_Setup_FullMethodName            = "/cocoon.guest.v1.Guest/Setup"
+	Guest_Exec_FullMethodName             = "/cocoon.guest.v1.Guest/Exec"
+	Guest_Attach_FullMethodName           = "/cocoon.guest.v1.Guest/Attach"
+	Guest_Forward_FullMethodName          = "/cocoon.guest.v1.Guest/Forward"
+	Guest_Logs_FullMethodName             = "/cocoon.guest.v1.Guest/Logs"
+	Guest_Wait_FullMethodName             = "/cocoon.guest.v1.Guest/Wait"
+	Guest_AckExit_FullMethodName          = "/cocoon.guest.v1.Guest/AckExit"
+	Guest_Poweroff_FullMethodName         = "/cocoon.guest.v1.Guest/Poweroff"
+	Guest_Stats_FullMethodName            = "/cocoon.guest.v1.Guest/Stats"
+	Guest_Settle_FullMethodName           = "/cocoon.guest.v1.Guest/Settle"
+	Guest_Resumed_FullMethodName          = "/cocoon.guest.v1.Guest/Resumed"
+	Guest_Freeze_FullMethodName           = "/cocoon.guest.v1.Guest/Freeze"
+	Guest_Thaw_FullMethodName             = "/cocoon.guest.v1.Guest/Thaw"
+	Guest_Containers_FullMethodName       = "/cocoon.guest.v1.Guest/Containers"
+	Guest_KillContainer_FullMethodName    = "/cocoon.guest.v1.Guest/KillContainer"
+	Guest_ReleaseContainer_FullMethodName = "/cocoon.guest.v1.Guest/ReleaseContainer"
 )
 
 // GuestClient is the client API for Guest service.
@@ -83,6 +84,8 @@ type GuestClient interface {
 	// KillContainer ends one run of a container, which counts as failed, and answers when it is over. What follows is as of a
 	// container that ended by itself. The guest goes on with it when the call is cut off. A run that is over is no error.
 	KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerReply, error)
+	// ReleaseContainer lets those start that wait for a container, now or once their turn comes. Idempotent.
+	ReleaseContainer(ctx context.Context, in *ReleaseContainerRequest, opts ...grpc.CallOption) (*ReleaseContainerReply, error)
 }
 
 type guestClient struct {
@@ -290,6 +293,16 @@ func (c *guestClient) KillContainer(ctx context.Context, in *KillContainerReques
 	return out, nil
 }
 
+func (c *guestClient) ReleaseContainer(ctx context.Context, in *ReleaseContainerRequest, opts ...grpc.CallOption) (*ReleaseContainerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseContainerReply)
+	err := c.cc.Invoke(ctx, Guest_ReleaseContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -333,6 +346,8 @@ type GuestServer interface {
 	// KillContainer ends one run of a container, which counts as failed, and answers when it is over. What follows is as of a
 	// container that ended by itself. The guest goes on with it when the call is cut off. A run that is over is no error.
 	KillContainer(context.Context, *KillContainerRequest) (*KillContainerReply, error)
+	// ReleaseContainer lets those start that wait for a container, now or once their turn comes. Idempotent.
+	ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerReply, error)
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -393,6 +408,9 @@ func (UnimplementedGuestServer) Containers(*ContainersRequest, grpc.ServerStream
 }
 func (UnimplementedGuestServer) KillContainer(context.Context, *KillContainerRequest) (*KillContainerReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method KillContainer not implemented")
+}
+func (UnimplementedGuestServer) ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseContainer not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -674,6 +692,24 @@ func _Guest_KillContainer_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_ReleaseContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).ReleaseContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_ReleaseContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).ReleaseContainer(ctx, req.(*ReleaseContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -728,6 +764,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "KillContainer",
 			Handler:    _Guest_KillContainer_Handler,
+		},
+		{
+			MethodName: "ReleaseContainer",
+			Handler:    _Guest_ReleaseContainer_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

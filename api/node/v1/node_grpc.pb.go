@@ -29,27 +29,28 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	VMs_Create_FullMethodName        = "/cocoon.node.v1.VMs/Create"
-	VMs_Launch_FullMethodName        = "/cocoon.node.v1.VMs/Launch"
-	VMs_Start_FullMethodName         = "/cocoon.node.v1.VMs/Start"
-	VMs_Stop_FullMethodName          = "/cocoon.node.v1.VMs/Stop"
-	VMs_Restart_FullMethodName       = "/cocoon.node.v1.VMs/Restart"
-	VMs_Remove_FullMethodName        = "/cocoon.node.v1.VMs/Remove"
-	VMs_Inspect_FullMethodName       = "/cocoon.node.v1.VMs/Inspect"
-	VMs_List_FullMethodName          = "/cocoon.node.v1.VMs/List"
-	VMs_Watch_FullMethodName         = "/cocoon.node.v1.VMs/Watch"
-	VMs_Exec_FullMethodName          = "/cocoon.node.v1.VMs/Exec"
-	VMs_Attach_FullMethodName        = "/cocoon.node.v1.VMs/Attach"
-	VMs_Forward_FullMethodName       = "/cocoon.node.v1.VMs/Forward"
-	VMs_Logs_FullMethodName          = "/cocoon.node.v1.VMs/Logs"
-	VMs_Console_FullMethodName       = "/cocoon.node.v1.VMs/Console"
-	VMs_Stats_FullMethodName         = "/cocoon.node.v1.VMs/Stats"
-	VMs_UpdateVolume_FullMethodName  = "/cocoon.node.v1.VMs/UpdateVolume"
-	VMs_KillContainer_FullMethodName = "/cocoon.node.v1.VMs/KillContainer"
-	VMs_Clone_FullMethodName         = "/cocoon.node.v1.VMs/Clone"
-	VMs_Restore_FullMethodName       = "/cocoon.node.v1.VMs/Restore"
-	VMs_Hibernate_FullMethodName     = "/cocoon.node.v1.VMs/Hibernate"
-	VMs_Wake_FullMethodName          = "/cocoon.node.v1.VMs/Wake"
+	VMs_Create_FullMethodName           = "/cocoon.node.v1.VMs/Create"
+	VMs_Launch_FullMethodName           = "/cocoon.node.v1.VMs/Launch"
+	VMs_Start_FullMethodName            = "/cocoon.node.v1.VMs/Start"
+	VMs_Stop_FullMethodName             = "/cocoon.node.v1.VMs/Stop"
+	VMs_Restart_FullMethodName          = "/cocoon.node.v1.VMs/Restart"
+	VMs_Remove_FullMethodName           = "/cocoon.node.v1.VMs/Remove"
+	VMs_Inspect_FullMethodName          = "/cocoon.node.v1.VMs/Inspect"
+	VMs_List_FullMethodName             = "/cocoon.node.v1.VMs/List"
+	VMs_Watch_FullMethodName            = "/cocoon.node.v1.VMs/Watch"
+	VMs_Exec_FullMethodName             = "/cocoon.node.v1.VMs/Exec"
+	VMs_Attach_FullMethodName           = "/cocoon.node.v1.VMs/Attach"
+	VMs_Forward_FullMethodName          = "/cocoon.node.v1.VMs/Forward"
+	VMs_Logs_FullMethodName             = "/cocoon.node.v1.VMs/Logs"
+	VMs_Console_FullMethodName          = "/cocoon.node.v1.VMs/Console"
+	VMs_Stats_FullMethodName            = "/cocoon.node.v1.VMs/Stats"
+	VMs_UpdateVolume_FullMethodName     = "/cocoon.node.v1.VMs/UpdateVolume"
+	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
+	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
+	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
+	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
+	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
+	VMs_Wake_FullMethodName             = "/cocoon.node.v1.VMs/Wake"
 )
 
 // VMsClient is the client API for VMs service.
@@ -92,6 +93,8 @@ type VMsClient interface {
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
 	// another one follows, and when, is up to the restart policy. A run that is over is no error.
 	KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerResponse, error)
+	// ReleaseContainer lets the containers of a running VM start that wait for one that holds them. Idempotent.
+	ReleaseContainer(ctx context.Context, in *ReleaseContainerRequest, opts ...grpc.CallOption) (*ReleaseContainerResponse, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -319,6 +322,16 @@ func (c *vMsClient) KillContainer(ctx context.Context, in *KillContainerRequest,
 	return out, nil
 }
 
+func (c *vMsClient) ReleaseContainer(ctx context.Context, in *ReleaseContainerRequest, opts ...grpc.CallOption) (*ReleaseContainerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseContainerResponse)
+	err := c.cc.Invoke(ctx, VMs_ReleaseContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -399,6 +412,8 @@ type VMsServer interface {
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
 	// another one follows, and when, is up to the restart policy. A run that is over is no error.
 	KillContainer(context.Context, *KillContainerRequest) (*KillContainerResponse, error)
+	// ReleaseContainer lets the containers of a running VM start that wait for one that holds them. Idempotent.
+	ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerResponse, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -467,6 +482,9 @@ func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest
 }
 func (UnimplementedVMsServer) KillContainer(context.Context, *KillContainerRequest) (*KillContainerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method KillContainer not implemented")
+}
+func (UnimplementedVMsServer) ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseContainer not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -742,6 +760,24 @@ func _VMs_KillContainer_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_ReleaseContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).ReleaseContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_ReleaseContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).ReleaseContainer(ctx, req.(*ReleaseContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -860,6 +896,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "KillContainer",
 			Handler:    _VMs_KillContainer_Handler,
+		},
+		{
+			MethodName: "ReleaseContainer",
+			Handler:    _VMs_ReleaseContainer_Handler,
 		},
 		{
 			MethodName: "Clone",

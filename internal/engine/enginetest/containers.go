@@ -62,6 +62,11 @@ func (s *session) KillContainer(_ context.Context, container string, run int, gr
 	return nil
 }
 
+// ReleaseContainer implements guest.ContainerKeeper.
+func (s *session) ReleaseContainer(context.Context, string) error {
+	return s.alive("agent.ReleaseContainer")
+}
+
 // follow calls say at once and with every change of the guest, until its main process has ended or the session is lost.
 func (s *session) follow(ctx context.Context, call string, say func() error) error {
 	for {

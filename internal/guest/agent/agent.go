@@ -225,6 +225,7 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 	for _, c := range g.Containers {
 		r.Containers = append(r.Containers, &guestv1.Container{
 			Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
+			Hold: c.Hold,
 		})
 	}
 	for _, v := range g.Volumes {

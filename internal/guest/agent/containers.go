@@ -51,6 +51,12 @@ func (s *session) KillContainer(ctx context.Context, container string, run int, 
 	return s.failure(ctx, "kill container "+container, err)
 }
 
+// ReleaseContainer implements guest.ContainerKeeper.
+func (s *session) ReleaseContainer(ctx context.Context, container string) error {
+	_, err := s.client.ReleaseContainer(ctx, &guestv1.ReleaseContainerRequest{Name: container})
+	return s.failure(ctx, "release those after container "+container, err)
+}
+
 func exit(x *guestv1.ContainerExit) *vm.ContainerExit {
 	if x == nil {
 		return nil

@@ -53,10 +53,25 @@ func several(pod *corev1.Pod, env Environment) []vm.Container {
 		}
 		out = append(out, vm.Container{
 			Name: c.Name, Image: c.Image, Kind: kind,
-			Process: process(pod, c, env[c.Name]), Mounts: mounts(c, valuesOf(env[c.Name])),
+			Process: process(pod, c, env[c.Name]), Mounts: mounts(c, valuesOf(env[c.Name])), Hold: holds(pod, i, c),
 		})
 	}
 	return out
+}
+
+// holds reports whether those after c, the i-th of containers, wait until the node says that it has started: a sidecar's
+// startup probe has succeeded, a postStart hook has ended.
+func holds(pod *corev1.Pod, i int, c *corev1.Container) bool {
+	n := len(pod.Spec.InitContainers)
+	hooked := c.Lifecycle != nil && c.Lifecycle.PostStart != nil
+	return i < n && IsSidecar(c) && (hooked || c.StartupProbe != nil) || i >= n && i < n+len(pod.Spec.Containers)-1 && hooked
+}
+
+// Observed are the containers of pod that may have probes and hooks, in the order in which they start.
+func Observed(pod *corev1.Pod) []*corev1.Container {
+	return slices.DeleteFunc(containers(pod), func(c *corev1.Container) bool {
+		return slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == c.Name && !IsSidecar(&i) })
+	})
 }
 
 func restart(pod *corev1.Pod) vm.RestartPolicy {
@@ -82,7 +97,6 @@ func checkContainers(pod *corev1.Pod) field.ErrorList {
 		at := containerPath(pod, i)
 		errs = append(errs, checkContainer(c, at)...)
 		errs = append(errs, checkSecurity(pod, c, at)...)
-		no(Several(pod) && c.Lifecycle != nil, at.Child("lifecycle"), "hooks run in a VM of one container, without init containers, only")
 		sidecar := i < len(pod.Spec.InitContainers) && IsSidecar(c)
 		no(c.RestartPolicy != nil && !sidecar || len(c.RestartPolicyRules) > 0, at.Child("restartPolicy"), "containers are started again as the pod's restartPolicy says")
 	}

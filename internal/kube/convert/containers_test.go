@@ -2,6 +2,7 @@ package convert
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,5 +55,45 @@ func TestSeveralContainers(t *testing.T) {
 	}
 	if want := []string{"first:1", "side:1", "second:1", "web:1"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("images: got %q, want %q", got, want)
+	}
+}
+
+// A container holds those after it where only the node can tell that it has started.
+func TestContainersThatHoldOthers(t *testing.T) {
+	hook := &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}}
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"up"}}}}
+	pod := plain(func(p *corev1.Pod) {
+		for name, change := range map[string]func(*corev1.Container){
+			"a-probed": func(c *corev1.Container) { c.StartupProbe = probe },
+			"b-hooked": func(c *corev1.Container) { c.Lifecycle = hook },
+			"c-ready":  func(c *corev1.Container) { c.ReadinessProbe, c.LivenessProbe = probe, probe },
+			"d-init":   func(c *corev1.Container) { c.RestartPolicy = nil },
+		} {
+			c := needs(name, "100m", "64Mi")
+			c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways)
+			change(&c)
+			p.Spec.InitContainers = append(p.Spec.InitContainers, c)
+		}
+		slices.SortFunc(p.Spec.InitContainers, func(a, b corev1.Container) int { return int(a.Name[0]) - int(b.Name[0]) })
+		p.Spec.Containers = []corev1.Container{needs("e-hooked", "100m", "64Mi"), needs("f-probed", "100m", "64Mi"), needs("g-last", "100m", "64Mi")}
+		p.Spec.Containers[0].Lifecycle, p.Spec.Containers[1].StartupProbe, p.Spec.Containers[2].Lifecycle = hook, probe, hook
+	})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	var holding, observed []string
+	for _, c := range Spec(pod, Node{}, Environment{}).Containers {
+		if c.Hold {
+			holding = append(holding, c.Name)
+		}
+	}
+	for _, c := range Observed(pod) {
+		observed = append(observed, c.Name)
+	}
+	if want := []string{"a-probed", "b-hooked", "e-hooked"}; !slices.Equal(holding, want) {
+		t.Errorf("holding: %q, want %q", holding, want)
+	}
+	if want := []string{"a-probed", "b-hooked", "c-ready", "e-hooked", "f-probed", "g-last"}; !slices.Equal(observed, want) {
+		t.Errorf("observed: %q, want %q", observed, want)
 	}
 }

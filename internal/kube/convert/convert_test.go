@@ -69,8 +69,10 @@ func TestCheckRefuses(t *testing.T) {
 		"host ipc":     {func(p *corev1.Pod) { p.Spec.HostIPC = true }, "spec.hostIPC"},
 		"no container": {func(p *corev1.Pod) { p.Spec.Containers = nil }, "the pod has none"},
 		"one bad container of two": {func(p *corev1.Pod) {
-			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Lifecycle: &corev1.Lifecycle{}})
-		}, "spec.containers[1].lifecycle"},
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Lifecycle: &corev1.Lifecycle{
+				PreStop: &corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}},
+			}})
+		}, "spec.containers[1].lifecycle.preStop"},
 		"privileged init container": {func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i", SecurityContext: &corev1.SecurityContext{Privileged: ptr(true)}}}
 		}, "spec.initContainers[0].securityContext.privileged"},

@@ -70,13 +70,15 @@ func (v view) one(c *corev1.Container) corev1.ContainerStatus {
 			out.LastTerminationState.Terminated = ended(s.Exit, id)
 		}
 		out.State.Waiting = v.waitingFor(c)
+	case s.State == vm.ContainerRunning && v.healthOf(c.Name).starting:
+		out.State.Waiting = &corev1.ContainerStateWaiting{Reason: reasonCreating}
 	case s.State == vm.ContainerRunning:
 		out.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(s.StartedAt)}
 		h := v.healthOf(c.Name)
 		out.Started, out.Ready = new(h.started), v.ready && h.started && h.ready
 	case s.State == vm.ContainerTerminated:
 		out.State.Terminated = ended(s.Exit, id)
-		out.Ready = v.isInit(c) && s.Exit != nil && s.Exit.Code == 0
+		out.Ready = v.isInit(c) && !convert.IsSidecar(c) && s.Exit != nil && s.Exit.Code == 0
 	default:
 		out.State.Waiting = &corev1.ContainerStateWaiting{Reason: s.Reason, Message: s.Message}
 	}
@@ -114,8 +116,21 @@ func ended(x *vm.ContainerExit, id string) *corev1.ContainerStateTerminated {
 	}
 }
 
-// initialized reports whether the init containers are done; a pod without any is from the beginning.
-func (v view) initialized() bool { return v.asleep || len(v.incomplete()) == 0 }
+// initialized reports whether the init containers are done: then apps start, and once one has, they were. A pod without any
+// is from the beginning.
+func (v view) initialized() bool {
+	return v.asleep || len(v.incomplete()) == 0 || slices.ContainsFunc(v.pod.Spec.Containers, func(c corev1.Container) bool {
+		s := v.known(c.Name)
+		return s != nil && !s.StartedAt.IsZero()
+	})
+}
+
+// begun reports whether each of the pod's containers, but for the init containers, has run, its postStart hook included.
+func (v view) begun(s corev1.PodStatus) bool {
+	return !slices.ContainsFunc(s.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Waiting != nil && c.LastTerminationState.Terminated == nil
+	})
+}
 
 // incomplete are the init containers that are not done.
 func (v view) incomplete() (names []string) {
@@ -124,7 +139,8 @@ func (v view) incomplete() (names []string) {
 		s := v.known(c.Name)
 		done := s != nil && s.State == vm.ContainerTerminated && s.Exit != nil && s.Exit.Code == 0
 		if convert.IsSidecar(c) {
-			done = s != nil && !s.StartedAt.IsZero() && s.State != ""
+			h := v.healthOf(c.Name)
+			done = s != nil && s.State == vm.ContainerRunning && h.started && !h.starting
 		}
 		if !done {
 			names = append(names, c.Name)

@@ -115,17 +115,21 @@ func (e *engine) bootSoon(r *vm.Record) {
 	})
 }
 
-// begin has the containers of r's guest run, the init containers being done.
+// begin has the containers of r's guest run that do not yet, as far as the next one that holds the others; init containers
+// are done at once.
 func begin(r *vm.Record) {
 	r.Containers = slices.Clone(r.Containers)
+	held := false
 	for i, c := range r.Spec.Containers {
 		s := &r.Containers[i].Status
-		if s.State != "" {
-			s.Restarts++
-		}
-		s.State, s.StartedAt = vm.ContainerRunning, time.Now()
-		if c.Kind == vm.ContainerInit {
-			s.State, s.Exit = vm.ContainerTerminated, &vm.ContainerExit{Reason: vm.ContainerCompleted}
+		switch {
+		case s.State != "" && s.State != vm.ContainerWaiting:
+		case held:
+			s.State, s.Reason = vm.ContainerWaiting, vm.ContainerInitGoing
+		case c.Kind == vm.ContainerInit:
+			s.State, s.StartedAt, s.Exit = vm.ContainerTerminated, time.Now(), &vm.ContainerExit{Reason: vm.ContainerCompleted}
+		default:
+			s.State, s.StartedAt, held = vm.ContainerRunning, time.Now(), c.Hold
 		}
 	}
 }
@@ -142,6 +146,23 @@ func (e *engine) rerun(name string, code int) {
 		s.StartedAt = time.Now()
 		s.Restarts++
 	})
+}
+
+func (e *engine) ReleaseContainer(_ context.Context, ref, container string) error {
+	leave, err := e.enter("release " + container)
+	if err != nil {
+		return err
+	}
+	r := e.find(ref)
+	leave()
+	switch {
+	case r == nil || r.Container(container) == nil:
+		return errdefs.NotFoundf("no container %s of %s", container, ref)
+	case e.older:
+		return errdefs.Unsupportedf("not known")
+	}
+	e.change(r.ID, begin)
+	return nil
 }
 
 // KillContainer ends a run at once, and the next one begins.
@@ -208,6 +229,10 @@ func (e *engine) Start(_ context.Context, ref string) (vm.Record, error) {
 	}
 	r.State, r.StartedAt, r.ExitCode, r.AgentReady = vm.StateRunning, time.Now(), nil, false
 	r.Restarts++
+	r.Containers = slices.Clone(r.Containers)
+	for i, c := range r.Containers {
+		r.Containers[i].Status = vm.ContainerStatus{Restarts: c.Status.Restarts + 1}
+	}
 	e.note(vm.EventModified, r)
 	e.bootSoon(r)
 	return *r, nil

@@ -71,7 +71,7 @@ func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, 
 	}
 	w.stopVigil()
 	w.publish(0)
-	got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, observed(pod), rec, s.graceIn(pod)))
+	got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, s.graceIn(pod)))
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}

@@ -53,6 +53,8 @@ type Runtime interface {
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	// KillContainer ends one run of a container of a guest that has several; see guest.ContainerKeeper.
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
+	// ReleaseContainer lets the containers start that wait for one that holds them.
+	ReleaseContainer(ctx context.Context, ref, container string) error
 	// Pull makes sure that an image is there; see image.Puller.
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }

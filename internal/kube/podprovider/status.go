@@ -102,7 +102,7 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 			s.InitContainerStatuses = prev.InitContainerStatuses
 		}
 	}
-	s.Phase = v.phase()
+	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
 		s.Phase = corev1.PodRunning // a VM that wakes up was there before
 	}
@@ -182,7 +182,7 @@ func exitCode(rec *vm.Record) int32 {
 	return 137
 }
 
-func (v view) phase() corev1.PodPhase {
+func (v view) phase(s corev1.PodStatus) corev1.PodPhase {
 	switch {
 	case v.verdict != nil:
 		return corev1.PodFailed
@@ -191,9 +191,9 @@ func (v view) phase() corev1.PodPhase {
 			return corev1.PodSucceeded
 		}
 		return corev1.PodFailed
-	case up(v.rec) && !v.initialized():
+	case up(v.rec) && (!v.initialized() || !v.begun(s)):
 		return corev1.PodPending
-	case up(v.rec) && !v.healthOf(v.name()).starting, over(v.rec), v.asleep, v.last != nil:
+	case up(v.rec), over(v.rec), v.asleep, v.last != nil:
 		return corev1.PodRunning
 	}
 	return corev1.PodPending
@@ -236,8 +236,8 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		switch {
 		case running && v.unready != "":
 			why += ": " + v.unready
-		case running && v.healthOf(v.name()).why != "":
-			why += ": " + v.healthOf(v.name()).why
+		case running && v.ailment() != "":
+			why += ": " + v.ailment()
 		}
 		if v.asleep {
 			why += ": the VM is hibernated"
@@ -264,8 +264,23 @@ func (v view) name() string {
 	return v.pod.Spec.Containers[0].Name
 }
 
-// unreadyNames are the containers that keep the pod from being ready.
+// ailment is what is wrong with the first container of which that is known.
+func (v view) ailment() string {
+	for _, c := range convert.Observed(v.pod) {
+		if why := v.healthOf(c.Name).why; why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// unreadyNames are the containers that keep the pod from being ready: apps and sidecars.
 func (v view) unreadyNames(s corev1.PodStatus) (names []string) {
+	for i, c := range v.pod.Spec.InitContainers {
+		if convert.IsSidecar(&c) && i < len(s.InitContainerStatuses) && !s.InitContainerStatuses[i].Ready {
+			names = append(names, c.Name)
+		}
+	}
 	for _, c := range s.ContainerStatuses {
 		if !c.Ready {
 			names = append(names, c.Name)

@@ -189,7 +189,7 @@ func (w *worker) late(pod *corev1.Pod) time.Duration {
 func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
 	w.stopVigil()
 	if !over(rec) {
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, observed(pod), rec, convert.Grace(pod)))
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
 		if ctx.Err() != nil {
 			return time.Millisecond
 		}

@@ -8,6 +8,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -54,7 +55,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			grace = 0 // nothing runs in it yet that could shut down
 		}
 		pod, _, _ := w.look()
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, observed(pod), rec, grace))
+		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, grace))
 		switch {
 		case ctx.Err() != nil:
 			return time.Millisecond, false

@@ -143,7 +143,7 @@ func (w *worker) rule(x *lookout, kind string, p *corev1.Probe, verdict probe.Re
 		return true
 	case !ok:
 		message := "Container " + c.Name + " failed " + strings.ToLower(kind) + " probe"
-		if w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever {
+		if w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever || convert.IsSidecar(c) {
 			message += ", will be restarted"
 		}
 		w.condemn(x, sentence{message: message, grace: p.TerminationGracePeriodSeconds})

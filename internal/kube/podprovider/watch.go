@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -40,14 +42,6 @@ func beganOf(rec *vm.Record, name string) time.Time {
 		return c.Status.StartedAt
 	}
 	return rec.StartedAt
-}
-
-// observed are the containers of pod that may have probes and hooks.
-func observed(pod *corev1.Pod) (out []*corev1.Container) {
-	for i := range pod.Spec.Containers {
-		out = append(out, &pod.Spec.Containers[i])
-	}
-	return out
 }
 
 func hasPostStart(c *corev1.Container) bool {
@@ -99,13 +93,17 @@ type lookout struct {
 	container *corev1.Container
 	run       run
 	sentence  *sentence // on the run; under the worker's mu
+	released  bool      // the guest is told that it has started; of the worker's goroutine alone
 }
+
+// holds reports whether others may wait for the container to start.
+func (x *lookout) holds() bool { return x.container.StartupProbe != nil || hasPostStart(x.container) }
 
 // keepWatch sees to it that v watches what runs now: first the postStart hook of a container, once per run, then its startup
 // probe, then the others. Of a run that an earlier process watched, or that was asleep, only what has changed is news; a
 // trusted guest's containers count as ready until they fail.
 func (w *worker) keepWatch(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bool) {
-	for _, c := range observed(pod) {
+	for _, c := range convert.Observed(pod) {
 		now, runs := runOf(rec, c.Name)
 		w.mu.Lock()
 		old := v.watches[c.Name]
@@ -139,6 +137,30 @@ func (w *worker) keepWatch(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bo
 		}
 	}
 	w.carryOutEach(v, pod, rec)
+	w.releaseEach(v, rec)
+}
+
+// releaseEach has the guest start the containers that wait for one that has started by now: its agent knows neither probes
+// nor hooks.
+func (w *worker) releaseEach(v *vigil, rec *vm.Record) {
+	for i, r := range rec.Containers {
+		x, h := v.watches[r.Name], w.healthOf(r.Name)
+		waiting := slices.ContainsFunc(rec.Containers[i+1:], func(c vm.ContainerRecord) bool { return c.Status.StartedAt.IsZero() })
+		if x == nil || x.released || !x.holds() || h.starting || !h.started || !waiting {
+			continue
+		}
+		x.released = true
+		v.hook(w.background(func(ctx context.Context) {
+			for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
+				err := w.p.Runtime.ReleaseContainer(ctx, string(rec.ID), r.Name)
+				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // an older agent holds nobody
+					return
+				}
+				w.log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
+				sleep(ctx, nil, pause, false)
+			}
+		}))
+	}
 }
 
 // fresh is the health of a container in a run of which nothing is known.
@@ -150,7 +172,7 @@ func fresh(c *corev1.Container, r run) health {
 func (w *worker) goesOn(pod *corev1.Pod, rec *vm.Record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, c := range observed(pod) {
+	for _, c := range convert.Observed(pod) {
 		if r, runs := runOf(rec, c.Name); runs {
 			w.health[c.Name] = health{run: r, started: true}
 		}
@@ -167,7 +189,7 @@ func (w *worker) shownHealth() map[string]health {
 	if w.rec == nil {
 		return all
 	}
-	for _, c := range observed(w.pod) {
+	for _, c := range convert.Observed(w.pod) {
 		now, runs := runOf(w.rec, c.Name)
 		h, known := w.health[c.Name]
 		if runs && (!known || !h.run.is(now)) {

@@ -25,6 +25,7 @@ type Runtime interface {
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
+	ReleaseContainer(ctx context.Context, ref, container string) error
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
@@ -85,6 +86,9 @@ func Run(t T, r Runtime, img string) {
 		if err := r.KillContainer(ctx, "one", "none", 1, grace); !errdefs.IsNotFound(err) {
 			t.Errorf("a container of a VM that is one process: %v", err)
 		}
+	}
+	if err := r.ReleaseContainer(ctx, "one", "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("release of a container of a VM that is one process: %v", err)
 	}
 	stopped, err := r.Stop(ctx, "one", 0)
 	if err != nil || stopped.State != vm.StateStopped || stopped.StoppedAt.IsZero() {
