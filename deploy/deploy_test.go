@@ -149,7 +149,7 @@ func TestPackage(t *testing.T) {
 
 // units checks what systemd thinks of the units, and how much they may do at most, in its own measure (10 is everything).
 func units(t *testing.T, root string) {
-	for unit, limit := range map[string]string{"cocoond.service": "90", "vk-cocoon.service": "25", "epoch.service": "25"} {
+	for unit, limit := range map[string]string{"cocoond.service": "80", "vk-cocoon.service": "20", "epoch.service": "20"} {
 		path := filepath.Join(root, "usr/lib/systemd/system", unit)
 		run(t, "systemd-analyze", "security", "--offline=true", "--threshold="+limit, path)
 		text, err := os.ReadFile(path)

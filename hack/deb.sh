@@ -32,4 +32,4 @@ install -m 0755 deploy/deb/{postinst,prerm,postrm} "$root"/DEBIAN/
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$(dpkg --print-architecture)/" \
   -e "s/@SIZE@/$(du -sk --exclude=DEBIAN "$root" | cut -f1)/" deploy/deb/control >"$root"/DEBIAN/control
 mkdir -p "$(dirname "$out")"
-dpkg-deb --root-owner-group -Zgzip -z6 --build "$root" "$out" >/dev/null
+dpkg-deb --root-owner-group -Zzstd -z3 --build "$root" "$out" >/dev/null

@@ -323,3 +323,27 @@ func BenchmarkFindNobody(b *testing.B) {
 		}
 	}
 }
+
+// Whoever starts it may be spared when memory runs out, or be the first to go; the process is neither.
+func TestOrdinaryWhenMemoryRunsOut(t *testing.T) {
+	const own = "/proc/self/oom_score_adj"
+	before, err := os.ReadFile(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.TrimSpace(string(before)) != "0" {
+		t.Skipf("this process has %s", before)
+	}
+	if err := os.WriteFile(own, []byte("300"), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(own, before, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	p := start(t, Spec{Path: "/bin/sleep", Args: []string{"sleep", "600"}})
+	if got, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID())); err != nil || string(got) != "0\n" {
+		t.Errorf("the process has %s (%v)", got, err)
+	}
+}

@@ -37,7 +37,8 @@ type User struct {
 	Groups   []uint32
 }
 
-// Start starts the process in a session of its own. It has no tie to the caller: the caller's death does not end it.
+// Start starts the process in a session of its own. It has no tie to the caller: the caller's death does not end it. When
+// memory runs out it counts as any other process, however the caller is spared.
 // The caller owns the result and should Wait for it, else a zombie stays until the caller ends.
 func Start(s Spec) (*Process, error) { return s.start(0, s.fork) }
 
@@ -72,7 +73,17 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
-	return started(pid, pidfd)
+	p, err := started(pid, pidfd)
+	if err == nil {
+		p.ordinary()
+	}
+	return p, err
+}
+
+// ordinary takes back how the caller is spared when memory runs out, which children inherit. What the kernel refuses stays
+// as it was.
+func (p *Process) ordinary() {
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID()), []byte("0"), 0)
 }
 
 // hugePages is held for writing while this process does without transparent huge pages, so that no child starts without

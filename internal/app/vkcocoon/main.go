@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"cocoonstack.io/cocoon/internal/app/restconfig"
 	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/logging"
@@ -42,6 +43,11 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	klog.SetSlogLogger(log.With("component", "client-go"))
+	if o.BootstrapKubeconfig == "" { // who has no credentials is told so at once, not when cocoond has answered
+		if _, err := restconfig.Load(o.Kubeconfig); err != nil {
+			return err
+		}
+	}
 	runtime, stop, err := o.chooseRuntime(ctx, log)
 	if err != nil {
 		return err
