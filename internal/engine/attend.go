@@ -20,6 +20,7 @@ type run struct {
 	link    *link // to the guest's agent; nil when it has none
 	console string
 	asked   atomic.Bool // we want it to end
+	still   atomic.Bool // its guest stands still because we save it
 
 	ended chan struct{}   // closed when the process has ended
 	exit  hypervisor.Exit // valid from then on

@@ -310,7 +310,7 @@ func (e *Engine) keeperOf(caller context.Context, ref, container string, f func(
 	if r.Container(container) == nil {
 		return errdefs.NotFoundf("vm %s has no container %q", m.name(), container)
 	}
-	_, agent, err := e.agentOf(ctx, string(m.id))
+	_, l, agent, err := e.agentOf(ctx, string(m.id))
 	if err != nil {
 		return err
 	}
@@ -319,7 +319,7 @@ func (e *Engine) keeperOf(caller context.Context, ref, container string, f func(
 		return errdefs.Unsupportedf("the agent in the guest of vm %s keeps no containers", m.name())
 	}
 	if err := f(ctx, r, keeper); err != nil {
-		return fmt.Errorf("container %s of vm %s: %w", container, m.name(), err)
+		return e.failed(ctx, m, l, agent, fmt.Errorf("container %s of vm %s: %w", container, m.name(), err))
 	}
 	return nil
 }

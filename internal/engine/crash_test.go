@@ -366,7 +366,7 @@ func crash(dir, op string, at int64) error {
 			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
-	}, nil, scripts()[op].pool)
+	}, nil, scripts()[op].pool, 0)
 	if err != nil {
 		return err
 	}

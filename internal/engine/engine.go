@@ -41,6 +41,7 @@ type Config struct {
 	AgentTimeout    time.Duration // how long exec and the like wait for a guest to come up; 2 min (emulated guests are slow)
 	StopMargin      time.Duration // what a guest gets beyond its grace to sync and power off; 5 s
 	PoweroffTimeout time.Duration // from the acknowledged exit of the main process until the VM is killed; 15 s
+	Silence         time.Duration // how long a guest with our agent may not answer before calls into it end; 1 min
 	DrainTimeout    time.Duration // how long the last output of an ended guest is waited for; 2 s
 	ReconnectMin    time.Duration // first pause after a lost agent, doubled up to ReconnectMax; 50 ms
 	ReconnectMax    time.Duration // 5 s
@@ -136,6 +137,7 @@ func (c *Config) complete() (err error) {
 		{&c.AgentTimeout, 2 * time.Minute},
 		{&c.StopMargin, 5 * time.Second},
 		{&c.PoweroffTimeout, 15 * time.Second},
+		{&c.Silence, time.Minute},
 		{&c.DrainTimeout, 2 * time.Second},
 		{&c.ReconnectMin, 50 * time.Millisecond},
 		{&c.ReconnectMax, 5 * time.Second},

@@ -132,6 +132,7 @@ func (e *Engine) unhold(ctx context.Context, m *machine, pauser hypervisor.Pause
 	if err := pauser.Resume(context.WithoutCancel(ctx)); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
+	run.still.Store(false)
 	return nil
 }
 
@@ -154,6 +155,7 @@ func (e *Engine) takeBack(ctx context.Context, m *machine, pauser hypervisor.Pau
 		e.fail(ctx, m, m.record().Reason, err)
 		return m.record(), err
 	}
+	m.run.Load().still.Store(false)
 	if err := e.removeStored(ctx, x.ID); err != nil {
 		e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", x.ID, "err", err)
 	}

@@ -20,7 +20,7 @@ import (
 func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, streams guest.Streams) (int, error) {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, agent, err := e.agentOf(ctx, ref)
+	m, l, agent, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return -1, e.life.ended(caller, err)
 	}
@@ -29,7 +29,7 @@ func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, stream
 	}
 	code, err := agent.Exec(ctx, cmd, streams)
 	if err != nil {
-		return -1, e.life.ended(caller, fmt.Errorf("exec in vm %s: %w", m.name(), err))
+		return -1, e.failed(caller, m, l, agent, fmt.Errorf("exec in vm %s: %w", m.name(), err))
 	}
 	return code, nil
 }
@@ -38,7 +38,7 @@ func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, stream
 func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, streams guest.Streams) error {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, agent, err := e.agentOf(ctx, ref)
+	m, l, agent, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return e.life.ended(caller, err)
 	}
@@ -50,7 +50,7 @@ func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, stre
 		return errdefs.Unsupportedf("the agent in the guest of vm %s attaches nobody; use its console", m.name())
 	}
 	if err := attacher.Attach(ctx, a, streams); err != nil {
-		return e.life.ended(caller, fmt.Errorf("attach to vm %s: %w", m.name(), err))
+		return e.failed(caller, m, l, agent, fmt.Errorf("attach to vm %s: %w", m.name(), err))
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 	}
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, agent, err := e.agentOf(ctx, ref)
+	m, l, agent, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return e.life.ended(caller, err)
 	}
@@ -71,7 +71,7 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 		return errdefs.Unsupportedf("the agent in the guest of vm %s connects to nothing; connect to the guest's address", m.name())
 	}
 	if err := forwarder.Forward(ctx, port, streams); err != nil {
-		return e.life.ended(caller, fmt.Errorf("connect to port %d of vm %s: %w", port, m.name(), err))
+		return e.failed(caller, m, l, agent, fmt.Errorf("connect to port %d of vm %s: %w", port, m.name(), err))
 	}
 	return nil
 }
@@ -80,13 +80,13 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, agent, err := e.agentOf(ctx, ref)
+	m, l, agent, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return guest.Stats{}, e.life.ended(caller, err)
 	}
 	s, err := agent.Stats(ctx)
 	if err != nil {
-		return guest.Stats{}, e.life.ended(caller, fmt.Errorf("ask vm %s for its stats: %w", m.name(), err))
+		return guest.Stats{}, e.failed(caller, m, l, agent, fmt.Errorf("ask vm %s for its stats: %w", m.name(), err))
 	}
 	return s, nil
 }
@@ -94,37 +94,51 @@ func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) 
 // diskPatience is how long a disk guest is waited for whose agent has not answered since it started: there may be none.
 const diskPatience = time.Second
 
-// agentOf waits for the agent of a guest that is set up.
-func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, guest.Agent, error) {
+// failed gives the error of a call into the guest of m its real reason.
+func (e *Engine) failed(caller context.Context, m *machine, l *link, agent guest.Agent, err error) error {
+	if caller.Err() == nil && errdefs.IsUnavailable(err) && l.unheard(agent) {
+		return silent(m)
+	}
+	return e.life.ended(caller, err)
+}
+
+// agentOf waits for the agent of a guest that is set up. The session is that of the link.
+func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, *link, guest.Agent, error) {
 	m, r, err := e.running(ctx, ref)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if r.link == nil {
-		return nil, nil, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
+		return nil, nil, nil, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
 	}
 	patience := e.cfg.AgentTimeout
 	if r.link.kind != vm.ImageOCI && !m.record().AgentReady {
 		patience = min(patience, diskPatience)
+	}
+	if r.link.unheard(nil) {
+		patience = min(patience, e.cfg.Silence)
 	}
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for {
 		agent, ready, changed := r.link.peek()
 		if ready {
-			return m, agent, nil
+			return m, r.link, agent, nil
 		}
 		select {
 		case <-changed:
 		case <-r.ended:
-			return nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
+			return nil, nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
 		case <-limit.C:
-			if patience < e.cfg.AgentTimeout {
-				return nil, nil, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
+			if r.link.unheard(nil) {
+				return nil, nil, nil, silent(m)
 			}
-			return nil, nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
+			if patience < e.cfg.AgentTimeout {
+				return nil, nil, nil, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
+			}
+			return nil, nil, nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
 		case <-ctx.Done():
-			return nil, nil, ctx.Err()
+			return nil, nil, nil, ctx.Err()
 		}
 	}
 }

@@ -24,6 +24,7 @@ type link struct {
 	mu      sync.Mutex
 	agent   guest.Agent // nil while there is no session
 	ready   bool        // the guest is set up
+	silent  guest.Agent // the session that was given up because its guest had stopped answering, nil since it answers
 	changed chan struct{}
 }
 
@@ -45,6 +46,9 @@ func (l *link) set(agent guest.Agent, ready bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.agent, l.ready = agent, ready
+	if ready {
+		l.silent = nil
+	}
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
@@ -127,7 +131,12 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 		}
 		e.pump(ctx, m, agent, "log of vm not kept, trying again", func() error { return agent.Logs(ctx, m.log.Last(), m.log.Append) })
 	}()
-	defer func() { cancel(); <-pumped }()
+	heeded := make(chan struct{})
+	go func() {
+		defer close(heeded)
+		e.heed(ctx, m, r, agent)
+	}()
+	defer func() { cancel(); <-pumped; <-heeded }()
 
 	exit, err := agent.Wait(ctx)
 	if err != nil {

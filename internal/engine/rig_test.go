@@ -35,6 +35,7 @@ type rig struct {
 
 	snapshots snapshot.Store // nil: the world's
 	pool      int            // clones kept ready
+	silence   time.Duration  // 0: the engine's default
 
 	journal  journal.Journal
 	parallel bool // other tests run beside this one
@@ -63,7 +64,7 @@ func (r *rig) newWorld() *enginetest.World {
 }
 
 // build puts an engine together on the folders of dir.
-func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, pool int) (*engine.Engine, journal.Journal, error) {
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, pool int, silence time.Duration) (*engine.Engine, journal.Journal, error) {
 	if snapshots == nil {
 		snapshots = w.Snapshots()
 	}
@@ -83,6 +84,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 		StateDir: state, RunDir: filepath.Join(dir, "run"), DefaultDriver: "fake", DefaultNetwork: "net", Kernel: "/k", Initrd: "/i",
 		AgentTimeout: 10 * time.Second, StopMargin: 100 * time.Millisecond, PoweroffTimeout: 100 * time.Millisecond,
 		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond, SilentMax: 10 * time.Millisecond,
+		Silence:  silence,
 		PoolSize: pool, PoolMemory: int64(pool) << 30, PoolPause: time.Millisecond,
 	}, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
@@ -96,7 +98,7 @@ func (r *rig) start() {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
 	}
-	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.pool)
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.pool, r.silence)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -257,7 +257,9 @@ func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir str
 		}
 		quiesced = true
 	}
+	c.run.still.Store(true)
 	s, err = c.save.Save(ctx, plan)
+	c.run.still.Store(c.hold)
 	if err != nil {
 		return s, false, fmt.Errorf("save its memory: %w", err)
 	}

@@ -47,6 +47,8 @@ type Config struct {
 type Guest struct {
 	Kernel    string `json:"kernel,omitempty"`
 	Initramfs string `json:"initramfs,omitempty"`
+
+	SilenceSeconds int `json:"silenceSeconds,omitempty"` // until calls into a guest that does not answer any more end; default 60
 }
 
 // QEMU adjusts the qemu driver. Zero values are the driver's defaults.
@@ -196,6 +198,9 @@ func (c *Config) complete() error {
 	}
 	if c.Driver != qemu.Name && c.Driver != fake.Name {
 		return errdefs.Invalidf("driver %q is neither %s nor %s", c.Driver, qemu.Name, fake.Name)
+	}
+	if s := c.Guest.SilenceSeconds; s < 0 || s > 86400 {
+		return errdefs.Invalidf("guest.silenceSeconds is %d; it must be between 1 and 86400, or 0 for 60", s)
 	}
 	if p := c.Pool; p.Size < 0 || p.Memory < 0 || p.Size > 0 && p.Memory == 0 {
 		return errdefs.Invalidf("a pool of %d clones needs a positive size and the bytes of memory that their guests may have; they are %d", p.Size, p.Memory)

@@ -122,6 +122,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	e, err := engine.New(engine.Config{
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: d.nets.first(),
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
+		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: d.nets, Agents: agent.Connector{},

@@ -28,6 +28,7 @@ type Guest struct {
 	setup   guest.Setup
 	content map[string][]vm.VolumeFile // of volumes
 	acked   bool
+	quiet   bool          // see Quiet
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
 }
@@ -67,6 +68,28 @@ func (g *Guest) PrintIn(container string, e guest.LogEntry) {
 		}
 		g.p.Entries[container] = append(g.p.Entries[container], e)
 	})
+}
+
+// Quiet has the guest answer nothing, as one whose kernel has died, until it is called again with false.
+func (g *Guest) Quiet(quiet bool) { g.change(func() { g.quiet = quiet }) }
+
+// speaks waits until the guest answers.
+func (s *session) speaks(ctx context.Context) error {
+	for {
+		s.g.mu.Lock()
+		quiet, changed := s.g.quiet, s.g.changed
+		s.g.mu.Unlock()
+		if !quiet {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.done:
+			return errdefs.Unavailablef("link lost")
+		}
+	}
 }
 
 // Drop loses all sessions.
@@ -154,6 +177,9 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 		}
 	}
 	s := &session{g: g, done: make(chan struct{}), closed: make(chan struct{})}
+	if err := s.speaks(ctx); err != nil {
+		return nil, err
+	}
 	g.mu.Lock()
 	drop := g.drop
 	g.mu.Unlock()
@@ -215,7 +241,10 @@ func (s *session) Interfaces(context.Context) ([]guest.Interface, error) {
 }
 
 // Info implements guest.Agent.
-func (s *session) Info(context.Context) (guest.Info, error) {
+func (s *session) Info(ctx context.Context) (guest.Info, error) {
+	if err := s.speaks(ctx); err != nil {
+		return guest.Info{}, err
+	}
 	return guest.Info{Version: "1"}, s.alive("agent.Info")
 }
 
