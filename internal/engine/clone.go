@@ -121,6 +121,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 		r.Resume = &vm.Resume{Clone: true, MachineID: newMachineID(), SSHHostKeys: spec.SSHHostKeys}
 	}
 	if live {
+		r.Resume.Fresh = x.Fresh
 		for _, n := range x.NIC {
 			r.Resume.MACs = append(r.Resume.MACs, n.MAC)
 		}

@@ -175,6 +175,7 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 		} else { // it had not been told yet who it is
 			r.Resume.MachineID = newMachineID()
 		}
+		r.Resume.Fresh = h.Snapshot().Fresh
 		if r.Spec.Accel, err = e.resumable(ctx, h.Snapshot(), r.Spec.Accel); err != nil {
 			return r, err
 		}

@@ -77,7 +77,11 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 			return e.notBack(ctx, m, err)
 		}
 	}
-	if r.ImageType == vm.ImageOCI && !cold && len(r.Spec.Volumes) > 0 { // they may have changed while it was away
+	if resume.Fresh {
+		if err := e.setUpLate(ctx, m, agent); err != nil {
+			return err
+		}
+	} else if r.ImageType == vm.ImageOCI && !cold && len(r.Spec.Volumes) > 0 { // they may have changed while it was away
 		if err := e.bringVolumes(ctx, m, agent); err != nil {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
@@ -102,6 +106,23 @@ func (e *Engine) swapped(ctx context.Context, m *machine, run *run) (vm.Record, 
 	}
 	err := e.swapAll(ctx, m, run, swapper)
 	return m.record(), err
+}
+
+// setUpLate sets up a guest that was saved before that could be done, and has been told who it is. That it has its own MACs is
+// on record before: this takes time, and it may be saved again meanwhile. Preconditions: m.self is held.
+func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent) error {
+	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
+		resume := *r.Resume
+		resume.MACs = nil
+		for _, n := range r.NICs {
+			resume.MACs = append(resume.MACs, n.MAC)
+		}
+		r.Resume = &resume
+	})
+	if err != nil {
+		return errdefs.As(errdefs.Unavailable, err)
+	}
+	return e.introduce(ctx, m, agent)
 }
 
 // introduce sets up a guest that booted, or whose agent knows nothing of being resumed.

@@ -114,6 +114,7 @@ type capturer struct {
 	save    hypervisor.Snapshotter // of run
 	freezer guest.Freezer          // nil: its file systems go on
 	hold    bool                   // the guest stays paused
+	fresh   bool                   // the guest may not have been set up since it booted
 }
 
 // capture finds out how m can be saved, or says why it cannot.
@@ -131,7 +132,7 @@ func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	default:
 		return capturer{}, broken(r)
 	}
-	c := capturer{run: m.run.Load()}
+	c := capturer{run: m.run.Load(), fresh: fresh(r)}
 	if c.run == nil || c.run.over() {
 		return c, errdefs.Preconditionf("its process has just ended; try again")
 	}
@@ -150,6 +151,18 @@ func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 		return c, errdefs.Unsupportedf("its guest's agent cannot freeze file systems; save without quiescing")
 	}
 	return c, nil
+}
+
+// fresh reports whether the guest of r, which runs, has not been set up since it booted, as far as is known: to set up one
+// that has been changes nothing.
+func fresh(r vm.Record) bool {
+	switch {
+	case r.ImageType != vm.ImageOCI:
+		return false
+	case r.Resume != nil && (r.Cloned || !r.Resume.Clone):
+		return r.Resume.Fresh
+	}
+	return !r.AgentReady
 }
 
 // shoot saves m into draft under the intent that is open and completes x. On error the guest runs as before, unless it
@@ -172,7 +185,7 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 		if saved.Delta {
 			x.MemoryBase = base
 		}
-		x.Live, x.Machine, x.Pause, x.Method, x.Quiesced = true, saved.Machine, saved.Pause, saved.Method, quiesced
+		x.Live, x.Machine, x.Pause, x.Method, x.Quiesced, x.Fresh = true, saved.Machine, saved.Pause, saved.Method, quiesced, c.fresh
 	}
 	if x.Disks, err = linkDisks(ctx, draft, m.record(), frozen); err != nil {
 		return x, err

@@ -77,7 +77,7 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 	}
 	r.NICs, r.Disks, r.Spec.Accel = nics, disks, accel
 	if r.Resume == nil || !r.Resume.Clone { // a clone that has not been told who it is must still be
-		r.Resume = &vm.Resume{}
+		r.Resume = &vm.Resume{Fresh: h.Snapshot().Fresh}
 	}
 	incoming := incomingOf(h)
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)

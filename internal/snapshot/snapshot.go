@@ -47,8 +47,9 @@ type Snapshot struct {
 	Windows bool   `json:"windows,omitempty"`
 
 	Source Source  `json:"source"`
-	Live   bool    `json:"live"`  // it has memory and devices; otherwise a VM of it boots
-	Disks  []Disk  `json:"disks"` // in the order the guest sees them
+	Live   bool    `json:"live"`            // it has memory and devices; otherwise a VM of it boots
+	Fresh  bool    `json:"fresh,omitempty"` // its memory is of a guest that had not been set up since it booted
+	Disks  []Disk  `json:"disks"`           // in the order the guest sees them
 	Boot   vm.Boot `json:"boot"`
 	// MemoryBase is the id of the snapshot, which may be gone, whose memory is in FileBase; "": FileMemory is whole.
 	MemoryBase string    `json:"memory_base,omitempty"`

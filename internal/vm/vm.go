@@ -257,6 +257,7 @@ type Resume struct {
 	MACs        []string `json:"macs,omitempty"`          // that the guest's interfaces have, in the order of Record.NICs
 	MachineID   string   `json:"machine_id,omitempty"`    // 32 hex digits that the clone gets
 	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone makes its own
+	Fresh       bool     `json:"fresh,omitempty"`         // the state is of a guest that had not been set up since it booted
 	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, when it has grown since the state was saved
 }
 

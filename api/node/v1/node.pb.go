@@ -2119,6 +2119,7 @@ type Resume struct {
 	MachineId     string                 `protobuf:"bytes,3,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
 	SshHostKeys   bool                   `protobuf:"varint,4,opt,name=ssh_host_keys,json=sshHostKeys,proto3" json:"ssh_host_keys,omitempty"`
 	Storage       int64                  `protobuf:"varint,5,opt,name=storage,proto3" json:"storage,omitempty"` // bytes
+	Fresh         bool                   `protobuf:"varint,6,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2186,6 +2187,13 @@ func (x *Resume) GetStorage() int64 {
 		return x.Storage
 	}
 	return 0
+}
+
+func (x *Resume) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
 }
 
 type Boot struct {
@@ -7450,14 +7458,15 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"containers\x18\x1c \x03(\v2\x1f.cocoon.node.v1.ContainerRecordR\n" +
 	"containersB\f\n" +
 	"\n" +
-	"_exit_code\"\x8f\x01\n" +
+	"_exit_code\"\xa5\x01\n" +
 	"\x06Resume\x12\x14\n" +
 	"\x05clone\x18\x01 \x01(\bR\x05clone\x12\x12\n" +
 	"\x04macs\x18\x02 \x03(\tR\x04macs\x12\x1d\n" +
 	"\n" +
 	"machine_id\x18\x03 \x01(\tR\tmachineId\x12\"\n" +
 	"\rssh_host_keys\x18\x04 \x01(\bR\vsshHostKeys\x12\x18\n" +
-	"\astorage\x18\x05 \x01(\x03R\astorage\"l\n" +
+	"\astorage\x18\x05 \x01(\x03R\astorage\x12\x14\n" +
+	"\x05fresh\x18\x06 \x01(\bR\x05fresh\"l\n" +
 	"\x04Boot\x12\x16\n" +
 	"\x06kernel\x18\x01 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x02 \x01(\tR\x06initrd\x12\x18\n" +
