@@ -59,7 +59,8 @@ type pool struct {
 	mu           sync.Mutex
 	templates    map[shape]*template
 	filling      *filling
-	working      bool // somebody fills the pool
+	working      bool          // somebody fills the pool
+	leaving      chan struct{} // closed when the surplus that was found last is gone; nil: there is none
 	hits, misses uint64
 }
 
@@ -148,6 +149,7 @@ func (p *pool) next() (fill *template, surplus []*entry) {
 		}
 	}
 	p.working = fill != nil || len(surplus) > 0
+	p.leave(surplus)
 	return fill, surplus
 }
 
@@ -175,12 +177,30 @@ func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 	default:
 		surplus = []*entry{en}
 	}
+	p.leave(surplus)
 	return surplus
 }
 
-// drop gives up the templates of a snapshot, "" for all. It returns their entries, and the one that is being made: its
-// maker has been told.
-func (p *pool) drop(snapshot string) (entries []*entry, made *filling) {
+// leave notes that surplus is about to be removed. Preconditions: mu is held; the surplus before it has left.
+func (p *pool) leave(surplus []*entry) {
+	if len(surplus) > 0 {
+		p.leaving = make(chan struct{})
+	}
+}
+
+// left notes that the surplus of next or end has been removed.
+func (p *pool) left() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.leaving != nil {
+		close(p.leaving)
+		p.leaving = nil
+	}
+}
+
+// drop gives up the templates of a snapshot, "" for all. It returns their entries, the one that is being made, whose maker
+// has been told, and what is closed when the surplus, of whichever snapshot, has left; nil for neither.
+func (p *pool) drop(snapshot string) (entries []*entry, made *filling, leaving <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s, t := range p.templates {
@@ -193,5 +213,5 @@ func (p *pool) drop(snapshot string) (entries []*entry, made *filling) {
 		made = f
 		f.cancel()
 	}
-	return entries, made
+	return entries, made, p.leaving
 }

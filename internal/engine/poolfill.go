@@ -122,6 +122,7 @@ func (e *Engine) fillPool(ctx context.Context) {
 	for ctx.Err() == nil {
 		t, surplus := e.pool.next()
 		e.evict(ctx, surplus...)
+		e.pool.left()
 		if t != nil {
 			e.fillOne(ctx, t)
 		} else if len(surplus) == 0 {
@@ -149,6 +150,7 @@ func (e *Engine) fillOne(ctx context.Context, t *template) {
 		e.log.Debug("clone made for the pool", "vm", en.id, "snapshot", t.shape.snapshot, "dur", time.Since(began))
 	}
 	e.evict(ctx, e.pool.end(f, en)...)
+	e.pool.left()
 }
 
 // prepare makes an entry. Everything it has is named by its id, in folders that are made first: what a crash leaves is
@@ -264,9 +266,12 @@ func (e *Engine) evict(ctx context.Context, entries ...*entry) {
 
 // emptyPool removes the entries of a snapshot, "" for all, so that nothing holds it.
 func (e *Engine) emptyPool(ctx context.Context, id string) {
-	entries, made := e.pool.drop(id)
+	entries, made, leaving := e.pool.drop(id)
 	if made != nil {
 		<-made.done
+	}
+	if leaving != nil {
+		<-leaving
 	}
 	e.evict(ctx, entries...)
 }

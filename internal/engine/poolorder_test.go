@@ -18,6 +18,7 @@ func TestPoolOrder(t *testing.T) {
 	settle := func() map[string]int {
 		for {
 			fill, surplus := p.next()
+			p.left()
 			if fill == nil && len(surplus) == 0 {
 				break
 			}
@@ -58,8 +59,38 @@ func TestPoolOrder(t *testing.T) {
 	if s := p.stats(); s.Entries != 3 || s.Memory != 5<<20 || s.Misses != 5 {
 		t.Errorf("the pool is %+v", s)
 	}
-	entries, _ := p.drop("a")
+	entries, _, _ := p.drop("a")
 	if len(entries) != 2 || p.take(shape{snapshot: "a", nics: "[]"}) != nil || p.take(shape{snapshot: "c", nics: "[]"}) == nil {
 		t.Error("the wrong entries were dropped")
+	}
+}
+
+// Who removes a snapshot waits for entries that are being removed because there was no room for them.
+func TestPoolSurplus(t *testing.T) {
+	p := newPool(1, 1<<20)
+	for _, snapshot := range []string{"a", "b"} {
+		r := vm.Record{Snapshot: snapshot}
+		r.Spec.Memory = 1 << 20
+		p.used(r, vm.CloneSpec{Snapshot: snapshot}, false)
+		fill, surplus := p.next()
+		if fill == nil || fill.shape.snapshot != snapshot {
+			t.Fatalf("after %s there is %+v to do", snapshot, fill)
+		}
+		if snapshot == "a" {
+			p.end(p.begin(fill, func() {}), &entry{})
+		} else if len(surplus) != 1 {
+			t.Fatalf("%d entries are surplus, want that of a", len(surplus))
+		}
+	}
+	_, _, leaving := p.drop("a")
+	select {
+	case <-leaving:
+		t.Error("an entry that is being removed is not waited for")
+	default:
+	}
+	p.left()
+	<-leaving
+	if _, _, leaving := p.drop("a"); leaving != nil {
+		t.Error("an entry that has gone is waited for")
 	}
 }
