@@ -249,17 +249,29 @@ func (m machine) vkCocoon() {
 EOF
 chown vk-cocoon: /etc/cocoon/kubeconfig`)
 	m.must("systemctl start --no-block vk-cocoon")
-	eventually(m.t, "vk-cocoon serves its metrics", func() bool {
-		out, _ := m.run("curl -s http://127.0.0.1:9091/metrics")
-		return strings.Contains(out, "vk_cocoon_node_memory_used_bytes ")
-	})
-	m.want("systemctl show -p ActiveState -p NRestarts vk-cocoon", "NRestarts=0\nActiveState=activating")
+	m.servesMetrics()
 	if got := m.status(m.main("vk-cocoon"), "CapEff", "NoNewPrivs", "Seccomp"); got != "CapEff:0000000000002000\nNoNewPrivs:1\nSeccomp:2" { // CAP_NET_RAW
 		m.t.Errorf("vk-cocoon: %s", got)
 	}
 	if out := m.must("journalctl --no-pager -q -u vk-cocoon"); strings.Contains(out, "cannot be pinged") || strings.Contains(out, "does not answer, VMs are reached") {
 		m.t.Errorf("vk-cocoon lacks something: %s", out)
 	}
+
+	// Without a kubeconfig it is who the pod that it runs in is.
+	m.must(`systemctl stop vk-cocoon; rm /etc/cocoon/kubeconfig
+printf '%s\n' KUBECONFIG= KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT=1 >/etc/cocoon/vk-cocoon.env
+mkdir -p /run/secrets/kubernetes.io/serviceaccount; echo a-token >/run/secrets/kubernetes.io/serviceaccount/token`)
+	m.must("systemctl start --no-block vk-cocoon")
+	m.servesMetrics()
+}
+
+func (m machine) servesMetrics() {
+	m.t.Helper()
+	eventually(m.t, "vk-cocoon serves its metrics", func() bool {
+		out, _ := m.run("curl -s http://127.0.0.1:9091/metrics")
+		return strings.Contains(out, "vk_cocoon_node_memory_used_bytes ")
+	})
+	m.want("systemctl show -p ActiveState -p NRestarts vk-cocoon", "NRestarts=0\nActiveState=activating")
 }
 
 // The package goes, its daemons with it, and the VM stays.
