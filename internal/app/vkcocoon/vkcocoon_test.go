@@ -35,8 +35,10 @@ func (idle) Remove(context.Context, string, bool) error         { return errNone
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 
 func (idle) KillContainer(context.Context, string, string, int, time.Duration) error { return errNone }
-func (idle) ReleaseContainer(context.Context, string, string) error                  { return errNone }
-func (idle) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error     { return errNone }
+
+func (idle) ReleaseContainer(context.Context, string, string) error { return errNone }
+
+func (idle) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return errNone }
 
 func (idle) Pull(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error) {
 	return image.Image{}, errNone
