@@ -27,8 +27,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestSoak has pods come and go while the processes that care for them are killed again and again, and then looks for what
-// is left over. `make soak` runs it.
+// TestSoak has pods come and go while the processes that care for them are killed again and again, takes the API server
+// away for minutes, and then looks for what is left over. `make soak` runs it.
 func TestSoak(t *testing.T) {
 	for _, s := range []soak{
 		{name: "records", pods: 2000, wide: 40, image: recordDisk, every: 3 * time.Second, grace: 1, node: recordNode},
@@ -87,6 +87,9 @@ func (s soak) run(t *testing.T) {
 	took := time.Since(began)
 	cancel()
 	<-killed
+	if s.guests {
+		away(t, k, c, engine)
+	}
 	s.lives(t, c, "calm", s.wide)
 	after := s.settle(t, engine, node)
 
