@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
@@ -34,7 +36,11 @@ func boot(t *testing.T) machine {
 		}
 	}
 	if tree == "" {
-		t.Fatal("no cgroup v2 tree is mounted: systemd wants one")
+		tree = t.TempDir()
+		if err := unix.Mount("cgroup2", tree, "cgroup2", 0, ""); err != nil {
+			t.Fatalf("mount the cgroup v2 tree, which systemd wants: %v", err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(tree, unix.MNT_DETACH) })
 	}
 	group := filepath.Join(tree, fmt.Sprintf("units-test-%d", os.Getpid()))
 	if err := os.Mkdir(group, 0o755); err != nil {
