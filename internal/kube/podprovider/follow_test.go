@@ -1,0 +1,101 @@
+package podprovider
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// ends is a Runtime whose event streams end as it is told, one after the other.
+type ends struct {
+	Runtime
+	all    []end
+	asked  []time.Duration // when, since the first
+	began  time.Time
+	cancel context.CancelFunc
+}
+
+type end struct {
+	err   error
+	heard bool // an event came before
+}
+
+func (e *ends) List(context.Context) ([]vm.Record, error) { return nil, nil }
+
+func (e *ends) Watch(ctx context.Context, _ int64, fn func(vm.Event) error) error {
+	if e.began.IsZero() {
+		e.began = time.Now()
+	}
+	e.asked = append(e.asked, time.Since(e.began))
+	if len(e.all) == 0 {
+		e.cancel()
+		return ctx.Err()
+	}
+	next := e.all[0]
+	e.all = e.all[1:]
+	if next.heard {
+		if err := fn(vm.Event{Type: vm.EventModified}); err != nil {
+			return err
+		}
+	}
+	return next.err
+}
+
+// TestPausesBetweenEventStreams follows a Runtime that goes away again and again: two seconds after it ended a stream in
+// order, else one at first and a minute at most.
+func TestPausesBetweenEventStreams(t *testing.T) {
+	gone := errdefs.Unavailablef("gone")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		runtime := &ends{cancel: cancel, all: []end{
+			{err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone},
+			{err: gone, heard: true}, {}, {}, {err: gone},
+		}}
+		p, err := New(Config{Node: convert.Node{Name: "node"}}, Deps{Runtime: runtime, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.follow(ctx, 0)
+		var pauses []int
+		for i := range runtime.asked[1:] {
+			pauses = append(pauses, int((runtime.asked[i+1] - runtime.asked[i]).Seconds()))
+		}
+		if want := []int{1, 2, 4, 8, 16, 32, 60, 60, 1, 2, 2, 1}; !slices.Equal(pauses, want) {
+			t.Errorf("the pauses were %d seconds, want %d", pauses, want)
+		}
+	})
+}
+
+// TestAChangeOfARunningVMIsNone tells of changes of a VM that runs on: nothing is done to it, and nothing written.
+func TestAChangeOfARunningVMIsNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod())
+		expect(t, w.after(10*time.Second), "Running running ready")
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writes := w.writes()
+		for range 3 {
+			w.engine.change(rec.ID, func(r *vm.Record) { r.Message = "it was looked at" })
+			expect(t, w.after(time.Second), "Running running ready")
+		}
+		if got := w.writes(); got != writes {
+			t.Errorf("%d writes of the pod", got-writes)
+		}
+		for _, call := range []string{"start", "remove"} {
+			if n := w.engine.called(call); n > 0 {
+				t.Errorf("%d calls of %s", n, call)
+			}
+		}
+	})
+}
