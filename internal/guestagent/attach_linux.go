@@ -188,14 +188,14 @@ func (s *Server) attachable(start *guestv1.ExecStart) (*mainProcess, error) {
 
 // attach serves the session until the process ends or the session leaves it.
 func (e *execution) attach(m *mainProcess, view *viewer, stdin bool) error {
-	ctx, cancel := context.WithCancel(e.stream.Context())
+	ctx, cancel := context.WithCancelCause(e.stream.Context())
 	var feeding sync.WaitGroup
 	defer feeding.Wait()
 	defer e.input.stop()
-	defer cancel()
+	defer cancel(nil)
 	go func() { // ends when this call returns: Recv fails then
 		if err := e.receive(); err != nil {
-			cancel()
+			cancel(err)
 		}
 	}()
 	left := make(chan struct{})
@@ -231,7 +231,7 @@ func (e *execution) attach(m *mainProcess, view *viewer, stdin bool) error {
 		case <-left:
 			return e.end(0)
 		case <-ctx.Done():
-			return ctx.Err()
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func (e *execution) offer(ctx context.Context, m *mainProcess) bool {
 		case <-ctx.Done():
 			return false
 		}
-		if e.send(credit(len(p))) != nil {
+		if e.spent(p) != nil {
 			return false
 		}
 	}

@@ -116,20 +116,20 @@ type execution struct {
 // run serves the command until it has ended and its output was sent, then sends its exit code.
 func (e *execution) run(ctx context.Context, stdin bool) error {
 	defer e.files.close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() { e.child.signal(killSignal) })
 	defer stop()
 
 	go func() { // ends when this call returns: Recv fails then
 		if err := e.receive(); err != nil {
-			cancel()
+			cancel(err)
 		}
 	}()
 	var feeding sync.WaitGroup
 	if stdin {
 		if err := e.send(credit(stdinWindow)); err != nil {
-			cancel()
+			cancel(err)
 		}
 		feeding.Go(func() { e.feed() })
 	}
@@ -145,7 +145,7 @@ func (e *execution) run(ctx context.Context, stdin bool) error {
 		e.files.in.Close() // wakes a write to a pipe that nobody reads
 	}
 	feeding.Wait()
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	return e.end(e.child.code())
@@ -158,6 +158,12 @@ func (e *execution) end(code int) error {
 
 func credit(n int) *guestv1.ExecOutput {
 	return &guestv1.ExecOutput{Output: &guestv1.ExecOutput_StdinCredit{StdinCredit: uint32(n)}}
+}
+
+// spent lets the host send as much again as p, which input.take has returned.
+func (e *execution) spent(p []byte) error {
+	e.input.done() // first, or what comes for the credit is too much
+	return e.send(credit(len(p)))
 }
 
 func stdout(p []byte) *guestv1.ExecOutput {
@@ -223,7 +229,7 @@ func (e *execution) feed() {
 		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.EIO) {
 			return
 		}
-		if e.send(credit(len(p))) != nil { // also for what a command that closed its input drops
+		if e.spent(p) != nil { // also what a command that closed its input drops
 			return
 		}
 	}
@@ -265,11 +271,10 @@ func (i *input) add(p []byte) error {
 	return nil
 }
 
-// take returns what waits; false when nothing more will come.
+// take returns what waits; false when nothing more will come. It counts as input of the guest until done.
 func (i *input) take() ([]byte, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.taken = 0
 	for i.waiting.Len() == 0 && !i.ended && !i.stopped {
 		i.cond.Wait()
 	}
@@ -279,6 +284,12 @@ func (i *input) take() ([]byte, bool) {
 	p := bytes.Clone(i.waiting.Next(32 << 10))
 	i.taken = len(p)
 	return p, true
+}
+
+func (i *input) done() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.taken = 0
 }
 
 func (i *input) end() {

@@ -68,19 +68,19 @@ func addresses() (out []string) {
 
 // forward carries the connection until nothing more comes from it.
 func (e *execution) forward(conn *net.TCPConn) error {
-	ctx, cancel := context.WithCancel(e.stream.Context())
+	ctx, cancel := context.WithCancelCause(e.stream.Context())
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	var feeding sync.WaitGroup
 	defer feeding.Wait()
 	defer e.input.stop()
 	defer conn.Close()
-	defer cancel()
+	defer cancel(nil)
 	if err := e.send(credit(stdinWindow)); err != nil {
 		return err
 	}
 	go func() { // ends when this call returns: Recv fails then
 		if err := e.receive(); err != nil {
-			cancel()
+			cancel(err)
 		}
 	}()
 	feeding.Go(func() { e.write(conn) })
@@ -96,7 +96,7 @@ func (e *execution) forward(conn *net.TCPConn) error {
 		case errors.Is(err, io.EOF):
 			return e.end(0)
 		case ctx.Err() != nil:
-			return ctx.Err()
+			return context.Cause(ctx)
 		case err != nil:
 			return errdefs.Unavailablef("the connection was cut: %w", err)
 		}
@@ -113,7 +113,7 @@ func (e *execution) write(conn *net.TCPConn) {
 		if _, err := conn.Write(p); err != nil {
 			return // what reads tells
 		}
-		if e.send(credit(len(p))) != nil {
+		if e.spent(p) != nil {
 			return
 		}
 	}
