@@ -55,8 +55,18 @@ func TestPausesBetweenEventStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		runtime := &ends{cancel: cancel, all: []end{
-			{err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone}, {err: gone},
-			{err: gone, heard: true}, {}, {}, {err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone},
+			{err: gone, heard: true},
+			{},
+			{},
+			{err: gone},
 		}}
 		p, err := New(Config{Node: convert.Node{Name: "node"}}, Deps{Runtime: runtime, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
