@@ -4,19 +4,15 @@ import (
 	"bytes"
 	"testing"
 
-	"google.golang.org/grpc"
-
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // eager is a host that sends what it is allowed to as soon as it hears of it.
 type eager struct {
-	grpc.ServerStream
+	execStream
 	input *input
 }
-
-func (h eager) Recv() (*guestv1.ExecInput, error) { panic("not called") }
 
 func (h eager) Send(m *guestv1.ExecOutput) error {
 	return h.input.add(make([]byte, m.GetStdinCredit()))

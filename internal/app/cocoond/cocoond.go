@@ -51,6 +51,7 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
   metricsAddr                          Prometheus metrics on loopback (off)
   driver                               qemu, or fake for scale tests (qemu)
   guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)
+  guest: {silenceSeconds}              how long a guest may not answer before calls into it end (60)
   qemu: {binary, cgroup, uidBase, uidCount, tbSize}
   network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, ipv6Mode, netns, dns, search, routes, mtu,
     nat, masqueradeLink, isolation, leases, cni: {confDir, binDirs, default, exclusive}}

@@ -19,7 +19,8 @@ import (
 
 // The ways to take memory. QEMU's background-snapshot is not among them: it pauses the guest no shorter than precopy
 // does, unprivileged processes may use it only where the host's vm.unprivileged_userfaultfd allows, and when its reader
-// goes away in the middle, as with a full disk or a killed daemon, the guest stands for ever.
+// goes away in the middle, as with a full disk or a killed daemon, the guest stands for ever. Where guests are emulated its
+// pause would be the shorter one; the other two reasons hold.
 const (
 	methodPrecopy = "precopy" // pages are saved while the guest runs, and again those it changed, the last when it stands
 	methodStopped = "stopped" // the guest stands until all is saved

@@ -141,7 +141,10 @@ func (w *worker) run(ctx context.Context) {
 	defer w.stopKeeper()
 	w.background = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
-		w.p.wg.Go(func() { f(ctx) })
+		w.p.wg.Go(func() {
+			defer cancel()
+			f(ctx)
+		})
 		return cancel
 	}
 	for ctx.Err() == nil {
