@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -39,6 +40,9 @@ var shared struct {
 	err  error
 	late []error // what went wrong while cleaning up after a script: no test is left then that it could fail
 }
+
+// scripts counts those that were set up.
+var scripts atomic.Int32
 
 func TestMain(m *testing.M) {
 	code := m.Run()
@@ -107,6 +111,11 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	env.Setenv("OWN", own)
+	// The usual ports of a cluster that is down go to whichever script comes next; one that wants them back takes these.
+	first := 20000 + 10*int(scripts.Add(1))
+	for i, name := range []string{"API_PORT", "NODE_PORT", "METRICS_PORT"} {
+		env.Setenv(name, strconv.Itoa(first+i))
+	}
 	ds := &daemons{own: own, running: map[string]*background{}}
 	env.Values[daemonsKey{}] = ds
 	env.Defer(func() {

@@ -4,6 +4,7 @@ package cocoonmanager_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -70,8 +71,15 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// startNode runs a node until the test ends. Then its object goes too: in a cluster most of whose nodes are away nobody is
+// evicted.
 func (r *rig) startNode(t *testing.T, name, pool string) *fakenode.Node {
 	t.Helper()
+	t.Cleanup(func() {
+		if err := r.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); client.IgnoreNotFound(err) != nil {
+			t.Errorf("node %s: %v", name, err)
+		}
+	})
 	n := fakenode.Start(t, fakenode.Options{Name: name, Pool: pool, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: r.url, EpochTokenFile: r.token})
 	kubetest.Eventually(t, "node "+name+" is Ready", func() string { return r.nodeReady(t, name) }, "True")
 	return n
