@@ -25,7 +25,7 @@ func TestCloneOfDiskGuest(t *testing.T) {
 	}
 	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"}))
 	c := r.await("a", "with interfaces of its own", vm.Record.Itself)
-	limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := r.world.Guest(c.ID).Await(limited, func(s enginetest.Self) bool { return !s.Down }); err != nil {
 		t.Fatal(err)

@@ -71,7 +71,7 @@ func TestContainers(t *testing.T) {
 		{"prepared\n", guest.LogOptions{Tail: -1, Container: "init"}},
 	} {
 		want, o := l.want, l.o
-		for deadline := time.Now().Add(10 * time.Second); logOf(t, r, "web", o) != want && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(time.Minute); logOf(t, r, "web", o) != want && time.Now().Before(deadline); {
 			<-time.After(time.Millisecond)
 		}
 		if got := logOf(t, r, "web", o); got != want {
@@ -167,7 +167,7 @@ func TestContainersGoOn(t *testing.T) {
 	shows := func(ref, want string, o guest.LogOptions) {
 		t.Helper()
 		o.Tail, o.Container = -1, "app"
-		for deadline := time.Now().Add(10 * time.Second); logOf(t, r, ref, o) != want && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(time.Minute); logOf(t, r, ref, o) != want && time.Now().Before(deadline); {
 			<-time.After(time.Millisecond)
 		}
 		if got := logOf(t, r, ref, o); got != want {

@@ -277,7 +277,7 @@ func (r *rig) alive(rec vm.Record, disks []string, where string) {
 // idle waits until no operation is unfinished, and the engine knows it: the journal does a moment before.
 func idle(t *testing.T, r *rig) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		changed := r.journal.Changed()

@@ -39,7 +39,7 @@ func launched(ctx context.Context, r *rig) error {
 var errFound = errors.New("found")
 
 func until(ctx context.Context, r *rig, ok func(vm.Record) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err := r.Watch(ctx, -1, func(e vm.Event) error {
 		if ok(e.Record) {
@@ -93,7 +93,7 @@ func second(ctx context.Context, r *rig) error {
 
 // filled waits until a clone is in the pool.
 func filled(ctx context.Context, r *rig) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for r.Pool().Entries == 0 {
 		select {

@@ -144,7 +144,7 @@ func (r *rig) restart() {
 func noGoroutines(t testing.TB) {
 	t.Helper()
 	var left []string
-	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); <-time.After(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(time.Millisecond) {
 		buf := make([]byte, 1<<20)
 		left = nil
 		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
@@ -174,7 +174,7 @@ func (r *rig) must(rec vm.Record, err error) vm.Record {
 // await returns the record of ref once ok holds for it.
 func (r *rig) await(ref string, what string, ok func(vm.Record) bool) vm.Record {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	var got vm.Record
 	found := errors.New("found")

@@ -40,7 +40,7 @@ func TestSilentGuest(t *testing.T) {
 	wantSilent(t, "a command after that", <-r.sleeping())
 	wantSilent(t, "a port after that", r.Forward(t.Context(), "web", 80, guest.Streams{}))
 	g.Quiet(false)
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		_, err := r.Exec(t.Context(), "web", guest.Exec{Command: []string{"echo", "hi"}}, guest.Streams{Stdout: &strings.Builder{}})
 		if err == nil {
 			break

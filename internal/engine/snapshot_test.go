@@ -150,7 +150,7 @@ func (r *rig) logs(ref, want string) {
 	r.t.Helper()
 	var got string
 	done := fmt.Errorf("done")
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	err := r.Logs(ctx, ref, guest.LogOptions{Tail: -1, Follow: true}, func(e guest.LogEntry) error {
 		if got += string(e.Data); len(got) >= len(want) {

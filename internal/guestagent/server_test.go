@@ -117,7 +117,7 @@ func guestOf(t *testing.T) (*linktest.Sim, *machine) {
 
 func connect(t *testing.T, sim *linktest.Sim) guest.Agent {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	a, err := agent.Connector{}.Connect(ctx, sim.Dial)
 	if err != nil {

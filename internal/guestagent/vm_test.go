@@ -106,7 +106,7 @@ func (q *qemu) dial(ctx context.Context) (net.Conn, error) {
 
 func (q *qemu) connect(t *testing.T) guest.Agent {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	a, err := agent.Connector{}.Connect(ctx, q.dial)
 	if err != nil {
@@ -132,7 +132,7 @@ func (q *qemu) waitEnd(t *testing.T) {
 	t.Helper()
 	select {
 	case <-q.ended:
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the guest did not power off")
 	}
 }

@@ -126,7 +126,7 @@ func TestTCPNeedsACertificate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		_, err = client.Inspect(ctx, "x")
 		cancel()
 		client.Close()

@@ -28,6 +28,9 @@ import (
 
 // The scripts run the real binaries, as processes: this test binary plays both.
 func TestMain(m *testing.M) {
+	if os.Getenv("GORACE") == "" {
+		os.Setenv("GORACE", "atexit_sleep_ms=0") // or each of them takes a second more under the race detector
+	}
 	play := func(main func(ctx context.Context) int) func() {
 		return func() {
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -51,6 +54,7 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			e.Values[daemonKey{}] = &running{}
+			e.Setenv("GORACE", os.Getenv("GORACE"))
 			e.Setenv("COCOON_DIR", e.WorkDir)
 			e.Setenv("REGISTRY", serveRegistry(e))
 			config := fmt.Sprintf("stateDir: %[1]s/state\nrunDir: %[1]s/run\ngroup: nobody-has-this-group\ndriver: fake\n"+

@@ -150,7 +150,7 @@ func start(t *testing.T, dir, tokens string, more ...string) *child {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.kill() })
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		if resp, err := http.Get(c.url + "/healthz"); err == nil { //nolint:noctx // a probe
 			resp.Body.Close()

@@ -102,7 +102,7 @@ func TestEndProcess(t *testing.T) {
 		return cmd
 	}
 	yes := func() bool { return true }
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c := start("exec sleep 60")
 	if err := endProcess(ctx, c.Process.Pid, yes); err != nil {

@@ -63,7 +63,7 @@ func signer(ctx context.Context, t *testing.T) *fake.Clientset {
 func TestBootstrap(t *testing.T) {
 	dir := t.TempDir()
 	shared := kubeconfig(t, "https://127.0.0.1:1")
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	api := signer(ctx, t)
 	c, err := Config{BootstrapKubeconfig: shared, CertDir: filepath.Join(dir, "pki"), NodeName: "n1", NodeIP: "10.1.2.3"}.complete()

@@ -40,7 +40,7 @@ func echo(t *testing.T, dev link.Device) {
 
 func talk(t *testing.T, c net.Conn, text string) {
 	t.Helper()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, text); err != nil {
 		t.Fatalf("write: %v", err)
 	}
@@ -55,7 +55,7 @@ func talk(t *testing.T, c net.Conn, text string) {
 
 func open(t *testing.T, s *linktest.Sim) net.Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	raw, err := s.Dial(ctx)
 	if err != nil {
@@ -156,7 +156,7 @@ func TestLargeTransferBothWays(t *testing.T) {
 	text := string(bytes.Repeat([]byte("0123456789abcdef"), 1<<16))
 	go func() { _, _ = io.WriteString(c, text) }()
 	got := make([]byte, len(text))
-	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != text {
 		t.Fatalf("1 MiB came back changed (err %v)", err)
 	}
@@ -167,7 +167,7 @@ func TestPlainMessagesComeFirst(t *testing.T) {
 	echo(t, s)
 	ask := func(c net.Conn, text string) {
 		t.Helper()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		if got, err := link.Ask(c, []byte(text)); err != nil || string(got) != "heard "+text {
 			t.Fatalf("answer %q, %v", got, err)
 		}

@@ -34,7 +34,7 @@ func startAgent(t *testing.T, args ...string) guest.Dial {
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return func(ctx context.Context) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()

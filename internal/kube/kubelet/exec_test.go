@@ -110,7 +110,7 @@ func both(t *testing.T, n *node, pod, command string, options func() remotecomma
 	for _, name := range []string{"spdy", "websocket"} {
 		t.Run(name, func(t *testing.T) {
 			o := options()
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			err := n.executors(t, pod, command, o)[name].StreamWithContext(ctx, o)
 			check(t, o, err)
@@ -246,7 +246,7 @@ func TestExecEndsWithItsClient(t *testing.T) {
 			<-returned
 			select {
 			case <-ended:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Error("the command outlived its client")
 			}
 		})

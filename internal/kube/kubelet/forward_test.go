@@ -138,7 +138,7 @@ func TestPortForwardToNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dead.Close()
-	if err := dead.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := dead.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := dead.Read(make([]byte, 1)); n > 0 || err == nil {

@@ -123,7 +123,7 @@ func (g guest) configure(ip string) {
 
 // patience is how long a packet may take that should arrive, and how long we look for one that should not.
 const (
-	patience   = 5 * time.Second
+	patience   = time.Minute
 	impatience = 200 * time.Millisecond
 )
 

@@ -95,7 +95,7 @@ func script(t *testing.T) string {
 // told waits for the file that a client leaves.
 func told(t *testing.T, path string) string {
 	t.Helper()
-	for deadline := time.Now().Add(4 * patience); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
 		if b, err := os.ReadFile(path); err == nil {
 			return string(b)
 		}

@@ -57,7 +57,7 @@ func (g guest) addresses6(all bool) (out []netip.Addr) {
 func (g guest) joined() guest {
 	g.t.Helper()
 	want := netip.MustParseAddr(g.nic.IPv6)
-	for deadline := time.Now().Add(4 * patience); time.Now().Before(deadline); <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(20 * time.Millisecond) {
 		if slices.Contains(g.addresses6(false), want) {
 			return g
 		}

@@ -188,7 +188,7 @@ func answers(t *testing.T, nic vm.NIC) (ok bool) {
 	mac, _ := net.ParseMAC(nic.MAC)
 	me, gateway := netip.MustParseAddr(nic.IP).AsSlice(), netip.MustParseAddr(nic.Gateway).AsSlice()
 	ask := slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, mac, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, mac, me, make([]byte, 6), gateway)
-	_ = tap.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = tap.SetDeadline(time.Now().Add(time.Minute))
 	buf := make([]byte, 2048)
 	for {
 		if _, err := tap.Write(ask); err != nil {

@@ -38,7 +38,7 @@ type T interface {
 
 // Run tries r, which has no VMs and the image. It leaves no VM behind.
 func Run(t T, r Runtime, img string) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if all, err := r.List(ctx); err != nil || len(all) != 0 {
 		t.Fatalf("at first there are %d VMs, %v", len(all), err)
