@@ -24,7 +24,7 @@ build: binaries guest demo-image control-plane ## all binaries, the guest kernel
 .PHONY: binaries
 binaries:
 	@mkdir -p $(BIN)
-	@for c in $(CMDS); do go build $(GOFLAGS_) -ldflags '$(LDFLAGS)' -o $(BIN)/$$c ./cmd/$$c; done
+	@go build $(GOFLAGS_) -ldflags '$(LDFLAGS)' -o $(BIN)/ $(CMDS:%=./cmd/%)
 
 .PHONY: guest
 guest: ## guest kernel and initramfs into bin/guest (cached by content)
@@ -97,7 +97,7 @@ test: test-unit test-vm test-e2e ## all of the tests
 
 .PHONY: test-unit
 test-unit: ## our code alone, with the race detector
-	@CGO_ENABLED=1 go test $(GOFLAGS_) -race -timeout 10m ./...
+	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 10m ./... # vet is in lint
 
 .PHONY: test-vm
 test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
