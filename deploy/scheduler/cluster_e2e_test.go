@@ -135,7 +135,7 @@ func (c *cluster) room(t *testing.T) *room {
 // until waits for a condition; how long it takes is not tested.
 func (r *room) until(what string, ok func() bool) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(r.t.Context(), 4*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

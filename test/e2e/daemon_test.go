@@ -30,7 +30,7 @@ type background struct {
 }
 
 // daemonEnd is how long a daemon may take to end after SIGTERM or SIGINT.
-const daemonEnd = 90 * time.Second
+const daemonEnd = 240 * time.Second
 
 // daemon runs a long-lived process of the script's own, whose output goes to the file $WORK/NAME.log:
 //

@@ -255,7 +255,7 @@ func name(t *testing.T, client kubernetes.Interface) {
 // until asks again until there is no error.
 func until(t *testing.T, what string, ok func() error) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(4 * time.Minute)
 	for {
 		err := ok()
 		switch {

@@ -47,8 +47,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	// Nodes that say nothing are away after 12 s instead of 50: they speak up every 10 s.
-	r := &rig{Cluster: kubetest.Up(t, "--extra-config", "controllerManager.node-monitor-grace-period=12s", "--extra-config", "controllerManager.node-monitor-period=500ms")}
+	// Nodes that say nothing are away after 16 s instead of 50: they speak up every 10 s.
+	r := &rig{Cluster: kubetest.Up(t, "--extra-config", "controllerManager.node-monitor-grace-period=16s", "--extra-config", "controllerManager.node-monitor-period=500ms")}
 	r.Install(t)
 	scheme := runtime.NewScheme()
 	_, _ = clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme)

@@ -173,7 +173,7 @@ func (c *Cluster) account(t *testing.T, name string, via *httptest.Server, to *a
 }
 
 // patience is how long Eventually waits: a machine that tests share may be busy.
-const patience = 90 * time.Second
+const patience = 4 * time.Minute
 
 // Eventually waits until get returns want.
 func Eventually(t *testing.T, what string, get func() string, want string) {
