@@ -81,7 +81,7 @@ func boot(t *testing.T) machine {
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	tick := time.Tick(50 * time.Millisecond)
-	for end := time.Now().Add(2 * time.Minute); !f(); <-tick {
+	for end := time.Now().Add(4 * time.Minute); !f(); <-tick {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}

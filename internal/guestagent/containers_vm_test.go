@@ -25,7 +25,7 @@ func containerOf(name string, kind vm.ContainerKind, script string, mounts ...vm
 // until waits for the containers to be as ok says.
 func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) bool) (last []vm.ContainerStatus) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	enough := errors.New("enough")
 	err := k.Containers(ctx, func(all []vm.ContainerStatus) error {
@@ -42,7 +42,7 @@ func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) 
 
 func logOf(t *testing.T, k guest.ContainerKeeper, name, want string) []guest.LogEntry {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var text strings.Builder
 	var out []guest.LogEntry
@@ -99,7 +99,7 @@ func usageOf(t *testing.T, a guest.Agent) {
 	if other := after["app"].CPUSeconds - before["app"].CPUSeconds; other > got.Seconds()/2 {
 		t.Errorf("the other one, that waits, computed for %.2f s of %s", other, got)
 	}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(4 * time.Minute)
 	for after["side"].Memory < before["side"].Memory+hold && time.Now().Before(deadline) {
 		after = stats()
 	}

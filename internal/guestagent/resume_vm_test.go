@@ -207,7 +207,7 @@ func TestVMCloneBecomesItself(t *testing.T) {
 // The clock of a guest that booted is up to a second late: that of the machine tells whole ones.
 func logsGoOn(t *testing.T, a guest.Agent) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var last uint64
 	err := a.Logs(ctx, 0, func(e guest.LogEntry) error {

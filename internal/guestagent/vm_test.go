@@ -106,7 +106,7 @@ func (q *qemu) dial(ctx context.Context) (net.Conn, error) {
 
 func (q *qemu) connect(t *testing.T) guest.Agent {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	a, err := agent.Connector{}.Connect(ctx, q.dial)
 	if err != nil {
@@ -132,7 +132,7 @@ func (q *qemu) waitEnd(t *testing.T) {
 	t.Helper()
 	select {
 	case <-q.ended:
-	case <-time.After(2 * time.Minute):
+	case <-time.After(4 * time.Minute):
 		t.Fatal("the guest did not power off")
 	}
 }
@@ -326,6 +326,7 @@ func TestVMTwoHundredAbruptReconnects(t *testing.T) {
 func TestVMIdleCostsNothing(t *testing.T) {
 	for _, attached := range []bool{true, false} {
 		t.Run(fmt.Sprintf("host attached %v", attached), func(t *testing.T) {
+			t.Parallel() // most of it is waiting
 			q := bootGuest(t, busyboxDisks(t))
 			a := q.connect(t)
 			defer a.Close()
@@ -369,7 +370,7 @@ func TestVMPowerButton(t *testing.T) {
 	fmt.Fprint(qmp, `{"execute":"qmp_capabilities"}`)
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	for range 50 { // the button's driver is loaded after the agent answers
+	for range 1000 { // the button's driver is loaded after the agent answers
 		fmt.Fprint(qmp, `{"execute":"system_powerdown"}`)
 		select {
 		case <-q.ended:

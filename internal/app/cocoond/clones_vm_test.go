@@ -101,7 +101,7 @@ func senders(f []byte) (mac, ip string) {
 func TestVMSixteenClones(t *testing.T) {
 	const number, ready = 16, 4
 	n := newNode(t, "metricsAddr: "+metricsAddr, fmt.Sprintf("pool: {size: %d, memory: %d}", ready, int64(ready)<<28))
-	source := n.counting("source")
+	source := n.countingEvery("source", "0.4")
 	who := "cat /sys/class/net/eth0/address; ip -o -4 addr show eth0 | grep -o 'inet [0-9.]*'; hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/uuid"
 	own := n.sh("source", who)
 	boot := n.sh("source", "cat /proc/sys/kernel/random/boot_id")

@@ -107,7 +107,7 @@ func (n *node) crash() {
 
 func (n *node) until(what string, ok func() bool) {
 	n.t.Helper()
-	limit := time.NewTimer(2 * time.Minute)
+	limit := time.NewTimer(4 * time.Minute)
 	defer limit.Stop()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -143,9 +143,16 @@ func (n *node) ready(ref string) vm.Record {
 // counting runs a VM whose main process counts in its log and in the file /n, and serves HTTP.
 func (n *node) counting(name string) vm.Record {
 	n.t.Helper()
+	return n.countingEvery(name, "0.1")
+}
+
+// countingEvery is counting with a pause in seconds. Each step is two processes of an emulated processor: many guests that
+// hurry leave nothing to what is tested.
+func (n *node) countingEvery(name, pause string) vm.Record {
+	n.t.Helper()
 	_, err := n.Launch(n.t.Context(), vm.Spec{
 		Name: name, Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20, NICs: []vm.NICSpec{{}},
-		Process: vm.Process{Entrypoint: []string{"sh", "-c", "n=0; while :; do n=$((n+1)); echo count $n; echo $n >/n; sleep 0.1; done & exec /usr/bin/server"}},
+		Process: vm.Process{Entrypoint: []string{"sh", "-c", "n=0; while :; do n=$((n+1)); echo count $n; echo $n >/n; sleep " + pause + "; done & exec /usr/bin/server"}},
 	})
 	if err != nil {
 		n.t.Fatal(err)

@@ -136,10 +136,16 @@ func (a assets) plan(t testing.TB) hypervisor.Plan {
 	}
 }
 
-// say types a line on the guest's console.
+// say types a line on the guest's console, and returns when the guest has read it.
 func say(t testing.TB, i hypervisor.Instance, line string) {
 	t.Helper()
 	console, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
+	word, _, _ := strings.Cut(line, " ")
+	heard := func() int {
+		log, _ := os.ReadFile(console.ConsoleLog())
+		return bytes.Count(log, []byte("HEARD "+word))
+	}
+	before := heard()
 	c, err := console.OpenConsole(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -149,8 +155,8 @@ func say(t testing.TB, i hypervisor.Instance, line string) {
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
 		t.Fatal(err)
 	}
-	word, _, _ := strings.Cut(line, " ")
-	logged(t, i, "HEARD "+word) // closing before could lose the line on its way into the guest
+	// Closing before could lose the line on its way into the guest.
+	await(t, "the guest hears "+line, func() bool { return heard() > before })
 }
 
 // await waits for a condition that no event announces.
@@ -158,7 +164,7 @@ func await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); !ok(); <-tick.C {
+	for deadline := time.Now().Add(4 * time.Minute); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("in vain waited until %s", what)
 		}

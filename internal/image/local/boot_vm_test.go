@@ -103,7 +103,7 @@ func boot(t *testing.T, disks []vm.Disk) string {
 		args = append(args, "-drive", fmt.Sprintf("if=none,id=d%d,format=%s,readonly=%s,file=%s", i, d.Format, ro, d.Path),
 			"-device", fmt.Sprintf("virtio-blk-pci,drive=d%d,serial=%s", i, d.Serial))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, qemu, args...).CombinedOutput()
 	if err != nil {
