@@ -44,6 +44,7 @@ func TestBench(t *testing.T) {
 		{"carry", carry},
 		{"pods", pods},
 		{"fake", fakes},
+		{"records", records},
 		{"many", manyOnOne},
 		{"sets", sets},
 		{"sticky", stickies},

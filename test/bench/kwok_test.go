@@ -67,20 +67,28 @@ func manyOnOne(t *testing.T, results *table) {
 		figure: fmt.Sprintf("%.2f x", ours.writes/theirs.writes), goal: "<= 5", n: manyPods, missed: ours.writes > 5,
 	})
 	results.note("RSS of cocoond with 1,000 VMs that are records: %d MiB", ours.rss[1]>>10)
-	results.note("CPU time for all of it: vk-cocoon %s, cocoond %s, KWOK %s", ms(ours.cpu[0]), ms(ours.cpu[1]), ms(theirs.cpu[0]))
+	results.note("CPU time for all to come up, and to go: vk-cocoon %s, %s; cocoond %s, %s; KWOK %s, %s",
+		ms(ours.cpu[0]), ms(ours.downCPU[0]), ms(ours.cpu[1]), ms(ours.downCPU[1]), ms(theirs.cpu[0]), ms(theirs.downCPU[0]))
 }
 
 // recordNode starts a cocoond whose VMs are records and a vk-cocoon beside it. The node may open no ICMP socket, so an
 // address counts as Ready: nobody is behind it.
 func recordNode(t *testing.T, kubeconfig string) (engine *daemon, node *program) {
 	t.Helper()
-	engine = start(t, "driver: fake\nnetwork: {instance: many, bridge: ccmany, subnet: 10.201.0.0/20}\nlog: {level: warn}\n")
+	engine = recordEngine(t)
+	return engine, virtualNode(t, kubeconfig, engine, "setpriv", "--bounding-set=-net_raw")
+}
+
+// recordEngine starts a cocoond whose VMs are records with a disk, a tap and an address.
+func recordEngine(t *testing.T) *daemon {
+	t.Helper()
+	engine := start(t, "driver: fake\nnetwork: {instance: many, bridge: ccmany, subnet: 10.201.0.0/20}\nlog: {level: warn}\n")
 	disk := filepath.Join(t.TempDir(), "disk.qcow2")
 	run(t, "qemu-img", "create", "-q", "-f", "qcow2", disk, "1M")
 	file := must(os.Open(disk))(t)
 	defer file.Close()
 	must(engine.ImportImage(t.Context(), recordDisk, file, nil))(t)
-	return engine, virtualNode(t, kubeconfig, engine, "setpriv", "--bounding-set=-net_raw")
+	return engine
 }
 
 // virtualNode starts the vk-cocoon "ours" beside engine, by way of another program.
@@ -126,7 +134,8 @@ type crowding struct {
 	up, down float64         // pods a second
 	writes   float64         // of the node, for each pod
 	rss      []int           // KiB of each process with all pods there
-	cpu      []time.Duration // of each process
+	cpu      []time.Duration // of each process, for all to come up
+	downCPU  []time.Duration // and for all to go
 }
 
 // crowd has many pods come up on a node, and go.
@@ -134,10 +143,13 @@ func (c *cluster) crowd(t *testing.T, node string, pids ...int) crowding {
 	t.Helper()
 	api, seen := c.kube.CoreV1().Pods(namespace), c.follow(t, node)
 	var out crowding
-	for _, pid := range pids {
-		out.cpu = append(out.cpu, -cpuOf(t, pid))
+	spent := func() (of []time.Duration) {
+		for _, pid := range pids {
+			of = append(of, cpuOf(t, pid))
+		}
+		return of
 	}
-	before := c.podWrites(t)
+	before, atFirst := c.podWrites(t), spent()
 	began := time.Now()
 	at := c.each(t, seen, node, func(ctx context.Context, name string) error {
 		_, err := api.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
@@ -150,12 +162,13 @@ func (c *cluster) crowd(t *testing.T, node string, pids ...int) crowding {
 	for _, pid := range pids {
 		out.rss = append(out.rss, rss(t, pid))
 	}
+	atTop := spent()
 	began = time.Now()
 	at = c.each(t, seen, node, func(ctx context.Context, name string) error { return api.Delete(ctx, name, metav1.DeleteOptions{}) },
 		func(e podEvent) bool { return e.gone })
 	out.down = manyPods / at.Sub(began).Seconds()
-	for i, pid := range pids {
-		out.cpu[i] += cpuOf(t, pid)
+	for i, atLast := range spent() {
+		out.cpu, out.downCPU = append(out.cpu, atTop[i]-atFirst[i]), append(out.downCPU, atLast-atTop[i])
 	}
 	out.writes = float64(c.podWrites(t)-before)/manyPods - 2 // created and deleted by this test
 	return out

@@ -44,9 +44,9 @@ type Network struct {
 	mu   sync.RWMutex // held for reading by changes of single taps, for writing by those of the network
 	live *live        // nil until Setup succeeded
 
-	// One change at a time per tap, by a hash of its name. Different taps in parallel: removing a link waits for
-	// a grace period in the kernel, which any number of removals share.
+	// One change at a time per tap, by a hash of its name. Different taps in parallel, but for their links.
 	perTap [64]sync.Mutex
+	turns  turns
 }
 
 // live is what Setup decided and found. It is not changed afterwards, only replaced.

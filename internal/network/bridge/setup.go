@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -300,37 +299,25 @@ func (n *Network) Sweep(ctx context.Context, keep []string) (removed []string, e
 	return removed, nil
 }
 
-// unplug removes taps and what was admitted from them, many at a time because each removal waits in the kernel.
-// It returns the names of those that are gone. Preconditions: mu is held for writing.
+// unplug removes taps and what was admitted from them. It returns the names of those that are gone.
+// Preconditions: mu is held for writing.
 func (n *Network) unplug(taps []tap) (removed []string, err error) {
-	const atOnce = 16
-	var (
-		wg    sync.WaitGroup
-		mu    sync.Mutex
-		errs  []error
-		slots = make(chan struct{}, atOnce)
-	)
+	var links []netlink.Link
 	for _, t := range taps {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			err := n.space.Do(func() error { return host.RemoveLink(t.link) })
-			if err == nil && n.live != nil {
-				n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
-				if n.live.gate != nil {
-					err = n.live.gate.dismiss(t.lease)
-				}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				errs = append(errs, err)
-				return
-			}
-			removed = append(removed, t.lease.Tap)
-		})
+		links = append(links, t.link)
 	}
-	wg.Wait()
+	errs := host.RemoveLinks(links)
+	for i, t := range taps {
+		if errs[i] == nil && n.live != nil {
+			n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
+			if n.live.gate != nil {
+				errs[i] = n.live.gate.dismiss(t.lease)
+			}
+		}
+		if errs[i] == nil {
+			removed = append(removed, t.lease.Tap)
+		}
+	}
 	return removed, errors.Join(errs...)
 }
 

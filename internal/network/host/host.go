@@ -7,11 +7,14 @@ package host
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -56,6 +59,37 @@ func RemoveLink(l netlink.Link) error {
 		return fmt.Errorf("remove link %s: %w", l.Attrs().Name, err)
 	}
 	return nil
+}
+
+// batch is how many links are removed in one request at most, so that others who change links wait for a moment only.
+const batch = 64
+
+// RemoveLinks removes links as RemoveLink does, and returns the error of each. Removing one waits for the kernel for up to
+// tens of milliseconds; those that it is asked to remove at once wait together.
+func RemoveLinks(links []netlink.Link) []error {
+	errs := make([]error, 0, len(links))
+	for some := range slices.Chunk(links, batch) {
+		if len(some) > 1 {
+			removeTogether(some) // for speed only: what it leaves is removed by itself
+		}
+		for _, l := range some {
+			errs = append(errs, RemoveLink(l))
+		}
+	}
+	return errs
+}
+
+// removeTogether puts links in a group that nobody else uses and removes the group: the one way to name many at once.
+func removeTogether(links []netlink.Link) {
+	group := rand.Uint32() | 1<<31 // people count from 1
+	for _, l := range links {
+		_ = netlink.LinkSetGroup(l, int(group))
+	}
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+	req.AddData(msg)
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
+	_, _ = req.Execute(unix.NETLINK_ROUTE, 0)
 }
 
 // MakeTap makes a persistent tap and has plug put it where it belongs. It becomes persistent last: after kill -9 at any

@@ -1,0 +1,39 @@
+//go:build bench
+
+package bench
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// records has a thousand VMs come up and go that are records but for their disk, tap and address, without a cluster: what
+// is left is the time of cocoond alone.
+func records(t *testing.T, results *table) {
+	d := recordEngine(t)
+	var conns []*nodeclient.Client
+	for range clients {
+		conns = append(conns, d.connect(t))
+	}
+	name := func(n int) string { return fmt.Sprintf("record-%d", n) }
+	phase := func(do func(*nodeclient.Client, int) error) (rate float64, cpu time.Duration) {
+		before := cpuOf(t, d.pid)
+		took := spreadOver(t, conns, manyPods, do)
+		return manyPods / took.Seconds(), cpuOf(t, d.pid) - before
+	}
+	up, upCPU := phase(func(c *nodeclient.Client, n int) error {
+		_, err := c.Launch(t.Context(), vm.Spec{Name: name(n), Image: recordDisk, NICs: []vm.NICSpec{{}}}.Default())
+		return err
+	})
+	down, downCPU := phase(func(c *nodeclient.Client, n int) error { return c.Remove(t.Context(), name(n), true) })
+	results.add(row{
+		what: "VMs that are records with a disk and a tap: launched (A), removed (B)", a: fmt.Sprintf("%.0f /s", up), b: fmt.Sprintf("%.0f /s", down), n: manyPods,
+	})
+	results.add(row{
+		what: "CPU time of cocoond for each of them: launched (A), removed (B)", a: millis(upCPU / manyPods), b: millis(downCPU / manyPods), n: manyPods,
+	})
+}
