@@ -14,8 +14,8 @@ import (
 
 // Operations, and the steps at which one can be cut off. They are in the journal: their meaning never changes.
 const (
-	opCreate  = "create"  // disks, network
-	opLaunch  = "launch"  // disks, network, launch
+	opCreate  = "create"  // disks
+	opLaunch  = "launch"  // disks, launch
 	opStart   = "start"   // network, launch
 	opStop    = "stop"    // shutdown
 	opRestart = "restart" // shutdown, launch
@@ -148,15 +148,10 @@ func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, vo
 	if root.Disks, err = e.layContainers(ctx, containers, images[1:], root.Disks); err != nil {
 		return r, err
 	}
-	disks := func(r *vm.Record) { r.Disks, r.Containers = root.Disks, containers }
-	var nics []vm.NIC
-	if len(r.Spec.NICs) > 0 {
-		if _, err := e.commit(ctx, m, e.step(stepNetwork), disks); err != nil {
-			return r, err
-		}
-		if nics, err = e.attach(ctx, r, back, true); err != nil {
-			return r, err
-		}
+	// Not a step of its own: attaching again gives the same, and who undoes a creation takes every interface for made.
+	nics, err := e.attach(ctx, r, back, true)
+	if err != nil {
+		return r, err
 	}
 	r.Disks = root.Disks
 	seeded, err := e.seed(ctx, r, nics)

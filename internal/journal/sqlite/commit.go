@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // pruneEvery is how many revisions pass between two prunings of the history.
@@ -25,6 +26,7 @@ type batch struct {
 	ctx      context.Context
 	st       *statements
 	revision int64 // of the last change in it
+	events   []vm.Event
 }
 
 // refusal marks an error that was found before anything was written.
@@ -103,6 +105,7 @@ func (j *Journal) commit(ctx context.Context, todo []*change) {
 	}
 	j.revision.Store(t.revision)
 	j.mu.Lock()
+	j.recent.add(t.events)
 	close(j.changed)
 	j.changed = make(chan struct{})
 	j.mu.Unlock()
@@ -143,7 +146,7 @@ func (j *Journal) prune(t *batch, before int64) error {
 // statements are prepared once on the writer's connection.
 type statements struct {
 	begin, commit, rollback *sql.Stmt
-	find, name              *sql.Stmt
+	find, record, name      *sql.Stmt
 	insert, update, step    *sql.Stmt
 	settle, observe, forget *sql.Stmt
 	event, prune            *sql.Stmt
@@ -158,7 +161,8 @@ func (s *statements) prepare(ctx context.Context, c *sql.Conn) error {
 		{&s.begin, `BEGIN IMMEDIATE`},
 		{&s.commit, `COMMIT`},
 		{&s.rollback, `ROLLBACK`},
-		{&s.find, `SELECT op IS NOT NULL, record FROM vms WHERE id = ?`},
+		{&s.find, `SELECT op IS NOT NULL FROM vms WHERE id = ?`},
+		{&s.record, `SELECT record FROM vms WHERE id = ?`},
 		{&s.name, `SELECT id FROM vms WHERE name = ?`},
 		{&s.insert, `INSERT INTO vms (id, name, record, op, step, args, began) VALUES (?, ?, ?, ?, ?, ?, ?)`},
 		{&s.update, `UPDATE vms SET name = ?2, record = ?3, op = ?4, step = ?5, args = ?6, began = ?7 WHERE id = ?1`},

@@ -53,7 +53,7 @@ func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm
 		return r, errdefs.Invalidf("begin %q of vm %q with the record of %q", in.Op, in.ID, r.ID)
 	}
 	err := j.submit(ctx, func(t *batch) error {
-		exists, busy, _, err := t.find(r.ID)
+		exists, busy, err := t.find(r.ID)
 		if err != nil {
 			return err
 		}
@@ -77,7 +77,7 @@ func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm
 // Step notes how far an intent has come.
 func (j *Journal) Step(ctx context.Context, id vm.ID, step string, r vm.Record) (vm.Record, error) {
 	err := j.submit(ctx, func(t *batch) error {
-		exists, busy, _, err := t.find(id)
+		exists, busy, err := t.find(id)
 		switch {
 		case err != nil:
 			return err
@@ -105,7 +105,7 @@ func (j *Journal) Update(ctx context.Context, r vm.Record) (vm.Record, error) {
 
 func (j *Journal) put(ctx context.Context, what string, r vm.Record, with func(*batch) *sql.Stmt) (vm.Record, error) {
 	err := j.submit(ctx, func(t *batch) error {
-		exists, _, _, err := t.find(r.ID)
+		exists, _, err := t.find(r.ID)
 		switch {
 		case err != nil:
 			return err
@@ -122,14 +122,22 @@ func (j *Journal) put(ctx context.Context, what string, r vm.Record, with func(*
 // Forget removes a record with its intent.
 func (j *Journal) Forget(ctx context.Context, id vm.ID) error {
 	err := j.submit(ctx, func(t *batch) error {
-		exists, _, data, err := t.find(id)
-		if err != nil || !exists {
+		var data []byte
+		err := t.st.record.QueryRowContext(t.ctx, string(id)).Scan(&data)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
 			return err
+		}
+		r, err := decode(data)
+		if err != nil {
+			return refusal{err}
 		}
 		if err := exec(t.ctx, t.st.forget, string(id)); err != nil {
 			return err
 		}
-		return t.event(vm.EventDeleted, data)
+		return t.event(vm.EventDeleted, r, data)
 	})
 	return wrap("forget", id, err)
 }
@@ -141,6 +149,9 @@ func (j *Journal) Events(ctx context.Context, after int64, limit int) ([]vm.Even
 	}
 	if after > j.written.Load() {
 		return nil, gone(after)
+	}
+	if out, ok := j.recall(after, limit); ok {
+		return out, ctx.Err()
 	}
 	rows, err := j.events.QueryContext(ctx, after, limit)
 	if err != nil {
@@ -169,6 +180,21 @@ func (j *Journal) Events(ctx context.Context, after int64, limit int) ([]vm.Even
 	return out, nil
 }
 
+// recall is Events from memory, as far as it goes back.
+func (j *Journal) recall(after int64, limit int) (out []vm.Event, ok bool) {
+	j.mu.Lock()
+	events, ok := j.recent.after(after)
+	j.mu.Unlock()
+	if limit > 0 && len(events) > limit {
+		events = events[:limit]
+	}
+	for _, e := range events {
+		e.Record = e.Record.Clone()
+		out = append(out, e)
+	}
+	return out, ok && after >= j.oldest.Load()-1
+}
+
 func gone(after int64) error {
 	return errdefs.Preconditionf("the history does not hold revision %d; list the VMs and watch from there", after)
 }
@@ -183,13 +209,13 @@ func (j *Journal) Changed() <-chan struct{} {
 // Revision is that of the last change.
 func (j *Journal) Revision() int64 { return j.revision.Load() }
 
-// find looks id up: whether it exists, whether an intent is unsettled, and its record.
-func (t *batch) find(id vm.ID) (exists, busy bool, record []byte, err error) {
-	err = t.st.find.QueryRowContext(t.ctx, string(id)).Scan(&busy, &record)
+// find looks id up: whether it exists, and whether an intent is unsettled.
+func (t *batch) find(id vm.ID) (exists, busy bool, err error) {
+	err = t.st.find.QueryRowContext(t.ctx, string(id)).Scan(&busy)
 	if errors.Is(err, sql.ErrNoRows) {
-		return false, false, nil, nil
+		return false, false, nil
 	}
-	return err == nil, busy, record, err
+	return err == nil, busy, err
 }
 
 func (t *batch) nameFree(r vm.Record) error {
@@ -214,11 +240,13 @@ func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) err
 	if err := put(data); err != nil {
 		return err
 	}
-	return t.event(kind, data)
+	return t.event(kind, *r, data)
 }
 
-func (t *batch) event(kind vm.EventType, data []byte) error {
+// event notes a change. data is r encoded.
+func (t *batch) event(kind vm.EventType, r vm.Record, data []byte) error {
 	t.revision++
+	t.events = append(t.events, vm.Event{Type: kind, Revision: t.revision, Record: r})
 	return exec(t.ctx, t.st.event, t.revision, string(kind), data)
 }
 

@@ -55,6 +55,7 @@ type Journal struct {
 	leading bool      // somebody commits
 	closed  bool
 	changed chan struct{}
+	recent  recent
 }
 
 var _ journal.Journal = (*Journal)(nil)

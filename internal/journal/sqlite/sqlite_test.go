@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -183,5 +184,57 @@ func BenchmarkLife(b *testing.B) {
 			})
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "VMs/s")
 		})
+	}
+}
+
+// TestRemembered compares what watchers are told from memory with what the file holds, in a history longer than either part.
+func TestRemembered(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, 3*keepRecent)
+	r := journaltest.Record("a")
+	r, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 * keepRecent {
+		r.Message = fmt.Sprint(i)
+		if r, err = j.Settle(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.Forget(t.Context(), r.ID); err != nil {
+		t.Fatal(err)
+	}
+	last := j.Revision()
+	asked := []int64{0, last - 4*keepRecent, last - 2*keepRecent, last - keepRecent, last - 2, last - 1, last, last + 1}
+	told := func() (all []string) {
+		for _, after := range asked {
+			for _, limit := range []int{0, 10} {
+				events, err := j.Events(t.Context(), after, limit)
+				text, jerr := json.Marshal(events)
+				if jerr != nil {
+					t.Fatal(jerr)
+				}
+				all = append(all, fmt.Sprintf("after %d at most %d: %v %s", after, limit, errdefs.IsFailedPrecondition(err), text))
+			}
+		}
+		return all
+	}
+	fromMemory := told()
+	if _, ok := j.recall(last-keepRecent, 0); !ok {
+		t.Error("nothing is remembered")
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j = open(t, dir, 3*keepRecent)
+	defer j.Close()
+	if _, ok := j.recall(last-1, 0); ok {
+		t.Error("a new journal remembers what it did not write")
+	}
+	for i, want := range told() {
+		if fromMemory[i] != want {
+			t.Errorf("from memory: %.300s\nfrom the file: %.300s", fromMemory[i], want)
+		}
 	}
 }
