@@ -170,13 +170,23 @@ func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
 		return fmt.Errorf("put tap %s on bridge %s: %w", name, n.cfg.Bridge, err)
 	}
 	if n.cfg.Isolation {
-		tap, err := netlink.LinkByName(name)
-		if err != nil {
-			return fmt.Errorf("look for tap %s: %w", name, err)
-		}
-		if err := netlink.LinkSetIsolated(tap, true); err != nil {
-			return fmt.Errorf("isolate tap %s: %w", name, err)
-		}
+		return isolate(name)
+	}
+	return nil
+}
+
+// isolate keeps the guest at a tap from those at the other isolated ports of its bridge. It names the tap, so that nobody
+// need look for its index first.
+func isolate(name string) error {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_SLAVE_KIND, nl.NonZeroTerminated("bridge"))
+	info.AddRtAttr(nl.IFLA_INFO_SLAVE_DATA, nil).AddRtAttr(nl.IFLA_BRPORT_ISOLATED, []byte{1})
+	req.AddData(info)
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("isolate tap %s: %w", name, err)
 	}
 	return nil
 }

@@ -18,8 +18,13 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// gather is how long Run waits after a change before it writes the lease file, so that a burst is one write.
-const gather = 50 * time.Millisecond
+// gather is how long Run waits after a change before it writes the lease file, so that a burst is one write. It waits
+// longer where that takes long, gatherShare times as long as the last write took, but never longer than gatherMost.
+const (
+	gather      = 50 * time.Millisecond
+	gatherMost  = time.Second
+	gatherShare = 20
+)
 
 // Run implements network.Network: it answers DHCP and keeps the lease file current.
 // Preconditions: Setup succeeded.
@@ -112,6 +117,7 @@ func (n *Network) dhcpConfig6(lv *live) dhcp.Config6 {
 func (n *Network) keepFile(ctx context.Context, pool *ipam.Pool) {
 	renew := time.NewTicker(leaseTime / 8)
 	defer renew.Stop()
+	var took time.Duration // the last write
 	for {
 		select {
 		case <-ctx.Done():
@@ -122,12 +128,14 @@ func (n *Network) keepFile(ctx context.Context, pool *ipam.Pool) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(gather):
+			case <-time.After(min(max(gather, took*gatherShare), gatherMost)):
 			}
 		}
+		began := time.Now()
 		if err := n.file.Sync(pool); err != nil {
 			n.log.Error("lease file not written", "network", n.cfg.Name, "err", err)
 		}
+		took = time.Since(began)
 	}
 }
 
