@@ -260,7 +260,10 @@ func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
 
 // incomingOf is the saved state of h.
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
-	in := &hypervisor.Incoming{State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory)}
+	in := &hypervisor.Incoming{
+		State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory),
+		Booting: h.Snapshot().Fresh,
+	}
 	if h.Snapshot().MemoryBase != "" {
 		in.Base = filepath.Join(h.Dir(), snapshot.FileBase)
 	}

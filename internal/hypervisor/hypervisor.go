@@ -117,6 +117,9 @@ type Incoming struct {
 	// Alone says that no other VM goes on from this memory now, which saves copying what the guest writes. Otherwise the
 	// memory is mapped copy-on-write and shared by all VMs that go on from it.
 	Alone bool
+	// Booting says that the guest may have been saved before its firmware had read all of its kernel: it needs Plan.Boot as
+	// the one that was saved had it.
+	Booting bool
 	// LinksDown keeps every interface without carrier from before the guest's first instruction until SetLink.
 	LinksDown bool
 	// Grown are the serials of the disks that are larger than when the state was saved. The guest is told.

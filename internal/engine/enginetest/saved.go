@@ -63,6 +63,9 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	if was.Written != len(content) {
 		return errdefs.DataLossf("the guest knows of %d bytes on its disk, which has %d", was.Written, len(content))
 	}
+	if kernel := p.Boot.Kernel != ""; kernel && !was.SetUp && !p.Incoming.Booting {
+		return errdefs.DataLossf("the guest was saved while its firmware read the kernel, and finds none")
+	}
 	was.Larger, was.Storage = strings.Join(p.Incoming.Grown, " "), 0
 	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, p.Incoming.LinksDown
 	*pr = was

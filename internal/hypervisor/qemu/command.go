@@ -238,7 +238,7 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 	if f.qboot != "" {
 		c.add("-bios", f.qboot)
 	}
-	if p.Incoming != nil {
+	if p.Incoming != nil && !p.Incoming.Booting {
 		return nil // the kernel is in memory, and a reset ends the guest
 	}
 	c.add("-kernel", c.plain(file{kind: fileRead, path: p.Boot.Kernel}))

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,6 +133,24 @@ func TestSmallPagesAreForEmulatedClones(t *testing.T) {
 		c, err := build(p, testFacts(tt.accel))
 		if err != nil || c.smallPages != tt.want {
 			t.Errorf("%s: %v, %v", tt.name, c.smallPages, err)
+		}
+	}
+}
+
+// TestOnlyBootingGuestsHaveTheirKernelAgain looks at what a guest that goes on is given: its kernel only while its firmware may
+// still be reading that.
+func TestOnlyBootingGuestsHaveTheirKernelAgain(t *testing.T) {
+	for _, booting := range []bool{false, true} {
+		p := ociPlan()
+		p.Incoming = &hypervisor.Incoming{State: "/s/state", Memory: "/s/memory", Booting: booting}
+		c, err := build(p, testFacts(vm.AccelTCG))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, arg := range []string{"-kernel", "-initrd", "-append"} {
+			if slices.Contains(c.args, arg) != booting {
+				t.Errorf("booting %v: %v", booting, c.args)
+			}
 		}
 	}
 }
