@@ -107,6 +107,10 @@ test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
 test-e2e: build origin helm images cloudimg ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
+.PHONY: test-upgrade
+test-upgrade: build ## guests of an older build go on under this one; OLD=REV, by default the last tag
+	@hack/upgrade.sh $(OLD)
+
 .PHONY: demo
 demo: build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
 	@hack/demo.sh

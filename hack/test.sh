@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak [go test flags]
+# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak|upgrade [go test flags]
 # They get a network namespace of their own, so that the machine's network is never touched, and what they leave behind
 # (process, tap, bridge, namespace, mount, table, cgroup, file) fails the run.
 set -euo pipefail
@@ -20,7 +20,8 @@ case $mode in
     ;;
   bench) packages=(./test/bench); set -- -v -run '^TestBench$' "$@" ;; # without -v the table is hidden
   soak) packages=(./test/bench); mode=bench; set -- -v -run '^TestSoak$' "$@" ;;
-  *) echo "usage: hack/test.sh vm|e2e|bench|soak" >&2; exit 2 ;;
+  upgrade) packages=(./test/e2e); mode=e2e; set -- -v -run '^TestUpgrade$' "$@"; : "${COCOON_TEST_OLD:?is the folder of an older build; hack/upgrade.sh makes it}" ;;
+  *) echo "usage: hack/test.sh vm|e2e|bench|soak|upgrade" >&2; exit 2 ;;
 esac
 
 before=$(mktemp -u)

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Upgrades from an older build: hack/upgrade.sh [REV] [go test flags]
+# Builds REV in a folder of its own, by default the last tag, or without one the hundredth commit before this, and runs
+# test/e2e/upgrade: the older build starts guests, this one takes them over. What was built is kept below bin/old.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ "$(id -u)" = 0 ] || { echo "make test-upgrade needs root: it makes taps, bridges and namespaces" >&2; exit 1; }
+
+case ${1:-} in '' | -*) rev=$(git describe --tags --abbrev=0 HEAD^ 2>/dev/null || echo HEAD~100) ;; *) rev=$1; shift ;; esac
+commit=$(git rev-parse --verify --quiet "$rev^{commit}") || { echo "hack/upgrade.sh: $rev is no commit of this repository" >&2; exit 1; }
+old=$PWD/bin/old/$commit
+if [ ! -d "$old" ]; then
+  echo "building $rev ($commit)" >&2
+  source=$(mktemp -d)
+  trap 'rm -rf "$source"' EXIT
+  git archive "$commit" | tar -x -C "$source"
+  make -C "$source" build VERSION="old-${commit:0:12}" >&2
+  mkdir -p bin/old
+  mv "$source/bin" "$old.new" && mv "$old.new" "$old"
+  rm -rf "$source"
+  trap - EXIT
+fi
+COCOON_TEST_OLD=$old exec hack/test.sh upgrade "$@"
