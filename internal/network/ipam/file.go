@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,20 +36,40 @@ func Parse(b []byte) ([]Lease, error) {
 }
 
 // Format is the inverse of Parse, one lease a line. No leases are [], not null.
-func Format(leases []Lease) ([]byte, error) {
-	var out bytes.Buffer
-	out.WriteByte('[')
-	lines := json.NewEncoder(&out)
+func Format(leases []Lease) ([]byte, error) { return new(formatter).format(leases) }
+
+// formatter remembers the lines of the leases that it formatted last: from one writing of a file to the next few change,
+// and encoding a thousand cost more than all else about it.
+type formatter struct{ lines map[string]*formatted } // by MAC
+
+type formatted struct {
+	lease Lease
+	line  []byte
+}
+
+func (f *formatter) format(leases []Lease) ([]byte, error) {
+	if f.lines == nil || len(f.lines) > 2*len(leases) { // most are of leases that are gone
+		f.lines = make(map[string]*formatted, len(leases))
+	}
+	const width = 192 // bytes that a line takes, about
+	out := append(make([]byte, 0, width*(len(leases)+1)), '[')
 	for i := range leases {
 		if i > 0 {
-			out.WriteByte(',')
+			out = append(out, ',')
 		}
-		if err := lines.Encode(&leases[i]); err != nil {
-			return nil, fmt.Errorf("format leases: %w", err)
+		l := &leases[i]
+		last := f.lines[l.MAC]
+		if last == nil || last.lease != *l {
+			line, err := json.Marshal(l)
+			if err != nil {
+				return nil, fmt.Errorf("format leases: %w", err)
+			}
+			last = &formatted{*l, append(line, '\n')}
+			f.lines[l.MAC] = last
 		}
+		out = append(out, last.line...)
 	}
-	out.WriteString("]\n")
-	return out.Bytes(), nil
+	return append(out, "]\n"...), nil
 }
 
 // File is the durable copy of a pool. Writers that meet share one write. It is safe for concurrent use.
@@ -60,6 +79,7 @@ type File struct {
 	mu      sync.Mutex
 	of      *Pool  // the pool that was written last, nil for none
 	written uint64 // its version
+	formatter
 }
 
 // NewFile returns the lease file at path, which need not exist.
@@ -115,7 +135,7 @@ func (f *File) Release(mac, tap string) error {
 }
 
 func (f *File) write(leases []Lease) error {
-	b, err := Format(leases)
+	b, err := f.format(leases)
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,13 @@
 package ipam
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -252,6 +254,49 @@ func TestFileRoundTrip(t *testing.T) {
 	}
 	if _, err := f.Read(); !errdefs.Is(err, errdefs.DataLoss) || !strings.Contains(err.Error(), path) {
 		t.Errorf("broken file: %v", err)
+	}
+}
+
+// What a file remembers of its last writing must never show in the next.
+func TestFileFollowsChanges(t *testing.T) {
+	f, p := NewFile(filepath.Join(t.TempDir(), "leases.json")), pool(t, "10.1.0.0/24")
+	l := reserve(t, p, "a", "a")
+	for name, change := range map[string]func(){
+		"nothing": func() {},
+		"a tap":   func() { p.Attach("a", 0, "tap") },
+		"a lease": func() { reserve(t, p, "b", "b") },
+		"expiry":  func() { p.Renew(l.MAC, now.Add(time.Hour)) },
+		"release": func() { p.Release(l.MAC, "tap") },
+	} {
+		change()
+		if err := f.Sync(p); err != nil {
+			t.Fatal(err)
+		}
+		want, _ := p.Snapshot()
+		if got, err := f.Read(); err != nil || !slices.Equal(got, want) {
+			t.Errorf("after a change of %s: %+v (%v), want %+v", name, got, err, want)
+		}
+		text, err := os.ReadFile(f.path)
+		fresh, ferr := Format(want)
+		if err != nil || ferr != nil || !bytes.Equal(text, fresh) {
+			t.Errorf("after a change of %s the file holds %s (%v), want %s (%v)", name, text, err, fresh, ferr)
+		}
+	}
+}
+
+// BenchmarkFormat formats a thousand leases of which one is new.
+func BenchmarkFormat(b *testing.B) {
+	p := pool(b, "10.1.0.0/16")
+	for i := range 1000 {
+		reserve(b, p, fmt.Sprint(i), fmt.Sprint("vm", i))
+	}
+	leases, _ := p.Snapshot()
+	var f formatter
+	for n := 0; b.Loop(); n++ {
+		leases[n%len(leases)].Expiry = now.Add(time.Duration(n) * time.Second)
+		if _, err := f.format(leases); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
