@@ -97,7 +97,7 @@ test: test-unit test-vm test-e2e ## all of the tests
 
 .PHONY: test-unit
 test-unit: ## our code alone, with the race detector
-	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 10m ./... # vet is in lint
+	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 20m ./... # vet is in lint
 
 .PHONY: test-vm
 test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules

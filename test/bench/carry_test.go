@@ -20,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/port"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -92,9 +93,7 @@ func epoch(t *testing.T) (addr string) {
 	if err := os.WriteFile(tokens, []byte(benchToken+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	addr = l.Addr().String()
-	l.Close()
+	addr = must(port.Free())(t)
 	log := must(os.Create(filepath.Join(dir, "log")))(t)
 	defer log.Close()
 	cmd := exec.Command(bin("epoch"), "serve", "--addr", addr, "--data", filepath.Join(dir, "data"), "--token-file", tokens)

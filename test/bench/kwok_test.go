@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
 const (
@@ -94,11 +94,12 @@ func recordEngine(t *testing.T) *daemon {
 // virtualNode starts the vk-cocoon "ours" beside engine, by way of another program.
 func virtualNode(t *testing.T, kubeconfig string, engine *daemon, by ...string) *program {
 	t.Helper()
-	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
+	_, kubelet, err := net.SplitHostPort(must(port.Free())(t))
+	if err != nil {
+		t.Fatal(err)
+	}
 	return background(t, "vk-cocoon", append(os.Environ(),
-		"KUBECONFIG="+kubeconfig, "VK_NODE_NAME=ours", "VK_NODE_IP=127.0.0.1", "VK_BIND_ADDRESS=127.0.0.1", "VK_KUBELET_PORT="+strconv.Itoa(port),
+		"KUBECONFIG="+kubeconfig, "VK_NODE_NAME=ours", "VK_NODE_IP=127.0.0.1", "VK_BIND_ADDRESS=127.0.0.1", "VK_KUBELET_PORT="+kubelet,
 		"VK_METRICS_ADDR=", "VK_NODE_PODS=2000", "VK_NODE_CPU=10k", "VK_NODE_MEM=100Ti", "VK_NODE_STORAGE=100Ti", "VK_LOG_LEVEL=warn",
 		"COCOON_SOCKET="+engine.socket, "COCOON_ROOT_DIR="+engine.dir, "VK_LEASES_PATH="+filepath.Join(engine.dir, "state", "net", "leases.json"),
 	), append(by, bin("vk-cocoon"))...)

@@ -15,17 +15,17 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
 // writePeers writes the configurations of two nodes, here.yaml and there.yaml, of which the first may fetch from the
 // second, which serves at the PEER of the script.
 func writePeers(e *testscript.Env, config string) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := port.Free()
 	if err != nil {
 		return err
 	}
-	addr := l.Addr().String()
-	l.Close()
 	e.Setenv("PEER", addr)
 	for _, who := range []string{"nodes", "strangers"} {
 		if err := writeCertificate(e.WorkDir, who); err != nil {

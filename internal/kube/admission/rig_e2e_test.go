@@ -20,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/testkit/fakenode"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
 // rig is a control plane with what deploy/ ships, two managers with the shipped rights behind one address that answer the API
@@ -172,12 +173,11 @@ func (r *rig) dial(n int) net.Conn {
 
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := port.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 func get(t *testing.T, url string) (int, string) {
