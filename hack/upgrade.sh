@@ -16,7 +16,9 @@ if [ ! -d "$old" ]; then
   git archive "$commit" | tar -x -C "$source"
   make -C "$source" build VERSION="old-${commit:0:12}" >&2
   mkdir -p bin/old
-  mv "$source/bin" "$old.new" && mv "$old.new" "$old"
+  rm -rf "$old.new" # of one that was cut off
+  mv "$source/bin" "$old.new"
+  mv "$old.new" "$old"
   rm -rf "$source"
   trap - EXIT
 fi
