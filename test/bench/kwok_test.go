@@ -5,9 +5,12 @@ package bench
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,10 +47,11 @@ func manyOnOne(t *testing.T, results *table) {
 
 	engine, node := recordNode(t, kubeconfig)
 	c.await(t, "ours")
-	ours := c.crowd(t, "ours", node.pid, engine.pid)
+	plane := controlPlane(t, k.Dir)
+	ours := c.crowd(t, "ours", node.pid, engine.pid, plane)
 	t.Logf("ours: %.0f pods/s up, %.0f pods/s down", ours.up, ours.down)
 	kwok := c.kwok(t, kubeconfig)
-	theirs := c.crowd(t, "kwok", kwok.pid)
+	theirs := c.crowd(t, "kwok", kwok.pid, plane)
 
 	ratio := ours.up / theirs.up
 	results.add(row{
@@ -67,8 +71,25 @@ func manyOnOne(t *testing.T, results *table) {
 		figure: fmt.Sprintf("%.2f x", ours.writes/theirs.writes), goal: "<= 5", n: manyPods, missed: ours.writes > 5,
 	})
 	results.note("RSS of cocoond with 1,000 VMs that are records: %d MiB", ours.rss[1]>>10)
-	results.note("CPU time for all to come up, and to go: vk-cocoon %s, %s; cocoond %s, %s; KWOK %s, %s",
-		ms(ours.cpu[0]), ms(ours.downCPU[0]), ms(ours.cpu[1]), ms(ours.downCPU[1]), ms(theirs.cpu[0]), ms(theirs.downCPU[0]))
+	results.note("\nCPU time for %d pods up and down, in seconds:", manyPods)
+	for _, of := range []struct {
+		what  string
+		spent spent
+	}{
+		{"vk-cocoon", ours.spent[0]}, {"cocoond", ours.spent[1]}, {"control plane with ours", ours.spent[2]},
+		{"KWOK", theirs.spent[0]}, {"control plane with KWOK", theirs.spent[1]},
+	} {
+		results.note("  %5.1f %5.1f  %s", of.spent.up.Seconds(), of.spent.down.Seconds(), of.what)
+	}
+	results.note("\nRequests to the API server for each pod, up and down, with those of this test: ours, KWOK")
+	for r := range theirs.asked {
+		ours.asked[r] += 0
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(ours.asked), func(a, b request) int { return strings.Compare(a.resource+a.verb, b.resource+b.verb) }) {
+		if a, b := float64(ours.asked[r])/manyPods, float64(theirs.asked[r])/manyPods; max(a, b) >= 0.01 {
+			results.note("  %5.2f %5.2f  %-7s %s", a, b, r.verb, r.resource)
+		}
+	}
 }
 
 // recordNode starts a cocoond whose VMs are records and a vk-cocoon beside it. The node may open no ICMP socket, so an
@@ -134,9 +155,25 @@ func (c *cluster) awaitAccount(t *testing.T) {
 type crowding struct {
 	up, down float64         // pods a second
 	writes   float64         // of the node, for each pod
+	asked    map[request]int // of the API server, by everybody
 	rss      []int           // KiB of each process with all pods there
-	cpu      []time.Duration // of each process, for all to come up
-	downCPU  []time.Duration // and for all to go
+	spent    []spent         // by each process
+}
+
+// spent is CPU time.
+type spent struct{ up, down time.Duration }
+
+// controlPlane is the process that is the control plane of the instance in dir.
+func controlPlane(t *testing.T, dir string) int {
+	t.Helper()
+	for _, path := range must(filepath.Glob("/proc/[0-9]*/cmdline"))(t) {
+		argv, _ := os.ReadFile(path) // it may be over
+		if strings.Contains(string(argv), "control-plane\x00") && strings.Contains(string(argv), dir+"/") {
+			return must(strconv.Atoi(filepath.Base(filepath.Dir(path))))(t)
+		}
+	}
+	t.Fatalf("the control plane of %s is not there", dir)
+	return 0
 }
 
 // crowd has many pods come up on a node, and go.
@@ -144,13 +181,14 @@ func (c *cluster) crowd(t *testing.T, node string, pids ...int) crowding {
 	t.Helper()
 	api, seen := c.kube.CoreV1().Pods(namespace), c.follow(t, node)
 	var out crowding
-	spent := func() (of []time.Duration) {
+	used := func() (all []time.Duration) {
 		for _, pid := range pids {
-			of = append(of, cpuOf(t, pid))
+			all = append(all, cpuOf(t, pid))
 		}
-		return of
+		return all
 	}
-	before, atFirst := c.podWrites(t), spent()
+	asked, before := c.asked(t), c.podWrites(t)
+	atFirst := used()
 	began := time.Now()
 	at := c.each(t, seen, node, func(ctx context.Context, name string) error {
 		_, err := api.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
@@ -160,16 +198,20 @@ func (c *cluster) crowd(t *testing.T, node string, pids ...int) crowding {
 		return err
 	}, func(e podEvent) bool { return !e.gone && podReady(e.pod) })
 	out.up = manyPods / at.Sub(began).Seconds()
+	between := used()
 	for _, pid := range pids {
 		out.rss = append(out.rss, rss(t, pid))
 	}
-	atTop := spent()
 	began = time.Now()
 	at = c.each(t, seen, node, func(ctx context.Context, name string) error { return api.Delete(ctx, name, metav1.DeleteOptions{}) },
 		func(e podEvent) bool { return e.gone })
 	out.down = manyPods / at.Sub(began).Seconds()
-	for i, atLast := range spent() {
-		out.cpu, out.downCPU = append(out.cpu, atTop[i]-atFirst[i]), append(out.downCPU, atLast-atTop[i])
+	for i, end := range used() {
+		out.spent = append(out.spent, spent{up: between[i] - atFirst[i], down: end - between[i]})
+	}
+	out.asked = c.asked(t)
+	for r, n := range asked {
+		out.asked[r] -= n
 	}
 	out.writes = float64(c.podWrites(t)-before)/manyPods - 2 // created and deleted by this test
 	return out

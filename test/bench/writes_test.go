@@ -36,8 +36,18 @@ var (
 	label   = regexp.MustCompile(`(\w+)="([^"]*)"`)
 )
 
-// requests reads the API server's own count of writes, whatever it answered to them.
+// requests is the API server's own count of writes, whatever it answered to them.
 func (c *cluster) requests(t *testing.T) map[request]int {
+	t.Helper()
+	counts := c.asked(t)
+	maps.DeleteFunc(counts, func(r request, _ int) bool {
+		return !slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}, r.verb)
+	})
+	return counts
+}
+
+// asked is the API server's own count of what it was asked, writes and reads.
+func (c *cluster) asked(t *testing.T) map[request]int {
 	t.Helper()
 	text := must(c.kube.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
 	counts := map[request]int{}
@@ -51,9 +61,6 @@ func (c *cluster) requests(t *testing.T) map[request]int {
 		of := map[string]string{}
 		for _, l := range label.FindAllStringSubmatch(m[1], -1) {
 			of[l[1]] = l[2]
-		}
-		if !slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}, of["verb"]) {
-			continue
 		}
 		r := request{of["verb"], strings.TrimSuffix(of["resource"]+"/"+of["subresource"], "/")}
 		counts[r] += int(must(strconv.ParseFloat(m[2], 64))(t))
