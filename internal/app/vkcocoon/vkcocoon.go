@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/scheme"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
@@ -320,11 +319,10 @@ func (p *parts) control(ctx context.Context) error {
 	quick := func() workqueue.TypedRateLimiter[any] { // the default lets through ten pods a second
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[any](time.Millisecond, 10*time.Second)
 	}
-	pods := p.pods.Core().V1().Pods()
 	// Never started: the provider reads ConfigMaps and Secrets one by one; virtual-kubelet only wants to be given listers.
 	idle := informers.NewSharedInformerFactory(p.clients.main, 0).Core().V1()
 	controller, err := vknode.NewPodController(vknode.PodControllerConfig{
-		PodClient: p.provider.PodClient(), PodInformer: pods, Provider: p.provider, EventRecorder: silence{},
+		PodClient: p.provider.PodClient(), PodInformer: p.provider.PodInformer(p.pods.Core().V1().Pods()), Provider: p.provider, EventRecorder: silence{},
 		ConfigMapInformer: idle.ConfigMaps(), SecretInformer: idle.Secrets(), ServiceInformer: idle.Services(),
 		SkipDownwardAPIResolution:            true,
 		SyncPodsFromKubernetesRateLimiter:    quick(),
@@ -333,13 +331,6 @@ func (p *parts) control(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("set up pod controller: %w", err)
-	}
-	if _, err := pods.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, now any) {
-		if pod, ok := now.(*corev1.Pod); ok {
-			p.provider.Observe(pod)
-		}
-	}}); err != nil {
-		return fmt.Errorf("watch pods: %w", err)
 	}
 	p.pods.Start(ctx.Done())
 	defer p.pods.Shutdown()

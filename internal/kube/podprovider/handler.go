@@ -12,7 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is what virtual-kubelet calls. Nothing here waits for a VM.
+// This file is what virtual-kubelet calls. Nothing here waits for a VM. The pods that it is given are its to keep: nobody
+// changes them afterwards.
 
 // CreatePod notes that pod is to run here. It is idempotent; refusals show in the pod's status, not as an error.
 func (p *Provider) CreatePod(_ context.Context, pod *corev1.Pod) error {
@@ -90,8 +91,8 @@ func (p *Provider) GetPods(context.Context) ([]*corev1.Pod, error) {
 // pod as last seen and so undo what others changed meanwhile. Each worker patches its own pod's status instead.
 func (p *Provider) NotifyPods(context.Context, func(*corev1.Pod)) {}
 
-// Observe takes note of a pod as the informer saw it; it matters to readiness gates, whose conditions others write.
-func (p *Provider) Observe(pod *corev1.Pod) {
+// observe takes note of a pod as the informer saw it; it matters to readiness gates, whose conditions others write.
+func (p *Provider) observe(pod *corev1.Pod) {
 	if len(pod.Spec.ReadinessGates) == 0 {
 		return
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -122,7 +123,8 @@ type Provider struct {
 	holders  map[string]*worker // by VM name: the last worker that was given the name
 	adopters map[vm.ID]*worker  // of VMs that bear no label of ours
 	leaving  ledger
-	turns    turns // of those who would make the same snapshot
+	turns    turns         // of those who would make the same snapshot
+	pace     *rate.Limiter // of statuses that may wait
 	objects  *objects
 	probes   *probe.Scheduler
 	wg       sync.WaitGroup
@@ -159,6 +161,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	}
 	return &Provider{
 		cfg: cfg, Deps: deps, health: errdefs.Unavailablef("the VM engine was not asked yet"),
+		pace:   rate.NewLimiter(waitingRate, waitingBurst),
 		probes: probe.NewScheduler(), objects: newObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
 	}, nil
 }
@@ -173,8 +176,8 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 	}
 	p.mu.Lock()
 	p.begin = func(w *worker) {
+		w.writer.spawn = func() { p.wg.Go(func() { w.writer.run(ctx) }) }
 		p.wg.Go(func() { w.run(ctx) })
-		p.wg.Go(func() { w.writer.run(ctx) })
 	}
 	p.mu.Unlock()
 	defer func() {

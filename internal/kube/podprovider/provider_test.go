@@ -339,7 +339,7 @@ func TestReadinessGates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.p.Observe(p)
+		w.p.observe(p)
 		p = w.after(time.Second)
 		expect(t, p, "Running running ready")
 		if condition(p, "example.com/lb").Status != corev1.ConditionTrue {

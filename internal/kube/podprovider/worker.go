@@ -96,15 +96,22 @@ type removal struct {
 	confirmed bool
 }
 
+// bare is pod without its status, of which the worker has its own. Pods that were handed over do not change any more.
+func bare(pod *corev1.Pod) *corev1.Pod {
+	own := *pod
+	own.Status = corev1.PodStatus{}
+	return &own
+}
+
 func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 	key := pod.Namespace + "/" + pod.Name
 	log := p.Log.With("pod", key)
 	w := &worker{
 		p: p, log: log, key: key, uid: pod.UID, vmName: convert.VMName(pod),
-		pod: pod.DeepCopy(), status: *pod.Status.DeepCopy(), gates: pod.Status.Conditions, rec: rec,
+		pod: bare(pod), status: pod.Status, gates: pod.Status.Conditions, rec: rec,
 		health: map[string]health{}, bowed: map[string]run{},
 		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
-		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, log),
+		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, p.pace, log),
 		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
 		mode:   modeRun,
 		images: map[string]pulled{}, fetched: map[string]bool{},
@@ -244,7 +251,7 @@ func (w *worker) update(pod *corev1.Pod) {
 	if len(pod.Spec.EphemeralContainers) > len(w.pod.Spec.EphemeralContainers) {
 		w.p.Recorder.Event(pod, corev1.EventTypeWarning, eventUnserved, "Ephemeral containers cannot run in a VM; use kubectl exec")
 	}
-	w.pod = pod.DeepCopy()
+	w.pod = bare(pod)
 	if w.keeper != nil { // its labels and annotations may be in files
 		w.keeper.poke()
 	}
@@ -255,7 +262,7 @@ func (w *worker) update(pod *corev1.Pod) {
 func (w *worker) renew(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.pod = pod.DeepCopy()
+	w.pod = bare(pod)
 	w.poke()
 }
 

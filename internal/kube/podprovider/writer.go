@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,38 +24,55 @@ import (
 // status and annotations together (the status endpoint takes both). A patch says only what changed since the server's
 // last answer and names the pod's uid, so nothing that others wrote is undone and a namesake is never written to.
 type writer struct {
-	pods typed.PodInterface
-	log  *slog.Logger
-	ref  types.NamespacedName
-	uid  types.UID
-	node string
+	pods  typed.PodInterface
+	log   *slog.Logger
+	ref   types.NamespacedName
+	uid   types.UID
+	node  string
+	pace  *rate.Limiter // of wishes that may wait, of all pods together
+	spawn func()        // begins run
 
 	mu     sync.Mutex
-	base   *corev1.Pod // as the server last answered, as far as we write it
-	want   *corev1.Pod // metadata.annotations and status; nil: nothing to write
-	notBy  time.Time   // the wish may wait until then
-	gone   bool        // the server has no such pod any more
+	base   *corev1.Pod   // as the server last answered, as far as we write it
+	want   *corev1.Pod   // metadata.annotations and status; nil: nothing to write
+	notBy  time.Time     // the wish may wait until then
+	again  time.Duration // by how much it may be put off then; 0: it may not
+	gone   bool          // the server has no such pod any more
+	runs   bool          // run does, as it does while there is a wish
 	wake   chan struct{}
 	change chan struct{} // closed and replaced whenever a wish was fulfilled or given up
 }
 
-func newWriter(pods typed.PodInterface, pod *corev1.Pod, log *slog.Logger) *writer {
+func newWriter(pods typed.PodInterface, pod *corev1.Pod, pace *rate.Limiter, log *slog.Logger) *writer {
 	return &writer{
-		pods: pods, log: log, ref: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, uid: pod.UID,
-		node: pod.Spec.NodeName, base: pod.DeepCopy(), wake: make(chan struct{}, 1), change: make(chan struct{}),
+		pods: pods, log: log, pace: pace, ref: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, uid: pod.UID,
+		node: pod.Spec.NodeName, base: written(pod.Annotations, pod.Status), wake: make(chan struct{}, 1), change: make(chan struct{}),
 	}
 }
 
-// set wishes for status and annotations (merged into what is there, an empty value removes the key). The write may be held
-// back for up to hold, in case a newer wish comes.
+// written is the part of a pod that is written here.
+func written(annotations map[string]string, status corev1.PodStatus) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Status: status}
+}
+
+// The pace of statuses that may wait. A node that brings up more pods than that at a time leaves out their
+// "ContainerCreating": each would cost the API server as much as the status that follows it.
+const (
+	waitingRate  = 5 // a second
+	waitingBurst = 20
+)
+
+// set wishes for status and annotations (merged into what is there, an empty value removes the key). Neither changes any
+// more. The write may be held back for hold, or, while many pods wait, for several times that, in case a newer wish comes;
+// 0: not at all.
 func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hold time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	want := &corev1.Pod{Status: *status.DeepCopy()}
-	want.Annotations = maps.Clone(w.base.Annotations)
+	known := w.base.Annotations
 	if w.want != nil {
-		want.Annotations = maps.Clone(w.want.Annotations)
+		known = w.want.Annotations
 	}
+	want := written(maps.Clone(known), status)
 	if want.Annotations == nil {
 		want.Annotations = map[string]string{}
 	}
@@ -72,10 +90,22 @@ func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hol
 	if w.want != nil && w.notBy.Before(notBy) {
 		notBy = w.notBy // what waits already does not wait longer
 	}
-	w.notBy = notBy
+	if w.want != nil {
+		hold = min(hold, w.again)
+	}
+	w.notBy, w.again = notBy, hold
 	if w.want == nil || !same(want, w.want) { // what is on its way already is not sent twice
 		w.want = want
 	}
+	if !w.runs {
+		w.runs = true
+		w.spawn()
+	}
+	w.rouse()
+}
+
+// rouse has run look again.
+func (w *writer) rouse() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -91,15 +121,12 @@ func (w *writer) flush(ctx context.Context) error {
 	for {
 		w.mu.Lock()
 		done, change := w.want == nil || w.gone, w.change
-		w.notBy = time.Time{}
+		w.notBy, w.again = time.Time{}, 0
 		w.mu.Unlock()
 		if done {
 			return nil
 		}
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		w.rouse()
 		select {
 		case <-change:
 		case <-ctx.Done():
@@ -114,10 +141,7 @@ func (w *writer) stop() {
 	defer w.mu.Unlock()
 	w.gone, w.want = true, nil
 	w.settled()
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.rouse()
 }
 
 // lost reports whether the server is known to have no such pod.
@@ -133,21 +157,18 @@ func (w *writer) settled() {
 	w.change = make(chan struct{})
 }
 
-// run writes until ctx ends or the pod is gone. A server that does not answer is asked again with growing pauses.
+// run writes until nothing is left to write, ctx ends or the pod is gone. A server that does not answer is asked again with
+// growing pauses.
 func (w *writer) run(ctx context.Context) {
 	const first, most = 100 * time.Millisecond, 10 * time.Second
 	pause := first
 	for {
-		w.mu.Lock()
-		want, base, hold, gone := w.want, w.base, time.Until(w.notBy), w.gone
-		w.mu.Unlock()
-		if gone {
+		want, base, hold := w.next(ctx)
+		if want == nil {
 			return
 		}
-		if want == nil || hold > 0 {
-			if !sleep(ctx, w.wake, hold, want == nil) {
-				return
-			}
+		if hold > 0 {
+			sleep(ctx, w.wake, hold, false)
 			continue
 		}
 		if same(want, base) { // changed back before it was written
@@ -162,17 +183,29 @@ func (w *writer) run(ctx context.Context) {
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) && w.replaced(ctx) {
 			w.stop()
-			return
+			continue
 		}
 		if ctx.Err() != nil {
-			return
+			continue
 		}
 		w.log.Warn("pod status not written", "pod", w.ref.String(), "err", err)
-		if !sleep(ctx, nil, pause, false) {
-			return
-		}
+		sleep(ctx, nil, pause, false)
 		pause = min(2*pause, most)
 	}
+}
+
+// next is what to write over what, and how long to wait before; nil when run is to end.
+func (w *writer) next(ctx context.Context) (want, base *corev1.Pod, hold time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.want == nil || w.gone || ctx.Err() != nil {
+		w.runs = false
+		return nil, nil, 0
+	}
+	if w.again > 0 && !time.Now().Before(w.notBy) && !w.pace.Allow() {
+		w.notBy = time.Now().Add(w.again)
+	}
+	return w.want, w.base, time.Until(w.notBy)
 }
 
 // sleep waits for d or a wake-up (forever when endless); false when ctx has ended.
