@@ -37,7 +37,7 @@
 {{- range $volume := $pod.volumes }}{{ if eq $volume.name "tokens" }}{{ $_ := set $volume.secret "secretName" $values.tokenSecret }}{{ end }}{{ end }}
 {{- with $values.tlsSecret }}
 {{- include "cocoon.mounted" (list $pod "tls" "/etc/epoch-tls" (dict "secret" (dict "secretName" . "defaultMode" 0440)) (dict "EPOCH_TLS_CERT" "/etc/epoch-tls/tls.crt" "EPOCH_TLS_KEY" "/etc/epoch-tls/tls.key")) }}
-{{- range $container := $pod.containers }}{{ range $probe := list $container.livenessProbe $container.readinessProbe }}{{ $_ := set $probe.httpGet "scheme" "HTTPS" }}{{ end }}{{ end }}
+{{- range $container := $pod.containers }}{{ range $probe := list $container.startupProbe $container.livenessProbe $container.readinessProbe }}{{ $_ := set $probe.httpGet "scheme" "HTTPS" }}{{ end }}{{ end }}
 {{- end }}
 {{- range $name, $value := $values.env }}{{ range $container := $pod.containers }}{{ $_ := set $container "env" (append $container.env (dict "name" $name "value" (toString $value))) }}{{ end }}{{ end }}
 {{- if $values.storage.volume }}
