@@ -76,8 +76,11 @@ func manyOnOne(t *testing.T, results *table) {
 		what  string
 		spent spent
 	}{
-		{"vk-cocoon", ours.spent[0]}, {"cocoond", ours.spent[1]}, {"control plane with ours", ours.spent[2]},
-		{"KWOK", theirs.spent[0]}, {"control plane with KWOK", theirs.spent[1]},
+		{"vk-cocoon", ours.spent[0]},
+		{"cocoond", ours.spent[1]},
+		{"control plane with ours", ours.spent[2]},
+		{"KWOK", theirs.spent[0]},
+		{"control plane with KWOK", theirs.spent[1]},
 	} {
 		results.note("  %5.1f %5.1f  %s", of.spent.up.Seconds(), of.spent.down.Seconds(), of.what)
 	}
