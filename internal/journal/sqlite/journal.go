@@ -246,7 +246,7 @@ func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) err
 // event notes a change. data is r encoded.
 func (t *batch) event(kind vm.EventType, r vm.Record, data []byte) error {
 	t.revision++
-	t.events = append(t.events, vm.Event{Type: kind, Revision: t.revision, Record: r})
+	t.events = append(t.events, vm.Event{Type: kind, Revision: t.revision, Record: r.Clone()}) // the caller goes on with r
 	return exec(t.ctx, t.st.event, t.revision, string(kind), data)
 }
 

@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/journal/journaltest"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func open(t testing.TB, dir string, history int) *Journal {
@@ -236,5 +237,21 @@ func TestRemembered(t *testing.T) {
 		if fromMemory[i] != want {
 			t.Errorf("from memory: %.300s\nfrom the file: %.300s", fromMemory[i], want)
 		}
+	}
+}
+
+// What a caller does to its record afterwards is no part of what happened.
+func TestRememberedIsOurOwn(t *testing.T) {
+	j := open(t, t.TempDir(), 100)
+	defer j.Close()
+	r := journaltest.Record("a")
+	r.NICs = []vm.NIC{{IP: "10.0.0.1"}}
+	r, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.NICs[0].IP = "10.0.0.2"
+	if got, err := j.Events(t.Context(), 0, 0); err != nil || len(got) != 1 || got[0].Record.NICs[0].IP != "10.0.0.1" {
+		t.Errorf("told %+v, %v", got, err)
 	}
 }
