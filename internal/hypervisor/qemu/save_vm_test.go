@@ -178,14 +178,20 @@ func overlayOn(t testing.TB, below vm.Disk, dir, name string) vm.Disk {
 	return vm.Disk{Path: path, Format: vm.DiskQCOW2, Serial: below.Serial, Role: below.Role, Backing: &below}
 }
 
+// blankDisk is a disk of 16 MiB in dir to which the guest writes.
+func blankDisk(t testing.TB, dir string) vm.Disk {
+	t.Helper()
+	d := vm.Disk{Path: filepath.Join(dir, "base.raw"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
+	run(t, "qemu-img", "create", "-q", "-f", "raw", d.Path, "16M")
+	return d
+}
+
 // TestSaveWithDisk saves a guest again and again that writes a number to its disk and then says it. What a saved disk
 // holds is the number that the guest was about to say, or has just said: disk and memory are of one instant. The source
 // writes on meanwhile, and its clone runs beside it on the same frozen layers.
 func TestSaveWithDisk(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
-	base := filepath.Join(dir, "base.raw")
-	run(t, "qemu-img", "create", "-q", "-f", "raw", base, "16M")
-	top := vm.Disk{Path: base, Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
+	top := blankDisk(t, dir)
 	p := a.plan(t)
 	p.Disks = []vm.Disk{top}
 	i := start(t, d, p)
@@ -266,9 +272,7 @@ func flat(t testing.TB, d vm.Disk, out string) {
 // TestHoldAndLetGo has another driver let a held guest go on, as after a failure further on, and save it again.
 func TestHoldAndLetGo(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
-	base := filepath.Join(dir, "base.raw")
-	run(t, "qemu-img", "create", "-q", "-f", "raw", base, "16M")
-	top := vm.Disk{Path: base, Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
+	top := blankDisk(t, dir)
 	p := a.plan(t)
 	p.Disks = []vm.Disk{top}
 	i := start(t, d, p)
@@ -373,8 +377,7 @@ func TestFirmwareGoesOn(t *testing.T) {
 // TestFlatten shortens the chain of a disk while the guest writes to it, and starts another guest from what it became.
 func TestFlatten(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
-	base := vm.Disk{Path: filepath.Join(dir, "base.raw"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
-	run(t, "qemu-img", "create", "-q", "-f", "raw", base.Path, "16M")
+	base := blankDisk(t, dir)
 	top := overlayOn(t, base, dir, "first.qcow2")
 	p := a.plan(t)
 	p.Disks = []vm.Disk{top}

@@ -35,9 +35,7 @@ func TestSaveFails(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
 	dir := secretDir(t)
-	base := filepath.Join(dir, "base.raw")
-	run(t, "qemu-img", "create", "-q", "-f", "raw", base, "16M")
-	top := vm.Disk{Path: base, Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
+	top := blankDisk(t, dir)
 	p := a.plan(t)
 	p.Disks = []vm.Disk{top}
 	i := start(t, d, p)
@@ -215,8 +213,7 @@ func TestDaemonKilledWhileSaving(t *testing.T) {
 		runtime.Goexit()
 	}
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
-	top := vm.Disk{Path: filepath.Join(dir, "base.raw"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
-	run(t, "qemu-img", "create", "-q", "-f", "raw", top.Path, "16M")
+	top := blankDisk(t, dir)
 	p := a.plan(t)
 	p.Disks = []vm.Disk{top}
 	i := start(t, d, p)
