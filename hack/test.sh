@@ -20,7 +20,7 @@ case $mode in
     ;;
   bench) packages=(./test/bench); set -- -v -run '^TestBench$' "$@" ;; # without -v the table is hidden
   soak) packages=(./test/bench); mode=bench; set -- -v -run '^TestSoak$' "$@" ;;
-  upgrade) packages=(./test/e2e); mode=e2e; set -- -v -run '^TestUpgrade$' "$@"; : "${COCOON_TEST_OLD:?is the folder of an older build; hack/upgrade.sh makes it}" ;;
+  upgrade) packages=(./test/e2e); mode=e2e,upgrade; set -- -v -run '^TestUpgrade$' "$@" ;;
   *) echo "usage: hack/test.sh vm|e2e|bench|soak|upgrade" >&2; exit 2 ;;
 esac
 

@@ -79,19 +79,6 @@ func sharedCluster() (string, error) {
 
 func TestScripts(t *testing.T) { scriptsIn(t, "testdata", setup) }
 
-// TestUpgrade runs the scripts in upgrade: guests that an older build has started, seen from this one. `make test-upgrade`
-// builds the older one and says where it is.
-func TestUpgrade(t *testing.T) {
-	old := os.Getenv("COCOON_TEST_OLD")
-	if old == "" {
-		t.Skip("needs a second build: make test-upgrade OLD=REV")
-	}
-	scriptsIn(t, "upgrade", func(env *testscript.Env) error {
-		env.Setenv("OLD", old)
-		return setup(env)
-	})
-}
-
 func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 	if os.Geteuid() != 0 {
 		t.Fatal("the e2e tests need root; run them with `make test-e2e`")
