@@ -244,6 +244,28 @@ func TestOutlivesParentAndIsFound(t *testing.T) {
 	}
 }
 
+func TestInCgroup(t *testing.T) {
+	dir := t.TempDir()
+	if got, err := InCgroup(dir); err != nil || len(got) > 0 {
+		t.Errorf("no cgroup: %v, %v", got, err)
+	}
+	lives, gone := start(t, sleeper), start(t, sleeper)
+	if err := gone.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	procs := fmt.Sprintf("0\n%d\n%d\n", gone.PID(), lives.PID())
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(procs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := InCgroup(dir)
+	if err != nil || len(got) != 1 || got[0].PID() != lives.PID() || got[0].StartTime() != lives.StartTime() {
+		t.Errorf("InCgroup = %+v, %v; want process %d", got, err, lives.PID())
+	}
+	for _, p := range got {
+		_ = p.Close()
+	}
+}
+
 func TestUnprivileged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become somebody else")

@@ -2,10 +2,15 @@ package proc
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -109,6 +114,73 @@ func openIf(pid int, match func(int, []string) bool) *Process {
 		return nil
 	}
 	return p
+}
+
+// InCgroup opens every process in the cgroup v2 folder dir, whatever it runs; none if there is no such folder. A process
+// that was born there is found also before it has become the program that it was started for. The caller closes what it
+// gets.
+func InCgroup(dir string) ([]*Process, error) {
+	pids, err := cgroupPIDs(dir)
+	if err != nil {
+		return nil, err
+	}
+	var found []*Process
+	for _, pid := range pids {
+		p, err := openIn(dir, pid)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			for _, p := range found {
+				_ = p.Close()
+			}
+			return nil, err
+		}
+		found = append(found, p)
+	}
+	return found, nil
+}
+
+// openIn opens the process and looks then whether the number is still that of one in dir.
+func openIn(dir string, pid int) (*Process, error) {
+	fd, err := pidfdOpen(pid)
+	if err != nil {
+		return nil, err
+	}
+	p := newProcess(pid, 0, fd)
+	p.start, err = StartTime(pid)
+	if err == nil {
+		var pids []int
+		pids, err = cgroupPIDs(dir)
+		if err == nil && !slices.Contains(pids, pid) {
+			err = errdefs.NotFoundf("process %d has ended", pid)
+		}
+	}
+	if err == nil {
+		err = p.Signal(0) // else what was just read may be another's that has its number now
+	}
+	if err != nil {
+		_ = p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func cgroupPIDs(dir string) ([]int, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed, the second while it was read
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list processes of a cgroup: %w", err)
+	}
+	var pids []int
+	for _, word := range strings.Fields(string(data)) {
+		if pid, err := strconv.Atoi(word); err == nil && pid > 0 { // 0 is one of another PID namespace
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // UID returns the effective user of the process that has pid now.

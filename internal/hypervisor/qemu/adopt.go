@@ -60,8 +60,10 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 	return ended(reason), nil
 }
 
-// Reap implements hypervisor.Driver. A process is ours if it runs as one of our users and has the VM's UUID as the
-// value of its -uuid option: both are there from its first instruction, so no crash of the daemon can hide it.
+// Reap implements hypervisor.Driver. A process is ours if it is in the VM's cgroup: there it is from its first
+// instruction, so no crash of the daemon can hide it. On hosts without a cgroup tree it is ours if it runs as one of our
+// users and has the VM's UUID as the value of its -uuid option, both of which come only as it becomes QEMU; until then
+// it holds the daemon's lock, with which it was born, and the next daemon is not here yet.
 func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 	want := uuidOf(id)
 	found, err := proc.Find(func(pid int, args []string) bool {
@@ -71,7 +73,9 @@ func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 		uid, err := proc.UID(pid)
 		return err == nil && d.ownUID(uid)
 	})
-	for _, p := range found {
+	born, gerr := d.cgroups().processes(id)
+	err = errors.Join(err, gerr)
+	for _, p := range append(found, born...) {
 		err = errors.Join(err, p.Kill(ctx), p.Close())
 	}
 	if err == nil {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -143,6 +144,14 @@ func limit(path string, p hypervisor.Plan, overhead int64) {
 			_ = os.WriteFile(full, []byte(strconv.FormatInt(value, 10)), 0)
 		}
 	}
+}
+
+// processes opens what runs in the cgroup of id; none when the host has no usable tree.
+func (g cgroups) processes(id vm.ID) ([]*proc.Process, error) {
+	if g.mount == "" || id == "" {
+		return nil, nil
+	}
+	return proc.InCgroup(g.path(id))
 }
 
 // remove removes the cgroup of id, whose processes have been killed. The kernel may need a moment to notice.

@@ -350,6 +350,36 @@ func TestKilledWhileLaunching(t *testing.T) {
 	}
 }
 
+// TestReapUnborn reaps a process that was born for the VM and has not become QEMU when its daemon is gone: nothing but the
+// cgroup tells whose it is.
+func TestReapUnborn(t *testing.T) {
+	d := testDriver(t)
+	p := hypervisor.Plan{ID: vm.NewID(), CPUs: 1, Memory: 128 << 20, Dir: t.TempDir()}
+	group, err := d.cgroups().make(p, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if group == nil {
+		t.Skip("this test needs a writable cgroup v2 tree")
+	}
+	defer group.Close()
+	child, err := proc.Start(proc.Spec{Path: "/bin/sleep", Args: []string{"sleep", "600"}, CgroupDir: group})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = child.Kill(context.Background())
+		_ = child.Close()
+		_ = d.Reap(context.Background(), p.ID, p.Dir)
+	})
+	if err := d.Reap(t.Context(), p.ID, p.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if left := left(t, p); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // TestReconnect loses the QMP connection to somebody who breaks in, and finds it again.
 func TestReconnect(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
