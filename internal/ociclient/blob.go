@@ -150,7 +150,8 @@ func (s *Session) refused(resp *http.Response, what string) error {
 // maxErrorBody bounds what is read of an error's body.
 const maxErrorBody = 16 << 10
 
-// mentions reports whether an error of the registry has one of the codes. It leaves the body read.
+// mentions reports whether an error of the registry has one of the codes, epoch's as the reason in its details. It leaves
+// the body read.
 func mentions(resp *http.Response, codes ...string) bool {
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	if err != nil {
@@ -160,15 +161,20 @@ func mentions(resp *http.Response, codes ...string) bool {
 	resp.Body = io.NopCloser(bytes.NewReader(raw)) // others may ask, too
 	var answer struct {
 		Errors []struct {
-			Code string `json:"code"`
+			Code   string          `json:"code"`
+			Detail json.RawMessage `json:"detail"` // anything, in other registries
 		} `json:"errors"`
 	}
 	if json.Unmarshal(raw, &answer) != nil {
 		return false
 	}
 	for _, e := range answer.Errors {
+		var detail struct {
+			Reason string `json:"reason"`
+		}
+		_ = json.Unmarshal(e.Detail, &detail) // of another form it has no reason
 		for _, c := range codes {
-			if strings.EqualFold(e.Code, c) {
+			if strings.EqualFold(e.Code, c) || strings.EqualFold(detail.Reason, c) {
 				return true
 			}
 		}

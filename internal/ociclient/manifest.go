@@ -3,12 +3,15 @@ package ociclient
 import (
 	"bytes"
 	"context"
+	_ "crypto/sha512" // a digest's algorithm is usable only when it is linked
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/opencontainers/go-digest"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -133,8 +136,9 @@ func (s *Session) manifest(ctx context.Context, id, what string) ([]byte, string
 		return nil, "", s.unreachable(ctx, err)
 	case len(raw) > MaxManifest:
 		return nil, "", errdefs.Invalidf("the %s is larger than %d bytes: not plausible", what, MaxManifest)
-	case strings.HasPrefix(id, "sha256:") && Digest(raw) != id:
-		return nil, "", errdefs.DataLossf("the %s is damaged: %s serves bytes with the digest %s", what, s.ref.Host, Digest(raw))
+	}
+	if named := digest.Digest(id); digestForm.MatchString(id) && named.Algorithm().FromBytes(raw) != named {
+		return nil, "", errdefs.DataLossf("the %s is damaged: %s serves bytes with the digest %s", what, s.ref.Host, named.Algorithm().FromBytes(raw))
 	}
 	media, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	return raw, strings.TrimSpace(media), nil

@@ -88,7 +88,11 @@ func (g *Registry) fail(r *request, err error) {
 	if f.status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", g.challenge(r, f))
 	}
-	_ = r.json(f.status, "application/json", map[string]any{"errors": []any{map[string]any{"code": f.code, "message": message}}})
+	said := map[string]any{"code": f.code, "message": message}
+	if f.status == http.StatusForbidden && errdefs.Is(f.err, errdefs.ResourceExhausted) {
+		said["detail"] = map[string]string{"reason": "QUOTA_EXCEEDED"} // the specification's codes do not tell it from a lack of rights
+	}
+	_ = r.json(f.status, "application/json", map[string]any{"errors": []any{said}})
 }
 
 // json answers with a document.

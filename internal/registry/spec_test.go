@@ -462,7 +462,7 @@ func TestQuotaIsDenied(t *testing.T) {
 	b := pattern(2000, 2)
 	r.want(r.do("POST", "/v2/a/blobs/uploads/?digest="+digest.FromBytes(b).String(), b), 403, content.Denied)
 	got := r.want(r.do("PATCH", r.begin("a"), b), 403, content.Denied)
-	if !strings.Contains(string(got.body), "quota") {
+	if !strings.Contains(string(got.body), "quota") || !strings.Contains(string(got.body), "QUOTA_EXCEEDED") {
 		t.Errorf("%s", got.body)
 	}
 }

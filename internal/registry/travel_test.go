@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/content"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -90,5 +91,16 @@ func TestSnapshotsTravel(t *testing.T) {
 			t.Error(err)
 		}
 		r.want(r.do("GET", "/dl/vms/dev?tag=hibernate", nil), 404)
+	}
+}
+
+// A full registry is no lack of rights: who pushes is told to make room, not to find another token.
+func TestPushToAFullRegistry(t *testing.T) {
+	r := newRig(t, registry.Config{}, content.Config{Quota: 1 << 10})
+	from := snapshots(t)
+	snapshottest.Save(t, from, snapshottest.NewGuest(t), "dev")
+	_, err := remote.New(remote.Config{}, from).Push(t.Context(), hold(t, from, "dev"), r.url+"/vms/dev:1", snapshot.Auth{Token: allToken}, nil)
+	if !errdefs.Is(err, errdefs.ResourceExhausted) || !strings.Contains(err.Error(), "quota") {
+		t.Errorf("%v", err)
 	}
 }

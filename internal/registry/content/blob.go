@@ -63,7 +63,7 @@ func (c *Content) openBlob(ctx context.Context, d digest.Digest) (f io.ReadSeekC
 // instead, and the blob goes into quarantine. Who reads a part gets it unchecked.
 func (c *Content) Verifying(ctx context.Context, f io.ReadSeekCloser, d digest.Digest, info objects.Info) io.ReadSeekCloser {
 	return &verifying{ReadSeekCloser: f, digest: d, size: info.Size, sum: d.Algorithm().Hash(), damaged: func() error {
-		return c.corruptedBlob(context.WithoutCancel(ctx), d, info.Size)
+		return c.corruptedBlob(context.WithoutCancel(ctx), d, info)
 	}}
 }
 

@@ -99,6 +99,12 @@ func (c *Content) collectLinks(ctx context.Context, repo string, cutoff time.Tim
 	if err != nil {
 		return 0, err
 	}
+	if lost, err := c.dangling(ctx, repo); err != nil {
+		return 0, err
+	} else if lost != "" { // in quarantine since it was found damaged
+		c.cfg.Log.Warn("a tag leads to no manifest: all blobs of its repository stay until it is pushed again or deleted", "op", "gc", "repository", repo, "tag", lost)
+		whole = false
+	}
 	removed := 0
 	err = c.eachLink(ctx, repo, func(d digest.Digest, info objects.Info) error {
 		if _, ok := named[d]; !ok && whole && !info.Modified.After(cutoff) {
@@ -115,6 +121,25 @@ func (c *Content) collectLinks(ctx context.Context, repo string, cutoff time.Tim
 		return nil
 	})
 	return removed, err
+}
+
+// dangling returns a tag of a repository whose manifest is not there, "" if there is none.
+func (c *Content) dangling(ctx context.Context, repo string) (string, error) {
+	tags, err := c.tagged(ctx, repo)
+	if err != nil {
+		return "", err
+	}
+	for tag, d := range tags {
+		if d == "" {
+			continue // damaged itself
+		}
+		if _, err := c.store.Stat(ctx, manifestKey(repo, d)); errdefs.IsNotFound(err) {
+			return tag, nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
 }
 
 // collectUntagged removes a repository's manifests of snapshots that have no tag any more, which a VM that hibernates
@@ -242,6 +267,6 @@ func (c *Content) scrubBlob(ctx context.Context, d digest.Digest) (n int64, good
 	if statErr != nil || now != info {
 		return n, true, nil
 	}
-	_ = c.corruptedBlob(ctx, d, info.Size)
+	_ = c.corruptedBlob(ctx, d, info)
 	return n, false, nil
 }

@@ -74,6 +74,11 @@ func New(ctx context.Context, store objects.Store, cfg Config) (*Content, error)
 		leases: leases{now: cfg.Now, held: map[digest.Digest]*lease{}}, fresh: fresh{blobs: map[digest.Digest]bool{}},
 	}
 	c.flusher, _ = store.(objects.Flusher)
+	if t, ok := store.(objects.Tidier); ok {
+		if err := t.Tidy(ctx, "repositories"); err != nil {
+			return nil, err
+		}
+	}
 	err := c.digestsUnder(ctx, "fresh", false, func(d digest.Digest, _ objects.Info) error {
 		c.fresh.set(d, true)
 		return nil
@@ -274,17 +279,31 @@ func (c *Content) corrupted(ctx context.Context, key string, d digest.Digest) er
 	if err := c.store.Move(ctx, key, "quarantine/"+key); err != nil && !errdefs.IsNotFound(err) {
 		c.cfg.Log.Error("quarantine failed", "op", "scrub", "object", key, "err", err)
 	}
+	return damaged(d)
+}
+
+func damaged(d digest.Digest) error {
 	return errdefs.DataLossf("the stored bytes of %s are damaged and were moved to quarantine; push it again", d)
 }
 
-func (c *Content) corruptedBlob(ctx context.Context, d digest.Digest, size int64) error {
+// corruptedBlob is corrupted for the blob that info describes. One that others have moved away or replaced meanwhile is
+// left as it is.
+func (c *Content) corruptedBlob(ctx context.Context, d digest.Digest, info objects.Info) error {
 	mu := c.guard(d)
 	mu.Lock()
 	defer mu.Unlock()
-	if _, ok := c.fresh.get(d); ok {
-		return errors.Join(c.corrupted(ctx, freshKey(d), d), c.lost(ctx, d, size))
+	key := blobKey(d)
+	_, isFresh := c.fresh.get(d)
+	if isFresh {
+		key = freshKey(d)
 	}
-	c.used.Add(-size)
+	if now, err := c.store.Stat(ctx, key); err != nil || now != info {
+		return damaged(d)
+	}
+	if isFresh {
+		return errors.Join(c.corrupted(ctx, key, d), c.lost(ctx, d, info.Size))
+	}
+	c.used.Add(-info.Size)
 	c.count.Add(-1)
-	return c.corrupted(ctx, blobKey(d), d)
+	return c.corrupted(ctx, key, d)
 }

@@ -427,23 +427,11 @@ func TestScrubQuarantinesDamageAndAPushMendsIt(t *testing.T) {
 	w := open(t, t.TempDir(), Config{})
 	layer := w.blob("a", "precious")
 	d := w.put("a", "v1", "", layer)
-	flip := func(key string) {
-		t.Helper()
-		path := filepath.Join(w.dir, key)
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		data[0] ^= 1
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	if done, err := w.Scrub(t.Context()); err != nil || done.Damaged != 0 || done.Objects != 3 {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	flip(blobKey(layer.Digest))
-	flip(manifestKey("a", d))
+	w.flip(blobKey(layer.Digest))
+	w.flip(manifestKey("a", d))
 	done, err := w.Scrub(t.Context())
 	if err != nil || done.Damaged != 2 {
 		t.Fatalf("%+v, %v", done, err)

@@ -64,6 +64,12 @@ type Flusher interface {
 	Flush(ctx context.Context, key string) error
 }
 
+// Tidier is a Store in which a killed process may leave something beside the objects.
+type Tidier interface {
+	// Tidy removes that below a prefix. Nobody else may be writing there.
+	Tidy(ctx context.Context, prefix string) error
+}
+
 // Read returns a whole object, if it is not larger than limit bytes.
 func Read(ctx context.Context, s Store, key string, limit int64) ([]byte, Info, error) {
 	f, info, err := s.Open(ctx, key)

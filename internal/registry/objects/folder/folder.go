@@ -37,11 +37,12 @@ type Store struct {
 var (
 	_ objects.Store   = (*Store)(nil)
 	_ objects.Flusher = (*Store)(nil)
+	_ objects.Tidier  = (*Store)(nil)
 )
 
 // New returns the store of dir, which it creates.
 func New(dir string) (*Store, error) {
-	s := &Store{dir: dir, dirty: map[string]struct{}{}}
+	s := &Store{dir: filepath.Clean(dir), dirty: map[string]struct{}{}}
 	if err := os.MkdirAll(s.Staging(), dirMode); err != nil {
 		return nil, errdefs.Preconditionf("data folder: %w", err)
 	}
@@ -189,14 +190,32 @@ func (s *Store) List(_ context.Context, prefix string) ([]objects.Entry, error) 
 	return out, nil
 }
 
+// Tidy removes the temporary files of atomicfile.
+func (s *Store) Tidy(ctx context.Context, prefix string) error {
+	err := filepath.WalkDir(s.path(prefix), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		if ours, err := filepath.Match(".*.tmp-*", e.Name()); !ours || !e.Type().IsRegular() {
+			return err
+		}
+		return os.Remove(path)
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove what a killed process left: %w", err)
+	}
+	return nil
+}
+
 // mkdir makes a folder and those above it; their names are synced with the rest.
 func (s *Store) mkdir(dir string) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
 	}
-	for p := dir; len(p) >= len(s.dir); p = filepath.Dir(p) {
+	for p := dir; p != s.dir; p = filepath.Dir(p) { // all paths are below s.dir
 		s.touched(p)
 	}
+	s.touched(s.dir)
 	return full(os.MkdirAll(dir, dirMode))
 }
 

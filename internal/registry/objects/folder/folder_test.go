@@ -2,6 +2,7 @@ package folder_test
 
 import (
 	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -19,6 +20,31 @@ func TestStore(t *testing.T) {
 		}
 		return s
 	})
+}
+
+func TestFolderOfAnyName(t *testing.T) {
+	for _, dir := range []string{".", "d", "./data/", "../up"} {
+		t.Run(dir, func(t *testing.T) {
+			within := filepath.Join(t.TempDir(), "here")
+			if err := os.Mkdir(within, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			t.Chdir(within)
+			s, err := folder.New(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Write(t.Context(), "a/b/c", []byte("text")); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Stat(t.Context(), "a/b/c"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
 }
 
 func TestNobodyElseReadsIt(t *testing.T) {
