@@ -113,7 +113,7 @@ func build(busybox, server string) (v1.Image, error) {
 		Entrypoint:   []string{"/usr/bin/server"},
 		Env:          []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PORT=8080"},
 		WorkingDir:   "/",
-		ExposedPorts: map[string]struct{}{"8080/tcp": {}},
+		ExposedPorts: map[string]struct{}{"80/tcp": {}, "8080/tcp": {}},
 		Labels:       map[string]string{"org.opencontainers.image.title": "cocoon demo"},
 	}
 	return mutate.ConfigFile(img, cfg)

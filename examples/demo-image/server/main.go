@@ -1,13 +1,14 @@
 // Command server is the HTTP server of the demo image: it shows where it runs and says on stdout who asked.
 //
-// GET / answers with the host name and the environment, GET /healthz with "ok". It listens on :8080, or on $PORT, and
-// exits 0 on SIGTERM once the requests under way are answered.
+// GET / answers with the host name and the environment, GET /healthz with "ok". It listens on :8080, or on $PORT, and on
+// :80 as well where it may. It exits 0 on SIGTERM once the requests under way are answered.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -33,7 +34,11 @@ func run(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", hello)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	srv := &http.Server{Addr: ":" + port, Handler: logged(mux), ReadHeaderTimeout: 10 * time.Second}
+	listeners, err := listen(port, "80")
+	if err != nil {
+		return err
+	}
+	srv := &http.Server{Handler: logged(mux), ReadHeaderTimeout: 10 * time.Second}
 	done := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
@@ -41,13 +46,30 @@ func run(ctx context.Context) error {
 		defer cancel()
 		done <- srv.Shutdown(grace)
 	}()
-	fmt.Println("listening on port", port)
-	if err := srv.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+	ended := make(chan error, len(listeners))
+	for _, l := range listeners {
+		fmt.Println("listening on port", l.Addr().(*net.TCPAddr).Port)
+		go func() { ended <- srv.Serve(l) }()
+	}
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	err := <-done
+	err = <-done
 	fmt.Println("bye")
 	return err
+}
+
+// listen opens port, and also the other one unless that is taken or not this user's to open.
+func listen(port, also string) ([]net.Listener, error) {
+	first, err := net.Listen("tcp", ":"+port)
+	if err != nil {
+		return nil, err
+	}
+	second, err := net.Listen("tcp", ":"+also)
+	if err != nil {
+		return []net.Listener{first}, nil //nolint:nilerr // it is one more way in, and no more than that
+	}
+	return []net.Listener{first, second}, nil
 }
 
 func hello(w http.ResponseWriter, _ *http.Request) {
