@@ -70,7 +70,6 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 	no(s.HostPID, spec.Child("hostPID"), own)
 	no(s.HostIPC, spec.Child("hostIPC"), own)
 	no(len(s.Containers) == 0, spec.Child("containers"), "a VM runs containers, and the pod has none")
-	no(len(s.EphemeralContainers) > 0, spec.Child("ephemeralContainers"), "ephemeral containers cannot run in a VM; use kubectl exec")
 	no(s.OS != nil && s.OS.Name != corev1.Linux, spec.Child("os", "name"), "this node runs linux guests only")
 	no(len(s.HostAliases) > 0, spec.Child("hostAliases"), "the guest's hosts file is not managed by the pod")
 	no(s.DNSConfig != nil, spec.Child("dnsConfig"), "the guest resolves names as its network says")

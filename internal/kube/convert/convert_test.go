@@ -81,7 +81,6 @@ func TestCheckRefuses(t *testing.T) {
 			p.Annotations[contract.KeyImage], p.Annotations[contract.KeyMode] = "other:1", "run"
 		}, "can be given another image"},
 		"a policy of its own": {on(func(c *corev1.Container) { c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways) }), "as the pod's restartPolicy says"},
-		"ephemeral container": {func(p *corev1.Pod) { p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}} }, "ephemeralContainers"},
 		"windows":             {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "spec.os.name"},
 		"host alias":          {func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{}} }, "hostAliases"},
 		"dns none":            {func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, "dnsPolicy"},

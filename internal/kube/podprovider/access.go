@@ -146,6 +146,9 @@ func (p *Provider) locate(namespace, pod, container string) (*worker, error) {
 		return nil, errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
 	spec, rec, _ := w.look()
+	if slices.ContainsFunc(spec.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
+		return nil, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, noEphemeral)
+	}
 	if !hasContainer(spec, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
 		return nil, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
 	}

@@ -71,6 +71,12 @@ const (
 	eventHint                = "PostCloneHint"
 )
 
+// noEphemeral is why an ephemeral container does not run, and exitCannotRun its exit code, as of any container that cannot.
+const (
+	noEphemeral   = "ephemeral containers cannot run in a VM; use kubectl exec"
+	exitCannotRun = 128
+)
+
 // waiting says how a failed Launch shows in the pod: what can never work ends it, the rest is tried again.
 func waiting(err error) (reason string, never bool) {
 	switch errdefs.ClassOf(err) {

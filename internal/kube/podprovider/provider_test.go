@@ -16,6 +16,8 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -322,6 +324,59 @@ func TestDeadline(t *testing.T) {
 		w.create(pod(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(60)) }))
 		expect(t, w.after(50*time.Second), "Running running ready")
 		expect(t, w.after(20*time.Second), "Failed/DeadlineExceeded terminated:Completed:0")
+	})
+}
+
+// The deadline counts from when the pod came to the node, whatever it waits for.
+func TestDeadlineOfAPodThatWaits(t *testing.T) {
+	soon := func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(60)) }
+	for name, from := range map[string]*origin{
+		"an image that cannot be had": {err: errdefs.Unavailablef("no such host")},
+		"a pull that takes long":      {takes: 24 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := startPulling(t, from)
+				defer w.stop()
+				w.create(pod(pullPolicy(corev1.PullIfNotPresent), soon))
+				if p := w.after(50 * time.Second); p.Status.Phase != corev1.PodPending {
+					t.Fatalf("pod is %q", sketch(p))
+				}
+				expect(t, w.after(20*time.Second), "Failed/DeadlineExceeded")
+				from.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
+				expect(t, w.after(10*time.Minute), "Failed/DeadlineExceeded")
+				if w.engine.called("launch "+vmName) != 0 {
+					t.Error("a VM was made")
+				}
+			})
+		})
+	}
+}
+
+// kubectl debug is told that its container does not run; the pod loses nothing by it.
+func TestAnEphemeralContainer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from := &origin{err: errdefs.Unavailablef("no such host")}
+		w := startPulling(t, from)
+		defer w.stop()
+		p := pod(pullPolicy(corev1.PullIfNotPresent))
+		w.create(p)
+		expect(t, w.after(time.Second), "Pending waiting:ErrImagePull")
+		p = p.DeepCopy()
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger", Image: "busybox"}}}
+		if err := w.p.UpdatePod(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		from.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
+		got := w.after(time.Minute)
+		expect(t, got, "Running running ready")
+		if c := got.Status.EphemeralContainerStatuses; len(c) != 1 || c[0].Name != "debugger" || c[0].State.Terminated == nil || c[0].State.Terminated.Message != noEphemeral {
+			t.Errorf("ephemeral containers: %+v", c)
+		}
+		err := w.p.Logs(t.Context(), "default", "web", "debugger", guest.LogOptions{}, nil)
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), noEphemeral) {
+			t.Errorf("its log: %v", err)
+		}
 	})
 }
 

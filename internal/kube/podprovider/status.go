@@ -102,12 +102,24 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 			s.InitContainerStatuses = prev.InitContainerStatuses
 		}
 	}
+	s.EphemeralContainerStatuses = v.unserved()
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
 		s.Phase = corev1.PodRunning // a VM that wakes up was there before
 	}
 	s.Conditions = v.conditions(s, prev.Conditions, now)
 	return s
+}
+
+// unserved are the ephemeral containers, which somebody added to a pod that goes on without them.
+func (v view) unserved() (out []corev1.ContainerStatus) {
+	for i := range v.pod.Spec.EphemeralContainers {
+		c := &v.pod.Spec.EphemeralContainers[i]
+		out = append(out, corev1.ContainerStatus{Name: c.Name, Image: c.Image, Started: new(false), State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: exitCannotRun, Reason: eventUnserved, Message: noEphemeral},
+		}})
+	}
+	return out
 }
 
 // hibernatedState is that of a container whose VM is asleep.

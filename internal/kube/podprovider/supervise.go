@@ -185,10 +185,35 @@ func (w *worker) late(pod *corev1.Pod) time.Duration {
 	return time.Until(w.status.StartTime.Add(time.Duration(*limit) * time.Second))
 }
 
-// expire stops a pod that used up its active deadline.
+// inTime is wait, or what is left of the pod's active deadline if that is less.
+func (w *worker) inTime(pod *corev1.Pod, wait time.Duration) time.Duration {
+	if left := w.late(pod); left < math.MaxInt64 && (wait <= 0 || left < wait) {
+		return max(left, time.Millisecond)
+	}
+	return wait
+}
+
+// bringUpBefore is bringUp, which ends with the pod's active deadline: that counts from when the pod came here.
+func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) time.Duration {
+	if pod.Spec.ActiveDeadlineSeconds == nil {
+		return w.bringUp(ctx, pod)
+	}
+	w.publish(w.p.cfg.Settle) // it says since when
+	limited, cancel := context.WithTimeout(ctx, w.late(pod))
+	defer cancel()
+	return w.bringUp(limited, pod)
+}
+
+// expire stops a pod that used up its active deadline, also one that has no VM yet.
 func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
 	w.stopVigil()
-	if !over(rec) {
+	if rec == nil { // a launch that was cut off may have left one
+		var err error
+		if rec, err = w.findVM(ctx); err != nil {
+			return w.retry(ctx, reasonDeadline, err, time.Second, w.p.cfg.BackoffMax)
+		}
+	}
+	if rec != nil && !over(rec) {
 		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
 		if ctx.Err() != nil {
 			return time.Millisecond

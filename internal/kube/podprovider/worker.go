@@ -200,10 +200,10 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	case lost:
 		w.vanish(rec)
 		return w.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" is gone; it was removed behind the pod's back or its host lost it")
-	case rec == nil:
-		return w.bringUp(ctx, pod)
 	case w.late(pod) <= 0:
 		return w.expire(ctx, pod, rec)
+	case rec == nil:
+		return w.inTime(pod, w.bringUpBefore(ctx, pod))
 	}
 	if rec.State != vm.StateHibernated {
 		w.keepVolumes(pod, rec)
@@ -225,10 +225,7 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	case vm.StateCreating:
 		w.publish(w.p.cfg.Settle)
 	}
-	if left := w.late(pod); left < 1<<62 && (wait <= 0 || left < wait) {
-		return max(left, time.Millisecond)
-	}
-	return wait
+	return w.inTime(pod, wait)
 }
 
 // ended reports whether the pod has reached a phase that it never leaves.
@@ -249,7 +246,7 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(pod.Spec.EphemeralContainers) > len(w.pod.Spec.EphemeralContainers) {
-		w.p.Recorder.Event(pod, corev1.EventTypeWarning, eventUnserved, "Ephemeral containers cannot run in a VM; use kubectl exec")
+		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "%s", noEphemeral)
 	}
 	w.pod = bare(pod)
 	if w.keeper != nil { // its labels and annotations may be in files
