@@ -103,15 +103,25 @@ func (a *app) writable(path, what, usage string) error {
 }
 
 // exportTo has export write to a file, or to standard output for "-". The file gets its name when it is complete and is
-// the caller's alone. size is about what will come, 0 when that is not known.
+// the caller's alone; what is no file is written to as it is. size is about what will come, 0 when that is not known.
 func (a *app) exportTo(path, name string, size int64, export func(io.Writer) error) error {
 	bar := a.bar(name, false)
 	defer bar.clear()
 	if path == "-" {
 		return export(&sized{to: a.Stdout, seen: bar.counter("exporting", size)})
 	}
-	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
+	switch fi, err := os.Stat(path); {
+	case err != nil: // not there: CreateTemp tells what else may be wrong
+	case fi.IsDir():
 		return errdefs.Invalidf("%s is a folder; name a file in it", path)
+	case !fi.Mode().IsRegular():
+		return exportInto(path, func(w io.Writer) error { return export(&sized{to: w, seen: bar.counter("exporting", size)}) })
+	default: // a link stays one
+		target, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
+		}
+		path = target
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
 	if err != nil {
@@ -126,6 +136,25 @@ func (a *app) exportTo(path, name string, size int64, export func(io.Writer) err
 		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
+		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
+	}
+	return nil
+}
+
+// exportInto has export write to a pipe or a device, which must not be replaced by a file: /dev/stdout, /dev/null.
+func exportInto(path string, export func(io.Writer) error) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
+	}
+	defer f.Close()
+	if term.IsTerminal(int(f.Fd())) {
+		return errdefs.Invalidf("%s is a terminal; name a file", path)
+	}
+	if err := export(f); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
 		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
 	}
 	return nil

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeapi"
@@ -237,6 +239,19 @@ func TestExportToFileAndBack(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
 	}
+	replaced := filepath.Join(dir, "link")
+	if err := os.Symlink(path, replaced); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errOut := cocoon("", "snapshot", "export", "warm", "-o", replaced); code != 0 || out != "" {
+		t.Fatalf("through a link: %d %q %q", code, out, errOut)
+	}
+	if fi, err := os.Lstat(replaced); err != nil || fi.Mode().Type() != os.ModeSymlink {
+		t.Errorf("the link is a file now: %v %v", fi, err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "all of it" {
+		t.Errorf("what it leads to holds %q, %v", b, err)
+	}
 	if code, out, errOut := cocoon("", "snapshot", "import", "--name", "copy", path); code != 0 || !strings.Contains(out, "copy ") || len(n.shelf.imported) == 0 {
 		t.Errorf("from a file: %d %q %q", code, out, errOut)
 	}
@@ -249,6 +264,31 @@ func TestExportToFileAndBack(t *testing.T) {
 	}
 	if code, _, errOut := cocoon("", "snapshot", "import", "--name", "x", "--from-dir", "in"); code != 0 || n.shelf.dir != filepath.Join(dir, "in") {
 		t.Errorf("from a folder: %d %q, came from %q", code, errOut, n.shelf.dir)
+	}
+}
+
+// A device or a pipe is written to; it is not replaced by a file of its name.
+func TestExportToWhatIsNoFile(t *testing.T) {
+	cocoon, pipe := serve(t, &node{}), filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // neither side waits for the other
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, args := range [][]string{{"snapshot", "export", "warm", "-o", pipe}, {"image", "export", "web", pipe}} {
+		if code, _, errOut := cocoon("", args...); code != 0 {
+			t.Fatalf("%s: %d %q", args, code, errOut)
+		}
+		if fi, err := os.Lstat(pipe); err != nil || fi.Mode().Type() != os.ModeNamedPipe {
+			t.Fatalf("%s: the pipe is %v now, %v", args, fi.Mode(), err)
+		}
+		b := make([]byte, 100)
+		if n, err := f.Read(b); err != nil || n == 0 {
+			t.Errorf("%s: nothing came: %v", args, err)
+		}
 	}
 }
 

@@ -143,7 +143,7 @@ func (r *remote) unreachable(ctx context.Context, err error) error {
 	if e, ok := errors.AsType[*transport.Error](err); ok {
 		switch e.StatusCode {
 		case http.StatusUnauthorized, http.StatusForbidden:
-			return errdefs.Preconditionf("%s refuses the credentials for %s (%d %s)", host, r.repo.Name(), e.StatusCode, http.StatusText(e.StatusCode))
+			return errdefs.Preconditionf("%s refuses the credentials for %s (%d %s); give ones that may pull it", host, r.repo.Name(), e.StatusCode, http.StatusText(e.StatusCode))
 		case http.StatusTooManyRequests:
 			return errdefs.Unavailablef("%s limits how often one may pull (429); try again later or give credentials", host)
 		}
