@@ -190,3 +190,53 @@ func TestWhoOwnsTheName(t *testing.T) {
 		}
 	})
 }
+
+// A VM that was made by hand is adopted by one pod: another one that names it neither gets at it nor takes it along when it
+// goes, whatever its annotations say and whoever is looked at first after a restart.
+func TestAnAdoptedVMIsOnePods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		spec := convert.Spec(pod(), convert.Node{Name: "node-1"}, nil)
+		spec.Labels = nil
+		rec, err := e.Launch(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := start(t, e)
+		w.create(pod())
+		expect(t, w.after(time.Second), "Running running ready")
+		greedy := pod(func(p *corev1.Pod) {
+			p.Name, p.UID = "greedy", "uid-2" // comes before the other
+			p.Annotations = map[string]string{contract.KeyName: vmName, contract.KeyID: string(rec.ID)}
+		})
+		w.create(greedy)
+		theirs := func(when string) {
+			t.Helper()
+			p, err := w.client.CoreV1().Pods("default").Get(t.Context(), greedy.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := sketch(p); got != "Pending waiting:CreateContainerError" || !strings.Contains(p.Status.ContainerStatuses[0].State.Waiting.Message, "taken by pod default/web") {
+				t.Errorf("%s: the other pod is %q: %+v", when, got, p.Status.ContainerStatuses[0].State.Waiting)
+			}
+		}
+		w.after(time.Second)
+		theirs("at first")
+		w.stop()
+		w.run(Config{})
+		defer w.stop()
+		if err := w.p.CreatePod(t.Context(), greedy.DeepCopy()); err != nil { // virtual-kubelet tells of all pods
+			t.Fatal(err)
+		}
+		w.after(time.Minute)
+		theirs("after a restart")
+		greedy.DeletionTimestamp, greedy.DeletionGracePeriodSeconds = new(metav1.Now()), new(int64(30))
+		if err := w.p.DeletePod(t.Context(), greedy); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, w.after(time.Minute), "Running running ready")
+		if e.count() != 1 {
+			t.Error("the VM went with a pod that it was not of")
+		}
+	})
+}

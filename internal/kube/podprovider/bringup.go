@@ -179,6 +179,9 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 		return rec, nil
 	case uid == string(w.uid): // never came up
 	case uid == "":
+		if other := w.p.reserve(w, rec.ID); other != nil {
+			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", w.vmName, other.key)
+		}
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the VM %s that was there already", w.vmName)
 		return w.wakeUp(ctx, rec)
 	case label[contract.VMLabelNode] != w.p.cfg.Node.Name || w.p.alive(uid):

@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,7 +65,7 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 			byUID[types.UID(uid)] = r
 		}
 	}
-	claimed := map[vm.ID]bool{}
+	claimed, owners := map[vm.ID]bool{}, ownersOf(pods.Items)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		rec := byUID[pod.UID]
@@ -72,7 +73,8 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 			continue // its id is not that of a VM of ours
 		}
 		if rec == nil { // one that was adopted although it bears no label
-			if r := byID[vm.ID(pod.Annotations[contract.KeyID])]; r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" {
+			r := byID[vm.ID(pod.Annotations[contract.KeyID])]
+			if r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" && !claimed[r.ID] && (owners[r.ID] == "" || owners[r.ID] == pod.UID) {
 				rec = r
 			}
 		}
@@ -89,6 +91,23 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 	}
 	p.orphans(ctx, byUID, claimed)
 	return revision, nil
+}
+
+// ownersOf are the pods whose statuses say that they have a VM. Annotations are anybody's to write, statuses the node's.
+func ownersOf(pods []corev1.Pod) map[vm.ID]types.UID {
+	owners := map[vm.ID]types.UID{}
+	for i := range pods {
+		if convert.Static(&pods[i]) {
+			continue
+		}
+		for _, c := range pods[i].Status.ContainerStatuses {
+			if id, ok := strings.CutPrefix(c.ContainerID, contract.ContainerIDScheme); ok {
+				id, _, _ = strings.Cut(id, "/")
+				owners[vm.ID(id)] = pods[i].UID
+			}
+		}
+	}
+	return owners
 }
 
 func terminal(pod *corev1.Pod) bool {
@@ -220,6 +239,17 @@ func (p *Provider) dispatch(e vm.Event) {
 	if w != nil {
 		w.apply(e)
 	}
+}
+
+// reserve makes a VM without label w's, unless it is somebody else's, who is returned.
+func (p *Provider) reserve(w *worker, id vm.ID) *worker {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if other := p.adopters[id]; other != nil && other != w {
+		return other
+	}
+	p.adopters[id] = w
+	return nil
 }
 
 // adopted notes whose a VM without label is.
