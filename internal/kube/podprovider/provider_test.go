@@ -353,6 +353,44 @@ func TestDeadlineOfAPodThatWaits(t *testing.T) {
 	}
 }
 
+// kubectl set image changes the pod; what runs, and what is said of it, stays what it is.
+func TestAnotherImage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := startPulling(t, &origin{here: true, img: image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}})
+		p := pod(pullPolicy(corev1.PullIfNotPresent))
+		w.create(p)
+		before := w.after(time.Second)
+		expect(t, before, "Running running ready")
+		shows := func(when string, p *corev1.Pod) {
+			t.Helper()
+			if c := p.Status.ContainerStatuses[0]; c.Image != "cocoon/demo:latest" || c.ImageID != before.Status.ContainerStatuses[0].ImageID {
+				t.Errorf("%s: runs %s (%s)", when, c.Image, c.ImageID)
+			}
+		}
+		shows("at first", before)
+		p = before.DeepCopy()
+		p.Spec.Containers[0].Image = "cocoon/other:2"
+		if _, err := w.client.CoreV1().Pods("default").Update(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.p.UpdatePod(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		shows("changed", w.after(time.Second))
+		if got := w.told(); strings.Count(got, "goes on with the image that it was made of") != 1 {
+			t.Errorf("events: %s", got)
+		}
+		w.engine.exit(1)
+		got := w.after(time.Minute)
+		expect(t, got, "Running running last:1 restarts:1 ready")
+		shows("started again", got)
+		w.stop()
+		w.run(Config{})
+		defer w.stop()
+		shows("another process", w.after(time.Minute))
+	})
+}
+
 // kubectl debug is told that its container does not run; the pod loses nothing by it.
 func TestAnEphemeralContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

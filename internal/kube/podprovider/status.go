@@ -102,6 +102,8 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 			s.InitContainerStatuses = prev.InitContainerStatuses
 		}
 	}
+	keepImages(s.ContainerStatuses, prev.ContainerStatuses)
+	keepImages(s.InitContainerStatuses, prev.InitContainerStatuses)
 	s.EphemeralContainerStatuses = v.unserved()
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
@@ -109,6 +111,17 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	}
 	s.Conditions = v.conditions(s, prev.Conditions, now)
 	return s
+}
+
+// keepImages leaves the names by which images were told before: those of a pod may be changed, what runs stays what it is.
+func keepImages(now, before []corev1.ContainerStatus) {
+	for i := range now {
+		for _, b := range before {
+			if b.ContainerID != "" && b.ContainerID == now[i].ContainerID && b.ImageID == now[i].ImageID {
+				now[i].Image = b.Image
+			}
+		}
+	}
 }
 
 // unserved are the ephemeral containers, which somebody added to a pod that goes on without them.

@@ -248,11 +248,22 @@ func (w *worker) update(pod *corev1.Pod) {
 	if len(pod.Spec.EphemeralContainers) > len(w.pod.Spec.EphemeralContainers) {
 		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "%s", noEphemeral)
 	}
+	if w.rec != nil && !slices.Equal(imagesOf(pod), imagesOf(w.pod)) {
+		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
+	}
 	w.pod = bare(pod)
 	if w.keeper != nil { // its labels and annotations may be in files
 		w.keeper.poke()
 	}
 	w.poke()
+}
+
+// imagesOf are those that pod names.
+func imagesOf(pod *corev1.Pod) (images []string) {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		images = append(images, c.Image)
+	}
+	return images
 }
 
 // renew takes the pod as it is being deleted: what its annotations say of its VM's state still counts.
