@@ -37,6 +37,7 @@ const (
 	KeyRestoreFromHibernate = PrefixVM + "restore-from-hibernate"
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
+	KeyResources            = PrefixSet + "resources"
 	KeySticky               = PrefixVM + "sticky"
 	KeyEvictionPolicy       = PrefixVM + "eviction-policy"
 	KeyForkFromID           = PrefixVM + "fork-from-id"

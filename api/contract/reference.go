@@ -30,6 +30,7 @@ func Reference() []Entry {
 		{KeyRestoreFromHibernate, "true", "operator", "the VM goes on from where it hibernated and must not boot"},
 		{KeyKeepSnapshot, "true", "operator", "this deletion only gives up the seat: nothing is saved, tags stay"},
 		{KeyGeneration, "number", "operator", "generation of the CocoonSet that the pod was written for"},
+		{KeyResources, "JSON", "operator", "requests and limits that the CocoonSet asked for; the pod may have more, from a LimitRange"},
 		{KeySticky, "wait, never, or a duration", "user", "the VM stays on the node that holds its state; when that node is away it waits: unless it hibernates in the registry, without end, or that long"},
 		{KeyEvictionPolicy, "hibernate, delete, refuse", "user", "what an eviction does with the VM; hibernate for a managed VM that is to be saved, else delete"},
 		{KeyForkFromID, "id of a VM", "operator", "the VM that fork-from must be, wherever it runs: its state is taken from the registry when it is on another node"},

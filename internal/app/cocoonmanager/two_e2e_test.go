@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	quantity "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -36,6 +37,10 @@ func withTwo(t *testing.T, r *rig) {
 func leader(t *testing.T, r *rig, managers []*process) {
 	ns, count := "leader", 20
 	r.namespace(t, ns)
+	limits := corev1.LimitRangeItem{Type: corev1.LimitTypeContainer, Default: corev1.ResourceList{corev1.ResourceMemory: quantity.MustParse("128Mi")}}
+	if err := r.api.Create(t.Context(), &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "sizes"}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{limits}}}); err != nil {
+		t.Fatal(err) // what it adds to the pods is no reason to make them anew
+	}
 	seen := r.births(t, ns)
 	first, second := managers[0], managers[1]
 	kubetest.Eventually(t, "the managers that lead", func() string {

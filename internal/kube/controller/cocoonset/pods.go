@@ -1,7 +1,7 @@
 package cocoonset
 
 import (
-	"maps"
+	"encoding/json"
 	"reflect"
 	"strconv"
 
@@ -96,7 +96,9 @@ func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, r
 	if image == "" {
 		image = placeholder
 	}
-	annotations := map[string]string{contract.KeyGeneration: strconv.FormatInt(set.Generation, 10)}
+	resources = withStorage(resources, ask.Storage)
+	text, _ := json.Marshal(resources) // quantities and names, which always can be
+	annotations := map[string]string{contract.KeyGeneration: strconv.FormatInt(set.Generation, 10), contract.KeyResources: string(text)}
 	ask.Apply(annotations)
 	selector := map[string]string{contract.LabelPool: set.Spec.NodePool}
 	if class := set.Spec.SnapshotCompatibilityClass; class != "" {
@@ -121,7 +123,7 @@ func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, r
 				{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 				{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 			},
-			Containers: []corev1.Container{{Name: containerName, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Resources: withStorage(resources, ask.Storage)}},
+			Containers: []corev1.Container{{Name: containerName, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Resources: resources}},
 		},
 	}
 }
@@ -141,7 +143,8 @@ func withStorage(r corev1.ResourceRequirements, storage resource.Quantity) corev
 	return r
 }
 
-// drifted reports whether there is a difference between pod and what is wanted that a running VM cannot take on.
+// drifted reports whether there is a difference between pod and what is wanted that a running VM cannot take on. What the
+// cluster added when the pod was created is none: a LimitRange its sizes, a namespace its selector.
 func drifted(want, pod *corev1.Pod) bool {
 	is, err := contract.ParseVMSpec(pod.Annotations)
 	should, _ := contract.ParseVMSpec(want.Annotations)
@@ -152,9 +155,29 @@ func drifted(want, pod *corev1.Pod) bool {
 	if !reflect.DeepEqual(is, should) || len(pod.Spec.Containers) == 0 {
 		return true
 	}
-	a, b := &want.Spec.Containers[0], &pod.Spec.Containers[0]
-	return !apiequality.Semantic.DeepEqual(defaulted(a.Resources), defaulted(b.Resources)) || !apiequality.Semantic.DeepEqual(a.EnvFrom, b.EnvFrom) ||
-		account(want) != account(pod) || !maps.Equal(want.Spec.NodeSelector, pod.Spec.NodeSelector)
+	if should.Mode == contract.ModeStatic { // of any other VM the node tells these
+		for _, key := range []string{contract.KeyID, contract.KeyIP, contract.KeyVNCPort} {
+			if want.Annotations[key] != pod.Annotations[key] {
+				return true
+			}
+		}
+	}
+	for _, key := range []string{contract.LabelPool, contract.LabelSnapshotCPUClass} {
+		if want.Spec.NodeSelector[key] != pod.Spec.NodeSelector[key] {
+			return true
+		}
+	}
+	return !apiequality.Semantic.DeepEqual(asked(want), asked(pod)) || account(want) != account(pod) ||
+		!apiequality.Semantic.DeepEqual(want.Spec.Containers[0].EnvFrom, pod.Spec.Containers[0].EnvFrom)
+}
+
+// asked are the resources that the pod was made with. A pod of an earlier manager does not say: they are what it has.
+func asked(pod *corev1.Pod) corev1.ResourceRequirements {
+	var r corev1.ResourceRequirements
+	if text := pod.Annotations[contract.KeyResources]; text == "" || json.Unmarshal([]byte(text), &r) != nil {
+		r = pod.Spec.Containers[0].Resources
+	}
+	return defaulted(r)
 }
 
 // defaulted is r as the API server completes it: requests that are not given are the limits.
