@@ -7,8 +7,8 @@ package cocoonset
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -82,7 +82,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("add finalizer: %w", err))
 		}
 	}
-	v := view{set: set, pods: pods, durable: map[string]bool{}, now: r.Now()}
+	v := view{set: set, pods: pods, durable: map[string]bool{}, nowhere: r.Registry == nil, now: r.Now()}
 	for _, name := range asks(v) {
 		if r.Registry == nil {
 			break
@@ -154,14 +154,29 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 		}
 	}
 	for _, m := range a.mark {
+		if !m.hibernate && contract.KeepSnapshot(m.pod.Annotations) { // its seat was about to be given up
+			if err := r.annotate(ctx, m.pod, contract.KeyKeepSnapshot, nil, "keep", false); err != nil {
+				return ctrl.Result{}, controller.IgnoreStale(err)
+			}
+		}
 		if err := controller.Mark(ctx, r.Client, fieldOwner, m.pod, m.hibernate, m.generation); err != nil {
 			return ctrl.Result{}, fmt.Errorf("mark pod %s: %w", m.pod.Name, err)
 		}
 	}
 	if a.offer != nil {
-		if err := r.annotate(ctx, a.offer, contract.KeyOfferFork, "fork"); err != nil {
+		if err := r.annotate(ctx, a.offer, contract.KeyOfferFork, "true", "fork", false); err != nil {
 			return ctrl.Result{}, controller.IgnoreStale(err)
 		}
+	}
+	for _, d := range a.remove {
+		if d.keep && !contract.KeepSnapshot(d.pod.Annotations) { // written before, so that its node knows
+			if err := r.annotate(ctx, d.pod, contract.KeyKeepSnapshot, "true", "keep", true); err != nil {
+				return ctrl.Result{}, controller.IgnoreStale(err)
+			}
+		}
+	}
+	if err := r.remember(ctx, set, a.sleepers); err != nil {
+		return ctrl.Result{}, controller.IgnoreStale(err)
 	}
 	if err := r.free(ctx, set, a.free); err != nil {
 		return ctrl.Result{}, err
@@ -199,27 +214,45 @@ func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) e
 	return fmt.Errorf("pod %s is not of this set", name)
 }
 
-// remove deletes a pod. What it is to leave behind is written to it first.
+// remove deletes a pod. One whose VM is not saved again must be as it was seen: asleep.
 func (r *Reconciler) remove(ctx context.Context, d removal) error {
-	if d.keep && !contract.KeepSnapshot(d.pod.Annotations) {
-		if err := r.annotate(ctx, d.pod, contract.KeyKeepSnapshot, "keep"); err != nil {
-			return controller.IgnoreStale(err)
-		}
+	only := client.Preconditions{UID: &d.pod.UID}
+	if d.keep {
+		only.ResourceVersion = &d.pod.ResourceVersion
 	}
-	uid := d.pod.UID
-	err := r.Client.Delete(ctx, d.pod, client.Preconditions{UID: &uid})
+	err := r.Client.Delete(ctx, d.pod, only)
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete pod %s: %w", d.pod.Name, err)
 	}
 	return nil
 }
 
-// annotate sets an annotation of pod to true, as the owner of that name. With the UID, another pod of that name is a conflict;
-// whatever else has changed is no reason to leave it.
-func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key, owner string) error {
-	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:"true"}}}`, pod.UID, key)
-	if err := r.Client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(fieldOwner+"-"+owner)); err != nil {
+// annotate sets an annotation of pod, or removes it (nil), as the owner of that name. Another pod of that name is a conflict,
+// and, if it must be as it was seen, so is whatever else has changed.
+func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key string, value any, owner string, asSeen bool) error {
+	metadata := map[string]any{"uid": pod.UID, "annotations": map[string]any{key: value}}
+	if asSeen {
+		metadata["resourceVersion"] = pod.ResourceVersion
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
+	if err == nil {
+		err = r.Client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(fieldOwner+"-"+owner))
+	}
+	if err != nil {
 		return fmt.Errorf("mark pod %s: %w", pod.Name, err)
+	}
+	return nil
+}
+
+// remember notes on the set the names of VMs that the registry is to be cleared of with it, though their pods are gone by then.
+func (r *Reconciler) remember(ctx context.Context, set *v1.CocoonSet, names []string) error {
+	all := own(set, names)
+	if text := strings.Join(all, ","); text != set.Annotations[contract.KeyDeleteVMNames] && len(names) > 0 {
+		before := set.DeepCopy()
+		metav1.SetMetaDataAnnotation(&set.ObjectMeta, contract.KeyDeleteVMNames, text)
+		if err := r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return fmt.Errorf("note VM names: %w", err)
+		}
 	}
 	return nil
 }
@@ -229,14 +262,8 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 	if !controllerutil.ContainsFinalizer(set, v1.FinalizerSet) {
 		return ctrl.Result{}, nil
 	}
-	known := slices.DeleteFunc(strings.Split(set.Annotations[contract.KeyDeleteVMNames], ","), func(s string) bool { return s == "" })
-	names := slices.Compact(slices.Sorted(slices.Values(append(vmNames(set, pods), known...))))
-	if !slices.Equal(names, known) { // by it a later turn knows, when the pods are gone
-		before := set.DeepCopy()
-		metav1.SetMetaDataAnnotation(&set.ObjectMeta, contract.KeyDeleteVMNames, strings.Join(names, ","))
-		if err := r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("note VM names: %w", err))
-		}
+	if err := r.remember(ctx, set, vmNames(set, pods)); err != nil {
+		return ctrl.Result{}, controller.IgnoreStale(err)
 	}
 	for _, pod := range pods {
 		if pod.DeletionTimestamp == nil {
@@ -249,9 +276,9 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 		return ctrl.Result{}, nil // each one's going is an event
 	}
 	if r.Registry != nil {
-		for _, name := range names {
+		for _, name := range own(set, nil) {
 			if err := r.clear(ctx, set, name); err != nil {
-				r.event(set, note{corev1.EventTypeWarning, "RegistryCleanupFailed", fmt.Sprintf("snapshots of VM %s stay in the registry: %s", name, err)})
+				r.event(set, note{corev1.EventTypeWarning, "RegistryCleanupFailed", fmt.Sprintf("the set stays until the registry can be cleared of VM %s; to leave its snapshots there, remove the finalizer %s: %s", name, v1.FinalizerSet, err)})
 				return ctrl.Result{RequeueAfter: registryPause}, nil
 			}
 		}

@@ -3,6 +3,7 @@ package cocoonset
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,7 @@ type view struct {
 	set     *v1.CocoonSet
 	pods    []*corev1.Pod              // those that the set owns, the ones that are going too
 	durable map[string]bool            // by VM name: the registry has its hibernated state. Asked for VMs that need it; see asks
+	nowhere bool                       // there is no registry
 	claims  map[string]*v1.VMPlacement // by VM name
 	now     time.Time
 }
@@ -34,10 +36,12 @@ type actions struct {
 	remove []removal
 	mark   []marking
 	offer  *corev1.Pod // the main VM's, whose state forks on other nodes need; nil: none does
-	free   []string    // VMs whose state is in the registry: their claims on nodes end
-	status v1.CocoonSetStatus
-	again  time.Duration // 0: when something changes
-	events []note
+	// VMs that the set wants no more and that may sleep in the registry.
+	sleepers []string
+	free     []string // VMs whose state is in the registry: their claims on nodes end
+	status   v1.CocoonSetStatus
+	again    time.Duration // 0: when something changes
+	events   []note
 }
 
 type removal struct {
@@ -238,6 +242,9 @@ func (p *planner) trim() (any bool) {
 		any = true
 		if pod.DeletionTimestamp == nil {
 			p.remove = append(p.remove, removal{pod: pod})
+			if state := controller.Life(pod).State; state == contract.LifecycleHibernating || state == contract.LifecycleHibernated {
+				p.sleepers = append(p.sleepers, convert.VMName(pod))
+			}
 		}
 	}
 	return any
@@ -336,4 +343,17 @@ func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// own are those of the names, and of those that are noted on the set, that VMs of the set may have: people can write to both
+// pods and set, and the registry has the VMs of everybody.
+func own(set *v1.CocoonSet, names []string) []string {
+	var all []string
+	for _, name := range append(strings.Split(set.Annotations[contract.KeyDeleteVMNames], ","), names...) {
+		if strings.HasPrefix(name, contract.VMName(set.Namespace, set.Name)+"-") {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }

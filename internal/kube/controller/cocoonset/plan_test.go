@@ -1,6 +1,7 @@
 package cocoonset
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
@@ -189,6 +192,7 @@ func TestPlan(t *testing.T) {
 		{"seats are given up when all is durable", released, []*corev1.Pod{has(released, "team-0", asleep)}, []string{"vk-ns-team-0"}, "release team-0 | Suspended 0/1 0/0"},
 		{"not before", released, []*corev1.Pod{has(released, "team-0", asleep)}, nil, "again 2s | Suspending 0/1 0/0"},
 		{"released", released, nil, []string{"vk-ns-team-0"}, " | Suspended 0/1 0/0"},
+		{"main failed and cannot sleep", suspended, []*corev1.Pod{has(suspended, "team-0", marked, failed), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-1"}, "MainAgentFailed | Failed 0/2 0/0"},
 		{"to be woken", plain, []*corev1.Pod{has(plain, "team-0", asleep), has(plain, "team-1", asleep)}, nil, "wake team-0 3, wake team-1 3 | Pending 0/2 0/0"},
 		{"woken after a release", woken, nil, []string{"vk-ns-team-0"}, "create team-0 restored near n1 | Waking 0/1 0/0"},
 		{"hibernated by somebody else", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}, nil, " | Scaling 1/2 0/0"},
@@ -234,6 +238,23 @@ func TestSuspendedNamesWhatHasNoState(t *testing.T) {
 	}
 }
 
+// A set that does not get to sleep says what it waits for.
+func TestSuspendingSaysWhy(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
+	for want, v := range map[string]view{
+		"vk-ns-team-1 failed: no such snapshot":                {pods: []*corev1.Pod{has(set, "team-0", asleep), has(set, "team-1", marked, failed)}},
+		"vk-ns-team-0: the registry is full":                   {pods: []*corev1.Pod{has(set, "team-0", marked, annotated(contract.KeyLifecycleMessage, "the registry is full"))}},
+		"vk-ns-team-0 sleeps, and its state is on the way":     {pods: []*corev1.Pod{has(set, "team-0", asleep)}},
+		"vk-ns-team-0 sleeps on its node, and there is no reg": {pods: []*corev1.Pod{has(set, "team-0", asleep)}, nowhere: true},
+	} {
+		v.set, v.now = set, now
+		a := plan(v)
+		if c := meta.FindStatusCondition(a.status.Conditions, v1.ConditionReady); c == nil || !strings.Contains(c.Message, want) || a.status.Phase != v1.SetSuspending {
+			t.Errorf("%s: %s, %+v", want, a.status.Phase, c)
+		}
+	}
+}
+
 // A plan whose pods are made is the last: nothing drifts by the way of the API server's defaults.
 func TestNothingDriftsByItself(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
@@ -247,6 +268,8 @@ func TestNothingDriftsByItself(t *testing.T) {
 	pod.Spec.Containers[0].EnvFrom = nil
 	pod.Spec.Containers[0].Resources.Requests[corev1.ResourceMemory] = resource.MustParse("1024Mi")
 	pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "another"})
+	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1") // of a LimitRange
+	pod.Spec.NodeSelector["team"] = "blue"                                                // of the namespace
 	if drifted(members(set)[0].pod, pod) {
 		t.Error("defaults count as drift")
 	}
@@ -255,16 +278,56 @@ func TestNothingDriftsByItself(t *testing.T) {
 		"memory": func(s *v1.CocoonSet) {
 			s.Spec.Agent.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi")
 		},
-		"pool":    func(s *v1.CocoonSet) { s.Spec.NodePool = "other" },
-		"account": func(s *v1.CocoonSet) { s.Spec.Agent.ServiceAccountName = "other" },
-		"env":     func(s *v1.CocoonSet) { s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{{Prefix: "x"}} },
-		"probe":   func(s *v1.CocoonSet) { s.Spec.Agent.ProbePort = 80 },
-		"storage": func(s *v1.CocoonSet) { q := resource.MustParse("30Gi"); s.Spec.Agent.Storage = &q },
+		"pool":              func(s *v1.CocoonSet) { s.Spec.NodePool = "other" },
+		"account":           func(s *v1.CocoonSet) { s.Spec.Agent.ServiceAccountName = "other" },
+		"nothing of memory": func(s *v1.CocoonSet) { s.Spec.Agent.Resources.Limits = nil },
+		"env":               func(s *v1.CocoonSet) { s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{{Prefix: "x"}} },
+		"probe":             func(s *v1.CocoonSet) { s.Spec.Agent.ProbePort = 80 },
+		"storage":           func(s *v1.CocoonSet) { q := resource.MustParse("30Gi"); s.Spec.Agent.Storage = &q },
 	} {
 		other := set.DeepCopy()
 		change(other)
 		if !drifted(members(other)[0].pod, pod) {
 			t.Errorf("another %s is no drift", name)
+		}
+	}
+}
+
+// Pods of earlier managers do not say what was asked: they are judged by what they have.
+func TestPodsOfEarlierManagers(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) {
+		s.Spec.Agent.Resources = corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
+	})
+	pod := has(set, "team-0")
+	delete(pod.Annotations, contract.KeyResources)
+	if drifted(members(set)[0].pod, pod) {
+		t.Error("a pod that has what is wanted counts as drifted")
+	}
+	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi")
+	if !drifted(members(set)[0].pod, pod) {
+		t.Error("another size is no drift")
+	}
+}
+
+// Where a machine is that is there already, its toolbox says, not a node.
+func TestAStaticMachineMoves(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) {
+		s.Spec.Agent.Replicas = 0
+		s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "win", Mode: contract.ModeStatic, StaticIP: "10.0.0.9", StaticVMID: "w", VNCPort: 5900}}
+	})
+	pods := []*corev1.Pod{has(set, "team-0", ready), has(set, "team-win", ready)}
+	if got := told(plan(view{set: set, pods: pods, now: now})); got != " | Running 1/1 1/1" {
+		t.Error(got)
+	}
+	for name, change := range map[string]func(*v1.ToolboxSpec){
+		"address": func(b *v1.ToolboxSpec) { b.StaticIP = "10.0.0.10" },
+		"id":      func(b *v1.ToolboxSpec) { b.StaticVMID = "v" },
+		"screen":  func(b *v1.ToolboxSpec) { b.VNCPort = 0 },
+	} {
+		other := set.DeepCopy()
+		change(&other.Spec.Toolboxes[0])
+		if got := told(plan(view{set: other, pods: pods, now: now})); !strings.HasPrefix(got, "remove team-win |") {
+			t.Errorf("another %s: %s", name, got)
 		}
 	}
 }
@@ -277,6 +340,81 @@ func TestNamesToClearAway(t *testing.T) {
 	earlier := has(aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 4 }), "team-4")
 	if got := vmNames(set, []*corev1.Pod{earlier}); !slices.Equal(got, []string{"vk-ns-team-0", "vk-ns-team-1", "vk-ns-team-4", "vk-ns-team-db"}) {
 		t.Errorf("cleared away are %v", got)
+	}
+}
+
+// Whoever may write to a set or its pods cannot have the registry cleared of what is not the set's. Those of its VMs that it wants no
+// more are remembered while they sleep there.
+func TestOnlyItsOwnIsClearedAway(t *testing.T) {
+	set := aSet(func(s *v1.CocoonSet) {
+		s.Annotations = map[string]string{contract.KeyDeleteVMNames: "vk-prod-db-0,vk-ns-team-7,vk-ns-team,,vk-ns-teams-0"}
+	})
+	foreign := has(set, "team-1", annotated(contract.KeyName, "vk-prod-web-0"))
+	if got := own(set, vmNames(set, []*corev1.Pod{foreign})); !slices.Equal(got, []string{"vk-ns-team-0", "vk-ns-team-1", "vk-ns-team-7"}) {
+		t.Errorf("cleared away are %v", got)
+	}
+	more := aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 3 })
+	a := plan(view{set: set, pods: []*corev1.Pod{has(more, "team-0", ready), has(more, "team-2", ready), has(more, "team-3", asleep)}, now: now})
+	if !slices.Equal(a.sleepers, []string{"vk-ns-team-3"}) {
+		t.Errorf("remembered are %v", a.sleepers)
+	}
+}
+
+// writes notes what is written to pods.
+type writes struct {
+	client.Client
+	to []string
+}
+
+func (w *writes) Patch(_ context.Context, o client.Object, patch client.Patch, _ ...client.PatchOption) error {
+	text, err := patch.Data(o)
+	w.to = append(w.to, string(text))
+	o.SetResourceVersion("8")
+	return err
+}
+
+func (w *writes) Delete(_ context.Context, _ client.Object, options ...client.DeleteOption) error {
+	var o client.DeleteOptions
+	o.ApplyOptions(options)
+	version := "any"
+	if v := o.Preconditions.ResourceVersion; v != nil {
+		version = *v
+	}
+	w.to = append(w.to, "delete "+string(*o.Preconditions.UID)+" "+version)
+	return nil
+}
+
+func (w *writes) Apply(_ context.Context, _ runtime.ApplyConfiguration, _ ...client.ApplyOption) error {
+	w.to = append(w.to, "apply")
+	return nil
+}
+
+// A seat is given up only while the VM is as it was seen: one that wakes meanwhile would go unsaved. One that wakes after all is
+// saved again when it goes.
+func TestASeatIsGivenUpAsItWasSeen(t *testing.T) {
+	set := aSet(nil)
+	pod := has(set, "team-0", asleep)
+	pod.ResourceVersion = "7"
+	w := &writes{}
+	r := &Reconciler{Client: w}
+	turn := func(a actions) {
+		t.Helper()
+		a.status = set.Status
+		if _, err := r.carryOut(t.Context(), set, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn(actions{remove: []removal{{pod: pod, keep: true}}})
+	pod.Annotations[contract.KeyKeepSnapshot] = "true"
+	turn(actions{mark: []marking{{pod: pod, generation: "4"}}})
+	turn(actions{remove: []removal{{pod: pod}}})
+	want := []string{
+		`{"metadata":{"annotations":{"vm.cocoonstack.io/keep-snapshot-on-delete":"true"},"resourceVersion":"7","uid":"team-0"}}`, "delete team-0 8",
+		`{"metadata":{"annotations":{"vm.cocoonstack.io/keep-snapshot-on-delete":null},"uid":"team-0"}}`, "apply",
+		"delete team-0 any",
+	}
+	if !slices.Equal(w.to, want) {
+		t.Errorf("written was\n%s\nwant\n%s", strings.Join(w.to, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -37,11 +37,60 @@ func (p *planner) observe() {
 		}
 	}
 	if p.set.Spec.Suspend || p.moving {
-		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set are being put to sleep or are asleep"+p.stateless())
-		p.condition(v1.ConditionProgressing, s.Phase != v1.SetSuspended, string(s.Phase), "")
+		if why, failed := p.mainFailed(); failed { // it cannot be put to sleep
+			p.fail(why)
+		}
+		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set are being put to sleep or are asleep"+p.awaited()+p.stateless())
+		p.condition(v1.ConditionProgressing, s.Phase != v1.SetSuspended && s.Phase != v1.SetFailed, string(s.Phase), "")
 		return
 	}
 	p.sum()
+}
+
+// awaited names VMs that are not asleep, with what is known of the reason.
+func (p *planner) awaited() string {
+	var all []string
+	for _, m := range p.members {
+		pod := p.live(m)
+		if !m.managed() || pod == nil || p.asleep(m, pod) {
+			continue
+		}
+		switch why, failed := controller.Failed(pod); {
+		case failed:
+			all = append(all, m.vmName()+" failed: "+why)
+		case controller.Hibernated(pod) && p.nowhere:
+			all = append(all, m.vmName()+" sleeps on its node, and there is no registry that could confirm it")
+		case controller.Hibernated(pod):
+			all = append(all, m.vmName()+" sleeps, and its state is on the way to the registry")
+		case controller.Life(pod).Message != "":
+			all = append(all, m.vmName()+": "+controller.Life(pod).Message)
+		case pod.Spec.NodeName == "":
+			all = append(all, m.vmName()+" has no node yet")
+		}
+	}
+	if more := len(all) - 5; more > 0 {
+		all = append(all[:5], fmt.Sprintf("and %d more", more))
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; " + strings.Join(all, "; ")
+}
+
+// mainFailed reports whether the main VM has failed for good, and why.
+func (p *planner) mainFailed() (why string, failed bool) {
+	if main := p.live(p.members[0]); main != nil {
+		return controller.Failed(main)
+	}
+	return "", false
+}
+
+// fail has the set be Failed, which is said once.
+func (p *planner) fail(why string) {
+	p.status.Phase = v1.SetFailed
+	if p.set.Status.Phase != v1.SetFailed {
+		p.events = append(p.events, note{corev1.EventTypeWarning, ReasonMainFailed, "the main VM failed: " + why})
+	}
 }
 
 // stateless names the VMs that sleep nowhere: they have neither a pod nor a state in the registry, and will begin anew.
@@ -65,15 +114,12 @@ func (p *planner) sum() {
 	settled := s.ReadyAgents == s.DesiredAgents && s.ReadyToolboxes == s.DesiredToolboxes && !p.leaving && len(p.create)+len(p.remove)+len(p.mark) == 0
 	before := p.set.Status.Phase
 	why, failed := "", false
-	if main != nil && len(p.remove) == 0 {
-		why, failed = controller.Failed(main)
+	if len(p.remove) == 0 {
+		why, failed = p.mainFailed()
 	}
 	switch {
 	case failed:
-		s.Phase = v1.SetFailed
-		if before != v1.SetFailed {
-			p.events = append(p.events, note{corev1.EventTypeWarning, ReasonMainFailed, "the main VM failed: " + why})
-		}
+		p.fail(why)
 	case settled:
 		s.Phase, s.SuspendedOn = v1.SetRunning, ""
 		if before == v1.SetFailed {
