@@ -183,7 +183,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	}
 	metrics := newMetrics(ctrlmetrics.Registry)
 	sets := &cocoonset.Reconciler{Client: m.GetClient(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Count: metrics.count}
-	hibernations := &hibernation.Reconciler{Client: m.GetClient(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Observe: metrics.observe}
+	hibernations := &hibernation.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Observe: metrics.observe}
 	placements := &vmplacement.Reconciler{Client: m.GetClient(), Registry: snapshots, Events: m.GetEventRecorder("cocoon-manager"), Now: time.Now, Count: metrics.count}
 	synced := func(req *http.Request) error {
 		ctx, cancel := context.WithTimeout(req.Context(), time.Second)

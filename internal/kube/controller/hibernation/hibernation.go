@@ -45,6 +45,7 @@ const (
 // Reconciler makes CocoonHibernations true. All fields are needed but Registry: without one nothing is ever Hibernated.
 type Reconciler struct {
 	Client   client.Client
+	Live     client.Reader // past the cache
 	Registry controller.Registry
 	Events   events.EventRecorder
 	Now      func() time.Time
@@ -92,7 +93,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if !apiequality.Semantic.DeepEqual(h.Status, status) {
-		r.tell(h, status)
+		failed := false
+		if pod != nil {
+			_, failed = controller.Failed(pod)
+		}
+		r.tell(h, status, failed)
 		h.Status = status
 		if err := r.Client.Status().Update(ctx, h); err != nil {
 			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("write status: %w", err))
@@ -104,6 +109,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // step brings the pod nearer to what is wanted and says how far it is.
 func (r *Reconciler) step(ctx context.Context, h *v1.CocoonHibernation, pod *corev1.Pod) (v1.CocoonHibernationStatus, time.Duration, error) {
 	s := *h.Status.DeepCopy()
+	if s.ObservedGeneration != h.Generation { // another wish has a time of its own
+		s.Since = nil
+	}
 	s.ObservedGeneration = h.Generation
 	if pod == nil || pod.DeletionTimestamp != nil {
 		r.phase(&s, h, v1.HibernationPending, "the pod "+h.Spec.PodRef.Name+" is not there")
@@ -217,8 +225,8 @@ func budget(pod *corev1.Pod, base time.Duration) time.Duration {
 	return base + time.Duration(bytes>>30)*perGiB
 }
 
-// tell makes an Event of a phase that was reached.
-func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus) {
+// tell makes an Event of a phase that was reached. failed says that the VM has, and will not get there.
+func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus, failed bool) {
 	if h.Status.Phase == s.Phase {
 		return
 	}
@@ -238,13 +246,17 @@ func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus)
 		}
 		say(corev1.EventTypeNormal, "WokenActive", "VM %s is awake", s.VMName)
 	case v1.HibernationFailed:
-		reason := "WakeTimedOut"
-		if h.Spec.Desire == v1.DesireHibernate {
-			reason = "HibernateTimedOut"
-		}
 		text := ""
 		if c := meta.FindStatusCondition(s.Conditions, v1.ConditionReady); c != nil {
 			text = c.Message
+		}
+		if failed {
+			say(corev1.EventTypeWarning, "PodLifecycleFailed", "VM %s: %s", s.VMName, text)
+			return
+		}
+		reason := "WakeTimedOut"
+		if h.Spec.Desire == v1.DesireHibernate {
+			reason = "HibernateTimedOut"
 		}
 		say(corev1.EventTypeWarning, reason, "VM %s did not get there in time; its node goes on trying: %s", s.VMName, text)
 		return
@@ -262,7 +274,13 @@ func (r *Reconciler) finish(ctx context.Context, h *v1.CocoonHibernation, pod *c
 	if !controllerutil.ContainsFinalizer(h, v1.FinalizerHibernation) {
 		return nil
 	}
-	if pod != nil && controller.Marked(pod, fieldOwner) {
+	if pod == nil || !controller.Marked(pod, fieldOwner) { // the cache may be late, and nobody looks again
+		pod = &corev1.Pod{}
+		if err := r.Live.Get(ctx, client.ObjectKey{Namespace: h.Namespace, Name: h.Spec.PodRef.Name}, pod); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("get pod: %w", err)
+		}
+	}
+	if controller.Marked(pod, fieldOwner) {
 		if err := controller.Mark(ctx, r.Client, fieldOwner, pod, false, ""); err != nil {
 			return fmt.Errorf("mark pod %s: %w", pod.Name, err)
 		}
