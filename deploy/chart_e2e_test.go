@@ -98,14 +98,17 @@ func TestChart(t *testing.T) {
 
 	// The API server takes all of it, in another namespace too.
 	k.Kubectl(t, "", "create", "namespace", "elsewhere")
-	all := []string{"--namespace", "elsewhere", "--set", "scheduler.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.env.EPOCH_QUOTA=90Gi,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1"}
+	all := []string{
+		"--namespace", "elsewhere", "--set", "scheduler.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1",
+		"--set-json", "epoch.env.EPOCH_QUOTA=96636764160",
+	} // as a number of a values file is
 	text := run(append([]string{"template", "cocoon", chart}, all...)...)
 	k.Kubectl(t, text, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
 	if strings.Contains(text, kubetest.Namespace) {
 		t.Errorf("not all is in the namespace of the release\n%s", text)
 	}
 	for _, asked := range []string{
-		"image: registry.example/cocoon/cocoon-manager:v1", "image: registry.example/cocoon/epoch:v1", "value: https://registry.example:5000", "value: 90Gi", "storage: 9Gi",
+		"image: registry.example/cocoon/cocoon-manager:v1", "image: registry.example/cocoon/epoch:v1", "value: https://registry.example:5000", `value: "96636764160"`, "storage: 9Gi",
 		"cidr: 10.0.0.0/8", "value: /etc/cocoon/clients/ca.crt", "value: /etc/cocoon/registry/ca.crt", "value: /etc/epoch-tls/tls.key", "scheme: HTTPS",
 	} {
 		if !strings.Contains(text, asked) {

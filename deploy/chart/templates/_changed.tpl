@@ -39,7 +39,7 @@
 {{- include "cocoon.mounted" (list $pod "tls" "/etc/epoch-tls" (dict "secret" (dict "secretName" . "defaultMode" 0440)) (dict "EPOCH_TLS_CERT" "/etc/epoch-tls/tls.crt" "EPOCH_TLS_KEY" "/etc/epoch-tls/tls.key")) }}
 {{- range $container := $pod.containers }}{{ range $probe := list $container.startupProbe $container.livenessProbe $container.readinessProbe }}{{ $_ := set $probe.httpGet "scheme" "HTTPS" }}{{ end }}{{ end }}
 {{- end }}
-{{- range $name, $value := $values.env }}{{ range $container := $pod.containers }}{{ $_ := set $container "env" (append $container.env (dict "name" $name "value" (toString $value))) }}{{ end }}{{ end }}
+{{- range $name, $value := $values.env }}{{ range $container := $pod.containers }}{{ $_ := set $container "env" (append $container.env (dict "name" $name "value" (ternary $value (toJson $value) (kindIs "string" $value)))) }}{{ end }}{{ end }}
 {{- if $values.storage.volume }}
 {{- $_ := unset $object.spec "volumeClaimTemplates" }}
 {{- $_ := set $pod "volumes" (append $pod.volumes (merge (dict "name" "data") $values.storage.volume)) }}
