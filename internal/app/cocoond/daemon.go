@@ -67,8 +67,7 @@ type host struct {
 	close     func()
 }
 
-// open takes the folders, opens the journal, brings the network up and makes the engine. close gives all of it back,
-// except links and rules, which VMs may be using.
+// open takes the folders, opens the journal and makes the engine. close gives all of it back.
 func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if os.Geteuid() != 0 && d.cfg.Driver != fake.Name {
 		return nil, errdefs.Preconditionf("cocoond makes taps and starts unprivileged processes and so needs root: run it with sudo")
@@ -114,9 +113,6 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	closers = append(closers, func() { logFailure(d.log, "snapshot store not closed cleanly", snapshots.Close()) })
 	drivers, err := d.drivers()
 	if err != nil {
-		return nil, err
-	}
-	if err := d.nets.setup(ctx); err != nil {
 		return nil, err
 	}
 	e, err := engine.New(engine.Config{
@@ -176,6 +172,9 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer h.close()
+	if err := d.nets.setup(ctx); err != nil { // links and rules stay, which VMs may be using
+		return err
+	}
 	served := d.serve(h)
 	deps := nodeapi.Deps{
 		Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Pusher: d.puller, Snapshots: served, Host: served.node, Log: d.log,
@@ -251,7 +250,8 @@ func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Se
 	}, d.log)
 }
 
-// shutdown ends every VM, with at most grace for each, and takes the network down. The daemon must not be running.
+// shutdown ends every VM, with at most grace for each, and takes the network down, which need not be up, nor able to come up.
+// The daemon must not be running.
 func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 	h, err := d.open(ctx)
 	if err != nil {

@@ -24,6 +24,9 @@ const (
 	IPv6Stateful = "stateful" // a DHCPv6 server of ours tells them, and they make none
 )
 
+// defaultName is that of a network, and of a daemon's instance, that has no other.
+const defaultName = "default"
+
 // Config describes one network. The zero values of all but StateDir are good defaults for a laptop without NAT.
 type Config struct {
 	Name     string // "default"; what vm.NICSpec.Network refers to
@@ -67,8 +70,8 @@ var (
 )
 
 func (c Config) withDefaults() (Config, error) {
-	c.Name = orDefault(c.Name, "default")
-	c.Instance = orDefault(c.Instance, "default")
+	c.Name = orDefault(c.Name, defaultName)
+	c.Instance = orDefault(c.Instance, defaultName)
 	c.Bridge = orDefault(c.Bridge, "cocoon0")
 	c.Subnet = orDefault(c.Subnet, SubnetAuto)
 	c.LeasePath = orDefault(c.LeasePath, filepath.Join(c.StateDir, "leases.json"))

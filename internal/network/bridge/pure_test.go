@@ -43,7 +43,8 @@ func TestConfig(t *testing.T) {
 }
 
 func TestChooseSubnet(t *testing.T) {
-	auto := Config{Name: "n", Subnet: SubnetAuto}
+	auto := Config{Name: "n", Subnet: SubnetAuto, Instance: "default"}
+	another := Config{Name: "n", Subnet: SubnetAuto, Instance: "another"}
 	uses := func(cidrs ...string) (out []use) {
 		for _, c := range cidrs {
 			out = append(out, use{netip.MustParsePrefix(c), "route " + c})
@@ -60,6 +61,11 @@ func TestChooseSubnet(t *testing.T) {
 	}{
 		"first":                     {cfg: auto, want: "10.88.0.0/24"},
 		"next":                      {cfg: auto, uses: uses("10.88.0.0/23", "10.88.2.5/32"), want: "10.88.3.0/24"},
+		"another instance":          {cfg: another, want: "10.88.20.0/24"},
+		"its next":                  {cfg: another, uses: uses("10.88.20.0/24"), want: "10.88.21.0/24"},
+		"its last":                  {cfg: another, uses: uses("10.88.20.0/22", "10.88.24.0/21", "10.88.32.0/19", "10.88.64.0/18", "10.88.128.0/17"), want: "10.88.0.0/24"},
+		"its second range":          {cfg: another, uses: uses("10.0.0.0/8"), want: "172.30.20.0/24"},
+		"its third range":           {cfg: another, uses: uses("10.0.0.0/8", "172.16.0.0/12"), want: "192.168.148.0/24"},
 		"range taken":               {cfg: auto, uses: uses("10.0.0.0/8"), want: "172.30.0.0/24"},
 		"all ranges taken":          {cfg: auto, uses: uses("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")},
 		"as before":                 {cfg: auto, before: p("10.88.9.0/24"), want: "10.88.9.0/24"},

@@ -1,8 +1,11 @@
 package bridge
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"iter"
 	"net"
 	"net/netip"
 
@@ -112,13 +115,34 @@ func chooseSubnet(cfg Config, before netip.Prefix, keep bool, uses []use) (netip
 		}
 	}
 	for _, r := range autoRanges {
-		for p := netip.PrefixFrom(r.Addr(), 24); r.Contains(p.Addr()); p = netip.PrefixFrom(lastOf(p).Next(), 24) {
+		for p := range cfg.candidates(r) {
 			if clash(p, uses) == "" {
 				return p, nil
 			}
 		}
 	}
 	return netip.Prefix{}, errdefs.Preconditionf("network %s: the host uses parts of all of %v; configure a subnet that is free", cfg.Name, autoRanges)
+}
+
+// candidates are the subnets of r in the order in which they are tried. Instances begin at different places: what one has left
+// free while it is down, and comes back to, another does not take.
+func (c Config) candidates(r netip.Prefix) iter.Seq[netip.Prefix] {
+	var first uint32
+	if c.Instance != defaultName {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(c.Instance)) // never fails
+		first = h.Sum32()
+	}
+	count, base := uint32(1)<<(24-r.Bits()), r.Addr().As4()
+	return func(yield func(netip.Prefix) bool) {
+		for i := range count {
+			a := base
+			binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(base[:])+(first+i)%count<<8)
+			if !yield(netip.PrefixFrom(netip.AddrFrom4(a), 24)) {
+				return
+			}
+		}
+	}
 }
 
 // defaultMTU is that of the link with the default route, and never more than what every link carries.
