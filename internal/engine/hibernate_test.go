@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,6 +51,9 @@ func TestHibernateAndWake(t *testing.T) {
 		t.Logf("left while it is hibernated: %v", left)
 	}
 	r.restart()
+	if left := leftovers(t, r.dir, r.world); !slices.Contains(left, "leases/"+rec.NICs[0].IP) {
+		t.Errorf("hibernated, it has lost its address by a restart of the daemon: there is %v", left)
+	}
 	if err := os.RemoveAll(r.dir + "/run/vms/" + string(rec.ID)); err != nil { // as a reboot does
 		t.Fatal(err)
 	}

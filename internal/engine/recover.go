@@ -281,10 +281,13 @@ func (e *Engine) sweep(ctx context.Context, intents map[vm.ID]*journal.Intent) {
 	keep := map[string][]string{}
 	for _, m := range e.index.all() {
 		r := m.record()
-		if down := r.State == vm.StateStopped || r.State == vm.StateCreated || r.State == vm.StateHibernated; down && intents[m.id] == nil {
-			continue
+		down := r.State == vm.StateStopped || r.State == vm.StateCreated || r.State == vm.StateHibernated
+		if down && intents[m.id] == nil { // one with an intent may be starting again right now
+			if err := e.detach(ctx, r.NICs, false); err != nil {
+				e.log.Warn("interfaces of vm not removed", "vm", m.id, "err", err)
+			}
 		}
-		for _, nic := range r.NICs { // one with an intent may be starting again right now
+		for _, nic := range r.NICs { // also of one that is down: with a tap that nobody keeps its address may go
 			keep[nic.Network] = append(keep[nic.Network], nic.Tap)
 		}
 	}

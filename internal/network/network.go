@@ -54,7 +54,8 @@ type Network interface {
 	// Release gives the address back. Idempotent; Detach first.
 	Release(ctx context.Context, nic vm.NIC) error
 
-	// Sweep removes taps of ours that belong to none of keep (tap names) and returns their names.
+	// Sweep removes taps of ours that belong to none of keep (tap names) and returns their names. Addresses may be given
+	// back with them: who has one reserved is kept, and detached, if its tap is to go.
 	Sweep(ctx context.Context, keep []string) ([]string, error)
 
 	// Teardown removes every link and rule of the network. Leases stay on disk.

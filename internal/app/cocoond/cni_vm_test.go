@@ -16,7 +16,7 @@ import (
 )
 
 // A guest with an interface on a plugins' bridge, one on ours through plugins, and one on ours: each carries traffic,
-// through kill -9 of the daemon and a restart of the VM, and nothing is left of them when the VM is removed.
+// through kill -9 of the daemon, also while the VM is hibernated, and nothing is left of them when the VM is removed.
 func TestVMWithCNI(t *testing.T) {
 	if _, err := os.Stat("/usr/lib/cni/bridge"); err != nil {
 		need.Tool(t, "the CNI plugin bridge")
@@ -79,12 +79,16 @@ func TestVMWithCNI(t *testing.T) {
 	}
 	n.crash()
 	serves()
-	if _, err := n.Restart(t.Context(), "web", 0); err != nil {
+	if _, err := n.Hibernate(t.Context(), "web", ""); err != nil {
+		t.Fatal(err)
+	}
+	n.crash() // nobody has its taps now
+	if _, err := n.Wake(t.Context(), "web"); err != nil {
 		t.Fatal(err)
 	}
 	for i, nic := range serves().NICs {
 		if nic.IP != r.NICs[i].IP || nic.IPv6 != r.NICs[i].IPv6 || nic.MAC != r.NICs[i].MAC {
-			t.Errorf("after a restart %+v, before %+v", nic, r.NICs[i])
+			t.Errorf("awake %+v, before %+v", nic, r.NICs[i])
 		}
 	}
 	if err := n.Remove(t.Context(), "web", true); err != nil {

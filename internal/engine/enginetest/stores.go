@@ -65,7 +65,8 @@ func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ v
 	}
 	err = n.w.around("network.Attach", func() error {
 		return errors.Join(
-			os.WriteFile(n.w.path("leases", nic.IP), text, 0o600),
+			os.WriteFile(n.w.path("tmp", nic.Tap), text, 0o600), // a daemon may be killed in the middle
+			os.Rename(n.w.path("tmp", nic.Tap), n.w.path("leases", nic.IP)),
 			os.WriteFile(n.w.path("taps", nic.Tap), nil, 0o600))
 	})
 	if err != nil { // on error nothing stays
@@ -96,7 +97,7 @@ func (n Network) Release(_ context.Context, nic vm.NIC) error {
 	return n.w.around("network.Release", func() error { return remove(n.w.path("leases", nic.IP)) })
 }
 
-// Sweep implements network.Network.
+// Sweep implements network.Network. Like that of CNI it gives the addresses back, too, of interfaces that nobody keeps.
 func (n Network) Sweep(_ context.Context, keep []string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(n.w.Dir, "taps"))
 	var gone []string
@@ -104,6 +105,15 @@ func (n Network) Sweep(_ context.Context, keep []string) ([]string, error) {
 		if !slices.Contains(keep, e.Name()) {
 			gone = append(gone, e.Name())
 			err = errors.Join(err, remove(n.w.path("taps", e.Name())))
+		}
+	}
+	leases, lerr := os.ReadDir(filepath.Join(n.w.Dir, "leases"))
+	err = errors.Join(err, lerr)
+	for _, e := range leases {
+		var nic vm.NIC
+		text, lerr := os.ReadFile(n.w.path("leases", e.Name()))
+		if err = errors.Join(err, lerr); json.Unmarshal(text, &nic) == nil && !slices.Contains(keep, nic.Tap) {
+			err = errors.Join(err, remove(n.w.path("leases", e.Name())))
 		}
 	}
 	return gone, err
