@@ -123,7 +123,7 @@ func (e *Engine) raise(ctx context.Context, r vm.Record, op string, build func(*
 }
 
 func (e *Engine) newMachine(r vm.Record) *machine {
-	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes), volumes: make(chan struct{}, 1)}
+	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes), self: newTurn(), volumes: newTurn()}
 	m.containers = e.containerLogs(r)
 	m.rec.Store(&r)
 	return m

@@ -1,8 +1,10 @@
 package engine_test
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -58,4 +60,73 @@ func TestSavedBeforeSetUp(t *testing.T) {
 		t.Errorf("a clone of %s was set up again: %+v", web.ID, told)
 	}
 	r.clearAll("base", "again", "later")
+}
+
+// TestSavedWhileItBecomesItself saves a clone at the moments at which its guest and its record could disagree on who it is:
+// after it was told and before that is on record, and the other way round when it is told before the snapshot is described.
+func TestSavedWhileItBecomesItself(t *testing.T) {
+	const told, saved = "agent.Resumed done", "driver.Save done"
+	for name, moment := range map[string]string{"told, not recorded": told, "saved, not described": saved} {
+		t.Run(name, func(t *testing.T) {
+			var on atomic.Bool // there is a clone that has to be told who it is
+			var once sync.Once
+			at, capture := make(chan struct{}), make(chan struct{}, 9)
+			r := newRig(t, func(r *rig) {
+				r.world.Fault = func(call string) error {
+					if !on.Load() {
+						return nil
+					}
+					if call == "agent.Resumed" && moment == saved {
+						select {
+						case <-at:
+						default:
+							return errdefs.Unavailablef("fault at %s", call)
+						}
+					}
+					switch call {
+					case moment:
+						once.Do(func() { close(at); r.meanwhile(moment == saved, capture) })
+					case saved:
+						capture <- struct{}{}
+					}
+					return nil
+				}
+			})
+			ctx := t.Context()
+			r.source()
+			r.saved("base")
+			on.Store(true)
+			r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "base", Name: "a"}))
+			if moment == told {
+				<-at
+			}
+			if _, err := r.SaveSnapshot(ctx, "a", vm.SaveSpec{Name: "half"}); err != nil {
+				t.Fatal(err)
+			}
+			on.Store(false)
+			r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "half", Name: "b"}))
+			r.await("b", "ready", ready)
+			r.must(r.Restore(ctx, "a", "half"))
+			r.await("a", "ready", ready)
+			r.clearAll("base", "half")
+		})
+	}
+}
+
+// meanwhile gives what must not happen now some time to happen: the clone a is itself, or its memory is captured.
+func (r *rig) meanwhile(itself bool, captured <-chan struct{}) {
+	limit, tick := time.After(100*time.Millisecond), time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-limit:
+			return
+		case <-captured:
+			return
+		case <-tick.C:
+			if rec, err := r.Inspect(r.t.Context(), "a"); itself && err == nil && rec.Resume == nil {
+				return
+			}
+		}
+	}
 }

@@ -26,9 +26,23 @@ type machine struct {
 
 	remains atomic.Bool // its last process may have ended without being cleaned up after
 
-	write   sync.Mutex    // around a change of the record: observations come beside operations
-	self    sync.Mutex    // around telling a resumed guest who it is
-	volumes chan struct{} // holds one token while somebody brings volumes to the guest
+	write   sync.Mutex // around a change of the record: observations come beside operations
+	self    turn       // around telling a resumed guest who it is, and taking what it is
+	volumes turn       // around bringing volumes to the guest
+}
+
+// turn admits one at a time, who waits no longer than his context.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+func (t turn) take(ctx context.Context) (leave func(), err error) {
+	select {
+	case t <- struct{}{}:
+		return sync.OnceFunc(func() { <-t }), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // record is the VM's record; its slices and maps are shared.

@@ -36,8 +36,11 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	m.self.Lock()
-	defer m.self.Unlock()
+	leave, err := m.self.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	r := m.record()
 	resume := r.Resume
 	if resume == nil { // it was told meanwhile
@@ -78,7 +81,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 		}
 	}
 	if resume.Fresh {
-		if err := e.setUpLate(ctx, m, agent); err != nil {
+		if err := e.setUpLate(ctx, m, agent, leave); err != nil {
 			return err
 		}
 	} else if r.ImageType == vm.ImageOCI && !cold && len(r.Spec.Volumes) > 0 { // they may have changed while it was away
@@ -87,7 +90,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 		}
 	}
 	e.log.Debug("guest brought to itself", "vm", m.id, "dur", time.Since(began))
-	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
+	_, err = e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""
 	})
 	return errdefs.As(errdefs.Unavailable, err) // the journal may take it the next time
@@ -109,8 +112,9 @@ func (e *Engine) swapped(ctx context.Context, m *machine, run *run) (vm.Record, 
 }
 
 // setUpLate sets up a guest that was saved before that could be done, and has been told who it is. That it has its own MACs is
-// on record before: this takes time, and it may be saved again meanwhile. Preconditions: m.self is held.
-func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent) error {
+// on record before, and m.self given up by leave: this takes time, and it may be saved again meanwhile. Preconditions:
+// m.self is held.
+func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent, leave func()) error {
 	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
 		resume := *r.Resume
 		resume.MACs = nil
@@ -122,6 +126,7 @@ func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent) e
 	if err != nil {
 		return errdefs.As(errdefs.Unavailable, err)
 	}
+	leave()
 	return e.introduce(ctx, m, agent)
 }
 
@@ -200,8 +205,11 @@ func (e *Engine) swapNICs(ctx context.Context, m *machine, run *run) {
 }
 
 func (e *Engine) swapOnce(ctx context.Context, m *machine, run *run, swapper hypervisor.NICSwapper) error {
-	m.self.Lock()
-	defer m.self.Unlock()
+	leave, err := m.self.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	return e.swapAll(ctx, m, run, swapper)
 }
 

@@ -168,6 +168,13 @@ func fresh(r vm.Record) bool {
 // shoot saves m into draft under the intent that is open and completes x. On error the guest runs as before, unless it
 // was to be held; then it may be paused.
 func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapshot.Draft, x snapshot.Snapshot) (snapshot.Snapshot, error) {
+	if c.run != nil && m.record().Resume != nil { // who its guest is must be the same in its memory and in its record
+		leave, err := m.self.take(ctx)
+		if err != nil {
+			return x, err
+		}
+		defer leave()
+	}
 	frozen := m.record().Disks
 	overlays, err := e.overlay(ctx, m)
 	if err != nil {

@@ -76,7 +76,7 @@ func volumeOf(r vm.Record, name string) (vm.Volume, error) {
 // pushVolume brings what is written of v now to the guest. A session that is lost on the way is no error: the next one
 // begins with all volumes.
 func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error {
-	unlock, err := m.lockVolumes(ctx)
+	unlock, err := m.volumes.take(ctx)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error 
 // bringVolumes brings all volumes of files to a guest that is about to be set up. Preconditions: m.link has agent, so
 // that who writes a volume from now on brings it, too.
 func (e *Engine) bringVolumes(ctx context.Context, m *machine, agent guest.Agent) error {
-	unlock, err := m.lockVolumes(ctx)
+	unlock, err := m.volumes.take(ctx)
 	if err != nil {
 		return err
 	}
@@ -130,16 +130,6 @@ func (e *Engine) put(ctx context.Context, m *machine, agent guest.Agent, v vm.Vo
 		return err
 	}
 	return keeper.PutVolume(ctx, v)
-}
-
-// lockVolumes waits until nobody else brings volumes to m's guest.
-func (m *machine) lockVolumes(ctx context.Context) (unlock func(), err error) {
-	select {
-	case m.volumes <- struct{}{}:
-		return func() { <-m.volumes }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
 }
 
 func (e *Engine) volumeDir(id vm.ID) string { return filepath.Join(e.stateDir(id), "volumes") }
