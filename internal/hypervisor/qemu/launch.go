@@ -61,10 +61,15 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 }
 
 func (l *launch) run(ctx context.Context) error {
+	// Memory may be much, and its disk slow: with a limit such a VM could never go on.
+	for _, step := range []func(context.Context) error{l.compose, l.takeUser, l.remember} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
 	defer cancel()
-	steps := []func(context.Context) error{l.compose, l.takeUser, l.remember, l.openAll, l.makeCgroup, l.dial, l.start, l.greet}
-	for _, step := range steps {
+	for _, step := range []func(context.Context) error{l.openAll, l.makeCgroup, l.dial, l.start, l.greet} {
 		if err := step(ctx); err != nil {
 			return err
 		}

@@ -5,15 +5,19 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 const testMemory = 12 << 20
@@ -185,6 +189,36 @@ func TestLoadAlone(t *testing.T) {
 		t.Errorf("write: %v", err)
 	}
 	m.release()
+}
+
+// TestLoadHasNoLimit loads memory for longer than a process may take to answer, for both kinds of who goes on.
+func TestLoadHasNoLimit(t *testing.T) {
+	bin, err := os.Executable() // is not run: what it would say is known
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, alone := range []bool{true, false} {
+		d, err := New(Config{Binary: bin, LaunchTime: time.Nanosecond}, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.facts = factsCache{path: bin, size: st.Size(), mtime: st.ModTime(), value: binaryFacts{version: "7.2.22", machine: "pc-q35-7.2"}}
+		p := ociPlan()
+		p.Dir, p.Memory, p.NICs, p.Accel = t.TempDir(), testMemory, nil, vm.AccelTCG
+		p.Incoming = &hypervisor.Incoming{State: "/none", Memory: savedMemory(t, "memory", 9), Alone: alone}
+		l := &launch{d: d, plan: p}
+		if err := l.run(t.Context()); !errdefs.IsFailedPrecondition(err) || l.memory == nil { // it has no such disks
+			t.Errorf("alone %v: %v, memory %v", alone, err, l.memory)
+		}
+		l.release()
+		if err := l.undo.Run(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestLoadDelta loads memory that is kept as what differs from another.
