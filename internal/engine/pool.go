@@ -67,6 +67,7 @@ type pool struct {
 // filling is an entry that is being made.
 type filling struct {
 	of     *template
+	spec   vm.CloneSpec // that asked for it last when this was begun
 	cancel func()
 	done   chan struct{} // closed when it is in the pool, or nothing of it is left
 }
@@ -160,7 +161,7 @@ func (p *pool) begin(t *template, cancel func()) *filling {
 	if p.templates[t.shape] != t {
 		return nil
 	}
-	p.filling = &filling{of: t, cancel: cancel, done: make(chan struct{})}
+	p.filling = &filling{of: t, spec: t.spec, cancel: cancel, done: make(chan struct{})}
 	return p.filling
 }
 

@@ -140,7 +140,7 @@ func (e *Engine) fillOne(ctx context.Context, t *template) {
 	}
 	defer close(f.done)
 	began := time.Now()
-	en, err := e.prepare(ctx, t)
+	en, err := e.prepare(ctx, t.shape.snapshot, f.spec)
 	if err != nil {
 		if ctx.Err() == nil {
 			e.log.Warn("no clone made for the pool", "snapshot", t.shape.snapshot, "err", err)
@@ -155,13 +155,13 @@ func (e *Engine) fillOne(ctx context.Context, t *template) {
 
 // prepare makes an entry. Everything it has is named by its id, in folders that are made first: what a crash leaves is
 // found by them.
-func (e *Engine) prepare(ctx context.Context, t *template) (_ *entry, err error) {
-	h, err := e.snapshots.Hold(ctx, t.shape.snapshot)
+func (e *Engine) prepare(ctx context.Context, snapshot string, spec vm.CloneSpec) (_ *entry, err error) {
+	h, err := e.snapshots.Hold(ctx, snapshot)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	id, spec := vm.NewID(), t.spec
+	id := vm.NewID()
 	spec.Name, spec.Hostname, spec.Labels = "", "", nil
 	r, images, err := e.designClone(ctx, h.Snapshot(), spec, id)
 	if err != nil {
