@@ -342,3 +342,30 @@ func TestRestoreFails(t *testing.T) {
 		})
 	}
 }
+
+// TestWakeWithOtherMACs wakes a VM whose network is made by others, who gave it another interface after a restart of the
+// host.
+func TestWakeWithOtherMACs(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	rec, g := r.source()
+	id := g.Self().MachineID
+	r.must(r.Hibernate(ctx, "web", ""))
+	r.stop()
+	if err := os.Remove(r.world.Dir + "/leases/" + rec.NICs[0].IP); err != nil {
+		t.Fatal(err)
+	}
+	r.world.Net = 11
+	r.start()
+	woken := r.must(r.Wake(ctx, "web"))
+	if woken.NICs[0].MAC == rec.NICs[0].MAC {
+		t.Errorf("woken %+v, before %+v", woken, rec)
+	}
+	now := r.await("web", "ready", ready)
+	if self := r.world.Guest(rec.ID).Self(); self.MAC != now.NICs[0].MAC || self.Down || self.MachineID != id || self.Hostname != "web" {
+		t.Errorf("it is %+v, its record %+v", self, now)
+	}
+	r.must(r.Hibernate(ctx, "web", ""))
+	r.must(r.Wake(ctx, "web"))
+	r.await("web", "ready", ready)
+	r.clearAll()
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -75,9 +76,13 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 	if err != nil {
 		return r, err
 	}
+	known := macsOf(r.NICs)
 	r.NICs, r.Disks, r.Spec.Accel = nics, disks, accel
 	if r.Resume == nil || !r.Resume.Clone { // a clone that has not been told who it is must still be
 		r.Resume = &vm.Resume{Fresh: h.Snapshot().Fresh}
+		if r.ImageType == vm.ImageOCI && !slices.Equal(macsOf(nics), known) { // others decide, and the host was restarted
+			r.Resume.Clone, r.Resume.MACs, r.Cloned = true, known, true
+		}
 	}
 	incoming := incomingOf(h)
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
@@ -85,10 +90,17 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 	return e.fire(ctx, m, r, firing{
 		incoming: incoming, log: m.log.Resume, done: e.step(stepClean),
 		change: func(to *vm.Record) {
-			to.NICs, to.Disks, to.Resume, to.Snapshot = r.NICs, r.Disks, r.Resume, ""
+			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
 			to.StartedAt, to.Restarts = startedAt, restarts // to the guest it has not been away
 		},
 	}, back)
+}
+
+func macsOf(nics []vm.NIC) (macs []string) {
+	for _, n := range nics {
+		macs = append(macs, n.MAC)
+	}
+	return macs
 }
 
 // sleepOn leaves m hibernated, as was, after an attempt to wake it that failed with cause.
@@ -97,7 +109,7 @@ func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *u
 		cause = errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
 	change := func(r *vm.Record) {
-		r.State, r.Snapshot, r.Disks, r.Resume = was.State, was.Snapshot, was.Disks, was.Resume
+		r.State, r.Snapshot, r.Disks, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Resume, was.Cloned
 		r.Handle, r.PID, r.Reason, r.Message = nil, 0, vm.ReasonWakeFailed, cause.Error()
 	}
 	if _, err := e.commit(ctx, m, e.journal.Settle, change); err != nil {

@@ -250,7 +250,7 @@ func (s resumer) Resumed(_ context.Context, r guest.Resumed) (guest.ResumedReply
 		s.g.p.Resumed++
 		s.g.p.Storage = max(s.g.p.Storage, r.Storage)
 		s.g.p.Hostname, s.g.p.Frozen = r.Hostname, false
-		if r.Clone != nil {
+		if r.Clone != nil && r.Clone.MachineID != "" {
 			s.g.p.MachineID = r.Clone.MachineID
 		}
 		if len(r.NICs) > 0 {

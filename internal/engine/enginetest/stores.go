@@ -49,7 +49,7 @@ func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ v
 	fmt.Fprint(h, name, index)
 	sum := h.Sum32()
 	nic := vm.NIC{
-		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", byte(sum>>8), byte(sum)),
+		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:%02x:%02x:%02x", n.w.Net, byte(sum>>8), byte(sum)),
 		IP: fmt.Sprintf("%d.%d.%d.%d", cmp.Or(n.w.Net, 10), byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
 	}
 	if known, ok := n.lease(nic.Tap); ok {

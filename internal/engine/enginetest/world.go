@@ -27,7 +27,7 @@ type World struct {
 	Told    bool                    // those of disk guests can
 	Machine vm.Machine              // of this host; the zero value is filled
 
-	Net     byte                      // first byte of all addresses; 0 is 10. Those of 127 answer pings
+	Net     byte                      // first byte of all addresses, and in MACs; 0 is 10. Those of 127 answer pings
 	Ready   bool                      // containers run as soon as the guest is set up; else Stand says where they stand
 	Process func(hypervisor.Plan) int // the pid of a VM; nil: made up
 
