@@ -189,7 +189,13 @@ func (r *rig) await(ref string, what string, ok func(vm.Record) bool) vm.Record 
 	if !errors.Is(err, found) {
 		r.t.Fatalf("%s did not become %s: %v; it is %+v", ref, what, err, got)
 	}
-	return got
+	for { // the event is out a moment before the engine itself goes by it
+		now, err := r.Inspect(ctx, string(got.ID))
+		if err != nil || now.Revision >= got.Revision {
+			return got
+		}
+		runtime.Gosched()
+	}
 }
 
 func ready(r vm.Record) bool   { return r.AgentReady }
