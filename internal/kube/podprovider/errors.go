@@ -30,6 +30,7 @@ const (
 	reasonCooldown       = "RestartCooldown"
 	reasonRestartFailed  = "RestartFailed"
 	reasonInspect        = "VMInspectTimeout"
+	reasonStopped        = "VMStopped"
 	reasonDeadline       = "DeadlineExceeded"
 	reasonCompleted      = "Completed"
 	reasonError          = "Error"

@@ -157,6 +157,30 @@ func TestRestartPolicies(t *testing.T) {
 }
 
 // Who watches a pod hears of the end of its VM at once, not when the next start has succeeded.
+// A VM that somebody stops has not done its work, however orderly its process ends.
+func TestAVMThatIsStoppedByHand(t *testing.T) {
+	for restart, want := range map[corev1.RestartPolicy]string{
+		corev1.RestartPolicyNever:     "Failed/VMStopped terminated:VMStopped:0",
+		corev1.RestartPolicyOnFailure: "Running running last:0 restarts:1 ready",
+		corev1.RestartPolicyAlways:    "Running running last:0 restarts:1 ready",
+	} {
+		t.Run(string(restart), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := start(t, newEngine())
+				w.create(pod(policy(restart)))
+				expect(t, w.after(time.Second), "Running running ready")
+				w.stop()
+				if _, err := w.engine.Stop(t.Context(), vmName, -1); err != nil { // as `cocoon down` does
+					t.Fatal(err)
+				}
+				w.run(Config{})
+				defer w.stop()
+				expect(t, w.after(time.Second), want)
+			})
+		})
+	}
+}
+
 func TestAnEndIsToldBeforeTheNextStart(t *testing.T) {
 	for _, managed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -36,6 +36,7 @@ type view struct {
 	pause   pause
 	last    *corev1.ContainerStateTerminated // the run before this one
 	again   bool                             // a stopped VM will be started again
+	cut     bool                             // somebody stopped the VM before what ran in it had come to its end
 	ready   bool
 	unready string            // why not
 	health  map[string]health // of the containers; those that are not in it are well
@@ -77,6 +78,9 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	s.Reason, s.Message = "", ""
 	if v.verdict != nil {
 		s.Reason, s.Message = v.verdict.reason, v.verdict.message
+	}
+	if v.cut && !v.again {
+		s.Reason, s.Message = reasonStopped, "the VM was stopped, and not by its pod, before what runs in it had come to its end"
 	}
 	s.HostIP, s.HostIPs = "", nil
 	if v.hostIP != "" {
@@ -167,6 +171,9 @@ func (v view) container() corev1.ContainerStatus {
 		c.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(v.rec.StartedAt)}
 	case over(v.rec) && !v.again:
 		c.State.Terminated = terminated(v.rec)
+		if v.cut {
+			c.State.Terminated.Reason = reasonStopped
+		}
 	case over(v.rec):
 		c.LastTerminationState.Terminated = terminated(v.rec)
 		c.State.Waiting = v.waiting()
@@ -212,7 +219,7 @@ func (v view) phase(s corev1.PodStatus) corev1.PodPhase {
 	case v.verdict != nil:
 		return corev1.PodFailed
 	case over(v.rec) && !v.again:
-		if exitCode(v.rec) == 0 {
+		if exitCode(v.rec) == 0 && !v.cut {
 			return corev1.PodSucceeded
 		}
 		return corev1.PodFailed

@@ -88,10 +88,16 @@ func (w *worker) restarts(pod *corev1.Pod, rec *vm.Record) bool {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return exitCode(rec) != 0 || w.killed.Equal(rec.StartedAt)
+		return exitCode(rec) != 0 || w.killed.Equal(rec.StartedAt) || w.cut(rec)
 	default:
 		return true
 	}
+}
+
+// cut reports whether the run of rec was ended by somebody who is not us, such as `cocoon down`: whatever its exit code is,
+// it did not succeed.
+func (w *worker) cut(rec *vm.Record) bool {
+	return over(rec) && rec.Reason == vm.ReasonStopped && !w.killed.Equal(rec.StartedAt)
 }
 
 // schedule sets when the next run begins: the first at once, then after base, 2×base … A long run starts afresh.

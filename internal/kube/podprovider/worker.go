@@ -423,7 +423,7 @@ func (w *worker) publish(hold time.Duration) {
 	v := view{
 		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
 		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
-		health: w.shownHealth(),
+		health: w.shownHealth(), cut: w.removal == nil && w.verdict == nil && w.cut(w.rec),
 	}
 	if w.rec != nil {
 		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
