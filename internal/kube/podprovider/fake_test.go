@@ -154,9 +154,10 @@ func (e *engine) ReleaseContainer(_ context.Context, ref, container string) erro
 		return err
 	}
 	r := e.find(ref)
+	known := r != nil && r.Container(container) != nil
 	leave()
 	switch {
-	case r == nil || r.Container(container) == nil:
+	case !known:
 		return errdefs.NotFoundf("no container %s of %s", container, ref)
 	case e.older:
 		return errdefs.Unsupportedf("not known")
@@ -172,11 +173,12 @@ func (e *engine) KillContainer(_ context.Context, ref, container string, run int
 		return err
 	}
 	r := e.find(ref)
+	known := r != nil && r.Container(container) != nil
 	leave()
 	switch {
 	case r == nil:
 		return errdefs.NotFoundf("no VM %s", ref)
-	case r.Container(container) == nil:
+	case !known:
 		return errdefs.NotFoundf("no container %s", container)
 	case e.older:
 		return errdefs.Unsupportedf("not known")
