@@ -51,7 +51,7 @@ var layers = []layer{
 	{"L2 wire", 2, []string{"internal/nodewire/", "internal/nodeclient/", "internal/nodejson/", "internal/nodecli/", "internal/guest/link/"}, []string{"google.golang.org/", "golang.org/x/sys/"}},
 
 	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
-	{"L1 OCI client", 1, []string{"internal/ociclient/"}, []string{"github.com/google/go-containerregistry"}},
+	{"L1 OCI client", 1, []string{"internal/ociclient/"}, []string{"github.com/google/go-containerregistry", "github.com/opencontainers/go-digest"}},
 	{"L1 disk overlays", 1, []string{"internal/qcow2/"}, []string{"golang.org/x/sys/"}},
 	{"L1 clone hints", 1, []string{"internal/postclone/"}, nil},
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},

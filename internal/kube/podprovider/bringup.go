@@ -196,8 +196,18 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 
 // here reports whether a VM of our name is on this node.
 func (w *worker) here(ctx context.Context) bool {
-	_, err := w.p.Runtime.Inspect(ctx, w.vmName)
+	_, err := w.p.named(ctx, w.vmName)
 	return err == nil
+}
+
+// named is the VM of that name; NotFound when there is none. What refers to a VM may also be the beginning of its id, which a
+// name can look like.
+func (p *Provider) named(ctx context.Context, name string) (vm.Record, error) {
+	rec, err := p.Runtime.Inspect(ctx, name)
+	if errdefs.IsInvalid(err) || err == nil && rec.Spec.Name != name {
+		return vm.Record{}, errdefs.NotFoundf("no VM is named %s", name)
+	}
+	return rec, err
 }
 
 // wanted is the VM that pod asks for, with what it refers to in the cluster.

@@ -42,10 +42,6 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		}
 		return spec, assertBackend(pod, snap)
 	})
-	if want := pod.Annotations[contract.KeyBackend]; err == nil && origin.Dir != "" && want != "" && want != rec.Driver {
-		err = errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", origin.Dir, rec.Driver, want, contract.KeyBackend)
-		w.undoClone(ctx, rec)
-	}
 	if origin.Dir != "" && ctx.Err() == nil {
 		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
@@ -53,6 +49,17 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		w.event(corev1.EventTypeNormal, eventUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
 	return w.cloned(ctx, rec, err)
+}
+
+// fits refuses a clone that is not what pod asks for, which the VM tells of itself once it is there.
+func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
+	if !convert.SameContainers(pod, rec) {
+		return errdefs.Invalidf("the containers of the pod are not those of its snapshot, which are %s; name the pod's the same", names(rec))
+	}
+	if want := pod.Annotations[contract.KeyBackend]; of.FromDir != "" && want != "" && want != rec.Driver {
+		return errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", of.FromDir, rec.Driver, want, contract.KeyBackend)
+	}
+	return nil
 }
 
 // undoClone removes a clone that turned out not to be what the pod asks for.
@@ -109,13 +116,15 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
 		}
 		rec, err := w.p.Snapshots.CloneWithImage(ctx, s, auth)
-		if err == nil && !convert.SameContainers(pod, rec) {
-			err = errdefs.Invalidf("the containers of the pod are not those of its snapshot, which are %s; name the pod's the same", names(rec))
+		if err != nil {
+			return rec, err
+		}
+		if err = fits(pod, s, rec); err != nil {
 			w.undoClone(ctx, rec)
 		}
 		return rec, err
 	}
-	_, err := w.p.Runtime.Inspect(ctx, w.vmName)
+	_, err := w.p.named(ctx, w.vmName)
 	switch {
 	case err == nil:
 		return w.occupied(ctx, make1)
@@ -211,7 +220,7 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 		return snapshot.Snapshot{}, ctx.Err()
 	}
 	defer give()
-	rec, err := w.p.Runtime.Inspect(ctx, main)
+	rec, err := w.p.named(ctx, main)
 	if errdefs.IsNotFound(err) && w.p.remote() {
 		if id := pod.Annotations[contract.KeyForkFromID]; id != "" {
 			return w.offered(ctx, pod, main, vm.ID(id))

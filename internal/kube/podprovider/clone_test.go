@@ -148,6 +148,35 @@ func TestClones(t *testing.T) {
 			}
 		})
 	})
+	t.Run("of a folder, adopted, with another hypervisor's", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			if _, err := s.CloneWithImage(t.Context(), vm.CloneSpec{Name: vmName, FromDir: "/srv/x"}, nil); err != nil {
+				t.Fatal(err)
+			}
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x", contract.KeyBackend: "firecracker"})))
+			expect(t, w.after(time.Second), "Running running ready")
+		})
+	})
+	t.Run("whose name an id begins with", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			other, err := s.Launch(t.Context(), vm.Spec{Name: "other", Image: "base"}.Default())
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := keeping(t, s, true)
+			defer w.stop()
+			w.create(pod(clone("base", contract.KeyName, string(other.ID)[:5])))
+			expect(t, w.after(time.Second), "Running running ready")
+			if s.count() != 2 {
+				t.Errorf("%d VMs", s.count())
+			}
+		})
+	})
 	t.Run("newer in the registry", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newKept()

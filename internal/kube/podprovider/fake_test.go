@@ -286,10 +286,15 @@ func (e *engine) Inspect(_ context.Context, ref string) (vm.Record, error) {
 		return vm.Record{}, err
 	}
 	defer leave()
-	if r := e.find(ref); r != nil {
-		return *r, nil
+	var all []vm.Named
+	for id, r := range e.recs {
+		all = append(all, vm.Named{ID: id, Name: r.Spec.Name})
 	}
-	return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	id, err := vm.Match(ref, all)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	return *e.recs[id], nil
 }
 
 func (e *engine) List(context.Context) ([]vm.Record, error) {

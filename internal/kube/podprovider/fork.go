@@ -112,7 +112,7 @@ func (w *worker) dropForks(ctx context.Context) {
 	if pod.Annotations[contract.KeyForkFromID] == "" || main == "" || w.p.forks(main, w) {
 		return
 	}
-	if _, err := w.p.Runtime.Inspect(ctx, main); errdefs.IsNotFound(err) {
+	if _, err := w.p.named(ctx, main); errdefs.IsNotFound(err) {
 		w.p.discard(ctx, forkName(main))
 	}
 }
