@@ -302,6 +302,7 @@ func addPort(t *testing.T, br netlink.Link, ns, cidr string) {
 	defer f.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MasterIndex = "port0", br.Attrs().Index
+	attrs.HardwareAddr = net.HardwareAddr{0xfe, 0x54, 0, 0, 0, 0x50} // as high as another hypervisor gives it
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(f.Fd()))}
 	if err := netlink.LinkAdd(veth); err != nil {
 		t.Fatal(err)

@@ -158,12 +158,13 @@ func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(tapAlias(n.cfg.owner(), l))))
 	req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(mtu))))
 	if n.cfg.Adopt {
-		// A bridge without a MAC of its own takes the lowest of its ports', and its neighbours would lose it.
+		// A bridge without a MAC of its own takes the lowest of its ports', and its neighbours would lose it: ours are higher
+		// than what other hypervisors give theirs (fe and more of the guest's).
 		mac, err := net.ParseMAC(l.MAC)
 		if err != nil {
 			return fmt.Errorf("tap %s: %w", name, err)
 		}
-		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, append([]byte{0xfe, mac[0]}, mac[2:]...)))
+		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, append([]byte{0xfe, 0xff}, mac[2:]...)))
 	}
 	req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
