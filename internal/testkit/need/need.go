@@ -21,7 +21,7 @@ const RequireEnv = "COCOON_TEST_REQUIRE"
 func Root(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		missing(t, "root is needed: run the tests with sudo -E")
+		Missing(t, "root is needed: run the tests with sudo -E")
 	}
 }
 
@@ -31,7 +31,7 @@ func Tun(t testing.TB) {
 	Root(t)
 	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
 	if err != nil {
-		missing(t, "tap devices are needed: "+err.Error()+"; modprobe tun")
+		Missing(t, "tap devices are needed: "+err.Error()+"; modprobe tun")
 		return
 	}
 	f.Close()
@@ -42,7 +42,7 @@ func IPv6(t testing.TB) {
 	t.Helper()
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		missing(t, "IPv6 is needed: "+err.Error())
+		Missing(t, "IPv6 is needed: "+err.Error())
 		return
 	}
 	l.Close()
@@ -53,13 +53,13 @@ func KVM(t testing.TB) {
 	t.Helper()
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
-		missing(t, "KVM is needed: "+err.Error())
+		Missing(t, "KVM is needed: "+err.Error())
 		return
 	}
 	f.Close()
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil || !strings.Contains(string(info), " vmx") && !strings.Contains(string(info), " svm") {
-		missing(t, "KVM is needed: the CPU shows neither vmx nor svm")
+		Missing(t, "KVM is needed: the CPU shows neither vmx nor svm")
 	}
 }
 
@@ -68,7 +68,7 @@ func QEMU(t testing.TB) string {
 	t.Helper()
 	name := map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}[runtime.GOARCH]
 	if name == "" {
-		missing(t, "no QEMU is known for "+runtime.GOARCH)
+		Missing(t, "no QEMU is known for "+runtime.GOARCH)
 		return ""
 	}
 	return Tool(t, name)
@@ -79,7 +79,7 @@ func Tool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		missing(t, name+" is needed: install it (.ci/run lists the packages)")
+		Missing(t, name+" is needed: install it (.ci/run lists the packages)")
 	}
 	return path
 }
@@ -95,12 +95,12 @@ func Built(t testing.TB, path, command string) string {
 	t.Helper()
 	root, err := moduleRoot()
 	if err != nil {
-		missing(t, "the checkout is needed: "+err.Error())
+		Missing(t, "the checkout is needed: "+err.Error())
 		return ""
 	}
 	full := filepath.Join(root, path)
 	if _, err := os.Stat(full); err != nil {
-		missing(t, path+" is needed: run "+command)
+		Missing(t, path+" is needed: run "+command)
 	}
 	return full
 }
@@ -108,7 +108,8 @@ func Built(t testing.TB, path, command string) string {
 // Required reports whether a missing thing is a failure here.
 func Required() bool { return os.Getenv(RequireEnv) == "1" }
 
-func missing(t testing.TB, why string) {
+// Missing skips the test, which says what it lacks, or fails it where nothing may be missing.
+func Missing(t testing.TB, why string) {
 	t.Helper()
 	if Required() {
 		t.Fatal(why)
