@@ -10,6 +10,7 @@ import (
 // Clone returns a copy of s that shares no memory with it.
 func (s Snapshot) Clone() Snapshot {
 	s.ImageBlobIDs = slices.Clone(s.ImageBlobIDs)
+	s.Published = slices.Clone(s.Published)
 	s.Machine.Flags = slices.Clone(s.Machine.Flags)
 	s.Disks = slices.Clone(s.Disks)
 	for i := range s.Disks {
@@ -50,9 +51,10 @@ func (s Snapshot) Whole() Snapshot {
 }
 
 // Foreign returns what the record is worth on another machine: without what is only true where it was made, such as the
-// process, paths and taps.
+// process, paths, taps and whom its operator publishes it to.
 func (s Snapshot) Foreign() Snapshot {
 	s = s.Clone()
+	s.Published = nil
 	s.Record.Handle, s.Record.PID = nil, 0
 	for i := range s.Record.Disks {
 		s.Record.Disks[i].Path, s.Record.Disks[i].Backing = "", nil

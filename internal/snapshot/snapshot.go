@@ -25,8 +25,14 @@ const (
 // Snapshot is what is known of one snapshot. The JSON is public API (`cocoon snapshot inspect`).
 type Snapshot struct {
 	ID          string `json:"id"`   // 26 characters, as a VM's
-	Name        string `json:"name"` // unique on this node: letters, digits, ".", "_", "-", ":", at most 127
+	Name        string `json:"name"` // unique among its owner's: letters, digits, ".", "_", "-", ":", at most 127
 	Description string `json:"description,omitempty"`
+
+	// Owner is that of the VM whose memory it is. It travels with the snapshot.
+	Owner vm.Owner `json:"owner,omitzero"`
+	// Published are the namespaces beside the owner's that may clone from it, vm.Everyone for all. Only the operator of a
+	// node publishes, and only for that node: it does not travel.
+	Published []string `json:"published,omitempty"`
 
 	Image        string       `json:"image"`
 	ImageDigest  string       `json:"image_digest"`

@@ -5,6 +5,7 @@ import "maps"
 // Clone returns a copy of s that shares no memory with it.
 func (s Spec) Clone() Spec {
 	s.Labels = maps.Clone(s.Labels)
+	s.Offered = cloneSlice(s.Offered)
 	s.Process = s.Process.Clone()
 	s.NICs = cloneSlice(s.NICs)
 	if s.CloudInit != nil {

@@ -47,8 +47,9 @@ const (
 // Spec is what the user asked for. It is immutable once the VM exists.
 type Spec struct {
 	Name      string            `json:"name"`
-	Labels    map[string]string `json:"labels,omitempty"` // opaque to the engine; doors keep their own keys here
-	Image     string            `json:"image"`            // name, name:tag or digest, as given
+	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
+	Offered   []string          `json:"offered,omitempty"` // namespaces that may take over this VM of the operator's
+	Image     string            `json:"image"`             // name, name:tag or digest, as given
 	CPUs      int               `json:"cpus"`
 	Memory    int64             `json:"memory"`  // bytes
 	Storage   int64             `json:"storage"` // bytes of the private writable disk
@@ -215,6 +216,7 @@ const (
 // Record is everything known of one VM: what was asked, what exists, what happened. The engine writes it, the journal keeps it.
 type Record struct {
 	ID          ID        `json:"id"`
+	Owner       Owner     `json:"owner,omitzero"` // set once, by whom the VM was made for
 	Spec        Spec      `json:"spec"`
 	State       State     `json:"state"`
 	Driver      string    `json:"driver"` // name of the hypervisor driver that runs it
