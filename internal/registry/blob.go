@@ -108,7 +108,7 @@ func (g *Registry) uploads(r *request) error {
 		}
 		return r.stored(d)
 	}
-	u, err := g.content.Begin(r.route.Name, true)
+	u, err := g.content.Begin(r.route.Name, r.who.Name)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,9 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
+// retryAfter is when who was refused for a limit may come again, seconds: uploads of others end meanwhile.
+const retryAfter = "10"
+
 // statusOf is the one place that translates classes of errors.
 func statusOf(err error) int {
 	if errors.Is(err, content.ErrRange) {
@@ -37,8 +40,11 @@ func statusOf(err error) int {
 	case errdefs.AlreadyExists, errdefs.Conflict, errdefs.FailedPrecondition:
 		return http.StatusConflict
 	case errdefs.ResourceExhausted:
-		if content.CodeOf(err) == content.Denied { // quota: trying again does not help
+		switch content.CodeOf(err) {
+		case content.Denied: // quota: trying again does not help
 			return http.StatusForbidden
+		case content.TooManyRequests:
+			return http.StatusTooManyRequests
 		}
 		return http.StatusInsufficientStorage
 	case errdefs.Unsupported:
@@ -84,6 +90,9 @@ func (g *Registry) fail(r *request, err error) {
 	h.Del("Cache-Control")
 	if f.status == http.StatusMethodNotAllowed {
 		h.Set("Allow", f.allow)
+	}
+	if f.status == http.StatusTooManyRequests {
+		h.Set("Retry-After", retryAfter)
 	}
 	if f.status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", g.challenge(r, f))

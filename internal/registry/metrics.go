@@ -45,6 +45,14 @@ func newMetrics(reg *prometheus.Registry, c *content.Content) *metrics {
 		gcTime:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "epoch_gc_duration_seconds", Help: "Time of the last collection of garbage."}),
 	}
 	reg.MustRegister(m.requests, m.received, m.sent, m.inFlight, m.refused, m.gcRuns, m.gcBytes, m.gcTime)
+	refused := func(limit string, value func(content.Refused) int64) {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "epoch_uploads_refused_total", Help: "Uploads that a limit did not let begin, by limit: token or total.",
+			ConstLabels: prometheus.Labels{"limit": limit},
+		}, func() float64 { return float64(value(c.Refused())) }))
+	}
+	refused("token", func(r content.Refused) int64 { return r.PerOwner })
+	refused("total", func(r content.Refused) int64 { return r.Total })
 	for _, v := range []struct {
 		name, help string
 		value      func(content.Usage) int64

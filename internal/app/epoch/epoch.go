@@ -121,6 +121,8 @@ type Config struct {
 	VerifyReads      bool
 	Quota            string
 	UploadTTL        time.Duration
+	MaxUploads       int
+	MaxPerToken      int
 	GCInterval       time.Duration
 	GCGrace          time.Duration
 	GCUntagged       time.Duration
@@ -137,7 +139,7 @@ type Config struct {
 
 func defaults() *Config {
 	return &Config{
-		Addr: ":8080", Data: "/var/lib/epoch", Quota: "0", UploadTTL: 24 * time.Hour, GCInterval: time.Hour, GCGrace: time.Hour,
+		Addr: ":8080", Data: "/var/lib/epoch", Quota: "0", UploadTTL: 24 * time.Hour, MaxUploads: 1000, MaxPerToken: 100, GCInterval: time.Hour, GCGrace: time.Hour,
 		GCUntagged: 7 * 24 * time.Hour, ScrubInterval: 7 * 24 * time.Hour, LogLevel: "info", LogFormat: "text",
 		shutdownPatience: 10 * time.Second,
 	}
@@ -156,6 +158,8 @@ func (c *Config) flags(f *pflag.FlagSet, env func(string) string) error {
 	f.StringVar(&c.Quota, "quota", c.Quota, "most bytes of blobs and uploads, e.g. 500Gi; 0 for no limit")
 	f.BoolVar(&c.VerifyReads, "verify-reads", false, "hash every blob that is read whole; a damaged one is broken off and goes into quarantine")
 	f.DurationVar(&c.UploadTTL, "upload-ttl", c.UploadTTL, "how long an unfinished upload can be resumed")
+	f.IntVar(&c.MaxPerToken, "max-uploads-per-token", c.MaxPerToken, "most unfinished uploads of one token; 0 for no limit")
+	f.IntVar(&c.MaxUploads, "max-uploads", c.MaxUploads, "most unfinished uploads of all; 0 for no limit")
 	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "pause between collections of garbage")
 	f.DurationVar(&c.GCGrace, "gc-grace", c.GCGrace, "how long a blob that no manifest names stays after its last use")
 	f.DurationVar(&c.GCUntagged, "gc-untagged-snapshots", c.GCUntagged, "how long a snapshot without a tag stays; 0 for ever")
@@ -245,6 +249,9 @@ func (c *Config) complete() (err error) {
 		if d < 0 {
 			return errdefs.Invalidf("%s is negative", name)
 		}
+	}
+	if c.MaxUploads < 0 || c.MaxPerToken < 0 {
+		return errdefs.Invalidf("--max-uploads and --max-uploads-per-token cannot be negative; 0 is no limit")
 	}
 	if c.GCInterval == 0 || c.UploadTTL == 0 {
 		return errdefs.Invalidf("--gc-interval and --upload-ttl must be longer than nothing")

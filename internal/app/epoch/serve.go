@@ -55,7 +55,10 @@ func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, err
 	if s.lock, err = lockDir(cfg.Data); err != nil {
 		return nil, err
 	}
-	c, err := content.New(ctx, store, content.Config{Quota: cfg.quota, Grace: cfg.GCGrace, UploadTTL: cfg.UploadTTL, Untagged: cfg.GCUntagged, Log: log})
+	c, err := content.New(ctx, store, content.Config{
+		Quota: cfg.quota, Grace: cfg.GCGrace, UploadTTL: cfg.UploadTTL, Untagged: cfg.GCUntagged, Log: log,
+		Uploads: content.UploadLimits{PerOwner: cfg.MaxPerToken, Total: cfg.MaxUploads},
+	})
 	if err != nil {
 		s.lock.Close()
 		return nil, err

@@ -37,6 +37,7 @@ type Config struct {
 	Quota     int64         // bytes of blobs and uploads; 0: no limit
 	Grace     time.Duration // how long what no manifest names is kept after its last use
 	UploadTTL time.Duration // how long an upload is kept after its last byte
+	Uploads   UploadLimits
 	Untagged  time.Duration // how long a snapshot's manifest is kept without a tag; 0: forever
 	Log       *slog.Logger
 	Now       func() time.Time // default time.Now
@@ -59,6 +60,8 @@ type Content struct {
 	count   atomic.Int64 // blobs
 	staged  atomic.Int64 // bytes of uploads
 	corrupt atomic.Int64 // found since the start
+
+	refusedOwner, refusedTotal atomic.Int64 // uploads that a limit did not let begin
 
 	mu       sync.Mutex
 	sessions map[string]*Upload
@@ -154,6 +157,7 @@ const (
 	NameInvalid         Code = "NAME_INVALID"
 	NameUnknown         Code = "NAME_UNKNOWN"
 	SizeInvalid         Code = "SIZE_INVALID"
+	TooManyRequests     Code = "TOOMANYREQUESTS"
 	Unauthorized        Code = "UNAUTHORIZED"
 	Denied              Code = "DENIED"
 	Unsupported         Code = "UNSUPPORTED"

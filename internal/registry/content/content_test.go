@@ -297,7 +297,7 @@ func TestQuota(t *testing.T) {
 	if !errdefs.Is(err, errdefs.ResourceExhausted) || CodeOf(err) != Denied {
 		t.Errorf("%v", err)
 	}
-	u, err := w.Begin("a", true)
+	u, err := w.Begin("a", "ci")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestUploadsGoOnAfterBreaksAndRestarts(t *testing.T) {
 	w := open(t, dir, Config{})
 	data := bytes.Repeat([]byte("0123456789"), 100_000)
 	d := digest.FromBytes(data)
-	u, err := w.Begin("a/b", true)
+	u, err := w.Begin("a/b", "ci")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +344,7 @@ func TestUploadsGoOnAfterBreaksAndRestarts(t *testing.T) {
 	if err := u.Append(t.Context(), bytes.NewReader(data), 0, -1); !errors.Is(err, ErrRange) {
 		t.Errorf("from the beginning again: %v", err)
 	}
-	lost, err := w.Begin("a", false)
+	lost, err := w.begin("a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -381,7 +381,7 @@ func TestUploadsGoOnAfterBreaksAndRestarts(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("left in uploads: %v, %v", left, err)
 	}
-	u, err = w.Begin("a", true)
+	u, err = w.Begin("a", "ci")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +396,7 @@ func TestUploadsGoOnAfterBreaksAndRestarts(t *testing.T) {
 
 func TestOneWriterAtATime(t *testing.T) {
 	w := open(t, t.TempDir(), Config{})
-	u, err := w.Begin("a", true)
+	u, err := w.Begin("a", "ci")
 	if err != nil {
 		t.Fatal(err)
 	}

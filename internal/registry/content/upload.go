@@ -31,12 +31,14 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, buffer); return &b }
 
 // Upload is a blob that is being sent. It is a file, hashed while it is written; a restarted registry reads it once more.
 type Upload struct {
-	c    *Content
-	ID   string
-	Repo string
-	path string
-	size atomic.Int64
-	used atomic.Int64 // unix nanoseconds of the last byte
+	c     *Content
+	ID    string
+	Repo  string
+	owner string // who began it; "" when it is not known
+	lasts bool   // it outlives the request that began it
+	path  string
+	size  atomic.Int64
+	used  atomic.Int64 // unix nanoseconds of the last byte
 
 	busy sync.Mutex // held by the request that writes, finishes or cancels
 	sum  hash.Hash  // of the bytes so far; nil: not known, read them
@@ -47,26 +49,56 @@ func uploadUnknown(id string) error {
 	return code(BlobUploadUnknown, errdefs.NotFoundf("no upload %s; it was finished, cancelled or is too old: begin a new one", id))
 }
 
-// Begin starts an upload. A resumable one is found again after a restart.
-func (c *Content) Begin(repo string, resumable bool) (*Upload, error) {
-	u := &Upload{c: c, ID: strings.ToLower(rand.Text()), Repo: repo, sum: digest.Canonical.Hash()}
-	u.path = filepath.Join(c.store.Staging(), u.ID)
-	u.used.Store(c.cfg.Now().UnixNano())
-	f, err := os.OpenFile(u.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, diskFull(fmt.Errorf("begin an upload: %w", err))
+// Begin starts an upload of owner that can be resumed, also after a restart.
+// Errors: ResourceExhausted with the code TooManyRequests when owner or all have as many as the limits allow.
+func (c *Content) Begin(repo, owner string) (*Upload, error) {
+	u := c.newUpload(repo, owner)
+	u.lasts = true
+	if err := c.admit(u); err != nil {
+		return nil, err
 	}
-	f.Close()
-	if resumable {
-		if err := os.WriteFile(u.path+repoSuffix, []byte(repo), 0o600); err != nil {
-			_ = os.Remove(u.path)
-			return nil, diskFull(fmt.Errorf("begin an upload: %w", err))
-		}
+	if err := u.create(); err != nil {
+		c.forget(u)
+		return nil, err
+	}
+	return u, nil
+}
+
+// begin starts an upload that ends with the request that brings it. The limits do not count it: it lives no longer than
+// its connection.
+func (c *Content) begin(repo string) (*Upload, error) {
+	u := c.newUpload(repo, "")
+	if err := u.create(); err != nil {
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sessions[u.ID] = u
 	return u, nil
+}
+
+func (c *Content) newUpload(repo, owner string) *Upload {
+	u := &Upload{c: c, ID: strings.ToLower(rand.Text()), Repo: repo, owner: owner, sum: digest.Canonical.Hash()}
+	u.path = filepath.Join(c.store.Staging(), u.ID)
+	u.used.Store(c.cfg.Now().UnixNano())
+	return u
+}
+
+func (u *Upload) create() error {
+	f, err := os.OpenFile(u.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return diskFull(fmt.Errorf("begin an upload: %w", err))
+	}
+	f.Close()
+	if !u.lasts {
+		return nil
+	}
+	if err := os.WriteFile(u.path+repoSuffix, []byte(u.Repo+"\n"+u.owner), 0o600); err != nil {
+		_ = os.Remove(u.path)
+		_ = os.Remove(u.path + repoSuffix)
+		return diskFull(fmt.Errorf("begin an upload: %w", err))
+	}
+	return nil
 }
 
 // Upload finds an upload of a repository.
@@ -89,9 +121,10 @@ func (c *Content) countUploads() error {
 	for _, e := range all {
 		path := filepath.Join(c.store.Staging(), e.Name())
 		id, isRepo := strings.CutSuffix(e.Name(), repoSuffix)
-		repo, err := os.ReadFile(filepath.Join(c.store.Staging(), id+repoSuffix))
+		text, err := os.ReadFile(filepath.Join(c.store.Staging(), id+repoSuffix))
+		repo, owner, _ := strings.Cut(string(text), "\n") // files of before have no owner: they count among all only
 		fi, statErr := os.Stat(filepath.Join(c.store.Staging(), id))
-		if err != nil || statErr != nil || reference.Name(string(repo)) != nil {
+		if err != nil || statErr != nil || reference.Name(repo) != nil {
 			// Nobody can go on with it: it was not resumable, or half begun or half ended.
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("remove a dead upload: %w", err)
@@ -101,7 +134,7 @@ func (c *Content) countUploads() error {
 		if isRepo {
 			continue
 		}
-		u := &Upload{c: c, ID: id, Repo: string(repo), path: path}
+		u := &Upload{c: c, ID: id, Repo: repo, owner: owner, lasts: true, path: path}
 		u.size.Store(fi.Size())
 		u.used.Store(fi.ModTime().UnixNano())
 		c.staged.Add(fi.Size())
@@ -312,28 +345,7 @@ func (u *Upload) end() {
 			u.c.cfg.Log.Warn("upload not removed; the next start does it", "op", "upload", "err", err)
 		}
 	}
-	u.c.mu.Lock()
-	defer u.c.mu.Unlock()
-	delete(u.c.sessions, u.ID)
-}
-
-// SweepUploads drops uploads that nobody has written to for their time to live.
-func (c *Content) SweepUploads() (dropped int) {
-	limit := c.cfg.Now().Add(-c.cfg.UploadTTL).UnixNano()
-	c.mu.Lock()
-	var old []*Upload
-	for _, u := range c.sessions {
-		if u.used.Load() < limit {
-			old = append(old, u)
-		}
-	}
-	c.mu.Unlock()
-	for _, u := range old {
-		if u.Cancel() == nil { // a busy one is not old
-			dropped++
-		}
-	}
-	return dropped
+	u.c.forget(u)
 }
 
 // PutBlob stores what r has as the blob of a digest, in one go. A negative length is not known.
@@ -341,7 +353,7 @@ func (c *Content) PutBlob(ctx context.Context, repo string, d digest.Digest, r i
 	if length >= 0 && length <= small && d.Algorithm() == digest.Canonical {
 		return c.putSmall(ctx, repo, d, r, int(length))
 	}
-	u, err := c.Begin(repo, false)
+	u, err := c.begin(repo)
 	if err != nil {
 		return err
 	}

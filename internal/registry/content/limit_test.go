@@ -1,0 +1,55 @@
+package content
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+func TestUploadsAreLimited(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Uploads: UploadLimits{PerOwner: 3, Total: 5}}
+	w := open(t, dir, cfg)
+	begin := func(owner string, want Code) *Upload {
+		t.Helper()
+		u, err := w.Begin("a", owner)
+		if CodeOf(err) != want || want != "" && !errdefs.Is(err, errdefs.ResourceExhausted) {
+			t.Fatalf("an upload of %s: %v, want %q", owner, err, want)
+		}
+		return u
+	}
+	first := begin("ci", "")
+	begin("ci", "")
+	begin("ci", "")
+	begin("ci", TooManyRequests)
+	begin("dev", "")
+	second := begin("dev", "")
+	begin("dev", TooManyRequests)   // of all
+	begin("other", TooManyRequests) // of all
+	if got := w.Refused(); got != (Refused{PerOwner: 1, Total: 2}) {
+		t.Errorf("refused: %+v", got)
+	}
+	if err := first.Append(t.Context(), bytes.NewReader([]byte("some")), 0, -1); err != nil {
+		t.Fatal(err)
+	}
+
+	w = open(t, dir, cfg) // a restart forgets nobody's uploads
+	begin("ci", TooManyRequests)
+	begin("other", TooManyRequests)
+	if u, err := w.Upload("a", second.ID); err != nil || u.Cancel() != nil {
+		t.Fatal(err)
+	}
+	begin("other", "")
+	begin("other", TooManyRequests)
+
+	w.pass(11 * time.Minute) // those without a byte make room by themselves
+	begin("other", "")
+	if n := w.Usage().Uploads; n != 2 {
+		t.Errorf("%d uploads, want the one with bytes and the new one", n)
+	}
+	if _, err := w.Upload("a", first.ID); err != nil {
+		t.Errorf("the upload with bytes: %v", err)
+	}
+}
