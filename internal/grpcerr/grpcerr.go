@@ -89,10 +89,10 @@ func ToStatus(err error) error {
 	class := errdefs.ClassOf(err)
 	if class == errdefs.Internal {
 		if s, ok := status.FromError(err); ok {
-			return status.Error(s.Code(), clean(s.Message()))
+			return status.Error(s.Code(), Clean(s.Message()))
 		}
 	}
-	return status.Error(Code(class), clean(err.Error()))
+	return status.Error(Code(class), Clean(err.Error()))
 }
 
 // FromStatus turns what a gRPC call returned into an error with a class and the peer's text. nil stays nil and errors
@@ -107,7 +107,7 @@ func FromStatus(err error) error {
 		return err
 	}
 	s := g.GRPCStatus()
-	r := &remote{text: clean(s.Message())}
+	r := &remote{text: Clean(s.Message())}
 	switch s.Code() {
 	case codes.OK:
 		return nil
@@ -129,8 +129,8 @@ type remote struct {
 func (r *remote) Error() string { return r.text }
 func (r *remote) Unwrap() error { return r.cause }
 
-// clean makes text safe to show: valid UTF-8, no control characters, at most MaxMessage bytes.
-func clean(text string) string {
+// Clean makes text of a peer safe to show: valid UTF-8, no control characters, at most MaxMessage bytes.
+func Clean(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {

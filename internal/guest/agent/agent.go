@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -195,13 +196,17 @@ func (s *session) failure(ctx context.Context, what string, err error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
 	}
+	_, answered := status.FromError(err)
 	err = grpcerr.FromStatus(err)
 	select {
 	case <-s.stream.done: // whatever the call saw of it
-		return errdefs.Unavailablef("%s: the link to the guest was lost: %w", what, err)
+		return errdefs.Unavailablef("%s: the link to the guest was lost: %s", what, err)
 	default:
-		return fmt.Errorf("%s: %w", what, err)
 	}
+	if answered && (errdefs.Is(err, errdefs.Canceled) || errdefs.Is(err, errdefs.DeadlineExceeded)) { // and ctx has not ended
+		return errdefs.Unavailablef("%s: the guest ended the call: %s", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // Info implements guest.Agent.
@@ -210,9 +215,7 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 	if err != nil {
 		return guest.Info{}, s.failure(ctx, "ask the guest agent", err)
 	}
-	return guest.Info{
-		Version: r.GetVersion(), BootID: r.GetBootId(), SetUp: r.GetSetUp(), Process: r.GetProcess(), UptimeMS: r.GetUptimeMs(),
-	}, nil
+	return infoOf(r), nil
 }
 
 // Setup implements guest.Agent.
@@ -293,12 +296,7 @@ func (s *session) logs(ctx context.Context, r *guestv1.LogsRequest, fn func(gues
 		if err != nil {
 			return s.failure(ctx, "read the guest's log", err)
 		}
-		name := "stdout"
-		if e.GetStderr() {
-			name = "stderr"
-		}
-		err = fn(guest.LogEntry{Seq: e.GetSeq(), Time: time.Unix(0, e.GetTimeUnixNano()), Stream: name, Data: e.GetData(), Run: int(e.GetRun())})
-		if err != nil {
+		if err := fn(entryOf(e)); err != nil {
 			return err
 		}
 	}
@@ -311,7 +309,7 @@ func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
 		return guest.Exit{}, s.failure(ctx, "wait for the guest's main process", err)
 	}
 	return guest.Exit{
-		Code: int(r.GetCode()), StartedAt: time.Unix(0, r.GetStartedUnixNano()), FinishedAt: time.Unix(0, r.GetFinishedUnixNano()),
+		Code: code(r.GetCode()), StartedAt: time.Unix(0, r.GetStartedUnixNano()), FinishedAt: time.Unix(0, r.GetFinishedUnixNano()),
 	}, nil
 }
 
@@ -333,15 +331,5 @@ func (s *session) Stats(ctx context.Context) (guest.Stats, error) {
 	if err != nil {
 		return guest.Stats{}, s.failure(ctx, "read the guest's resources", err)
 	}
-	out := guest.Stats{
-		CPUSeconds:  r.GetCpuSeconds(),
-		MemoryTotal: r.GetMemoryTotal(), MemoryUsed: r.GetMemoryUsed(),
-		DiskTotal: r.GetDiskTotal(), DiskUsed: r.GetDiskUsed(),
-		Processes: int(r.GetProcesses()), LoadAverage1: r.GetLoadAverage_1(),
-		NetworkRxBytes: r.GetNetworkRxBytes(), NetworkTxBytes: r.GetNetworkTxBytes(),
-	}
-	for _, c := range r.GetContainers() {
-		out.Containers = append(out.Containers, guest.ContainerStats{Name: c.GetName(), CPUSeconds: c.GetCpuSeconds(), Memory: c.GetMemory()})
-	}
-	return out, nil
+	return statsOf(r), nil
 }

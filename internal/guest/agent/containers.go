@@ -27,12 +27,9 @@ func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) 
 		if err != nil {
 			return s.failure(ctx, "watch the guest's containers", err)
 		}
-		var all []vm.ContainerStatus
-		for _, c := range r.GetContainers() {
-			all = append(all, vm.ContainerStatus{
-				State: vm.ContainerState(c.GetState()), Reason: c.GetReason(), Message: c.GetMessage(),
-				StartedAt: moment(c.GetStartedUnixNano()), Exit: exit(c.GetExit()), Last: exit(c.GetLast()), Restarts: int(c.GetRestarts()),
-			})
+		all, err := containersOf(r)
+		if err != nil {
+			return err
 		}
 		if err := fn(all); err != nil {
 			return err
@@ -55,22 +52,4 @@ func (s *session) KillContainer(ctx context.Context, container string, run int, 
 func (s *session) ReleaseContainer(ctx context.Context, container string) error {
 	_, err := s.client.ReleaseContainer(ctx, &guestv1.ReleaseContainerRequest{Name: container})
 	return s.failure(ctx, "release those after container "+container, err)
-}
-
-func exit(x *guestv1.ContainerExit) *vm.ContainerExit {
-	if x == nil {
-		return nil
-	}
-	return &vm.ContainerExit{
-		Code: int(x.GetCode()), Reason: x.GetReason(), Message: x.GetMessage(),
-		StartedAt: moment(x.GetStartedUnixNano()), FinishedAt: moment(x.GetFinishedUnixNano()),
-	}
-}
-
-// moment is a time of the guest's clock; the zero time for 0.
-func moment(ns int64) time.Time {
-	if ns == 0 {
-		return time.Time{}
-	}
-	return time.Unix(0, ns).UTC()
 }

@@ -118,7 +118,7 @@ func (x *execution) receive(ctx context.Context, st guest.Streams) (int, error) 
 		case *guestv1.ExecOutput_StdinCredit:
 			x.allow(ctx, int(m.StdinCredit))
 		case *guestv1.ExecOutput_ExitCode:
-			return int(m.ExitCode), nil
+			return code(m.ExitCode), nil
 		}
 		if err != nil {
 			return 0, fmt.Errorf("deliver its output: %w", err)

@@ -37,11 +37,7 @@ func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedRe
 	if err != nil {
 		return guest.ResumedReply{}, s.failure(ctx, "bring the resumed guest to itself", err)
 	}
-	out := guest.ResumedReply{LogSeq: reply.GetLogSeq()}
-	for _, c := range reply.GetContainers() {
-		out.Containers = append(out.Containers, guest.LogPlace{Run: int(c.GetRun()), Seq: c.GetSeq()})
-	}
-	return out, nil
+	return resumedOf(reply), nil
 }
 
 // resumed asks plainly when nothing was said in the session yet. The first call of gRPC takes a guest that has just been
@@ -100,7 +96,7 @@ func (s *session) Freeze(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, s.failure(ctx, "freeze the guest's file systems", err)
 	}
-	return int(reply.GetCount()), nil
+	return count(reply.GetCount()), nil
 }
 
 // Thaw implements guest.Freezer.
@@ -109,7 +105,7 @@ func (s *session) Thaw(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, s.failure(ctx, "thaw the guest's file systems", err)
 	}
-	return int(reply.GetCount()), nil
+	return count(reply.GetCount()), nil
 }
 
 func nics(list []vm.NIC) []*guestv1.NIC {

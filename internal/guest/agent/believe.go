@@ -1,0 +1,134 @@
+package agent
+
+import (
+	"math"
+	"strings"
+	"time"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/grpcerr"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// A guest may say anything. What it says goes into records, metrics, the status of pods and terminals, so it is brought
+// into the range in which those can hold it. That it is true is not claimed.
+
+// Bounds of what is believed.
+const (
+	maxCount = 1 << 30            // restarts, runs and processes
+	maxBytes = math.MaxInt64 >> 8 // of memory, disks and networks; sums of them do not overflow
+	maxTime  = 1e9                // seconds of CPU time: more than thirty years of one CPU
+	maxWord  = 128                // bytes of what is one word
+	maxCode  = 255                // of an exit
+)
+
+// infoOf is what the guest says of itself.
+func infoOf(r *guestv1.InfoReply) guest.Info {
+	return guest.Info{
+		Version: word(r.GetVersion()), BootID: word(r.GetBootId()),
+		SetUp: r.GetSetUp(), Process: r.GetProcess(), UptimeMS: within(r.GetUptimeMs(), math.MaxInt64),
+	}
+}
+
+func statsOf(r *guestv1.StatsReply) guest.Stats {
+	out := guest.Stats{
+		CPUSeconds:  number(r.GetCpuSeconds(), maxTime),
+		MemoryTotal: within(r.GetMemoryTotal(), maxBytes), MemoryUsed: within(r.GetMemoryUsed(), maxBytes),
+		DiskTotal: within(r.GetDiskTotal(), maxBytes), DiskUsed: within(r.GetDiskUsed(), maxBytes),
+		Processes: count(r.GetProcesses()), LoadAverage1: number(r.GetLoadAverage_1(), maxCount),
+		NetworkRxBytes: within(r.GetNetworkRxBytes(), maxBytes), NetworkTxBytes: within(r.GetNetworkTxBytes(), maxBytes),
+	}
+	for _, c := range r.GetContainers() {
+		out.Containers = append(out.Containers, guest.ContainerStats{
+			Name: word(c.GetName()), CPUSeconds: number(c.GetCpuSeconds(), maxTime), Memory: within(c.GetMemory(), maxBytes),
+		})
+	}
+	return out
+}
+
+// containersOf fails when a container is in a state that there is not.
+func containersOf(r *guestv1.ContainersReply) (all []vm.ContainerStatus, err error) {
+	for _, c := range r.GetContainers() {
+		s := vm.ContainerStatus{
+			State: vm.ContainerState(c.GetState()), Reason: word(c.GetReason()), Message: grpcerr.Clean(c.GetMessage()),
+			StartedAt: moment(c.GetStartedUnixNano()), Exit: exit(c.GetExit()), Last: exit(c.GetLast()), Restarts: count(c.GetRestarts()),
+		}
+		switch s.State {
+		case vm.ContainerWaiting, vm.ContainerRunning, vm.ContainerTerminated:
+		default:
+			return nil, errdefs.New(errdefs.Internal, "the guest says that a container is %q", word(c.GetState()))
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func exit(x *guestv1.ContainerExit) *vm.ContainerExit {
+	if x == nil {
+		return nil
+	}
+	return &vm.ContainerExit{
+		Code: code(x.GetCode()), Reason: word(x.GetReason()), Message: grpcerr.Clean(x.GetMessage()),
+		StartedAt: moment(x.GetStartedUnixNano()), FinishedAt: moment(x.GetFinishedUnixNano()),
+	}
+}
+
+func entryOf(e *guestv1.LogEntry) guest.LogEntry {
+	name := "stdout"
+	if e.GetStderr() {
+		name = "stderr"
+	}
+	return guest.LogEntry{Seq: e.GetSeq(), Time: time.Unix(0, e.GetTimeUnixNano()), Stream: name, Data: e.GetData(), Run: count(e.GetRun())}
+}
+
+func resumedOf(r *guestv1.ResumedReply) guest.ResumedReply {
+	out := guest.ResumedReply{LogSeq: r.GetLogSeq()}
+	for _, c := range r.GetContainers() {
+		out.Containers = append(out.Containers, guest.LogPlace{Run: count(c.GetRun()), Seq: c.GetSeq()})
+	}
+	return out
+}
+
+// moment is a time of the guest's clock; the zero time for 0.
+func moment(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}
+
+// code is an exit code; what is none is the greatest, so that it is no success.
+func code(n int32) int {
+	if n < 0 || n > maxCode {
+		return maxCode
+	}
+	return int(n)
+}
+
+func count(n int32) int { return int(within(int64(n), maxCount)) }
+
+func within(n, most int64) int64 { return min(max(n, 0), most) }
+
+// number is x, or 0 for what is no number.
+func number(x, most float64) float64 {
+	if !(x > 0) { // also NaN
+		return 0
+	}
+	return min(x, most)
+}
+
+// word is text of one line, as stands in a column of a table.
+func word(s string) string {
+	s = grpcerr.Clean(s)
+	if len(s) > maxWord {
+		s = strings.ToValidUTF8(s[:maxWord], "")
+	}
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
+			return ' '
+		}
+		return r
+	}, s)
+}
