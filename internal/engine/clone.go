@@ -44,13 +44,17 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 		return vm.Record{}, err
 	}
 	defer h.Release()
+	if err := h.Verify(ctx); err != nil {
+		return vm.Record{}, damaged(h.Snapshot(), err)
+	}
 	r, images, err := e.designClone(ctx, h.Snapshot(), spec, vm.NewID())
 	if err != nil {
 		return vm.Record{}, err
 	}
 	build := func(m *machine, back *undo.Stack) (vm.Record, error) { return e.buildClone(ctx, m, h, images, back) }
 	if !e.pooled(r, spec) {
-		return e.raise(ctx, r, opClone, build)
+		c, err := e.raise(ctx, r, opClone, build)
+		return c, damaged(h.Snapshot(), err)
 	}
 	c, hit, err := e.claim(ctx, h.Snapshot(), r)
 	if !hit {
@@ -59,7 +63,7 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 	if err == nil {
 		e.refill(r, spec, hit)
 	}
-	return c, err
+	return c, damaged(h.Snapshot(), err)
 }
 
 // holdFor keeps what spec names from being removed.
@@ -262,7 +266,7 @@ func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
 	in := &hypervisor.Incoming{
 		State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory),
-		Booting: h.Snapshot().Fresh,
+		Booting: h.Snapshot().Fresh, Summed: h.Snapshot().Summed,
 	}
 	if h.Snapshot().MemoryBase != "" {
 		in.Base = filepath.Join(h.Dir(), snapshot.FileBase)

@@ -44,6 +44,9 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 		h.Release()
 		return e.wake(ctx, m)
 	}
+	if err := h.Verify(ctx); err != nil { // its memory is compared after the guest has ended
+		return r, damaged(x, err)
+	}
 	images, err := e.restorable(ctx, r, x)
 	if err != nil {
 		return r, err
@@ -122,6 +125,7 @@ func (e *Engine) goBack(ctx context.Context, m *machine, h snapshot.Held, disks 
 		e.tidy(m, args.Files...)
 		return e.cleanUp(ctx, m, r, args.Slept)
 	}
+	err = damaged(h.Snapshot(), err)
 	if undone := back.Run(ctx); undone != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
 	}

@@ -39,9 +39,12 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 		return r, errdefs.DataLossf("the snapshot %s with its memory is gone; bring it back, or remove the VM", r.Snapshot)
 	}
 	if err != nil {
-		return r, err
+		return e.unusable(ctx, m, err)
 	}
 	defer h.Release()
+	if err := h.Verify(ctx); err != nil {
+		return e.unusable(ctx, m, err)
+	}
 	accel, err := e.resumable(ctx, h.Snapshot(), r.Spec.Accel)
 	if err != nil {
 		return r, err
@@ -52,11 +55,34 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 	var back undo.Stack
 	woken, err := e.rouse(ctx, m, h, accel, &back)
 	if err != nil {
-		return e.sleepOn(ctx, m, r, &back, err)
+		return e.sleepOn(ctx, m, r, &back, damaged(h.Snapshot(), err))
 	}
 	h.Release()
 	if _, err = e.cleanUp(ctx, m, woken, r.Snapshot); err == nil {
 		e.shorten(ctx, m)
+	}
+	return m.record(), err
+}
+
+// damaged says of err, when it is that the files of x are damaged, what is to be done.
+func damaged(x snapshot.Snapshot, err error) error {
+	if !errdefs.Is(err, errdefs.DataLoss) {
+		return err
+	}
+	return fmt.Errorf("snapshot %s is damaged: %w; it is kept: bring another copy of it, from a registry or a backup, or go on from another snapshot", x.Name, err)
+}
+
+// unusable writes down that m cannot be woken because of err, when that is for good, and leaves it as it is.
+func (e *Engine) unusable(ctx context.Context, m *machine, err error) (vm.Record, error) {
+	r := m.record()
+	if !errdefs.Is(err, errdefs.DataLoss) {
+		return r, err
+	}
+	if x, known := e.snapshots.Get(ctx, r.Snapshot); known == nil {
+		err = damaged(x, err)
+	}
+	if _, failed := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { r.Reason, r.Message = vm.ReasonDataLoss, err.Error() }); failed != nil {
+		e.log.Error("damage of the saved state not recorded", "vm", m.id, "err", failed)
 	}
 	return m.record(), err
 }
@@ -111,6 +137,9 @@ func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *u
 	change := func(r *vm.Record) {
 		r.State, r.Snapshot, r.Disks, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Resume, was.Cloned
 		r.Handle, r.PID, r.Reason, r.Message = nil, 0, vm.ReasonWakeFailed, cause.Error()
+		if errdefs.Is(cause, errdefs.DataLoss) {
+			r.Reason = vm.ReasonDataLoss
+		}
 	}
 	if _, err := e.commit(ctx, m, e.journal.Settle, change); err != nil {
 		e.log.Error("vm hibernated still, and the journal does not take it", "vm", m.id, "err", err)

@@ -114,6 +114,9 @@ type Incoming struct {
 	State  string // path: devices and CPUs, as Save wrote them
 	Memory string // path: the guest's memory, as Save wrote it
 	Base   string // path: the memory that Memory is a delta to; "": it is whole
+	// Summed says that each of these files has its checksums beside it, as package sparse reads them. All that is loaded is
+	// compared, and the launch fails with DataLoss, which names the file and the byte, before the guest runs.
+	Summed bool
 	// Alone says that no other VM goes on from this memory now, which saves copying what the guest writes. Otherwise the
 	// memory is mapped copy-on-write and shared by all VMs that go on from it.
 	Alone bool

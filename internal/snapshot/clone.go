@@ -26,7 +26,7 @@ func (s Snapshot) Clone() Snapshot {
 }
 
 // Files returns the names of the files in the snapshot's folder besides FileMeta, in the order in which they travel.
-// Those of Whole travel.
+// Those of Whole travel. Checksums are not among them.
 func (s Snapshot) Files() []string {
 	var names []string
 	if s.Live {
@@ -46,7 +46,7 @@ func (s Snapshot) Files() []string {
 // Whole returns the record of the same snapshot with its memory in one file, as Held.Open shows it and as it travels.
 func (s Snapshot) Whole() Snapshot {
 	s = s.Clone()
-	s.MemoryBase = ""
+	s.MemoryBase, s.Summed = "", false
 	return s
 }
 

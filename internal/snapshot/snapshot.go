@@ -22,6 +22,9 @@ const (
 	FileBase   = "memory-base"   // the whole memory of an earlier snapshot
 )
 
+// Beside each file but FileMeta are its checksums, as package sparse names and reads them, when Snapshot.Summed says so.
+// They do not travel: each store makes its own.
+
 // Snapshot is what is known of one snapshot. The JSON is public API (`cocoon snapshot inspect`).
 type Snapshot struct {
 	ID          string `json:"id"`   // 26 characters, as a VM's
@@ -68,6 +71,7 @@ type Snapshot struct {
 	Quiesced  bool              `json:"quiesced,omitempty"` // the guest's file systems were frozen
 	CreatedAt time.Time         `json:"created_at"`
 	UsedAt    time.Time         `json:"used_at,omitzero"`
+	Summed    bool              `json:"summed,omitempty"` // its files have checksums beside them; false: it was saved before there were any
 	Digest    string            `json:"digest,omitempty"` // sha256:<hex> of the manifest that it was pushed as or pulled from
 	Labels    map[string]string `json:"labels,omitempty"` // opaque notes of doors
 }
@@ -183,9 +187,15 @@ type Held interface {
 	Snapshot() Snapshot
 	// Dir is the folder with its files. They must not be written to.
 	Dir() string
-	// Open opens a file for reading, by its name. FileMemory is whole, however it is kept.
+	// Open opens a file for reading, by its name. FileMemory is whole, however it is kept. What is read of it is compared
+	// with its checksums.
 	// Errors: DataLoss when it is missing or damaged.
 	Open(name string) (*sparse.File, error)
+	// Verify compares the layers of the disks with their checksums, before a VM goes on from them: a hypervisor reads them
+	// as they are. Each layer is read once in the life of the store; large ones behind the caller's back, and whoever asks
+	// later learns what was found. Memory is not looked at: who loads it compares it.
+	// Errors: DataLoss, which names the layer.
+	Verify(ctx context.Context) error
 	Release()
 }
 

@@ -72,6 +72,8 @@ type File struct {
 	base *os.File // nil: f is all
 	own  Pages    // blocks that f has; the others are those of base
 	size int64
+
+	sums, baseSums *Sums // of f and of base; nil: what is read is not compared
 }
 
 // NewFile returns f as it is, and takes it over, also when it fails.
@@ -136,7 +138,7 @@ func (f *File) Close() error {
 // ReadAt implements io.ReaderAt.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {
 	if f.base == nil {
-		return f.f.ReadAt(p, off)
+		return f.sums.readAt(f.f, p, off)
 	}
 	if off < 0 || off >= f.size {
 		return 0, io.EOF
@@ -148,13 +150,13 @@ func (f *File) ReadAt(p []byte, off int64) (int, error) {
 	for done := 0; done < len(p); {
 		at := off + int64(done)
 		page := at / Block
-		from := f.base
+		from, sums := f.base, f.baseSums
 		if f.own.Has(page) {
-			from = f.f
+			from, sums = f.f, f.sums
 		}
 		last := (off + int64(len(p)) + Block - 1) / Block
 		upTo := (page + f.own.run(page, last)) * Block
-		n, err := from.ReadAt(p[done:min(int64(len(p)), upTo-off)], at)
+		n, err := sums.readAt(from, p[done:min(int64(len(p)), upTo-off)], at)
 		if done += n; err != nil {
 			return done, err
 		}
@@ -163,14 +165,15 @@ func (f *File) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // Extents returns where it has data. One caller at a time.
+// Errors: DataLoss when there is a hole where its checksums know of data.
 func (f *File) Extents() ([]Extent, error) {
-	m, err := Extents(f.f, f.size)
+	m, err := extentsOf(f.f, f.size, f.sums)
 	if f.base == nil || err != nil {
 		return m, err
 	}
 	data, under := NewPages(f.size), NewPages(f.size)
 	data.Add(m)
-	if m, err = Extents(f.base, f.size); err != nil {
+	if m, err = extentsOf(f.base, f.size, f.baseSums); err != nil {
 		return nil, err
 	}
 	under.Add(m)
@@ -178,4 +181,30 @@ func (f *File) Extents() ([]Extent, error) {
 		data[n] = data[n]&f.own[n] | under[n]&^f.own[n]
 	}
 	return data.Extents(f.size), nil
+}
+
+// extentsOf is Extents for a file with checksums, which may be nil.
+func extentsOf(f *os.File, size int64, sums *Sums) ([]Extent, error) {
+	if sums == nil {
+		return Extents(f, size)
+	}
+	m, err := Extents(f, sums.size) // behind size comes the map of a delta
+	if err != nil {
+		return nil, err
+	}
+	if err := sums.covered(f.Name(), m); err != nil {
+		return nil, err
+	}
+	return clip(m, size), nil
+}
+
+// clip returns what of m is before size.
+func clip(m []Extent, size int64) []Extent {
+	for n, e := range m {
+		if e.Offset >= size {
+			return m[:n]
+		}
+		m[n].Length = min(e.Length, size-e.Offset)
+	}
+	return m
 }

@@ -288,7 +288,8 @@ const (
 	ReasonStartFailed  = "StartFailed"
 	ReasonHibernated   = "Hibernated"
 	ReasonWakeFailed   = "WakeFailed"
-	ReasonLost         = "Lost" // it ended while the daemon was away: how is not known
+	ReasonLost         = "Lost"     // it ended while the daemon was away: how is not known
+	ReasonDataLoss     = "DataLoss" // its saved state is damaged; it is hibernated still
 )
 
 // EventType says what happened to a record. The strings are public API.

@@ -156,6 +156,9 @@ func (h *held) Open(name string) (*sparse.File, error) {
 	return sparse.NewFile(f)
 }
 
+// Verify implements snapshot.Held.
+func (h *held) Verify(context.Context) error { return nil }
+
 // Release implements snapshot.Held.
 func (h *held) Release() {
 	h.w.mu.Lock()

@@ -123,6 +123,9 @@ func (i *Instance) saveMemory(p hypervisor.SavePlan) (delta bool, err error) {
 
 // recall returns what the guest of a saved state remembers.
 func recall(p hypervisor.Plan) (string, error) {
+	if err := verify(p.Incoming); err != nil {
+		return "", err
+	}
 	text, err := readStart(p.Incoming.State, maxState)
 	if err != nil {
 		return "", errdefs.DataLossf("read the saved state: %w", err)
@@ -150,18 +153,28 @@ func recall(p hypervisor.Plan) (string, error) {
 }
 
 func openMemory(in *hypervisor.Incoming) (*sparse.File, error) {
-	f, err := os.Open(in.Memory)
-	if err != nil {
-		return nil, err
+	return sparse.Open(os.Open, in.Memory, in.Base, in.Summed)
+}
+
+// verify compares all files of a saved state with their checksums, if it has some.
+func verify(in *hypervisor.Incoming) error {
+	for _, path := range []string{in.State, in.Memory, in.Base} {
+		if !in.Summed || path == "" {
+			continue
+		}
+		sums, err := sparse.ReadSums(path + sparse.SumSuffix)
+		if err != nil {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(sums.Verify(context.Background(), f), f.Close()); err != nil {
+			return err
+		}
 	}
-	if in.Base == "" {
-		return sparse.NewFile(f)
-	}
-	base, err := os.Open(in.Base)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return sparse.NewDelta(f, base)
+	return nil
 }
 
 func readStart(path string, limit int) ([]byte, error) {

@@ -66,6 +66,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"Save", testSave},
 		{"Hold", testHold},
 		{"SaveFails", testSaveFails},
+		{"SaveDamaged", testSaveDamaged},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,12 +1,15 @@
 package hypervisortest
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // saver launches a VM and waits until its guest can be saved. It skips drivers that save nothing.
@@ -142,5 +145,78 @@ func testSaveFails(t *testing.T, s *suite) {
 			t.Errorf("Launch from memory that was cut short: %v, want data loss", err)
 		}
 		s.nothingLeft(t, p)
+	}
+}
+
+// testSaveDamaged overwrites files of a saved state that have checksums: no guest goes on from them.
+func testSaveDamaged(t *testing.T, s *suite) {
+	i, snapshotter := s.saver(t, s.plan(t))
+	plan := savePlan(t)
+	if _, err := snapshotter.Save(s.ctx(t), plan); err != nil {
+		t.Fatalf("Save: %v", err)
+	}
+	s.kill(t, i)
+	for _, path := range []string{plan.State, plan.Memory} {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		sums, err := sparse.SumOf(s.ctx(t), f)
+		if err == nil {
+			err = sums.Write(path + sparse.SumSuffix)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{plan.Memory, plan.State} {
+		heal := spoil(t, path)
+		for _, alone := range []bool{false, true} {
+			p := s.from(t, plan)
+			p.Incoming.Alone, p.Incoming.Summed = alone, true
+			_, err := s.driver.Launch(s.ctx(t), p)
+			if !errdefs.Is(err, errdefs.DataLoss) || !strings.Contains(err.Error(), filepath.Base(path)) || !strings.Contains(err.Error(), "at byte") {
+				t.Errorf("Launch with a damaged %s: %v, want data loss that says where", filepath.Base(path), err)
+			}
+			s.nothingLeft(t, p)
+		}
+		heal()
+	}
+	p := s.from(t, plan)
+	p.Incoming.Summed = true
+	j := s.launch(t, p)
+	s.state(t, j, hypervisor.Running)
+	s.kill(t, j)
+}
+
+// spoil overwrites the middle of a file, and returns what takes that back.
+func spoil(t *testing.T, path string) (heal func()) {
+	t.Helper()
+	was, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	write := func(f *os.File, p []byte, at int) {
+		t.Helper()
+		if _, err := f.WriteAt(p, int64(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := len(was) / 2
+	end := min(len(was), at+2<<20)
+	write(f, bytes.Repeat([]byte("garbage!"), (end-at+7)/8)[:end-at], at)
+	return func() {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		write(f, was[at:end], at)
 	}
 }

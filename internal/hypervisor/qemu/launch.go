@@ -148,11 +148,16 @@ func (l *launch) remember(ctx context.Context) (err error) {
 	if in == nil {
 		return nil
 	}
+	if in.Summed {
+		if err := verifyState(ctx, in.State); err != nil {
+			return err
+		}
+	}
 	size := l.plan.Memory >> 20 << 20
 	if in.Alone {
-		l.memory, err = loadAlone(ctx, in.Memory, in.Base, size)
+		l.memory, err = loadAlone(ctx, in, size)
 	} else {
-		l.memory, err = l.d.memory.use(ctx, in.Memory, in.Base, size)
+		l.memory, err = l.d.memory.use(ctx, in, size)
 	}
 	if err == nil {
 		m := l.memory

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
@@ -32,8 +33,8 @@ func (m *memory) release() {
 }
 
 // loadAlone makes a memory for a single VM, which then writes to it.
-func loadAlone(ctx context.Context, path, base string, size int64) (*memory, error) {
-	src, err := openMemory(path, base, size)
+func loadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
+	src, err := openMemory(in, size)
 	if err != nil {
 		return nil, err
 	}
@@ -46,32 +47,32 @@ func loadAlone(ctx context.Context, path, base string, size int64) (*memory, err
 }
 
 // openMemory opens a file of saved memory that must have size bytes, and what it stands on if it is a delta.
-func openMemory(path, base string, size int64) (*sparse.File, error) {
-	src, err := openSaved(path, base)
+func openMemory(in *hypervisor.Incoming, size int64) (*sparse.File, error) {
+	src, err := sparse.Open(openRead, in.Memory, in.Base, in.Summed)
 	if err != nil {
 		return nil, err
 	}
 	if src.Size() != size {
 		_ = src.Close()
-		return nil, errdefs.DataLossf("the saved memory %s has %d bytes; the VM's has %d", path, src.Size(), size)
+		return nil, errdefs.DataLossf("the saved memory %s has %d bytes; the VM's has %d", in.Memory, src.Size(), size)
 	}
 	return src, nil
 }
 
-func openSaved(path, base string) (*sparse.File, error) {
-	f, err := openData(file{kind: fileRead, path: path})
+func openRead(path string) (*os.File, error) { return openData(file{kind: fileRead, path: path}) }
+
+// verifyState compares the saved state of devices with its checksums. QEMU reads it as it is.
+func verifyState(ctx context.Context, path string) error {
+	sums, err := sparse.ReadSums(path + sparse.SumSuffix)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if base == "" {
-		return sparse.NewFile(f)
-	}
-	under, err := openData(file{kind: fileRead, path: base})
+	f, err := openRead(path)
 	if err != nil {
-		_ = f.Close()
-		return nil, err
+		return err
 	}
-	return sparse.NewDelta(f, under)
+	defer f.Close()
+	return sums.Verify(ctx, f)
 }
 
 // load copies src into a new memfd. Holes stay holes.
@@ -182,13 +183,13 @@ type template struct {
 	idle  time.Time // since when there are none
 }
 
-// use returns the memory in the file at path, which is whole or a delta to that at base, loaded by this call or another.
-func (t *templates) use(ctx context.Context, path, base string, size int64) (*memory, error) {
-	src, err := openMemory(path, base, size)
+// use returns the memory of in, loaded by this call or another.
+func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
+	src, err := openMemory(in, size)
 	if err != nil {
 		return nil, err
 	}
-	tm, err := t.entry(ctx, path, src)
+	tm, err := t.entry(ctx, in.Memory, src)
 	if err != nil {
 		return nil, err
 	}

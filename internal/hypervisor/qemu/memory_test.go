@@ -57,7 +57,7 @@ func sameBytes(t *testing.T, f *os.File, path string) {
 func TestTemplateIsSealed(t *testing.T) {
 	ts := templates{budget: 1 << 30}
 	path := savedMemory(t, "memory", 7)
-	m, err := ts.use(t.Context(), path, "", testMemory)
+	m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestTemplateIsLoadedOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range cap(files) {
 		wg.Go(func() {
-			m, err := ts.use(t.Context(), path, "", testMemory)
+			m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
 			if err != nil {
 				t.Error(err)
 				return
@@ -125,7 +125,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 	var held []*memory
 	for n := range 6 {
 		path := savedMemory(t, "memory", byte(n+1))
-		m, err := ts.use(t.Context(), path, "", testMemory)
+		m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 	if err := os.Remove(paths[5]); err != nil {
 		t.Fatal(err)
 	}
-	m, err := ts.use(t.Context(), paths[4], "", testMemory)
+	m, err := ts.use(t.Context(), loadOf(paths[4], ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 func TestTemplateOfNewContent(t *testing.T) {
 	ts := templates{budget: 1 << 30}
 	path := savedMemory(t, "memory", 1)
-	old, err := ts.use(t.Context(), path, "", testMemory)
+	old, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestTemplateOfNewContent(t *testing.T) {
 	if err := os.Rename(savedMemory(t, "memory2", 2), path); err != nil {
 		t.Fatal(err)
 	}
-	m, err := ts.use(t.Context(), path, "", testMemory)
+	m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestTemplateOfNewContent(t *testing.T) {
 
 func TestLoadAlone(t *testing.T) {
 	path := savedMemory(t, "memory", 9)
-	m, err := loadAlone(t.Context(), path, "", testMemory)
+	m, err := loadAlone(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,17 +247,17 @@ func TestLoadDelta(t *testing.T) {
 		t.Fatal(err)
 	}
 	ts := templates{budget: 1 << 30}
-	for _, use := range []func(context.Context, string, string, int64) (*memory, error){ts.use, loadAlone} {
-		m, err := use(t.Context(), path, base, testMemory)
+	for _, use := range []func(context.Context, *hypervisor.Incoming, int64) (*memory, error){ts.use, loadAlone} {
+		m, err := use(t.Context(), loadOf(path, base), testMemory)
 		if err != nil {
 			t.Fatal(err)
 		}
 		sameBytes(t, m.file, whole)
 		m.release()
-		if _, err := use(t.Context(), path, "", testMemory); !errdefs.Is(err, errdefs.DataLoss) {
+		if _, err := use(t.Context(), loadOf(path, ""), testMemory); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("without its base: %v", err)
 		}
-		if _, err := use(t.Context(), base, path, testMemory); !errdefs.Is(err, errdefs.DataLoss) {
+		if _, err := use(t.Context(), loadOf(base, path), testMemory); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("the wrong way round: %v", err)
 		}
 	}
@@ -266,17 +266,21 @@ func TestLoadDelta(t *testing.T) {
 func TestMemoryRefused(t *testing.T) {
 	ts := templates{budget: 1 << 30}
 	path := savedMemory(t, "memory", 9)
-	for name, use := range map[string]func(context.Context, string, string, int64) (*memory, error){"shared": ts.use, "alone": loadAlone} {
-		if _, err := use(t.Context(), path, "", testMemory+4096); !errdefs.Is(err, errdefs.DataLoss) {
+	for name, use := range map[string]func(context.Context, *hypervisor.Incoming, int64) (*memory, error){"shared": ts.use, "alone": loadAlone} {
+		if _, err := use(t.Context(), loadOf(path, ""), testMemory+4096); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("%s: a file that is too short: %v", name, err)
 		}
-		if _, err := use(t.Context(), filepath.Dir(path), "", testMemory); !errdefs.IsFailedPrecondition(err) {
+		if _, err := use(t.Context(), loadOf(filepath.Dir(path), ""), testMemory); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: a folder: %v", name, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := use(ctx, path, "", testMemory); !errors.Is(err, context.Canceled) && err != nil {
+		if _, err := use(ctx, loadOf(path, ""), testMemory); !errors.Is(err, context.Canceled) && err != nil {
 			t.Errorf("%s: cancelled: %v", name, err)
 		}
 	}
+}
+
+func loadOf(path, base string) *hypervisor.Incoming {
+	return &hypervisor.Incoming{Memory: path, Base: base}
 }

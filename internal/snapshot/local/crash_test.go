@@ -122,10 +122,13 @@ func sound(t *testing.T, dir string) {
 		if err != nil || len(data) != snapshottest.Memory || string(data[snapshottest.Memory/2:][:6]) != "memory" {
 			t.Errorf("%s: its memory has %d bytes, %v", snap.Name, len(data), err)
 		}
+		if err := h.Verify(t.Context()); err != nil {
+			t.Errorf("%s: %v", snap.Name, err)
+		}
 		h.Release()
 	}
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != len(all)+3 { // lock, used, tmp
+	if err != nil || len(entries) != len(all)+4 { // lock, used, tmp, sums
 		t.Errorf("the folder holds %v, the list %d, %v", entries, len(all), err)
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, "tmp")); err != nil || len(left) > 0 {
@@ -141,6 +144,7 @@ func TestKilledAnywhereInTheLifeOfSnapshots(t *testing.T) {
 	for _, pattern := range []string{
 		"tmp/*", "tmp/*/vmstate", "tmp/*/memory-ranges", "tmp/*/disk-1.0.raw", "tmp/*/disk-1.1.qcow2", "tmp/*/.snapshot.json.tmp-*", "tmp/*/snapshot.json",
 		"??????????????????????????/snapshot.json", "??????????????????????????/.snapshot.json.tmp-*", "used/*", "tmp/*.gone", "tmp/*.gone/disk-1.1.qcow2",
+		"tmp/*/vmstate.sum", "tmp/*/disk-1.1.qcow2.sum", "sums/*",
 	} {
 		t.Run(pattern, func(t *testing.T) {
 			t.Parallel()

@@ -71,6 +71,14 @@ func exportDir(ctx context.Context, h snapshot.Held, snap snapshot.Snapshot, dir
 	if err := syncFiles(ctx, dir, files); err != nil {
 		return exportFull(err)
 	}
+	if whole.Summed = snap.Summed; whole.Summed {
+		for _, f := range whole.Files() {
+			files = append(files, f+sparse.SumSuffix)
+			if err := exportSums(ctx, dir, f, h); err != nil {
+				return exportFull(err)
+			}
+		}
+	}
 	if err := store(dir, whole); err != nil { // last: it makes the folder a snapshot
 		return exportFull(err)
 	}
@@ -137,6 +145,15 @@ func unite(ctx context.Context, path string, h snapshot.Held) error {
 	return errors.Join(sparse.CopyData(ctx, out, in), out.Close())
 }
 
+// exportSums puts the checksums of a file beside it in dir. Those of memory that was in two files are new.
+func exportSums(ctx context.Context, dir, file string, h snapshot.Held) error {
+	path := filepath.Join(dir, file+sparse.SumSuffix)
+	if file == snapshot.FileMemory && h.Snapshot().MemoryBase != "" {
+		return sum(ctx, filepath.Join(dir, file))
+	}
+	return sparse.CopyFile(ctx, path, filepath.Join(h.Dir(), file+sparse.SumSuffix))
+}
+
 // HoldDir implements snapshot.Store.
 // Errors: InvalidArgument, DataLoss, and FailedPrecondition when others could have written the folder: what is in it
 // becomes the memory of a guest.
@@ -145,7 +162,7 @@ func (s *Store) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) 
 	if err != nil {
 		return nil, fmt.Errorf("snapshot in the folder %s: %w", dir, err)
 	}
-	return &held{s: snap.Foreign(), dir: filepath.Clean(dir), release: func() {}}, nil
+	return &held{s: snap.Foreign(), store: s, dir: filepath.Clean(dir), release: func() {}}, nil
 }
 
 func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
@@ -170,7 +187,11 @@ func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
 	if err != nil {
 		return none, err
 	}
-	for _, f := range snap.Files() {
+	files := snap.Files()
+	if snap.Summed {
+		files = withSums(files)
+	}
+	for _, f := range files {
 		if err := owned(filepath.Join(dir, f), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return none, err
 		}
@@ -221,8 +242,16 @@ func (s *Store) importDir(ctx context.Context, name, description, dir string) (_
 		return snapshot.Snapshot{}, err
 	}
 	defer func() { err = errors.Join(err, d.Discard()) }()
-	for _, f := range snap.Files() {
-		if err := sparse.LinkFile(ctx, filepath.Join(d.Dir(), f), filepath.Join(dir, f)); err != nil {
+	files := snap.Files()
+	if snap.Summed { // otherwise they are made
+		files = withSums(files)
+	}
+	for _, f := range files {
+		err := sparse.LinkFile(ctx, filepath.Join(d.Dir(), f), filepath.Join(dir, f))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errdefs.DataLossf("its file %s is missing", f)
+		}
+		if err != nil {
 			return snapshot.Snapshot{}, err
 		}
 	}

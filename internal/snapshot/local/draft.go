@@ -166,6 +166,9 @@ func (d *draft) base(h *held) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("let snapshot %s stand on the memory of %s: %w", d.name, name(s), full(err))
 	}
+	if s.Summed { // otherwise, or when that fails, they are made
+		_ = os.Link(filepath.Join(h.dir, file+sparse.SumSuffix), filepath.Join(d.Dir(), snapshot.FileBase+sparse.SumSuffix))
+	}
 	return id, nil
 }
 
@@ -202,14 +205,17 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 		s = s.Foreign()
 	}
 	if s.MemoryBase == "" {
-		if err := os.Remove(filepath.Join(d.Dir(), snapshot.FileBase)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return s, err
+		for _, f := range withSums([]string{snapshot.FileBase}) {
+			if err := os.Remove(filepath.Join(d.Dir(), f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return s, err
+			}
 		}
 	}
-	if err := onlyThese(d.Dir(), s.Files()); err != nil {
+	if err := onlyThese(d.Dir(), withSums(s.Files())); err != nil {
 		return s, err
 	}
-	if err := syncFiles(ctx, d.Dir(), s.Files()); err != nil {
+	s.Summed = true
+	if err := d.seal(ctx, s.Files()); err != nil {
 		return s, err
 	}
 	var err error

@@ -18,6 +18,7 @@ import (
 // held implements snapshot.Held.
 type held struct {
 	s       snapshot.Snapshot
+	store   *Store
 	dir     string
 	release func()
 }
@@ -37,22 +38,15 @@ func (h *held) Open(name string) (*sparse.File, error) {
 
 // openFile opens a file of the snapshot in dir, memory with what it stands on.
 func openFile(dir string, s snapshot.Snapshot, name string) (*sparse.File, error) {
-	f, err := openPlain(filepath.Join(dir, name))
+	base := ""
+	if name == snapshot.FileMemory && s.MemoryBase != "" {
+		base = filepath.Join(dir, snapshot.FileBase)
+	}
+	f, err := sparse.Open(openPlain, filepath.Join(dir, name), base, s.Summed)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errdefs.DataLossf("its file %s is missing", name)
 	}
-	if err != nil {
-		return nil, err
-	}
-	if name != snapshot.FileMemory || s.MemoryBase == "" {
-		return sparse.NewFile(f)
-	}
-	base, err := openPlain(filepath.Join(dir, snapshot.FileBase))
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return sparse.NewDelta(f, base)
+	return f, err
 }
 
 // Hold implements snapshot.Store. It counts as a use: Snapshot.UsedAt.
@@ -97,7 +91,7 @@ func (s *Store) keep(ref string, used bool) (*held, error) {
 		defer s.mu.Unlock()
 		e.holds--
 	})
-	return &held{s: e.s.Clone(), dir: s.path(e.s.ID), release: release}, nil
+	return &held{s: e.s.Clone(), store: s, dir: s.path(e.s.ID), release: release}, nil
 }
 
 // touch notes the time of a use. Losing one to a power cut costs nothing, so nothing is synced.

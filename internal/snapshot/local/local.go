@@ -37,7 +37,9 @@ type Config struct {
 //
 //	lock             held by the process whose store it is
 //	<id>/            one snapshot: snapshot.json, vmstate, memory-ranges, memory-base if that is a delta, and the layers of
-//	                 its disks; mode 0700, files 0600
+//	                 its disks, each with its checksums beside it; mode 0700, files 0600
+//	sums/            checksums of layers, by inode, size and time of the last change: a layer is in many snapshots, and is
+//	                 read once for all
 //	used/<id>        empty; its time is when the snapshot was used last
 //	tmp/<id>/        a snapshot that is being made, or, as tmp/<id>.gone/, removed
 //
@@ -50,6 +52,8 @@ type Store struct {
 	lock  *os.File // nil: not open
 	all   map[string]*entry
 	names map[string]string // id by name, those of drafts too
+
+	layers scrub
 }
 
 // entry is one snapshot in the index.
@@ -87,7 +91,7 @@ func (s *Store) Open(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	for _, d := range []string{s.path(), s.path("used"), s.path("tmp")} {
+	for _, d := range []string{s.path(), s.path("used"), s.path("tmp"), s.path("sums")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return fmt.Errorf("open the snapshot store: %w", full(err))
 		}
@@ -96,7 +100,7 @@ func (s *Store) Open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
 	}
-	if err := errors.Join(s.sweep(), s.index()); err != nil {
+	if err := errors.Join(s.sweep(), s.index(), s.forgetSums()); err != nil {
 		lock.Close()
 		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
 	}
@@ -106,6 +110,7 @@ func (s *Store) Open(ctx context.Context) error {
 
 // Close gives the store's folder to others. The store must not be used after it.
 func (s *Store) Close() error {
+	s.layers.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lock == nil {
@@ -149,6 +154,7 @@ func (s *Store) index() error {
 		return err
 	}
 	s.all, s.names = map[string]*entry{}, map[string]string{}
+	unsummed := 0
 	for _, f := range entries {
 		id := f.Name()
 		if !f.IsDir() || !vm.ID(id).Valid() {
@@ -170,6 +176,12 @@ func (s *Store) index() error {
 			snap.UsedAt = info.ModTime().UTC()
 		}
 		s.all[id], s.names[snap.Name] = &entry{s: snap}, id
+		if !snap.Summed {
+			unsummed++
+		}
+	}
+	if unsummed > 0 {
+		s.cfg.Log.Info("snapshots of before have no checksums and are used unverified; save or pull them again to change that", "count", unsummed)
 	}
 	return s.forgetUses()
 }
@@ -295,7 +307,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 // name is what a person knows a snapshot by.
 func name(s snapshot.Snapshot) string { return cmp.Or(s.Name, s.ID) }
 
-// Update implements snapshot.Store. ID, Live, MemoryBase, Disks and Size stay what they are; a new name must be free.
+// Update implements snapshot.Store. ID, Live, MemoryBase, Summed, Disks and Size stay what they are; a new name must be free.
 func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
 	if err := s.Open(ctx); err != nil {
 		return snapshot.Snapshot{}, err
@@ -319,7 +331,7 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 	}
 	next := old.Clone()
 	change(&next)
-	next.ID, next.Live, next.Disks, next.Size, next.MemoryBase = old.ID, old.Live, old.Clone().Disks, old.Size, old.MemoryBase
+	next.ID, next.Live, next.Disks, next.Size, next.MemoryBase, next.Summed = old.ID, old.Live, old.Clone().Disks, old.Size, old.MemoryBase, old.Summed
 	if next.Name != old.Name {
 		if err := s.reserve(next.Name, next.ID); err != nil {
 			return snapshot.Snapshot{}, err
