@@ -54,7 +54,7 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
   guest: {silenceSeconds}              how long a guest may not answer before calls into it end (60)
   qemu: {binary, cgroup, uidBase, uidCount, tbSize}
   network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, ipv6Mode, netns, dns, search, routes, mtu,
-    nat, masqueradeLink, isolation, leases, cni: {confDir, binDirs, default, exclusive}}
+    nat, masqueradeLink, isolation, closed, open, leases, cni: {confDir, binDirs, default, exclusive}}
   images: {mappings, downloadProtocol, regexpTranslation, registries: {HOST: {mirrors, ca, insecure}}, maxParallelPulls,
     stallTimeout, gc: {interval, minAge, maxAge, maxSize, high, low}}
                                        where images come from (/etc/cocoon/images.d, https, no, none, 4, 30s) and when

@@ -86,6 +86,8 @@ type NetworkConfig struct {
 	NAT            *bool          `json:"nat,omitempty"` // default true
 	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
 	Isolation      bool           `json:"isolation,omitempty"` // guests do not reach each other
+	Closed         []string       `json:"closed,omitempty"`    // CIDRs that guests do not reach, besides metadata services and this host
+	Open           []string       `json:"open,omitempty"`      // CIDRs that they do, whatever is closed
 	CNI            CNIConfig      `json:"cni,omitzero"`
 	Leases         string         `json:"leases,omitempty"` // path of the lease file
 }
@@ -241,6 +243,7 @@ func (c *Config) bridge() bridge.Config {
 		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, Subnet6: n.Subnet6, IPv6Mode: n.IPv6Mode, DNS: dns,
 		Search: n.Search, Routes: n.Routes, MTU: n.MTU,
 		Adopt: n.Adopt, NAT: yes(n.NAT) && (!n.Adopt || n.NAT != nil), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
+		Closed: n.Closed, Open: n.Open,
 		StateDir: filepath.Join(c.StateDir, "network", strings.ReplaceAll(n.Name, string(filepath.Separator), "_")), LeasePath: n.Leases,
 	}
 }

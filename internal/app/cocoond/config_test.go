@@ -3,6 +3,7 @@ package cocoond
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 
 func TestFlagsWinOverTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	if err := os.WriteFile(path, []byte("stateDir: /file\nrunDir: /run/file\nlog: {level: warn}\nnetwork: {nat: false, bridge: br9}\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("stateDir: /file\nrunDir: /run/file\nlog: {level: warn}\nnetwork: {nat: false, bridge: br9, closed: [10.0.0.0/8], open: [10.1.2.3]}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cfg, err := load(path)
@@ -38,6 +39,7 @@ func TestFlagsWinOverTheFile(t *testing.T) {
 		"flag over file": {cfg.StateDir, "/flag"}, "file": {cfg.RunDir, "/run/file"}, "nested file": {cfg.Log.Level, "warn"},
 		"default": {cfg.Log.Format, "text"}, "derived": {cfg.Socket, "/run/file/cocoond.sock"},
 		"said false": {b.NAT, false}, "not said": {yes(cfg.Network.Enabled), true}, "bridge": {b.Bridge, "br9"}, "nested flag": {b.Subnet, "10.1.0.0/24"},
+		"closed": {strings.Join(b.Closed, ","), "10.0.0.0/8"}, "open": {strings.Join(b.Open, ","), "10.1.2.3"},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("%s: got %v, want %v", what, pair[0], pair[1])

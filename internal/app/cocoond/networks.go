@@ -99,7 +99,7 @@ func (n *networks) add(name string) error {
 func (n *networks) cni(name string) cni.Config {
 	c := n.cfg.Network
 	out := cni.Config{
-		Name: name, Instance: c.Instance, ConfDir: c.CNI.ConfDir, BinDirs: c.CNI.BinDirs, DNS: c.DNS,
+		Name: name, Instance: c.Instance, ConfDir: c.CNI.ConfDir, BinDirs: c.CNI.BinDirs, DNS: c.DNS, Closed: c.Closed, Open: c.Open,
 		StateDir: filepath.Join(n.cfg.StateDir, "network", "cni", name), Exclusive: slices.Contains(c.CNI.Exclusive, name),
 	}
 	if n.bridge != nil {

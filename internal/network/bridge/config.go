@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
@@ -51,7 +52,11 @@ type Config struct {
 	NAT            bool   // guests reach other networks under the host's address
 	MasqueradeLink string // only leaving by this link; "" for any
 	Isolation      bool   // guests do not reach each other
-	Unguarded      bool   // guests reach every port of the host, and may use each other's addresses
+	Unguarded      bool   // guests reach every port of the host and all networks, and may use each other's addresses
+
+	// CIDRs and addresses. Guests do not reach the host's own addresses, clouds' metadata services and Closed, but for Open.
+	Closed []string
+	Open   []string
 
 	StateDir  string // ours: what Setup decided
 	LeasePath string // StateDir/leases.json by default
@@ -109,6 +114,9 @@ func (c Config) withDefaults() (Config, error) {
 	prefix6, err := c.prefix6()
 	if err != nil {
 		return c, err
+	}
+	if _, err := network.NewClosed(c.Closed, c.Open); err != nil {
+		return c, fmt.Errorf("network %s: %w", c.Name, err)
 	}
 	dns, err := c.nameServers(prefix6.IsValid())
 	if err != nil {

@@ -19,6 +19,13 @@ func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAcc
 
 func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
 
+// pass goes back to the chain that jumped here.
+func pass() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
+
+func jump(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
 func equal(data []byte) []expr.Any {
 	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
 }
@@ -54,6 +61,20 @@ func source(p netip.Prefix) []expr.Any {
 	}
 }
 
+// to matches what goes to p, in either family of tables.
+func to(p netip.Prefix) []expr.Any {
+	kind, offset := uint16(unix.ETH_P_IP), uint32(16)
+	if p.Addr().Is6() {
+		kind, offset = unix.ETH_P_IPV6, 24
+	}
+	size := p.Addr().BitLen()
+	length := uint32(size / 8)
+	return join(etherType(kind), loadNetwork(offset, length, 1), []expr.Any{
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: net.CIDRMask(p.Bits(), size), Xor: make([]byte, length)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+	})
+}
+
 func destination(a netip.Addr) []expr.Any {
 	return join(loadNetwork(16, 4, 1), equal(a.AsSlice()))
 }
@@ -76,6 +97,12 @@ func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
+}
+
+// ctReply matches answers within connections that the other side began.
+func ctReply() []expr.Any {
+	const reply = 1 // IP_CT_DIR_REPLY of the kernel
+	return join([]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal([]byte{reply}))
 }
 
 func etherType(t uint16) []expr.Any {

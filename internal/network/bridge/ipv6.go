@@ -215,8 +215,7 @@ func (r rules) sender6() [][]expr.Any {
 	}
 }
 
-// input6 is what guests get from the host by IPv6: neighbours, the router's answer, ping, DHCPv6 if it is there, and DNS if
-// the router is configured as server.
+// input6 is what guests get from the host by IPv6: neighbours, the router's answer, ping, and DHCPv6 if it is there.
 func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	if !r.prefix6.IsValid() {
 		return nil
@@ -229,11 +228,6 @@ func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	}
 	if r.stateful6 {
 		out = append(out, join(from, destination6(dhcp.AllServers), proto(unix.IPPROTO_UDP), dport(portDHCPv6Server), accept()))
-	}
-	for _, d := range ofFamily(r.dns, true) {
-		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-			out = append(out, join(from, destination6(d), proto(p), dport(53), accept()))
-		}
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
@@ -27,6 +28,7 @@ type rules struct {
 	prefix6   netip.Prefix // the zero value without IPv6
 	stateful6 bool         // our DHCPv6 tells guests their address of it
 	dns       []netip.Addr
+	closed    network.Closed
 	nat       bool
 	natLink   string
 	isolation bool
@@ -40,6 +42,8 @@ const (
 	setGuests6 = "guests6" // tap . mac . IPv6 address
 	setTenants = "tenants" // address; family inet
 	chainDHCP  = "dhcp"    // what is for a DHCP server
+
+	chainClosed = "closed" // what guests send elsewhere
 )
 
 // empty reports whether there is nothing to ask of nftables at all.
@@ -142,6 +146,12 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 			c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: join(match, []expr.Any{&expr.Masq{}})})
 		}
 	}
+	if r.guard {
+		closed := c.AddChain(&nftables.Chain{Name: chainClosed, Table: t})
+		for _, e := range r.routed() {
+			c.AddRule(&nftables.Rule{Table: t, Chain: closed, Exprs: e})
+		}
+	}
 	forward := c.AddChain(&nftables.Chain{
 		Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
@@ -173,17 +183,18 @@ func (r rules) sources() [][]expr.Any {
 
 // forward lets guests out under their own addresses and lets in what they asked for, or what somebody's port mapping
 // sends them. Without NAT the network is a routed one: whoever has a route may come in.
-func (r rules) forward() [][]expr.Any {
+func (r rules) forward() (out [][]expr.Any) {
+	if r.guard {
+		out = append(out, join(r.guests(), jump(chainClosed)))
+	}
 	if r.adopt {
-		return nil // its owner routes; senders are checked at their taps
+		return out // its owner routes; senders are checked at their taps
 	}
 	between := accept()
 	if r.isolation {
 		between = drop()
 	}
-	out := [][]expr.Any{
-		join(iif(expr.CmpOpEq, r.bridge), oif(expr.CmpOpEq, r.bridge), between),
-	}
+	out = append(out, join(iif(expr.CmpOpEq, r.bridge), oif(expr.CmpOpEq, r.bridge), between))
 	for _, ours := range r.sources() {
 		out = append(out, join(iif(expr.CmpOpEq, r.bridge), ours, accept()))
 	}
@@ -202,24 +213,31 @@ const ctStatusDNAT = 1 << 5
 
 // input is the guard: guests get DHCP, ping and configured DNS from the host, and answers to what the host asked them.
 func (r rules) input() [][]expr.Any {
-	from := iif(expr.CmpOpEq, r.bridge)
+	from := r.guests()
 	others := iif(expr.CmpOpNeq, r.bridge)
-	if r.adopt {
-		from = join(from, overIPv4(), loadNetwork(12, 4, 1), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setTenants, SetID: setTenantsID}})
-	}
 	out := [][]expr.Any{
 		join(others, accept()),
 		join(from, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
 		join(from, overIPv4(), proto(unix.IPPROTO_UDP), dport(67), accept()),
 		join(from, overIPv4(), destination(r.gateway), proto(unix.IPPROTO_ICMP), icmpEcho(), accept()),
 	}
-	for _, d := range ofFamily(r.dns, false) {
-		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-			out = append(out, join(from, overIPv4(), destination(d), proto(p), dport(53), accept()))
-		}
+	for _, asks := range r.resolvers() {
+		out = append(out, join(from, asks, accept()))
+	}
+	for _, p := range r.closed.Open {
+		out = append(out, join(from, to(p), accept()))
 	}
 	out = append(out, r.input6(from)...)
 	return append(out, join(from, drop()))
+}
+
+// guests match what routed packets come from guests.
+func (r rules) guests() []expr.Any {
+	from := iif(expr.CmpOpEq, r.bridge)
+	if r.adopt {
+		from = join(from, overIPv4(), loadNetwork(12, 4, 1), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setTenants, SetID: setTenantsID}})
+	}
+	return from
 }
 
 // ether fills the table that frames from taps pass.
@@ -240,6 +258,12 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(-300),
 	})
 	asks := c.AddChain(&nftables.Chain{Name: chainDHCP, Table: t})
+	if r.adopt {
+		closed := c.AddChain(&nftables.Chain{Name: chainClosed, Table: t})
+		for _, e := range r.elsewhere() {
+			c.AddRule(&nftables.Rule{Table: t, Chain: closed, Exprs: e})
+		}
+	}
 	for _, e := range r.sender() {
 		c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: e})
 	}
@@ -257,10 +281,15 @@ func (r rules) sender() [][]expr.Any {
 		join([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(r.tapPrefix)}}, accept()),
 		join(loadTap(), loadEther(), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setSenders, SetID: setSendersID, Invert: true}}, drop()),
 		join(etherType(unix.ETH_P_IP), proto(unix.IPPROTO_UDP), dport(67), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainDHCP}}),
+	}
+	if r.adopt {
+		out = append(out, join(etherType(unix.ETH_P_IP), jump(chainClosed)))
+	}
+	out = append(out,
 		join(etherType(unix.ETH_P_IP), loadTap(), loadEther(), loadNetwork(12, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
 		join(etherType(unix.ETH_P_ARP), loadTap(), loadNetwork(8, 6, unix.NFT_REG_2), loadNetwork(14, 4, unix.NFT_REG32_06), lookupGuest(), accept()),
 		join(etherType(unix.ETH_P_ARP), loadNetwork(14, 4, 1), equal(zero.AsSlice()), accept()),
-	}
+	)
 	return append(append(out, r.sender6()...), drop())
 }
 

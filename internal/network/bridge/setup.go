@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/undo"
@@ -146,10 +147,14 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 	if lv.routes, err = n.cfg.routes(); err != nil {
 		return nil, err
 	}
+	closed, err := network.NewClosed(n.cfg.Closed, n.cfg.Open)
+	if err != nil {
+		return nil, err
+	}
 	owner := n.cfg.owner()
 	lv.rules = rules{
 		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),
-		prefix: prefix, gateway: gateway, prefix6: at.prefix6, stateful6: n.cfg.IPv6Mode == IPv6Stateful, dns: lv.dns,
+		prefix: prefix, gateway: gateway, prefix6: at.prefix6, stateful6: n.cfg.IPv6Mode == IPv6Stateful, dns: lv.dns, closed: closed,
 		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
 	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {

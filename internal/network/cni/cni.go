@@ -48,6 +48,10 @@ type Config struct {
 	StateDir string   // ours: records and libcni's cache
 	NetNSDir string   // of the VMs' namespaces; /run/netns
 
+	// CIDRs and addresses. Guests do not reach clouds' metadata services and Closed, but for Open and their own subnet.
+	Closed []string
+	Open   []string
+
 	// Exclusive says that nobody else uses the conflist: then Sweep asks the plugins to forget what is not ours (GC).
 	Exclusive bool
 
@@ -65,9 +69,10 @@ type Addresses interface {
 
 // Network implements network.Network with CNI plugins.
 type Network struct {
-	cfg Config
-	log *slog.Logger
-	cni *libcni.CNIConfig
+	cfg    Config
+	closed network.Closed
+	log    *slog.Logger
+	cni    *libcni.CNIConfig
 
 	mu     sync.RWMutex // held for reading by changes of single interfaces, for writing by those of the network
 	up     bool
@@ -98,9 +103,13 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	if cfg.NetNSDir == "" {
 		cfg.NetNSDir = namespaces
 	}
+	closed, err := network.NewClosed(cfg.Closed, cfg.Open)
+	if err != nil {
+		return nil, fmt.Errorf("network %s: %w", cfg.Name, err)
+	}
 	// Given none, libcni makes itself one at the first use, without a lock.
 	run := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
-	return &Network{cfg: cfg, log: log, cni: libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, filepath.Join(cfg.StateDir, "cache"), run)}, nil
+	return &Network{cfg: cfg, closed: closed, log: log, cni: libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, filepath.Join(cfg.StateDir, "cache"), run)}, nil
 }
 
 // Names returns the names of the conflists in dir, in the order of the file names; of two with one name the first

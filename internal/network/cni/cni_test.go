@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/network"
@@ -167,23 +166,7 @@ func TestGuestIsReached(t *testing.T) {
 // answers speaks ARP as the guest behind nic: a request for the gateway under the guest's addresses is answered to it.
 func answers(t *testing.T, nic vm.NIC) (ok bool) {
 	t.Helper()
-	var fd int
-	err := host.Space{Path: nic.NetNS}.Do(func() (err error) {
-		fd, err = unix.Open(host.TunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-		if err != nil {
-			return err
-		}
-		ifr, err := unix.NewIfreq(nic.Tap)
-		if err != nil {
-			return err
-		}
-		ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
-		return unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tap := os.NewFile(uintptr(fd), nic.Tap)
+	tap := open(t, nic)
 	defer tap.Close()
 	mac, _ := net.ParseMAC(nic.MAC)
 	me, gateway := netip.MustParseAddr(nic.IP).AsSlice(), netip.MustParseAddr(nic.Gateway).AsSlice()

@@ -37,7 +37,7 @@ func (n *Network) join(r record) error {
 			if err := host.QuietIPv6(name); err != nil {
 				return err
 			}
-			return wire(eth, tap, n.alias(r), r.NIC.MTU)
+			return wire(eth, tap, n.alias(r), r.NIC.MTU, plan(n.closed, r.NIC))
 		}
 		err = host.MakeTap(name, wire)
 		if !errors.Is(err, host.ErrTaken) {
@@ -54,7 +54,7 @@ func (n *Network) join(r record) error {
 	})
 }
 
-func wire(eth, tap netlink.Link, alias string, mtu int) error {
+func wire(eth, tap netlink.Link, alias string, mtu int, closed []match) error {
 	name := tap.Attrs().Name
 	if err := netlink.LinkSetAlias(tap, alias); err != nil {
 		return fmt.Errorf("mark tap %s: %w", name, err)
@@ -65,15 +65,15 @@ func wire(eth, tap netlink.Link, alias string, mtu int) error {
 	if err := errors.Join(netlink.LinkSetUp(tap), netlink.LinkSetUp(eth)); err != nil {
 		return fmt.Errorf("bring up tap %s and its link: %w", name, err)
 	}
-	return errors.Join(redirect(eth, tap), redirect(tap, eth))
+	return errors.Join(redirect(eth, tap, nil), redirect(tap, eth, closed))
 }
 
-// redirect sends every frame that comes in at from out of to.
-func redirect(from, to netlink.Link) error {
-	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: from.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
-	}}
-	if err := netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) {
+var ingress = netlink.MakeHandle(0xffff, 0)
+
+// redirect sends every frame that comes in at from out of to, but for what is closed.
+func redirect(from, to netlink.Link, closed []match) error {
+	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: ingress, Parent: netlink.HANDLE_INGRESS}}
+	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
 			return errdefs.New(errdefs.FailedPrecondition, "this kernel cannot redirect frames: %w; load the modules with `modprobe -a sch_ingress cls_u32 act_mirred`", err)
 		}
@@ -81,11 +81,11 @@ func redirect(from, to netlink.Link) error {
 	}
 	filter := &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: from.Attrs().Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 1, Protocol: unix.ETH_P_ALL,
+			LinkIndex: from.Attrs().Index, Parent: ingress, Priority: priorityAll, Protocol: unix.ETH_P_ALL,
 		},
 		Actions: []netlink.Action{netlink.NewMirredAction(to.Attrs().Index)},
 	}
-	old, err := netlink.FilterList(from, netlink.MakeHandle(0xffff, 0))
+	old, err := netlink.FilterList(from, ingress)
 	if err != nil {
 		return fmt.Errorf("list the filters of %s: %w", from.Attrs().Name, err)
 	}
@@ -93,6 +93,9 @@ func redirect(from, to netlink.Link) error {
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("remove a filter from %s: %w", from.Attrs().Name, err)
 		}
+	}
+	if err := fence(from, to, closed); err != nil {
+		return err
 	}
 	if err := netlink.FilterAdd(filter); err != nil {
 		return fmt.Errorf("redirect from %s to %s: %w", from.Attrs().Name, to.Attrs().Name, err)

@@ -1,0 +1,57 @@
+package network
+
+import (
+	"net/netip"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// alwaysClosed are addresses at which clouds tell a machine its identity and credentials. Guests are not that machine.
+var alwaysClosed = [...]string{
+	"169.254.0.0/16",     // link-local: AWS, Google, Azure, OpenStack, Oracle and most others
+	"168.63.129.16/32",   // Azure
+	"100.100.100.200/32", // Alibaba
+	"192.0.0.192/32",     // Oracle
+	"fd00:ec2::254/128",  // AWS
+	"fd20:ce::254/128",   // Google
+	"fd00:42::42/128",    // Scaleway
+}
+
+// Closed says which networks guests do not reach. The zero value closes nothing.
+type Closed struct {
+	Closed []netip.Prefix
+	Open   []netip.Prefix // wins over Closed
+}
+
+// NewClosed is what is closed by default and what closed adds to it, but for what open names; both are CIDRs or addresses.
+// Errors: InvalidArgument.
+func NewClosed(closed, open []string) (Closed, error) {
+	var out Closed
+	var err error
+	if out.Closed, err = Prefixes("network.closed", append(alwaysClosed[:], closed...)); err != nil {
+		return Closed{}, err
+	}
+	if out.Open, err = Prefixes("network.open", open); err != nil {
+		return Closed{}, err
+	}
+	return out, nil
+}
+
+// Prefixes reads CIDRs and single addresses; setting is where they come from, for the error.
+func Prefixes(setting string, list []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if a, aerr := netip.ParseAddr(s); aerr == nil && a.Zone() == "" {
+			p, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		switch {
+		case err != nil || p.Addr().Is4In6():
+			return nil, errdefs.Invalidf("%s: %q is neither an address nor a network such as 192.168.7.0/24 or fd00:7::/48", setting, s)
+		case p != p.Masked():
+			return nil, errdefs.Invalidf("%s: %q has bits beyond its length; write %s", setting, s, p.Masked())
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
