@@ -196,8 +196,12 @@ func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Ac
 }
 
 // imagesOf returns the images that the disks of x stand on, that of the VM and those of its containers: exactly these,
-// whatever their names mean here by now.
+// whatever their names mean here by now. Who may clone what the operator shares may use its images too; a snapshot of a
+// namespace can say anything of its images, so the namespace needs a right to them.
 func (e *Engine) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
+	if x.Owner.Operator() {
+		ctx = vm.OnBehalf(ctx, x.Owner)
+	}
 	var out []image.Image
 	for _, want := range x.Images() {
 		img, err := e.images.Get(ctx, want.Digest)

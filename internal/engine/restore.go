@@ -92,7 +92,7 @@ func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapsho
 	} else if _, err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
 		return nil, err
 	}
-	return e.imagesOf(ctx, x)
+	return e.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), x) // the VM stands on them already
 }
 
 // clear ends the process of m, if it has one, and writes that down: from here it is going back, whatever happens.

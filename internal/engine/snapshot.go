@@ -207,7 +207,7 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 
 // manifestOf is what the origin of an image knows it by; "" is not known: a clone elsewhere has to find it by its name.
 func (e *Engine) manifestOf(ctx context.Context, digest string) string {
-	img, err := e.images.Get(ctx, digest)
+	img, err := e.images.Get(vm.OnBehalf(ctx, vm.Owner{}), digest) // the VM stands on it already
 	if err != nil {
 		return ""
 	}

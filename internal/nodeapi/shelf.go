@@ -191,7 +191,7 @@ func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Sna
 // fetchImages pulls the images of snap.
 func (s *Shelf) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
 	for _, want := range snap.Images() {
-		if err := s.fetchImage(ctx, snap.Name, want, auth); err != nil {
+		if err := s.fetchImage(ctx, snap, want, auth); err != nil {
 			return err
 		}
 	}
@@ -200,7 +200,14 @@ func (s *Shelf) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []
 
 // fetchImage pulls an image of snap unless its very content is here: by the digest that its origin can answer to, where
 // there is one. What comes must turn out to be the image in any case.
-func (s *Shelf) fetchImage(ctx context.Context, snap string, want snapshot.Image, auth []image.RegistryAuth) error {
+//
+// What stands on an image does not give the right to it: a snapshot from a registry can name any digest. Those that the
+// operator shares do.
+func (s *Shelf) fetchImage(ctx context.Context, x snapshot.Snapshot, want snapshot.Image, auth []image.RegistryAuth) error {
+	if x.Owner.Operator() {
+		ctx = vm.OnBehalf(ctx, x.Owner)
+	}
+	snap := x.Name
 	if _, err := s.Images.Get(ctx, want.Digest); !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -27,7 +27,8 @@ type Images struct {
 	RegexpTranslation setting             `json:"regexpTranslation,omitempty"` // mappings by regular expression count
 	Registries        map[string]Registry `json:"registries,omitempty"`        // by host[:port]
 	MaxParallelPulls  int                 `json:"maxParallelPulls,omitempty"`
-	StallTimeout      string              `json:"stallTimeout,omitempty"` // of a connection without a byte
+	StallTimeout      string              `json:"stallTimeout,omitempty"`                // of a connection without a byte
+	Verification      string              `json:"pullCredentialsVerification,omitempty"` // who may use what is here, as the kubelet has it
 	GC                GC                  `json:"gc,omitzero"`
 
 	stall  time.Duration
@@ -96,6 +97,9 @@ func (i *Images) complete() error {
 	if i.MaxParallelPulls < 0 {
 		return errdefs.Invalidf("images.maxParallelPulls %d: it cannot be less than 1", i.MaxParallelPulls)
 	}
+	if _, err := pull.ParseVerification(i.Verification); err != nil {
+		return errdefs.Invalidf("images.pullCredentialsVerification: %w", err)
+	}
 	i.every = defaultGCInterval
 	if i.GC.Interval == "off" {
 		i.GC.Interval, i.every = "", 0
@@ -142,7 +146,7 @@ func (d *daemon) pullConfig() pull.Config {
 	return pull.Config{
 		Mappings: i.Mappings, Protocol: i.DownloadProtocol, Regexps: translate.RegexpEnabled(string(i.RegexpTranslation)),
 		Registries: registry.Config{Registries: registries}, Parallel: i.MaxParallelPulls, Stall: i.stall,
-		UserAgent: "cocoon/" + version.Version, Observer: d.metrics, Log: d.log.With("component", "pull"),
+		UserAgent: "cocoon/" + version.Version, Verify: pull.Verification(i.Verification), Observer: d.metrics, Log: d.log.With("component", "pull"),
 	}
 }
 

@@ -37,8 +37,10 @@ type Config struct {
 //
 //	lock                    taken exclusively for every change of names, shared while a temporary folder is made
 //	data/<sha256>/          one image: image.json and disk.raw, disk.qcow2 or config.json; never changed, only removed
+//	data/<sha256>/grants.json who has proved that they may have it, by repository; only ever added to
 //	data/<sha256>/unclaimed it goes unless a name refers to it: an import or a removal is not finished
 //	data/<sha256>/used      empty; its time is when the image was used last
+//	grants.key              of the keyed hashes in grants.json
 //	links/<name>            link to ../data/<sha256>; slashes of the name are written as %
 //	origins/<name>.json     where the content of the name was fetched from
 //	layers/<key>/           one layer of container images whose records name it: layer.ext4 and what gives the tar back

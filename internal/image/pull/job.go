@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // progressPace is the time between two reports of one phase.
@@ -16,13 +18,14 @@ const progressPace = 200 * time.Millisecond
 
 // jobKey tells transfers apart that could end differently. The hash covers what is secret.
 type jobKey struct {
-	key   string
-	force bool
-	hash  [sha256.Size]byte
+	key      string
+	force    bool
+	operator bool // on whose behalf: others have to prove more, and reach less
+	hash     [sha256.Size]byte
 }
 
-func keyOf(d translate.Decision, r image.PullRequest) jobKey {
-	k := jobKey{key: d.Key, force: r.Force}
+func keyOf(ctx context.Context, d translate.Decision, r image.PullRequest) jobKey {
+	k := jobKey{key: d.Key, force: r.Force, operator: vm.Behalf(ctx).Operator()}
 	h := sha256.New()
 	// Encoding cannot fail: these are strings and numbers.
 	_ = json.NewEncoder(h).Encode([]any{d.URL, d.Ref, d.Digest, d.SHA256, d.Checksums, plainOf(d.Transport), r.Auth})
@@ -42,8 +45,8 @@ func plainOf(p *translate.Profile) any {
 // job is one transfer. It goes on while anybody waits for it.
 type job struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when img and err are set
-	img    image.Image
+	done   chan struct{} // closed when got and err are set
+	got    registry.Pulled
 	err    error
 
 	mu      sync.Mutex
@@ -53,9 +56,9 @@ type job struct {
 
 // share takes part in a transfer, which is begun if there is none like it. The last caller to go away ends it, and
 // returns when it has cleaned up.
-func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRequest, progress func(image.Progress)) (registry.Pulled, error) {
 	news := make(chan struct{}, 1)
-	key := keyOf(d, r)
+	key := keyOf(ctx, d, r)
 	p.mu.Lock()
 	j := p.jobs[key]
 	if j == nil {
@@ -76,12 +79,12 @@ func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRe
 		select {
 		case <-j.done:
 			p.leave(key, j, news)
-			return j.img, j.err
+			return j.got, j.err
 		case <-ctx.Done():
 			if p.leave(key, j, news) {
 				<-j.done
 			}
-			return image.Image{}, ctx.Err()
+			return registry.Pulled{}, ctx.Err()
 		case <-news:
 			tell()
 		case <-pace.C:
@@ -92,13 +95,13 @@ func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRe
 
 // begin starts a transfer. Preconditions: mu is held.
 func (p *Puller) begin(ctx context.Context, key jobKey, d translate.Decision, r image.PullRequest) *job {
-	// The transfer is of all who wait for it; the values of the first caller's context do no harm.
+	// The transfer is of all who wait for it; of the first caller's context only counts whether it is the operator's.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	j := &job{cancel: cancel, done: make(chan struct{}), waiting: map[chan struct{}]bool{}}
 	p.jobs[key] = j
 	go func() { // whoever waits last waits for its end
 		defer cancel()
-		j.img, j.err = p.transfer(ctx, d, r, j.report)
+		j.got, j.err = p.transfer(ctx, d, r, j.report)
 		p.mu.Lock()
 		if p.jobs[key] == j {
 			delete(p.jobs, key)

@@ -11,6 +11,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // DefaultParallel is how many transfers run at a time.
@@ -34,6 +36,7 @@ type Config struct {
 	Parallel   int             // transfers at a time; 0 is DefaultParallel
 	Stall      time.Duration   // of a connection without a byte until it is made anew; 0 is fetch's default
 	UserAgent  string
+	Verify     Verification // of images that are here; "" is VerifyPulled
 	Observer   Observer     // nil: nobody
 	Log        *slog.Logger // nil discards
 }
@@ -69,6 +72,10 @@ func New(cfg Config, store *local.Store) (*Puller, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	var err error
+	if cfg.Verify, err = ParseVerification(string(cfg.Verify)); err != nil {
+		return nil, err
+	}
 	if cfg.Parallel < 0 {
 		return nil, errdefs.Invalidf("%d parallel pulls are not possible", cfg.Parallel)
 	}
@@ -86,6 +93,9 @@ func New(cfg Config, store *local.Store) (*Puller, error) {
 }
 
 // Pull implements image.Puller. progress is called when the network is used, and only then.
+//
+// On behalf of somebody other than the operator, an image that is here is used if it came without credentials, if those of
+// the request are ones that it came with, or if the registry, asked anew, takes them.
 // Besides the errors of the contract: AlreadyExists when r asks for what is new of an image that was imported and so has
 // no origin; with Force it is replaced by what its name leads to.
 func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
@@ -102,9 +112,13 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	if err != nil {
 		return image.Image{}, err
 	}
+	if d.Kind == translate.Local && policy == image.PullAlways && !vm.Behalf(ctx).Operator() {
+		return image.Image{}, errdefs.Invalidf("%s is the id of an image, and with the policy Always a registry has to be asked for it; name it REPOSITORY@DIGEST", d.Name)
+	}
 	here, err := p.find(ctx, d, r.Name)
+	have := err == nil
 	switch {
-	case err == nil:
+	case have:
 	case !errdefs.IsNotFound(err):
 		return image.Image{}, err
 	case d.Kind == translate.Local:
@@ -112,26 +126,56 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	case policy == image.PullNever:
 		return image.Image{}, errdefs.NotFoundf("the image %s is not here, and the policy is never to pull it; `cocoon image pull` fetches it", d.Name)
 	}
-	switch have := err == nil; {
+	switch {
 	case have && (policy != image.PullAlways || d.Kind == translate.Local) && !r.Force:
-		p.store.Touch(here.img.ID)
-		return here.img, nil
+		img, done, err := p.use(ctx, d, here, r, policy, progress)
+		if done || err != nil {
+			return img, err
+		}
 	case have && here.imported() && !r.Force:
 		return image.Image{}, errdefs.Existsf("the image %s was imported here and has no origin that could be asked; to replace it by what its name leads to, pull it by force", d.Name)
 	case d.Kind == translate.Local:
 		return image.Image{}, errdefs.Invalidf("%s is the id of an image, which says nothing of where to fetch it", d.Name)
 	}
-	img, err := p.share(ctx, d, r, progress)
+	got, err := p.share(ctx, d, r, progress)
+	if err == nil {
+		err = p.record(ctx, d, got.ID, got.Proof)
+	}
 	if err != nil {
 		return image.Image{}, fmt.Errorf("pull image %s: %w", d.Name, err)
 	}
-	return img, nil
+	return got.Image, nil
+}
+
+// use returns an image that is here, once it is clear that the request may have it. When it is not done, the image has to
+// be fetched as if it were not here.
+func (p *Puller) use(ctx context.Context, d translate.Decision, here found, r image.PullRequest, policy image.PullPolicy, progress func(image.Progress)) (img image.Image, done bool, err error) {
+	ok, err := p.may(ctx, d, here, r.Auth)
+	if err != nil {
+		return image.Image{}, false, fmt.Errorf("use image %s: %w", d.Name, err)
+	}
+	if !ok {
+		switch {
+		case policy == image.PullNever || sourceOf(d, here) == "":
+			return image.Image{}, false, foreign(ctx, d.Name)
+		case d.Ref == "" || here.origin.Digest == "":
+			return image.Image{}, false, nil
+		}
+		if err := p.ask(ctx, d, here, r, progress); errdefs.IsNotFound(err) {
+			return image.Image{}, false, nil // perhaps the name leads to another one by now
+		} else if err != nil {
+			return image.Image{}, false, fmt.Errorf("pull image %s: %w", d.Name, err)
+		}
+	}
+	p.store.Touch(here.img.ID)
+	return here.img, true, nil
 }
 
 // found is an image of the store and where it came from.
 type found struct {
 	img    image.Image
 	origin local.Origin
+	keyed  bool // the name itself led to it, not an id, or another name of the same image
 }
 
 func (f found) imported() bool { return f.origin.IsZero() }
@@ -144,7 +188,7 @@ func (p *Puller) find(ctx context.Context, d translate.Decision, name string) (f
 	}
 	o, img, err := p.store.Origin(ctx, d.Key)
 	if err == nil && (d.Digest == "" || d.Kind == translate.Registry || d.Digest == img.ID || d.Digest == o.Digest) {
-		return found{img, o}, nil
+		return found{img, o, true}, nil
 	}
 	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsInvalid(err) {
 		return found{}, err
@@ -163,17 +207,35 @@ func (p *Puller) find(ctx context.Context, d translate.Decision, name string) (f
 	if errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
 		err = nil
 	}
-	return found{img, o}, err
+	return found{img, o, !byID(name, img)}, err
 }
 
-// Get resolves a reference as Pull does, without using the network: so that a VM boots from what was pulled for it.
+// byID reports whether a name led to an image because it begins the image's id.
+func byID(name string, img image.Image) bool {
+	hex, ok := strings.CutPrefix(img.ID, "sha256:")
+	return ok && strings.HasPrefix(hex, name) && !strings.HasPrefix(img.Name, name)
+}
+
+// Get resolves a reference as Pull does, without using the network: so that a VM boots from what was pulled for it. What the
+// namespace on whose behalf ctx is has never shown credentials for, and needed some, is NotFound.
 func (p *Puller) Get(ctx context.Context, ref string) (image.Image, error) {
 	d, err := p.names.Translate(ref)
-	if err != nil { // the mappings have no say in what is here already
+	if err != nil && vm.Behalf(ctx).Operator() { // the mappings have no say in what is here already
 		return p.store.Get(ctx, ref)
 	}
+	if err != nil {
+		return image.Image{}, err
+	}
 	here, err := p.find(ctx, d, ref)
-	return here.img, err
+	if err != nil {
+		return image.Image{}, err
+	}
+	if ok, err := p.granted(ctx, d, here); err != nil {
+		return image.Image{}, fmt.Errorf("use image %s: %w", d.Name, err)
+	} else if !ok {
+		return image.Image{}, foreign(ctx, d.Name)
+	}
+	return here.img, nil
 }
 
 // Push implements image.Pusher. Names mean what they mean for Pull.

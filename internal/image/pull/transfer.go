@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/compress"
 	"cocoonstack.io/cocoon/internal/image/fetch"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
 )
 
@@ -25,13 +26,13 @@ const (
 )
 
 // transfer waits for its turn and fetches.
-func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (img image.Image, err error) {
+func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (got registry.Pulled, err error) {
 	report(image.Progress{Phase: phaseResolve, Total: -1})
 	select {
 	case p.slots <- struct{}{}:
 		defer func() { <-p.slots }()
 	case <-ctx.Done():
-		return image.Image{}, ctx.Err()
+		return registry.Pulled{}, ctx.Err()
 	}
 	began := time.Now()
 	if o := p.cfg.Observer; o != nil {
@@ -40,15 +41,15 @@ func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.Pul
 		defer func() { o.Ended(string(d.Kind), time.Since(began), err) }()
 	}
 	if d.Ref != "" {
-		img, err = p.fromRegistry(ctx, d, r, report)
+		got, err = p.fromRegistry(ctx, d, r, report)
 	} else {
-		img, err = p.fromWeb(ctx, d, r.Force, report)
+		got.Image, err = p.fromWeb(ctx, d, r.Force, report)
 	}
 	if err == nil {
-		p.store.Touch(img.ID)
+		p.store.Touch(got.ID)
 		p.log.Info("image pulled", "op", "pull", "image", d.Key, "url", d.Printable, "dur", time.Since(began))
 	}
-	return img, err
+	return got, err
 }
 
 // count passes reports on and counts the bytes in them.
@@ -66,12 +67,12 @@ func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
 	}
 }
 
-func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (image.Image, error) {
+func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (registry.Pulled, error) {
 	ref := d.Ref
 	if d.Kind == translate.Mapped && d.Digest != "" { // the name demands what the mapping leaves open
 		repo, pinned, has := strings.Cut(ref, "@")
 		if has && pinned != d.Digest {
-			return image.Image{}, errdefs.DataLossf("digest mismatch: the mapping leads to %s, the name demands %s", pinned, d.Digest)
+			return registry.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping leads to %s, the name demands %s", pinned, d.Digest)
 		}
 		if i := strings.LastIndexByte(repo, ':'); i > strings.LastIndexByte(repo, '/') {
 			repo = repo[:i]

@@ -10,37 +10,78 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/ociclient"
 )
 
-// credentials returns what to try for a repository, in order: entries of the request that match it, the longest first,
-// then what the host has, and nothing at all only if there is nothing else.
-func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []image.RegistryAuth) []authn.Authenticator {
+// Proof says what a registry let an image be read with.
+type Proof struct {
+	Repository string              // host/path, as names are known: index.docker.io/library/alpine
+	Public     bool                // nothing, or the host's own credentials
+	Auth       *image.RegistryAuth // unless Public: the entry of the request; SECRET
+}
+
+// Covering returns the entries of auth that speak of the repository of ref, as Pull would try them.
+func Covering(ref string, auth []image.RegistryAuth) (repository string, entries []image.RegistryAuth, err error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return "", nil, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+	}
+	return r.Context().Name(), covering(r.Context(), auth), nil
+}
+
+// CoveringRepository is Covering for a repository as Proof has it. What is none is covered by nothing.
+func CoveringRepository(repository string, auth []image.RegistryAuth) []image.RegistryAuth {
+	repo, err := name.NewRepository(repository)
+	if err != nil {
+		return nil
+	}
+	return covering(repo, auth)
+}
+
+// covering returns the entries that speak of repo, the longest first.
+func covering(repo name.Repository, auth []image.RegistryAuth) []image.RegistryAuth {
 	type match struct {
 		length int
-		auth   authn.Authenticator
+		auth   image.RegistryAuth
 	}
 	var matches []match
 	for _, a := range auth {
 		if n, ok := covers(a.Registry, repo); ok {
-			matches = append(matches, match{n, authn.FromConfig(authConfig(a))})
+			matches = append(matches, match{n, a})
 		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return cmp.Compare(b.length, a.length) })
-	var out []authn.Authenticator
+	var out []image.RegistryAuth
 	for _, m := range matches {
 		out = append(out, m.auth)
+	}
+	return out
+}
+
+// credential is what may be tried, and what it would prove.
+type credential struct {
+	authn.Authenticator
+	entry *image.RegistryAuth // of the request; nil: the host's, or none
+}
+
+// credentials returns what to try for a repository, in order: entries of the request that match it, the longest first,
+// then what the host has, and nothing at all only if there is nothing else.
+func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []image.RegistryAuth) []credential {
+	var out []credential
+	for _, a := range covering(repo, auth) {
+		out = append(out, credential{authn.FromConfig(authConfig(a)), &a})
 	}
 	host, err := authn.Resolve(ctx, c.cfg.Keychain, repo)
 	if err != nil { // a broken file of the host must not keep a public image away
 		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", repo.RegistryStr())
 	}
 	if err == nil && host != authn.Anonymous {
-		out = append(out, host)
+		out = append(out, credential{Authenticator: host})
 	}
 	if len(out) == 0 {
-		out = append(out, authn.Anonymous)
+		out = append(out, credential{Authenticator: authn.Anonymous})
 	}
 	return out
 }

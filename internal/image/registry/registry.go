@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Config says how registries are reached.
@@ -72,24 +73,26 @@ func New(cfg Config, store *local.Store) *Client {
 
 // Pull makes the image that ref names (repository:tag or repository@digest) the content of the store's key. When the
 // registry still has what the key's origin says, nothing is transferred unless force is set. auth is tried before the
-// host's own docker configuration. progress may be nil; it is called by one
-// goroutine at a time.
+// host's own docker configuration. progress may be nil; it is called by one goroutine at a time.
+//
+// What is named by its digest and here already is not asked for, except on behalf of somebody other than the operator:
+// then the registry has to let it be read, and the result says with what.
 // Errors: InvalidArgument (reference, content), NotFound, FailedPrecondition (credentials), DataLoss (digest, truncated),
 // Unavailable (server, network), ResourceExhausted (disk), Unsupported (platform, schema).
-func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.RegistryAuth, force bool, progress func(image.Progress)) (image.Image, error) {
+func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.RegistryAuth, force bool, progress func(image.Progress)) (Pulled, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
-		return image.Image{}, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+		return Pulled{}, errdefs.Invalidf("%q is no image reference: %w", ref, err)
 	}
 	if err := local.CheckKey(key); err != nil {
-		return image.Image{}, err
+		return Pulled{}, err
 	}
 	known := ""
 	if !force {
 		if o, img, err := c.store.Origin(ctx, key); err == nil && o.Digest != "" {
-			if known = o.Digest; r.Identifier() == known {
+			if known = o.Digest; r.Identifier() == known && vm.Behalf(ctx).Operator() {
 				c.store.Touch(img.ID)
-				return img, nil // what is named by its digest cannot have changed
+				return Pulled{Image: img}, nil // what is named by its digest cannot have changed
 			}
 		}
 	}
@@ -98,17 +101,62 @@ func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.Registr
 		p := &pull{c: c, key: key, known: known, name: r.Name(), id: r.Identifier(), progress: progress}
 		img, err := p.from(ctx, e, auth)
 		if err == nil {
-			return img, nil
+			return Pulled{Image: img, Proof: p.remote.proof(r.Context())}, nil
 		}
 		if ctx.Err() != nil {
-			return image.Image{}, fmt.Errorf("pull %s: %w", r.Name(), ctx.Err())
+			return Pulled{}, fmt.Errorf("pull %s: %w", r.Name(), ctx.Err())
 		}
 		if e.mirror {
 			c.cfg.Log.Warn("mirror failed", "image", r.Name(), "mirror", e.repo.RegistryStr(), "err", err)
 		}
 		failed = err // the last is the registry itself
 	}
-	return image.Image{}, fmt.Errorf("pull %s: %w", r.Name(), failed)
+	return Pulled{}, fmt.Errorf("pull %s: %w", r.Name(), failed)
+}
+
+// Verify asks whether the registry lets what ref names be read, with auth or what the host has. Nothing is transferred.
+// Errors: as of Pull.
+func (c *Client) Verify(ctx context.Context, ref string, auth []image.RegistryAuth) (Proof, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return Proof{}, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+	}
+	for _, e := range c.endpoints(r.Context()) {
+		var proof Proof
+		if proof, err = c.verify(ctx, r, e, auth); err == nil {
+			return proof, nil
+		}
+		if ctx.Err() != nil {
+			return Proof{}, ctx.Err()
+		}
+	}
+	return Proof{}, fmt.Errorf("ask for %s: %w", r.Name(), err)
+}
+
+func (c *Client) verify(ctx context.Context, r name.Reference, e endpoint, auth []image.RegistryAuth) (Proof, error) {
+	at, err := c.connect(ctx, e, r.Identifier(), auth)
+	if err != nil {
+		return Proof{}, err
+	}
+	defer at.close()
+	if _, err := at.head(ctx, r.Identifier()); err != nil { // not all registries answer to HEAD
+		if _, _, _, err := at.manifest(ctx, r.Identifier()); err != nil {
+			return Proof{}, err
+		}
+	}
+	return at.proof(r.Context()), nil
+}
+
+// proof is what the session proves about an image of repo, which r may be a mirror of.
+func (r *remote) proof(repo name.Repository) Proof {
+	return Proof{Repository: repo.Name(), Public: r.entry == nil, Auth: r.entry}
+}
+
+// Pulled is an image that was pulled.
+type Pulled struct {
+	image.Image
+
+	Proof Proof // zero: the registry was not asked
 }
 
 // pull is one image from one endpoint.

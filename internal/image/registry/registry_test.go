@@ -171,7 +171,7 @@ func TestUnchangedTagCostsNoTransfer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return img
+		return img.Image
 	}
 	first := pull(false)
 	srv.sabotage(nil)
@@ -516,7 +516,7 @@ func TestDiskInAContainerImage(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, img, err)
 			continue
 		}
-		root, err := s.Prepare(t.Context(), img, t.TempDir(), 0)
+		root, err := s.Prepare(t.Context(), img.Image, t.TempDir(), 0)
 		if err != nil || c.want == vm.ImageDisk && len(root.Disks) != 1 {
 			t.Errorf("%s: %+v, %v", name, root, err)
 		}
@@ -634,7 +634,7 @@ func TestSecondVMCostsNoImageBytes(t *testing.T) {
 		return sizes
 	}
 	prepare := func() []vm.Disk {
-		root, err := s.Prepare(t.Context(), img, t.TempDir(), 64<<20)
+		root, err := s.Prepare(t.Context(), img.Image, t.TempDir(), 64<<20)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -76,6 +75,7 @@ type remote struct {
 	http  *http.Client
 	guard *guard
 	idle  func()
+	entry *image.RegistryAuth // of the request that let us in; nil: the host's, or none
 }
 
 func (r *remote) close() { r.idle() }
@@ -92,7 +92,7 @@ func (c *Client) connect(ctx context.Context, e endpoint, id string, auth []imag
 	var failed error
 	tries := c.credentials(ctx, e.repo, auth)
 	for _, a := range tries {
-		r := &remote{c: c, repo: e.repo, idle: plain.CloseIdleConnections, guard: &guard{e: e, next: &patient{plain, c.cfg.Backoff}}}
+		r := &remote{c: c, repo: e.repo, idle: plain.CloseIdleConnections, entry: a.entry, guard: &guard{e: e, next: &patient{plain, c.cfg.Backoff}}}
 		if failed = r.login(ctx, a); failed == nil {
 			failed = r.admits(ctx, id, len(tries) > 1)
 		}
@@ -108,8 +108,8 @@ func (c *Client) connect(ctx context.Context, e endpoint, id string, auth []imag
 }
 
 // login does the handshake of the registry's authentication.
-func (r *remote) login(ctx context.Context, a authn.Authenticator) error {
-	rt, err := transport.NewWithContext(ctx, r.repo.Registry, a, r.guard, []string{r.repo.Scope(transport.PullScope)})
+func (r *remote) login(ctx context.Context, a credential) error {
+	rt, err := transport.NewWithContext(ctx, r.repo.Registry, a.Authenticator, r.guard, []string{r.repo.Scope(transport.PullScope)})
 	if err != nil {
 		return r.unreachable(ctx, err)
 	}

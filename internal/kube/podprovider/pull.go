@@ -78,13 +78,13 @@ func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReque
 	return 0, true
 }
 
-// fetch asks the runtime for the image, with the pod's credentials where the network may be needed.
+// fetch asks the runtime for the image, with the pod's credentials where the network, or a proof, may be needed.
 func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (img image.Image, local bool, err error) {
 	never := r
 	never.Policy, never.Force = image.PullNever, false
-	if r.Policy != image.PullAlways { // an image that is here needs no secrets read
+	if r.Policy != image.PullAlways { // an image that is here and everybody's needs no secrets read
 		img, err := w.p.Runtime.Pull(ctx, never, nil)
-		if r.Policy == image.PullNever || !errdefs.IsNotFound(err) {
+		if !errdefs.IsNotFound(err) || r.Policy == image.PullNever && len(pod.Spec.ImagePullSecrets) == 0 {
 			return img, false, err
 		}
 	}

@@ -21,11 +21,12 @@ import (
 type origin struct {
 	takes time.Duration // a transfer
 
-	mu   sync.Mutex
-	err  error // of every transfer
-	img  image.Image
-	here bool
-	used []image.PullRequest // that used the network
+	mu      sync.Mutex
+	err     error // of every transfer
+	img     image.Image
+	here    bool
+	private bool                // only who shows credentials gets what is here
+	used    []image.PullRequest // that used the network
 }
 
 func (o *origin) pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
@@ -53,7 +54,7 @@ func (o *origin) begin(r image.PullRequest) (img image.Image, done bool, err err
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case r.Policy != image.PullAlways && o.here:
+	case r.Policy != image.PullAlways && o.here && (!o.private || len(r.Auth) > 0):
 		return o.img, true, nil
 	case r.Policy == image.PullNever:
 		return image.Image{}, true, errdefs.NotFoundf("image %s is not here", r.Name)
@@ -188,6 +189,30 @@ func TestPullSecrets(t *testing.T) {
 		events := w.told()
 		if !strings.Contains(events, "Warning FailedToRetrieveImagePullSecret Unable to retrieve some image pull secrets (missing)") || strings.Contains(events, "hunter2") {
 			t.Errorf("events: %s", events)
+		}
+	})
+}
+
+// An image that is here is used by a pod of policy Never only when its secrets are among those that it was pulled with.
+func TestPolicyNeverShowsThePodsSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{here: true, private: true, img: image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}}
+		w := startPulling(t, o)
+		defer w.stop()
+		w.create(pod(pullPolicy(corev1.PullNever), func(p *corev1.Pod) {
+			p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "creds"}}
+		}))
+		expect(t, w.after(time.Second), "Pending waiting:ErrImageNeverPull")
+		_, err := w.client.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "creds"}, Type: corev1.SecretTypeDockerConfigJson,
+			Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths":{"r.example":{"username":"u","password":"hunter2"}}}`)},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, w.after(30*time.Second), "Running running ready")
+		if len(o.asked()) != 0 {
+			t.Errorf("the network was used: %+v", o.asked())
 		}
 	})
 }

@@ -1,0 +1,206 @@
+package pull
+
+import (
+	"context"
+	"net/url"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Verification says who must prove that they may use an image that is here already. The values are the kubelet's.
+type Verification string
+
+// The kinds of verification. The operator never has to prove anything.
+const (
+	VerifyPulled Verification = "NeverVerifyPreloadedImages" // what was imported by hand is everybody's; the default
+	VerifyAll    Verification = "AlwaysVerify"               // what was imported by hand is the operator's alone
+	VerifyNone   Verification = "NeverVerify"                // what is here is everybody's
+)
+
+// ParseVerification reads a setting; "" is the default.
+func ParseVerification(s string) (Verification, error) {
+	switch v := Verification(s); v {
+	case "":
+		return VerifyPulled, nil
+	case VerifyPulled, VerifyAll, VerifyNone:
+		return v, nil
+	}
+	return "", errdefs.Invalidf("%q is none of NeverVerifyPreloadedImages, AlwaysVerify, NeverVerify", s)
+}
+
+// may reports whether the request of ctx may use an image that is here, and notes its namespace where its credentials say
+// so: a VM is made on behalf of a namespace, and without credentials.
+func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth []image.RegistryAuth) (bool, error) {
+	who := vm.Behalf(ctx)
+	if who.Operator() || p.cfg.Verify == VerifyNone {
+		return true, nil
+	}
+	if d.Kind == translate.Mapped && d.URL != "" && here.origin.URL == d.Printable { // the operator says who may: everybody
+		return true, nil
+	}
+	grants, err := p.store.Grants(ctx, here.img.ID)
+	if err != nil {
+		return false, err
+	}
+	source := sourceOf(d, here)
+	for of, g := range grants {
+		if source != "" && of != source {
+			continue
+		}
+		if g.Public {
+			return true, nil
+		}
+		shown, err := p.fingerprints(ctx, d, of, auth)
+		if err != nil {
+			return false, err
+		}
+		if slices.ContainsFunc(shown, func(k string) bool { return slices.Contains(g.Keys, k) }) {
+			return true, p.store.Grant(ctx, here.img.ID, of, local.Grant{Namespaces: []string{who.Namespace}})
+		}
+	}
+	return p.preloaded(ctx, source, here)
+}
+
+// granted reports whether somebody on whose behalf ctx is has shown before that they may use the image.
+func (p *Puller) granted(ctx context.Context, d translate.Decision, here found) (bool, error) {
+	who := vm.Behalf(ctx)
+	ok, err := p.may(ctx, d, here, nil)
+	if ok || err != nil {
+		return ok, err
+	}
+	grants, err := p.store.Grants(ctx, here.img.ID)
+	if err != nil {
+		return false, err
+	}
+	source := sourceOf(d, here)
+	for of, g := range grants {
+		if (source == "" || of == source) && slices.Contains(g.Namespaces, who.Namespace) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// preloaded reports whether the operator imported the image for everybody: under the name that is asked for, or, where an
+// id is, under any.
+func (p *Puller) preloaded(ctx context.Context, source string, here found) (bool, error) {
+	if p.cfg.Verify == VerifyAll {
+		return false, nil
+	}
+	if source == "" {
+		return p.store.Imported(ctx, "", here.img.ID)
+	}
+	return p.store.Imported(ctx, here.img.Name, here.img.ID)
+}
+
+// sourceOf is where grants of the name are kept: the registry's repository or the URL; "" when the name is an id, or leads
+// to an image that has another name.
+func sourceOf(d translate.Decision, here found) string {
+	switch {
+	case d.Kind == translate.Local || !here.keyed:
+		return ""
+	case d.Ref != "":
+		repo, _, err := registry.Covering(d.Ref, nil)
+		if err != nil {
+			return d.Ref
+		}
+		return repo
+	}
+	return d.Printable
+}
+
+// fingerprints are those of what the request shows for a source.
+func (p *Puller) fingerprints(ctx context.Context, d translate.Decision, source string, auth []image.RegistryAuth) ([]string, error) {
+	if secret := urlSecret(d); secret != "" && source == d.Printable {
+		k, err := p.store.Fingerprint(ctx, "url", secret)
+		return []string{k}, err
+	}
+	var out []string
+	for _, a := range registry.CoveringRepository(source, auth) {
+		k, err := p.fingerprint(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, k)
+	}
+	return out, nil
+}
+
+func (p *Puller) fingerprint(ctx context.Context, a image.RegistryAuth) (string, error) {
+	return p.store.Fingerprint(ctx, "registry", a.Username, a.Password, a.Token)
+}
+
+// urlSecret is what of a URL that a pod names may be secret: user, password and query.
+func urlSecret(d translate.Decision) string {
+	if d.Kind != translate.URL {
+		return ""
+	}
+	u, err := url.Parse(d.URL)
+	if err != nil {
+		return d.URL
+	}
+	secret := u.User.String()
+	if u.RawQuery != "" {
+		secret += "?" + u.RawQuery
+	}
+	return secret
+}
+
+// record notes what a transfer has proved, for the content that it brought.
+func (p *Puller) record(ctx context.Context, d translate.Decision, id string, proof registry.Proof) error {
+	var g local.Grant
+	source := proof.Repository
+	switch secret := urlSecret(d); {
+	case d.Ref != "" && source == "", // the registry was not asked
+		d.Ref == "" && d.Kind == translate.Mapped: // with secrets of the operator; the mapping says who may
+		return nil
+	case proof.Auth != nil:
+		k, err := p.fingerprint(ctx, *proof.Auth)
+		if err != nil {
+			return err
+		}
+		g.Keys = []string{k}
+	case d.Ref != "":
+		g.Public = true
+	case secret != "":
+		k, err := p.store.Fingerprint(ctx, "url", secret)
+		if err != nil {
+			return err
+		}
+		source, g.Keys = d.Printable, []string{k}
+	default:
+		source, g.Public = d.Printable, true
+	}
+	if who := vm.Behalf(ctx); !who.Operator() && !g.Public {
+		g.Namespaces = []string{who.Namespace}
+	}
+	return p.store.Grant(ctx, id, source, g)
+}
+
+// ask has the registry say whether the request may use the very image that is here. What the registry does not have any
+// more is NotFound.
+func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r image.PullRequest, progress func(image.Progress)) error {
+	repo, _, err := registry.Covering(d.Ref, nil)
+	if err != nil {
+		return err
+	}
+	if progress != nil {
+		progress(image.Progress{Phase: phaseResolve, Total: -1})
+	}
+	proof, err := p.registry.Verify(ctx, repo+"@"+here.origin.Digest, r.Auth)
+	if err != nil {
+		return err
+	}
+	return p.record(ctx, d, here.img.ID, proof)
+}
+
+// foreign says that an image is here and not for whom the request is.
+func foreign(ctx context.Context, name translate.Name) error {
+	return errdefs.NotFoundf("nothing here shows that namespace %s may use the image %s; give the pod imagePullSecrets for its registry and the policy IfNotPresent or Always", vm.Behalf(ctx).Namespace, name)
+}
