@@ -17,7 +17,9 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // DefaultSocket is where cocoond serves unless told otherwise.
@@ -51,6 +53,8 @@ type app struct {
 	Options
 	dir    string
 	socket string
+
+	namespace string // on whose behalf; "": what BehalfName in the environment says, else the operator
 
 	errorFD int  // descriptor for failures as JSON; 0: none
 	parsed  bool // flags and arguments were accepted: what fails from here on is no mistake of writing
@@ -90,8 +94,11 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 		// A group of verbs given no verb shows its help.
-		RunE:             func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		PersistentPreRun: func(*cobra.Command, []string) { a.parsed = true },
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			a.parsed = true
+			return a.onBehalf(cmd)
+		},
 	}
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
@@ -99,6 +106,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 	f := root.PersistentFlags()
 	f.StringVar(&a.dir, "dir", a.Getenv("COCOON_DIR"), "`DIR` of an instance made by cocoon up [COCOON_DIR]")
 	f.StringVar(&a.socket, "socket", a.Getenv("COCOON_SOCKET"), "`PATH` of cocoond's socket; wins over --dir [COCOON_SOCKET] (default "+DefaultSocket+")")
+	f.StringVar(&a.namespace, "namespace", "", "act for the VMs and snapshots of `NAMESPACE` of the cluster alone; without it, for all")
 	f.IntVar(&a.errorFD, "error-fd", 0, "descriptor to which a failure is written as JSON, for programs")
 	f.Lookup("error-fd").Hidden = true
 	f.Lookup("dir").DefValue = ""
@@ -120,6 +128,21 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 	}
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
 	return root
+}
+
+// onBehalf has the calls of cmd made for whom flag or environment say.
+func (a *app) onBehalf(cmd *cobra.Command) error {
+	who, err := nodejson.ParseBehalf(a.Getenv(nodejson.BehalfName))
+	if err != nil {
+		return err
+	}
+	if a.namespace != "" {
+		who = vm.Owner{Namespace: a.namespace}
+	}
+	if !who.Operator() {
+		cmd.SetContext(vm.OnBehalf(cmd.Context(), who))
+	}
+	return nil
 }
 
 // group makes a command that only holds others.

@@ -28,7 +28,7 @@ type specFlags struct {
 	accel, firmware, driver                string
 	cpus, nics                             int
 	memory, storage                        sizeFlag
-	env, labels                            []string
+	env, labels, offered                   []string
 	entrypoint                             string
 	tty, stdin                             bool
 	stopGrace                              time.Duration
@@ -55,6 +55,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.BoolVarP(&f.stdin, "interactive", "i", false, "keep a standard input open for the main process; see vm attach")
 	fs.BoolVarP(&f.tty, "tty", "t", false, "give the main process a terminal")
 	fs.StringArrayVar(&f.labels, "label", nil, "label KEY=VALUE; may be repeated")
+	fs.StringSliceVar(&f.offered, "offer", nil, "namespaces of the cluster of which a pod may take the VM over, and remove it")
 	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
 	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's)")
@@ -108,6 +109,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	for range f.nics {
 		s.NICs = append(s.NICs, vm.NICSpec{Network: f.network})
 	}
+	s.Offered = f.offered
 	s.Labels, err = parseLabels(f.labels)
 	return s, err
 }

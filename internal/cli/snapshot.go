@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +21,7 @@ func (a *app) snapshotCommand() *cobra.Command {
   cocoon vm clone --name web-2 warm
   cocoon snapshot push warm registry.example.com/team/warm:v1
   cocoon snapshot export warm -o warm.tar`,
-		a.snapshotSaveCommand(), a.snapshotListCommand(), a.snapshotInspectCommand(), a.snapshotRmCommand(),
+		a.snapshotSaveCommand(), a.snapshotListCommand(), a.snapshotInspectCommand(), a.snapshotRmCommand(), a.snapshotPublishCommand(),
 		a.snapshotExportCommand(), a.snapshotImportCommand(), a.snapshotPushCommand(), a.snapshotPullCommand(), a.snapshotRemoteCommand())
 }
 
@@ -111,10 +113,18 @@ func (a *app) printSnapshots(all []snapshot.Snapshot) error {
 	rows := make([][]string, len(all))
 	for i, s := range all {
 		rows[i] = []string{
-			s.Name, shortID(s.ID), kind(s), s.Source.VMName, s.Image, strconv.Itoa(s.CPU), FormatSize(s.Memory), FormatSize(s.Size), age(now, s.CreatedAt),
+			s.Owner.Qualify(s.Name), shortID(s.ID), kind(s), s.Source.VMName, sharing(s.Published), s.Image, strconv.Itoa(s.CPU), FormatSize(s.Memory), FormatSize(s.Size), age(now, s.CreatedAt),
 		}
 	}
-	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "VM", "IMAGE", "CPU", "MEMORY", "SIZE", "AGE"}, rows)
+	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "VM", "PUBLISHED", "IMAGE", "CPU", "MEMORY", "SIZE", "AGE"}, rows)
+}
+
+// sharing says with whom the operator shares something.
+func sharing(namespaces []string) string {
+	if slices.Contains(namespaces, vm.Everyone) {
+		return "all"
+	}
+	return strings.Join(namespaces, ",")
 }
 
 func shortID(id string) string { return id[:min(12, len(id))] }
@@ -156,6 +166,40 @@ func (a *app) snapshotInspectCommand() *cobra.Command {
 	outputFlag(cmd, &out)
 	out = formatJSON
 	cmd.Flags().Lookup("output").DefValue = string(formatJSON)
+	return cmd
+}
+
+func (a *app) snapshotPublishCommand() *cobra.Command {
+	var namespaces []string
+	var all, none bool
+	cmd := &cobra.Command{
+		Use: "publish SNAPSHOT (--to NAMESPACE[,...] | --all | --none)", Short: "Let namespaces of the cluster clone from a snapshot",
+		Long: `Let namespaces of the cluster clone from a snapshot of yours. Without that, nobody but you does: a clone has all of the
+memory of the guest that was saved. What is given replaces what was published before. Clones that were made stay.` + snapshotHelp,
+		Example: `  cocoon snapshot publish golden --to prod,staging
+  cocoon snapshot publish golden --all
+  cocoon snapshot publish golden --none`,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: inTurn(a.completeSnapshots),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all {
+				namespaces = []string{vm.Everyone}
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				s, err := c.PublishSnapshot(cmd.Context(), args[0], namespaces)
+				if err != nil {
+					return err
+				}
+				return a.printSnapshots([]snapshot.Snapshot{s})
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringSliceVar(&namespaces, "to", nil, "namespaces that may clone from it")
+	fs.BoolVar(&all, "all", false, "all namespaces may, those to come too")
+	fs.BoolVar(&none, "none", false, "nobody else may any more")
+	cmd.MarkFlagsMutuallyExclusive("to", "all", "none")
+	cmd.MarkFlagsOneRequired("to", "all", "none")
+	fs.SortFlags = false
 	return cmd
 }
 

@@ -194,7 +194,7 @@ func (a *app) printVMs(all []vm.Record) error {
 	rows := make([][]string, len(all))
 	for i, r := range all {
 		rows[i] = []string{
-			r.Spec.Name, string(r.ID)[:min(12, len(r.ID))], stateWord(r), r.Spec.Image,
+			r.Owner.Qualify(r.Spec.Name), string(r.ID)[:min(12, len(r.ID))], stateWord(r), r.Spec.Image,
 			strconv.Itoa(r.Spec.CPUs), FormatSize(r.Spec.Memory), addresses(r), age(now, r.CreatedAt),
 		}
 	}

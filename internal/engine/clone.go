@@ -77,9 +77,43 @@ func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held,
 	case spec.FromDir != "" && !filepath.IsAbs(spec.FromDir):
 		return nil, errdefs.Invalidf("the folder %q must be an absolute path", spec.FromDir)
 	case spec.FromDir != "":
-		return store.HoldDir(ctx, spec.FromDir)
+		return e.holdDir(ctx, store, spec.FromDir)
 	}
 	return store.Hold(ctx, spec.Snapshot)
+}
+
+// holdDir is Store.HoldDir on behalf of whom ctx says: others than the operator clone from folders alone that he lists, and
+// not from what belongs to somebody else there.
+func (e *Engine) holdDir(ctx context.Context, store snapshot.Store, dir string) (snapshot.Held, error) {
+	who := vm.Behalf(ctx)
+	if !who.Operator() && !e.openDir(dir) {
+		return nil, errdefs.NotFoundf("namespace %s may not clone from the folder %s; the operator lists folders for that in cloneDirs", who.Namespace, dir)
+	}
+	h, err := store.HoldDir(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	if owner := h.Snapshot().Owner; !who.Reaches(owner) && !owner.Operator() {
+		h.Release()
+		return nil, errdefs.NotFoundf("there is no snapshot of namespace %s in the folder %s", who.Namespace, dir)
+	}
+	return h, nil
+}
+
+// openDir reports whether dir, wherever links lead, is below one of the folders that are open to others than the operator.
+func (e *Engine) openDir(dir string) bool {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(e.cfg.CloneDirs, func(parent string) bool {
+		parent, err := filepath.EvalSymlinks(parent)
+		if err != nil {
+			return false
+		}
+		below, err := filepath.Rel(parent, real)
+		return err == nil && filepath.IsLocal(below)
+	})
 }
 
 // designClone returns the first record of the clone id of x: everything that can be refused is refused here.
@@ -109,7 +143,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	if err != nil {
 		return r, nil, err
 	}
-	r.ID, r.Process, r.Snapshot = id, process, x.ID
+	r.ID, r.Owner, r.Process, r.Snapshot = id, vm.Behalf(ctx), process, x.ID
 	if r.Containers, err = containersIn(x, r.Spec, live); err != nil {
 		return r, nil, err
 	}
@@ -142,7 +176,7 @@ func defaultName(id vm.ID) string { return "cocoon-clone-" + string(id) }
 // cloneSpec is what spec asks for over what the snapshot's VM was asked for.
 func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
 	s := x.Record.Spec.Clone()
-	s.Name, s.Hostname, s.Labels, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, x.Hypervisor, x.Image
+	s.Name, s.Hostname, s.Labels, s.Offered, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Hypervisor, x.Image
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
 	if s.Name == "" {
 		s.Name = defaultName(id)

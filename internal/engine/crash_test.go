@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
@@ -82,7 +83,7 @@ func crash(dir, op string, at int64) error {
 			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
-	}, nil, scripts()[op].pool, 0)
+	}, nil, engine.Config{PoolSize: scripts()[op].pool})
 	if err != nil {
 		return err
 	}

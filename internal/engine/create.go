@@ -91,6 +91,7 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op str
 	if err != nil {
 		return vm.Record{}, err
 	}
+	r.Owner = vm.Behalf(ctx)
 	more, err := e.designContainers(ctx, &r)
 	if err != nil {
 		return vm.Record{}, err
@@ -102,7 +103,7 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op str
 
 // raise makes r a VM under an intent, which build settles. When it fails nothing of the VM stays.
 func (e *Engine) raise(ctx context.Context, r vm.Record, op string, build func(*machine, *undo.Stack) (vm.Record, error)) (vm.Record, error) {
-	if err := e.index.reserve(r.Spec.Name, r.ID); err != nil {
+	if err := e.index.reserve(r.Owner.Qualify(r.Spec.Name), r.ID); err != nil {
 		return vm.Record{}, err
 	}
 	m := e.newMachine(r)
@@ -112,7 +113,7 @@ func (e *Engine) raise(ctx context.Context, r vm.Record, op string, build func(*
 		err = e.insert(ctx, m, e.begin(op, stepDisks, nil))
 	}
 	if err != nil {
-		e.index.unreserve(r.Spec.Name)
+		e.index.unreserve(m.key())
 		return vm.Record{}, err
 	}
 	var back undo.Stack
@@ -207,7 +208,7 @@ func (e *Engine) attach(ctx context.Context, r vm.Record, back *undo.Stack, fres
 		if err != nil {
 			return nil, err
 		}
-		nic, err := n.Attach(ctx, r.ID, r.Spec.Name, i, want)
+		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want)
 		if err != nil {
 			return nil, err
 		}

@@ -38,6 +38,9 @@ type Config struct {
 	PoolSize       int    // clones kept ready of each snapshot that VMs are cloned from; 0: none
 	PoolMemory     int64  // bytes of memory that their guests may have in all
 
+	CloneDirs []string                                // absolute folders with exported snapshots that others than the operator may clone from
+	OwnerOf   func(labels map[string]string) vm.Owner // of a VM that was made before records had owners; nil: the operator
+
 	AgentTimeout    time.Duration // how long exec and the like wait for a guest to come up; 2 min (emulated guests are slow)
 	StopMargin      time.Duration // what a guest gets beyond its grace to sync and power off; 5 s
 	PoweroffTimeout time.Duration // from the acknowledged exit of the main process until the VM is killed; 15 s

@@ -47,7 +47,7 @@ func faultAt(t *testing.T, op string, s script, at int64) bool {
 		return nil
 	}
 	r := newRig(t, func(r *rig) {
-		r.world.Fault, r.parallel, r.pool = point, true, s.pool
+		r.world.Fault, r.parallel, r.cfg.PoolSize = point, true, s.pool
 		r.wrap = func(j journal.Journal) journal.Journal {
 			return journaltest.Faulty{Journal: j, Hook: func(p journaltest.Point) error {
 				return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))

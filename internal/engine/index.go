@@ -51,6 +51,19 @@ func (m *machine) record() vm.Record { return *m.rec.Load() }
 // name is the VM's name, which never changes.
 func (m *machine) name() string { return m.rec.Load().Spec.Name }
 
+// key is the VM's name as it is unique on the node.
+func (m *machine) key() string {
+	r := m.rec.Load()
+	return r.Owner.Qualify(r.Spec.Name)
+}
+
+// named is what references to m are matched against.
+func (m *machine) named() vm.Named { return named(*m.rec.Load()) }
+
+func named(r vm.Record) vm.Named {
+	return vm.Named{ID: r.ID, Name: r.Spec.Name, Owner: r.Owner, Shared: r.Spec.Offered}
+}
+
 // index finds VMs. It is a cache of the journal that the engine keeps itself, being the only writer.
 type index struct {
 	// gate is held for reading over a change of the journal and of the index, so that who holds it for writing sees
@@ -59,43 +72,43 @@ type index struct {
 
 	mu    sync.RWMutex
 	byID  map[vm.ID]*machine
-	names map[string]vm.ID // of byID, and those that are being created
+	names map[string]vm.ID // by key: of byID, and those that are being created
 }
 
 func newIndex() index {
 	return index{byID: map[vm.ID]*machine{}, names: map[string]vm.ID{}}
 }
 
-// reserve takes name for id, or returns AlreadyExists.
-func (x *index) reserve(name string, id vm.ID) error {
+// reserve takes a name, as machine.key gives it, for id, or returns AlreadyExists.
+func (x *index) reserve(key string, id vm.ID) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if _, taken := x.names[name]; taken {
-		return errdefs.Existsf("a VM called %q exists already; choose another name or remove it first", name)
+	if _, taken := x.names[key]; taken {
+		return errdefs.Existsf("a VM called %q exists already; choose another name or remove it first", key)
 	}
-	x.names[name] = id
+	x.names[key] = id
 	return nil
 }
 
 // unreserve gives up a name whose VM did not come to be.
-func (x *index) unreserve(name string) {
+func (x *index) unreserve(key string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.names, name)
+	delete(x.names, key)
 }
 
 func (x *index) add(m *machine) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byID[m.id] = m
-	x.names[m.name()] = m.id
+	x.names[m.key()] = m.id
 }
 
 func (x *index) remove(m *machine) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.byID, m.id)
-	delete(x.names, m.name())
+	delete(x.names, m.key())
 }
 
 func (x *index) get(id vm.ID) *machine {
@@ -116,24 +129,30 @@ func (x *index) all() []*machine {
 	return out
 }
 
-// find resolves a reference: id, name, or unique prefix of an id.
-func (x *index) find(ref string) (*machine, error) {
+// reference is how VMs are named in requests.
+var reference = vm.Kind{Noun: "VM", List: "cocoon vm list"}
+
+// find resolves a reference on behalf of whom ctx says; see vm.Kind.Match. A VM of somebody else is NotFound.
+func (x *index) find(ctx context.Context, ref string) (*machine, error) {
 	if ref == "" {
 		return nil, errdefs.Invalidf("name a VM, by name, id or unique prefix of its id")
 	}
+	who := vm.Behalf(ctx)
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if m := x.byID[vm.ID(ref)]; m != nil {
+	if m := x.byID[vm.ID(ref)]; m != nil && m.named().VisibleTo(who) {
 		return m, nil
 	}
-	if m := x.byID[x.names[ref]]; m != nil {
+	if m := x.byID[x.names[who.Qualify(ref)]]; m != nil {
 		return m, nil
 	}
-	named := make([]vm.Named, 0, len(x.byID))
-	for id := range x.byID {
-		named = append(named, vm.Named{ID: id})
-	}
-	id, err := vm.Match(ref, named)
+	id, err := reference.Match(who, ref, func(yield func(vm.Named) bool) {
+		for _, m := range x.byID {
+			if !yield(m.named()) {
+				return
+			}
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +234,7 @@ func (e *Engine) forget(ctx context.Context, m *machine) error {
 
 // take finds the VM of ref and waits for its turn.
 func (e *Engine) take(ctx context.Context, ref string) (m *machine, release func(), err error) {
-	m, err = e.index.find(ref)
+	m, err = e.index.find(ctx, ref)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -169,7 +169,7 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 	}
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, err := e.index.find(ref)
+	m, err := e.index.find(ctx, ref)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func (r *rig) waiting(ctx context.Context) []vm.ID {
 }
 
 func TestPool(t *testing.T) {
-	r, ctx := newRig(t, func(r *rig) { r.pool = 1 }), t.Context()
+	r, ctx := newRig(t, func(r *rig) { r.cfg.PoolSize = 1 }), t.Context()
 	source, _ := r.source()
 	x := r.saved("gold")
 	fill := func() vm.ID {
@@ -126,7 +126,7 @@ func TestPool(t *testing.T) {
 func TestPoolThatCannotBeFilled(t *testing.T) {
 	tried := make(chan struct{}, 100)
 	r, ctx := newRig(t, func(r *rig) {
-		r.pool = 1
+		r.cfg.PoolSize = 1
 		r.world.Fault = func(call string) error {
 			if call == "driver.Pause" {
 				tried <- struct{}{}

@@ -89,7 +89,7 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 		if err != nil {
 			return r, err
 		}
-		if nic, err := n.Attach(ctx, r.ID, r.Spec.Name, i, want); err != nil {
+		if nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want); err != nil {
 			return r, err
 		} else if nic.MAC != en.rec.NICs[i].MAC || nic.Tap != en.rec.NICs[i].Tap {
 			return r, errdefs.New(errdefs.Internal, "interface %d was %s on %s in the pool and is %s on %s", i, en.rec.NICs[i].MAC, en.rec.NICs[i].Tap, nic.MAC, nic.Tap)

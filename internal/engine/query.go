@@ -17,14 +17,14 @@ func (e *Engine) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 	if err := e.life.ready(ctx); err != nil {
 		return vm.Record{}, err
 	}
-	m, err := e.index.find(ref)
+	m, err := e.index.find(ctx, ref)
 	if err != nil {
 		return vm.Record{}, err
 	}
 	return m.record().Clone(), nil
 }
 
-// List returns all records, sorted by name.
+// List returns all records on behalf of whom ctx says, sorted by name.
 func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
 	if err := e.life.ready(ctx); err != nil {
 		return nil, err
@@ -32,7 +32,9 @@ func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
 	all := e.index.all()
 	out := make([]vm.Record, 0, len(all))
 	for _, m := range all {
-		out = append(out, m.record().Clone())
+		if m.named().VisibleTo(vm.Behalf(ctx)) {
+			out = append(out, m.record().Clone())
+		}
 	}
 	return out, nil
 }
@@ -55,7 +57,7 @@ func (e *Engine) ImageInUse(digest string) bool {
 	return err != nil || slices.ContainsFunc(saved, func(x snapshot.Snapshot) bool { return x.ImageDigest == digest || standsOn(x.Record, digest) })
 }
 
-// Watch calls fn with every change after the revision until ctx ends or fn fails, and returns that error. With a
+// Watch calls fn, on behalf of whom ctx says, with every change after the revision until ctx ends or fn fails, and returns that error. With a
 // negative revision every VM there is comes first, as ADDED. A slow fn holds up nobody else; when it falls behind what
 // the journal keeps, and when the revision is older than that, the error is FailedPrecondition: watch anew from -1.
 func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) error) error {
@@ -64,11 +66,17 @@ func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) er
 	}
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
+	tell := func(ev vm.Event) error {
+		if !named(ev.Record).VisibleTo(vm.Behalf(caller)) {
+			return nil
+		}
+		return fn(ev)
+	}
 	if after < 0 {
 		var present []vm.Record
 		present, after = e.snapshot()
 		for _, r := range present {
-			if err := fn(vm.Event{Type: vm.EventAdded, Revision: r.Revision, Record: r}); err != nil {
+			if err := tell(vm.Event{Type: vm.EventAdded, Revision: r.Revision, Record: r}); err != nil {
 				return err
 			}
 		}
@@ -83,7 +91,7 @@ func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) er
 			return err
 		}
 		for _, event := range events {
-			if err := fn(event); err != nil {
+			if err := tell(event); err != nil {
 				return err
 			}
 			after = event.Revision
@@ -116,7 +124,7 @@ func (e *Engine) running(ctx context.Context, ref string) (*machine, *run, error
 	if err := e.life.ready(ctx); err != nil {
 		return nil, nil, err
 	}
-	m, err := e.index.find(ref)
+	m, err := e.index.find(ctx, ref)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,12 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -41,6 +43,9 @@ func (e *Engine) recover(ctx context.Context) error {
 	slots := make(chan struct{}, recoverWidth)
 	var wg sync.WaitGroup
 	for _, r := range records {
+		if r, err = e.own(ctx, r); err != nil {
+			return err
+		}
 		m := e.newMachine(r)
 		m.remains.Store(true) // for all we know
 		e.index.add(m)
@@ -57,6 +62,41 @@ func (e *Engine) recover(ctx context.Context) error {
 	e.sweep(ctx, intents)
 	e.log.Info("recovered", "count", len(records), "unfinished", len(unsettled), "dur", time.Since(began))
 	return ctx.Err()
+}
+
+// own gives a record of before there were owners, and the snapshots of its VM, the owner that its labels tell of.
+func (e *Engine) own(ctx context.Context, r vm.Record) (vm.Record, error) {
+	if !r.Owner.Operator() || e.cfg.OwnerOf == nil {
+		return r, nil
+	}
+	owner := e.cfg.OwnerOf(r.Spec.Labels)
+	if owner.Operator() {
+		return r, nil
+	}
+	ids := slices.Clone(r.SnapshotIDs)
+	if r.State == vm.StateHibernated {
+		ids = append(ids, r.Snapshot)
+	}
+	for _, id := range ids {
+		if e.snapshots == nil {
+			break
+		}
+		_, err := e.snapshots.Update(ctx, id, func(x *snapshot.Snapshot) {
+			if x.Source.VMID == r.ID && x.Owner.Operator() {
+				x.Owner = owner
+			}
+		})
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.Is(err, errdefs.DataLoss) {
+			return r, fmt.Errorf("give snapshot %s of vm %s its owner: %w", id, r.ID, err)
+		}
+	}
+	r.Owner = owner
+	owned, err := e.journal.Update(ctx, r)
+	if err != nil {
+		return r, fmt.Errorf("give vm %s its owner: %w", r.ID, err)
+	}
+	e.log.Info("vm of an earlier release has an owner now", "vm", r.ID, "namespace", owner.Namespace)
+	return owned, nil
 }
 
 // recoverOne recovers one VM. What cannot be recovered is in StateError then, with the reason; the others go on.

@@ -90,7 +90,7 @@ func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.N
 		if n == nil {
 			continue // not configured any more: it sweeps its taps itself should it come back
 		}
-		nic, err := n.Attach(ctx, r.ID, r.Spec.Name, i, r.Spec.NICs[i])
+		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, r.Spec.NICs[i])
 		if errdefs.Is(err, errdefs.ResourceExhausted) {
 			continue // it has no address, so it was never made
 		}

@@ -34,8 +34,7 @@ type rig struct {
 	end   func()
 
 	snapshots snapshot.Store // nil: the world's
-	pool      int            // clones kept ready
-	silence   time.Duration  // 0: the engine's default
+	cfg       engine.Config  // what is not as in all tests
 
 	journal  journal.Journal
 	parallel bool // other tests run beside this one
@@ -63,8 +62,8 @@ func (r *rig) newWorld() *enginetest.World {
 	return w
 }
 
-// build puts an engine together on the folders of dir.
-func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, pool int, silence time.Duration) (*engine.Engine, journal.Journal, error) {
+// build puts an engine together on the folders of dir; cfg says what is not the same for all tests.
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, cfg engine.Config) (*engine.Engine, journal.Journal, error) {
 	if snapshots == nil {
 		snapshots = w.Snapshots()
 	}
@@ -80,13 +79,13 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	if os.Getenv("ENGINE_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	e, err := engine.New(engine.Config{
-		StateDir: state, RunDir: filepath.Join(dir, "run"), DefaultDriver: "fake", DefaultNetwork: "net", Kernel: "/k", Initrd: "/i",
-		AgentTimeout: 10 * time.Second, StopMargin: 100 * time.Millisecond, PoweroffTimeout: 100 * time.Millisecond,
-		DrainTimeout: time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond, SilentMax: 10 * time.Millisecond,
-		Silence:  silence,
-		PoolSize: pool, PoolMemory: int64(pool) << 30, PoolPause: time.Millisecond,
-	}, engine.Deps{
+	cfg.StateDir, cfg.RunDir = state, filepath.Join(dir, "run")
+	cfg.DefaultDriver, cfg.DefaultNetwork, cfg.Kernel, cfg.Initrd = "fake", "net", "/k", "/i"
+	cfg.AgentTimeout, cfg.StopMargin, cfg.PoweroffTimeout = 10*time.Second, 100*time.Millisecond, 100*time.Millisecond
+	cfg.DrainTimeout, cfg.SilentMax = time.Second, 10*time.Millisecond
+	cfg.ReconnectMin, cfg.ReconnectMax = time.Millisecond, 10*time.Millisecond
+	cfg.PoolMemory, cfg.PoolPause = int64(cfg.PoolSize)<<30, time.Millisecond
+	e, err := engine.New(cfg, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
 		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots,
 	})
@@ -98,7 +97,7 @@ func (r *rig) start() {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
 	}
-	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.pool, r.silence)
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}

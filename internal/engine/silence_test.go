@@ -30,7 +30,7 @@ func wantSilent(t *testing.T, what string, err error) {
 }
 
 func TestSilentGuest(t *testing.T) {
-	r := newRig(t, func(r *rig) { r.silence = 100 * time.Millisecond })
+	r := newRig(t, func(r *rig) { r.cfg.Silence = 100 * time.Millisecond })
 	rec := r.must(r.Launch(t.Context(), spec("web")))
 	r.await("web", "ready", ready)
 	g := r.world.Guest(rec.ID)
@@ -59,7 +59,7 @@ func TestSavedGuestIsNotSilent(t *testing.T) {
 	const silence = 50 * time.Millisecond
 	var g *enginetest.Guest
 	r := newRig(t, func(r *rig) {
-		r.silence = silence
+		r.cfg.Silence = silence
 		r.world.Fault = func(call string) error {
 			if call == "driver.Save" {
 				g.Quiet(true)

@@ -320,7 +320,7 @@ func describe(x *snapshot.Snapshot, r vm.Record) {
 	}
 	x.Hypervisor, x.Boot = r.Driver, r.Boot
 	x.CPU, x.Memory, x.Storage, x.NICs = r.Spec.CPUs, r.Spec.Memory, r.Spec.Storage, len(r.Spec.NICs)
-	x.Source = snapshot.Source{VMID: r.ID, VMName: r.Spec.Name}
+	x.Owner, x.Source = r.Owner, snapshot.Source{VMID: r.ID, VMName: r.Spec.Name}
 	x.Record = inheritance(r)
 	x.NIC = x.Record.NICs
 	if len(x.NIC) > 0 {
@@ -373,6 +373,9 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 	x, err := store.Get(ctx, ref)
 	if err != nil {
 		return err
+	}
+	if !vm.Behalf(ctx).Reaches(x.Owner) {
+		return errdefs.Preconditionf("it is the operator's, who published it; only the operator removes it")
 	}
 	if _, busy := e.settling.Load(x.ID); busy {
 		return errdefs.Preconditionf("vm %s is being hibernated in it", x.Source.VMName)

@@ -30,7 +30,7 @@ func (e *Engine) operate(caller context.Context, op, ref string, act func(contex
 	}
 	defer release()
 	began := time.Now()
-	r, err := act(ctx, m)
+	r, err := act(vm.OnBehalf(ctx, m.record().Owner), m) // whoever asked: what is made of a VM belongs to whom the VM does
 	if err != nil {
 		return r.Clone(), e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, m.name(), err))
 	}

@@ -19,7 +19,7 @@ type Journal interface {
 	Load(ctx context.Context) ([]vm.Record, []Intent, error)
 
 	// Begin stores the intent and the record together, as ADDED when the record is new. It returns the record with its
-	// revision. AlreadyExists when another record has the name, Conflict when the VM has an unsettled intent.
+	// revision. AlreadyExists when another record of the same owner has the name, Conflict when the VM has an unsettled intent.
 	Begin(ctx context.Context, in Intent, r vm.Record) (vm.Record, error)
 
 	// Step notes how far the intent of r.ID has come, and the record as it now stands.

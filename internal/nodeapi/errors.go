@@ -12,17 +12,22 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
 var errStopping = errors.New("cocoond is stopping; VMs keep running, try again when it is back")
 
 // unary gives every error its status and notes the call for a debugging eye.
-func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) unary(caller context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	began := time.Now()
-	resp, err := handler(ctx, req)
+	var resp any
+	ctx, err := nodewire.TakeBehalf(caller)
+	if err == nil {
+		resp, err = handler(ctx, req)
+	}
 	s.note(info.FullMethod, began, err)
 	// A trailer that cannot be set only costs the client a less exact sentence.
-	_ = grpc.SetTrailer(ctx, metadata.Pairs(nodeclient.AnsweredKey, "1"))
+	_ = grpc.SetTrailer(caller, metadata.Pairs(nodeclient.AnsweredKey, "1"))
 	return resp, grpcerr.ToStatus(err)
 }
 
@@ -36,7 +41,11 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	default:
 		return grpcerr.ToStatus(errdefs.Exhaustedf("cocoond serves %d streams already; close some watches, logs or execs", maxStreams))
 	}
-	ctx, cancel := context.WithCancelCause(ss.Context())
+	ctx, err := nodewire.TakeBehalf(ss.Context())
+	if err != nil {
+		return grpcerr.ToStatus(err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
 	defer close(done)
@@ -47,7 +56,7 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 		case <-done:
 		}
 	}()
-	err := handler(srv, &bounded{ServerStream: ss, ctx: ctx})
+	err = handler(srv, &bounded{ServerStream: ss, ctx: ctx})
 	if errors.Is(context.Cause(ctx), errStopping) && err != nil {
 		err = errdefs.As(errdefs.Unavailable, errStopping)
 	}

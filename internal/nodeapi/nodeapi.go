@@ -71,6 +71,7 @@ type Engine interface {
 type Snapshots interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
+	PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error)
 	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
 	ExportSnapshotDir(ctx context.Context, ref, dir string) error
 	ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error)

@@ -3,6 +3,8 @@ package nodeapi
 import (
 	"context"
 	"io"
+	"regexp"
+	"slices"
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -53,6 +55,39 @@ func (s *Shelf) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) 
 	return s.Store.List(ctx)
 }
 
+// PublishSnapshot replaces the namespaces that may clone from a snapshot: vm.Everyone for all, none for its owner alone. The
+// operator alone may.
+func (s *Shelf) PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error) {
+	if err := operatorOnly(ctx, "publish a snapshot"); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	for _, ns := range namespaces {
+		if ns != vm.Everyone && !namespaceRE.MatchString(ns) {
+			return snapshot.Snapshot{}, errdefs.Invalidf("publish snapshot %s: %q cannot be the name of a namespace", ref, ns)
+		}
+	}
+	snap, err := s.Store.Get(ctx, ref)
+	switch {
+	case err != nil:
+		return snap, err
+	case !snap.Owner.Operator() && len(namespaces) > 0:
+		return snap, errdefs.Preconditionf("snapshot %s is of namespace %s, whose memory it holds; only the operator's own are published", snap.Name, snap.Owner.Namespace)
+	}
+	slices.Sort(namespaces)
+	return s.Store.Update(ctx, snap.ID, func(x *snapshot.Snapshot) { x.Published = slices.Compact(namespaces) })
+}
+
+// namespaceRE is what Kubernetes takes for a namespace: a DNS label (RFC 1123).
+var namespaceRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// operatorOnly refuses what touches the node itself, such as its folders, on behalf of anybody else.
+func operatorOnly(ctx context.Context, what string) error {
+	if who := vm.Behalf(ctx); !who.Operator() {
+		return errdefs.Preconditionf("namespace %s may not %s; the operator of the node may", who.Namespace, what)
+	}
+	return nil
+}
+
 // ExportSnapshot writes a snapshot as a tar stream.
 func (s *Shelf) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
 	h, err := s.Store.Hold(ctx, ref)
@@ -65,7 +100,7 @@ func (s *Shelf) ExportSnapshot(ctx context.Context, ref string, w io.Writer) err
 
 // ExportSnapshotDir copies a snapshot into a folder.
 func (s *Shelf) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
-	if err := folder("export", dir); err != nil {
+	if err := folder(ctx, "export", dir); err != nil {
 		return err
 	}
 	h, err := s.Store.Hold(ctx, ref)
@@ -83,14 +118,22 @@ func (s *Shelf) ImportSnapshot(ctx context.Context, name, description string, r 
 
 // ImportSnapshotDir registers a folder that ExportSnapshotDir made.
 func (s *Shelf) ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
-	if err := folder("import", dir); err != nil {
+	if err := folder(ctx, "import", dir); err != nil {
 		return snapshot.Snapshot{}, err
 	}
 	return s.Store.ImportDir(ctx, name, description, dir)
 }
 
-// folder refuses a path that would depend on where cocoond was started.
-func folder(op, dir string) error {
+// folder refuses a path that is not absolute, and folders of the node that somebody else names than its operator.
+func folder(ctx context.Context, op, dir string) error {
+	if err := operatorOnly(ctx, op+" a folder of the node"); err != nil {
+		return err
+	}
+	return absolute(op, dir)
+}
+
+// absolute refuses a path that would depend on where cocoond was started.
+func absolute(op, dir string) error {
 	if !strings.HasPrefix(dir, "/") {
 		return errdefs.Invalidf("%s of a snapshot: %q is no absolute path", op, dir)
 	}
@@ -167,6 +210,9 @@ func (s *Shelf) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []im
 	if err != nil {
 		return vm.Record{}, err
 	}
+	if snap.ID == "" {
+		return s.Cloner.Clone(ctx, spec)
+	}
 	if err := s.fetchImages(ctx, snap, auth); err != nil {
 		return vm.Record{}, err
 	}
@@ -177,7 +223,10 @@ func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Sna
 	if spec.FromDir == "" {
 		return s.Store.Get(ctx, spec.Snapshot)
 	}
-	if err := folder("clone", spec.FromDir); err != nil {
+	if !vm.Behalf(ctx).Operator() { // the engine knows the folders that are open to others, and fetches no image for them
+		return snapshot.Snapshot{}, nil
+	}
+	if err := absolute("clone", spec.FromDir); err != nil {
 		return snapshot.Snapshot{}, err
 	}
 	h, err := s.Store.HoldDir(ctx, spec.FromDir)

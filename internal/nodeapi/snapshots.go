@@ -45,6 +45,10 @@ func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest)
 	return &nodev1.RemoveSnapshotResponse{}, s.engine.RemoveSnapshot(ctx, r.GetRef())
 }
 
+func (s *snapshots) Publish(ctx context.Context, r *nodev1.PublishSnapshotRequest) (*nodev1.Snapshot, error) {
+	return encodeSnapshot(s.shelf.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
+}
+
 func (s *snapshots) Export(r *nodev1.ExportSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
 	if r.GetToDir() != "" {
 		return s.shelf.ExportSnapshotDir(stream.Context(), r.GetRef(), r.GetToDir())

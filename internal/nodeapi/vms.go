@@ -93,7 +93,7 @@ func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record
 	case (spec.Snapshot == "") == (spec.FromDir == ""):
 		return nil, errdefs.Invalidf("a clone needs a snapshot or a folder with one, and not both")
 	case spec.FromDir != "":
-		if err := folder("clone", spec.FromDir); err != nil {
+		if err := absolute("clone", spec.FromDir); err != nil {
 			return nil, err
 		}
 	}

@@ -74,10 +74,13 @@ func (c *Client) run(ctx context.Context, x call) (int, error) {
 	cmd := exec.CommandContext(ctx, c.binary, append([]string{"--error-fd=3"}, x.args...)...)
 	// The registry's token is said where it is meant, and nowhere else.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool {
-		return strings.HasPrefix(e, "EPOCH_TOKEN=") || c.socket != "" && strings.HasPrefix(e, "COCOON_SOCKET=")
+		return strings.HasPrefix(e, "EPOCH_TOKEN=") || strings.HasPrefix(e, nodejson.BehalfName+"=") || c.socket != "" && strings.HasPrefix(e, "COCOON_SOCKET=")
 	}), x.env...)
 	if c.socket != "" {
 		cmd.Env = append(cmd.Env, "COCOON_SOCKET="+c.socket)
+	}
+	if who := vm.Behalf(ctx); !who.Operator() {
+		cmd.Env = append(cmd.Env, nodejson.BehalfEnv(who))
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = parting

@@ -29,6 +29,7 @@ import (
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
+	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
 // AnsweredKey is the trailer cocoond sets on every answer: an error without it was made by the transport.
@@ -95,6 +96,8 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithIdleTimeout(0), // a watch may be silent for hours
+		grpc.WithUnaryInterceptor(unaryBehalf),
+		grpc.WithStreamInterceptor(streamBehalf),
 	}, more...)
 	conn, err := grpc.NewClient("passthrough:///"+"cocoond", opts...)
 	if err != nil {
@@ -104,6 +107,23 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 	c.vms, c.images, c.node = nodev1.NewVMsClient(conn), nodev1.NewImagesClient(conn), nodev1.NewNodeClient(conn)
 	c.snapshots = nodev1.NewSnapshotsClient(conn)
 	return c, nil
+}
+
+// unaryBehalf and streamBehalf have each call carry on whose behalf it is made.
+func unaryBehalf(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	ctx, err := nodewire.SendBehalf(ctx)
+	if err != nil {
+		return grpcerr.ToStatus(err)
+	}
+	return invoke(ctx, method, req, reply, cc, opts...)
+}
+
+func streamBehalf(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	ctx, err := nodewire.SendBehalf(ctx)
+	if err != nil {
+		return nil, grpcerr.ToStatus(err)
+	}
+	return open(ctx, desc, cc, method, opts...)
 }
 
 // Target is the socket path or address the client was made for.

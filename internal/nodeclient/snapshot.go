@@ -50,6 +50,11 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 	return err
 }
 
+// PublishSnapshot replaces the namespaces that may clone from a snapshot.
+func (c *Client) PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error) {
+	return decoded(unary(ctx, c, c.snapshots.Publish, &nodev1.PublishSnapshotRequest{Ref: ref, Namespaces: namespaces}))
+}
+
 // GetSnapshot resolves a name, an id or a unique prefix of one. Disks, boot and the source's record are not told.
 func (c *Client) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 	return decoded(unary(ctx, c, c.snapshots.Inspect, &nodev1.InspectSnapshotRequest{Ref: ref}))

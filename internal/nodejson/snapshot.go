@@ -35,6 +35,9 @@ type Snapshot struct {
 	Digest   string            `json:"digest,omitempty"` // of the manifest in a registry
 	UsedAt   *time.Time        `json:"used_at"`
 	Labels   map[string]string `json:"labels,omitempty"`
+
+	Owner     vm.Owner `json:"owner,omitzero"`      // absent: the operator of the node
+	Published []string `json:"published,omitempty"` // namespaces that may clone from it, "*" for all
 }
 
 // Source is the VM that a snapshot was taken of.
@@ -52,6 +55,7 @@ func FromSnapshot(s snapshot.Snapshot) Snapshot {
 		Network: s.Network, Windows: s.Windows, Hypervisor: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: Source{s.Source.VMID, s.Source.VMName, s.Source.Node}, Machine: s.Machine,
 		PauseMS: Milliseconds(s.Pause), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest, UsedAt: optional(s.UsedAt), Labels: s.Labels,
+		Owner: s.Owner, Published: s.Published,
 	}
 }
 
@@ -66,6 +70,6 @@ func (s Snapshot) Value() snapshot.Snapshot {
 		Network: s.Network, Windows: s.Windows, Hypervisor: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: snapshot.Source{VMID: s.Source.ID, VMName: s.Source.Name, Node: s.Source.Node}, Machine: s.Machine,
 		Pause: time.Duration(s.PauseMS * float64(time.Millisecond)), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest,
-		UsedAt: given(s.UsedAt), Labels: s.Labels,
+		UsedAt: given(s.UsedAt), Labels: s.Labels, Owner: s.Owner, Published: s.Published,
 	}
 }

@@ -41,6 +41,8 @@ type VM struct {
 	Message    string            `json:"message,omitempty"`
 	Restarts   int               `json:"restarts"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	Owner      vm.Owner          `json:"owner,omitzero"`    // absent: the operator of the node
+	Offered    []string          `json:"offered,omitempty"` // namespaces that may take it over
 	Revision   int64             `json:"revision"`
 }
 
@@ -112,6 +114,7 @@ func FromRecord(r vm.Record) VM {
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
+		Owner: r.Owner, Offered: r.Spec.Offered,
 	}
 	for _, n := range r.NICs {
 		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP}
@@ -145,9 +148,9 @@ func Resuming(r vm.Record) bool { return r.Resume != nil && (r.Cloned || !r.Resu
 // Record is the VM as the rest of Cocoon knows it, as far as JSON tells.
 func (v VM) Record() vm.Record {
 	r := vm.Record{
-		ID: vm.ID(v.ID), Driver: v.Hypervisor, State: v.State, ImageType: v.Config.ImageType, ImageDigest: v.Config.ImageDigest,
+		ID: vm.ID(v.ID), Owner: v.Owner, Driver: v.Hypervisor, State: v.State, ImageType: v.Config.ImageType, ImageDigest: v.Config.ImageDigest,
 		Spec: vm.Spec{
-			Name: v.Config.Name, Labels: v.Labels, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage,
+			Name: v.Config.Name, Labels: v.Labels, Offered: v.Offered, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage,
 			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware,
 			StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
 		},

@@ -19,6 +19,7 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 	return &nodev1.Spec{
 		Name:        s.Name,
 		Labels:      maps.Clone(s.Labels),
+		Offered:     slices.Clone(s.Offered),
 		Image:       s.Image,
 		Cpus:        int64(s.CPUs),
 		Memory:      s.Memory,
@@ -43,6 +44,7 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 	return vm.Spec{
 		Name:      m.GetName(),
 		Labels:    cloneMap(m.GetLabels()),
+		Offered:   cloneSlice(m.GetOffered()),
 		Image:     m.GetImage(),
 		CPUs:      int(m.GetCpus()),
 		Memory:    m.GetMemory(),
@@ -109,6 +111,7 @@ func DecodeEnv(m []*nodev1.EnvVar) []vm.EnvVar {
 func EncodeRecord(r vm.Record) *nodev1.Record {
 	return &nodev1.Record{
 		Id:          string(r.ID),
+		Owner:       EncodeOwner(r.Owner),
 		Spec:        EncodeSpec(r.Spec),
 		State:       string(r.State),
 		Driver:      r.Driver,
@@ -142,6 +145,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 func DecodeRecord(m *nodev1.Record) vm.Record {
 	return vm.Record{
 		ID:          vm.ID(m.GetId()),
+		Owner:       DecodeOwner(m.GetOwner()),
 		Spec:        DecodeSpec(m.GetSpec()),
 		State:       vm.State(m.GetState()),
 		Driver:      m.GetDriver(),

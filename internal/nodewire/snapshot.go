@@ -22,6 +22,7 @@ func EncodeSnapshot(s snapshot.Snapshot) *nodev1.Snapshot {
 		SourceVmId: string(s.Source.VMID), SourceVmName: s.Source.VMName, SourceNode: s.Source.Node,
 		Live: s.Live, Size: s.Size, PauseNs: int64(s.Pause), Method: s.Method, Quiesced: s.Quiesced,
 		CreatedAtNs: EncodeTime(s.CreatedAt), UsedAtNs: EncodeTime(s.UsedAt), Digest: s.Digest, Labels: maps.Clone(s.Labels),
+		Owner: EncodeOwner(s.Owner), Published: slices.Clone(s.Published),
 	}
 }
 
@@ -35,6 +36,7 @@ func DecodeSnapshot(m *nodev1.Snapshot) snapshot.Snapshot {
 		Source: snapshot.Source{VMID: vm.ID(m.GetSourceVmId()), VMName: m.GetSourceVmName(), Node: m.GetSourceNode()},
 		Live:   m.GetLive(), Size: m.GetSize(), Pause: time.Duration(m.GetPauseNs()), Method: m.GetMethod(), Quiesced: m.GetQuiesced(),
 		CreatedAt: DecodeTime(m.GetCreatedAtNs()), UsedAt: DecodeTime(m.GetUsedAtNs()), Digest: m.GetDigest(), Labels: cloneMap(m.GetLabels()),
+		Owner: DecodeOwner(m.GetOwner()), Published: cloneSlice(m.GetPublished()),
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -66,6 +67,19 @@ func (s Snapshot) Foreign() Snapshot {
 		}
 	}
 	return s
+}
+
+// Heir is whose a copy of s is that arrives on behalf of who: the operator's keeps the owner that it came with; others get
+// what is theirs already, or what the operator saved, as their own copy.
+// Errors: NotFound for what belongs to somebody else.
+func (s Snapshot) Heir(who vm.Owner) (vm.Owner, error) {
+	switch {
+	case who.Operator():
+		return s.Owner, nil
+	case s.Owner.Operator() || who.Reaches(s.Owner):
+		return who, nil
+	}
+	return vm.Owner{}, errdefs.NotFoundf("no snapshot there is of namespace %s", who.Namespace)
 }
 
 // Writable reports whether a VM of the snapshot writes to the disk, on an overlay of its own.

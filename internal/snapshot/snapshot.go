@@ -123,16 +123,19 @@ type Layer struct {
 }
 
 // Store keeps snapshots. All methods are safe for concurrent use.
+//
+// Each request is made on behalf of an owner (vm.Behalf): it finds the owner's own snapshots and those that the operator
+// publishes to the owner's namespace, and changes the own ones only. What belongs to somebody else is NotFound.
 type Store interface {
-	// Create starts a snapshot with a name. Nobody sees it before Draft.Commit, but its name is taken.
-	// Errors: InvalidArgument for a bad name, AlreadyExists.
+	// Create starts a snapshot with a name, of whom the request is made for. Nobody sees it before Draft.Commit, but its
+	// name is taken. Errors: InvalidArgument for a bad name, AlreadyExists.
 	Create(ctx context.Context, name string) (Draft, error)
-	// Get resolves a name, an id or a unique prefix of one of at least three characters. NotFound.
+	// Get resolves a name, an id or a unique prefix of one of at least three characters (vm.Kind.Match). NotFound.
 	Get(ctx context.Context, ref string) (Snapshot, error)
 	// List returns all, sorted by name.
 	List(ctx context.Context) ([]Snapshot, error)
 	// Remove deletes a snapshot. VMs that go on from it are not touched: they have what they need. FailedPrecondition
-	// while somebody holds it.
+	// while somebody holds it, and for one that the operator published.
 	Remove(ctx context.Context, ref string) error
 	// Update changes what is known of a snapshot, not its files.
 	Update(ctx context.Context, ref string, change func(*Snapshot)) (Snapshot, error)
@@ -156,6 +159,7 @@ type Store interface {
 	// ExportDir copies a snapshot into dir, which is made or empty; by reflink or link where that can be done.
 	ExportDir(ctx context.Context, h Held, dir string) error
 	// Import reads what Export wrote, plain or gzip. Either the whole snapshot is there or nothing is. "" keeps the name.
+	// Snapshot.Heir says whose it is then.
 	// Errors: InvalidArgument (hostile or foreign content), DataLoss (truncated, digest), AlreadyExists, ResourceExhausted.
 	Import(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (Snapshot, error)
 	// ImportDir registers a folder that ExportDir made: in place, by links, when it is on the store's file system.
@@ -176,7 +180,7 @@ type Draft interface {
 	// delta to it, and returns the id for Snapshot.MemoryBase. "": none of them has one. A record without MemoryBase does
 	// away with it.
 	Base(ctx context.Context, refs ...string) (id string, err error)
-	// Commit makes everything durable, then the snapshot visible. s.ID, Name, Size and CreatedAt are filled in.
+	// Commit makes everything durable, then the snapshot visible. s.ID, Name, Owner, Size and CreatedAt are filled in.
 	Commit(ctx context.Context, s Snapshot) (Snapshot, error)
 	// Discard gives it up; after Commit it does nothing.
 	Discard() error

@@ -146,30 +146,3 @@ func (s Spec) Validate() error {
 	}
 	return nil
 }
-
-// Named is what a reference is matched against.
-type Named struct {
-	ID   ID
-	Name string
-}
-
-// Match resolves ref as full id, then name, then unique id prefix of at least MinPrefixLength characters.
-// It returns NotFound when nothing matches and InvalidArgument when a prefix is ambiguous.
-func Match(ref string, all []Named) (ID, error) {
-	var hits []Named
-	for _, n := range all {
-		if string(n.ID) == ref || n.Name == ref {
-			return n.ID, nil
-		}
-		if len(ref) >= MinPrefixLength && strings.HasPrefix(string(n.ID), ref) {
-			hits = append(hits, n)
-		}
-	}
-	switch len(hits) {
-	case 0:
-		return "", errdefs.NotFoundf("no VM is called %q; `cocoon vm list` shows those there are", ref)
-	case 1:
-		return hits[0].ID, nil
-	}
-	return "", errdefs.Invalidf("%q could be any of %d VMs; use more characters of the id", ref, len(hits))
-}

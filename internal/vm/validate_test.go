@@ -2,6 +2,7 @@ package vm
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,19 +72,56 @@ func TestValidateRefuses(t *testing.T) {
 }
 
 func TestMatch(t *testing.T) {
-	all := []Named{{"abcdef", "web"}, {"abcxyz", "db"}, {"qqqqqq", "abcdef2"}, {"zzzzzz", "abc"}}
-	for ref, want := range map[string]ID{"abcdef": "abcdef", "web": "abcdef", "abcd": "abcdef", "abcx": "abcxyz", "abc": "zzzzzz", "qqq": "qqqqqq"} {
-		if got, err := Match(ref, all); err != nil || got != want {
-			t.Errorf("%q: %q, %v; want %q", ref, got, err, want)
+	kind := Kind{Noun: "VM", List: "cocoon vm list"}
+	prod, dev, operator := Owner{Namespace: "prod"}, Owner{Namespace: "dev"}, Owner{}
+	all := []Named{
+		{ID: "abcdef", Name: "web"}, {ID: "abcxyz", Name: "db"}, {ID: "qqqqqq", Name: "abcdef2"}, {ID: "zzzzzz", Name: "abc"},
+		{ID: "ppp111", Name: "web", Owner: prod}, {ID: "ddd111", Name: "web", Owner: dev},
+		{ID: "ppp222", Name: "only", Owner: prod}, {ID: "ppp333", Name: "two", Owner: prod}, {ID: "ddd333", Name: "two", Owner: dev},
+		{ID: "ddd444", Name: "abcxyz", Owner: dev}, // called as another's id
+		{ID: "ooo111", Name: "golden", Shared: []string{"prod"}},
+	}
+	for _, tt := range []struct {
+		who  Owner
+		ref  string
+		want ID // "": NotFound
+	}{
+		{operator, "abcdef", "abcdef"},
+		{operator, "web", "abcdef"},
+		{operator, "abcd", "abcdef"},
+		{operator, "abcx", "abcxyz"},
+		{operator, "abc", "zzzzzz"},
+		{operator, "qqq", "qqqqqq"},
+		{operator, "abcxyz", "abcxyz"},
+		{operator, "prod/web", "ppp111"},
+		{operator, "only", "ppp222"},
+		{operator, "", ""},
+		{operator, "ab", ""},
+		{operator, "nothing", ""},
+		{prod, "web", "ppp111"},
+		{prod, "prod/web", "ppp111"},
+		{prod, "ppp111", "ppp111"},
+		{prod, "dev/web", ""},
+		{prod, "ddd111", ""},
+		{prod, "ddd", ""},
+		{prod, "db", ""},
+		{prod, "abcdef", ""},
+		{prod, "golden", "ooo111"},
+		{prod, "ooo111", "ooo111"},
+		{dev, "golden", ""},
+		{dev, "ooo", ""},
+		{dev, "abcxyz", "ddd444"},
+	} {
+		got, err := kind.Match(tt.who, tt.ref, slices.Values(all))
+		if got != tt.want || (tt.want == "") != errdefs.IsNotFound(err) {
+			t.Errorf("%q asks for %q: %q, %v; want %q", tt.who.Namespace, tt.ref, got, err, tt.want)
 		}
 	}
-	for _, ref := range []string{"", "ab", "nothing"} {
-		if _, err := Match(ref, all); !errdefs.IsNotFound(err) {
-			t.Errorf("%q: %v", ref, err)
-		}
-	}
-	if _, err := Match("abc", all[:2]); !errdefs.IsInvalid(err) {
+	if _, err := kind.Match(operator, "abc", slices.Values(all[:2])); !errdefs.IsInvalid(err) {
 		t.Errorf("ambiguous prefix: %v", err)
+	}
+	if _, err := kind.Match(operator, "two", slices.Values(all)); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "dev/two, prod/two") {
+		t.Errorf("a name that two namespaces have: %v", err)
 	}
 }
 

@@ -546,6 +546,7 @@ type Spec struct {
 	Mounts        []*Mount               `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	Containers    []*Container           `protobuf:"bytes,17,rep,name=containers,proto3" json:"containers,omitempty"` // OCI guests: instead of process and mounts
 	Restart       string                 `protobuf:"bytes,18,opt,name=restart,proto3" json:"restart,omitempty"`       // of containers: always, on-failure, never
+	Offered       []string               `protobuf:"bytes,19,rep,name=offered,proto3" json:"offered,omitempty"`       // namespaces that may take the VM over, which is the operator's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -704,6 +705,13 @@ func (x *Spec) GetRestart() string {
 		return x.Restart
 	}
 	return ""
+}
+
+func (x *Spec) GetOffered() []string {
+	if x != nil {
+		return x.Offered
+	}
+	return nil
 }
 
 // Container is one of several programs of an OCI guest, with a root file system of its own.
@@ -1881,6 +1889,7 @@ type Record struct {
 	Resume        *Resume                `protobuf:"bytes,26,opt,name=resume,proto3" json:"resume,omitempty"` // absent: the guest knows who it is
 	Cloned        bool                   `protobuf:"varint,27,opt,name=cloned,proto3" json:"cloned,omitempty"`
 	Containers    []*ContainerRecord     `protobuf:"bytes,28,rep,name=containers,proto3" json:"containers,omitempty"`
+	Owner         *Owner                 `protobuf:"bytes,29,opt,name=owner,proto3" json:"owner,omitempty"` // absent: the operator of the node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2111,6 +2120,75 @@ func (x *Record) GetContainers() []*ContainerRecord {
 	return nil
 }
 
+func (x *Record) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+// Owner says whose an object is. Requests carry theirs in the metadata cocoon-on-behalf-bin, as a serialised Owner; without it
+// a request is the operator's.
+type Owner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	PodUid        string                 `protobuf:"bytes,2,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	SetUid        string                 `protobuf:"bytes,3,opt,name=set_uid,json=setUid,proto3" json:"set_uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Owner) Reset() {
+	*x = Owner{}
+	mi := &file_node_v1_node_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Owner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Owner) ProtoMessage() {}
+
+func (x *Owner) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Owner.ProtoReflect.Descriptor instead.
+func (*Owner) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Owner) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Owner) GetPodUid() string {
+	if x != nil {
+		return x.PodUid
+	}
+	return ""
+}
+
+func (x *Owner) GetSetUid() string {
+	if x != nil {
+		return x.SetUid
+	}
+	return ""
+}
+
 // Resume is what a guest that was resumed from saved state must still be told.
 type Resume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2126,7 +2204,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2216,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2229,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Resume) GetClone() bool {
@@ -2208,7 +2286,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2298,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2311,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Boot) GetKernel() string {
@@ -2278,7 +2356,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2368,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2381,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Disk) GetPath() string {
@@ -2369,7 +2447,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2459,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2472,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -2498,7 +2576,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2588,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2601,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Route) GetTo() string {
@@ -2551,7 +2629,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2563,7 +2641,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2576,7 +2654,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetType() string {
@@ -2616,7 +2694,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2628,7 +2706,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2641,7 +2719,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -2748,7 +2826,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2838,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2851,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -2856,7 +2934,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2868,7 +2946,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2881,7 +2959,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -2916,7 +2994,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3006,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3019,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -3039,7 +3117,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3129,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3142,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -3089,7 +3167,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3179,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3192,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -3179,7 +3257,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3269,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3282,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -3255,7 +3333,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3345,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3358,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -3337,7 +3415,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3427,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3440,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -3424,7 +3502,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3514,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3527,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -3534,7 +3612,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3624,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3637,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3596,7 +3674,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3686,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3699,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -3674,7 +3752,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +3764,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +3777,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ImportStart) GetName() string {
@@ -3722,7 +3800,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +3812,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +3825,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -3799,7 +3877,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +3889,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +3902,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 type GetImageRequest struct {
@@ -3836,7 +3914,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +3926,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +3939,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -3880,7 +3958,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3892,7 +3970,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3905,7 +3983,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -3923,7 +4001,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +4013,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +4026,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 type Image struct {
@@ -3969,7 +4047,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3981,7 +4059,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3994,7 +4072,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Image) GetId() string {
@@ -4079,7 +4157,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4169,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4182,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PullRequest) GetName() string {
@@ -4148,7 +4226,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4238,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4251,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -4217,7 +4295,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4307,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4320,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -4297,7 +4375,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4387,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4400,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Progress) GetPhase() string {
@@ -4355,7 +4433,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4367,7 +4445,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4380,7 +4458,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -4407,7 +4485,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4419,7 +4497,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4432,7 +4510,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -4513,7 +4591,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4525,7 +4603,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4538,7 +4616,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -4593,7 +4671,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +4683,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +4696,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -4644,7 +4722,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4656,7 +4734,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4669,7 +4747,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -4688,7 +4766,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +4778,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4791,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -4733,7 +4811,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +4823,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,7 +4836,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -4785,7 +4863,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4797,7 +4875,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4810,7 +4888,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Mapping) GetName() string {
@@ -4835,7 +4913,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4847,7 +4925,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4860,7 +4938,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 type MappingProblems struct {
@@ -4872,7 +4950,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +4962,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +4975,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -4919,7 +4997,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4931,7 +5009,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4944,7 +5022,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -4983,7 +5061,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4995,7 +5073,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5008,7 +5086,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 type NodeInfo struct {
@@ -5031,7 +5109,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5043,7 +5121,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5056,7 +5134,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -5162,7 +5240,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5174,7 +5252,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5187,7 +5265,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Network) GetName() string {
@@ -5284,7 +5362,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5374,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5387,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Driver) GetName() string {
@@ -5383,7 +5461,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5395,7 +5473,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5408,7 +5486,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 type DoctorResponse struct {
@@ -5420,7 +5498,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5432,7 +5510,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5445,7 +5523,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -5470,7 +5548,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5482,7 +5560,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5495,7 +5573,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Check) GetName() string {
@@ -5555,7 +5633,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5567,7 +5645,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5580,7 +5658,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 type ResetResponse struct {
@@ -5591,7 +5669,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5603,7 +5681,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5616,7 +5694,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 type TeardownNetworksRequest struct {
@@ -5627,7 +5705,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5639,7 +5717,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5652,7 +5730,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 type TeardownNetworksResponse struct {
@@ -5663,7 +5741,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5675,7 +5753,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5688,7 +5766,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 type CloneRequest struct {
@@ -5713,7 +5791,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +5803,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +5816,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -5849,7 +5927,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5861,7 +5939,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5874,7 +5952,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -5901,7 +5979,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5913,7 +5991,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5926,7 +6004,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -5952,7 +6030,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5964,7 +6042,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5977,7 +6055,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -6000,7 +6078,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6012,7 +6090,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6025,7 +6103,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -6092,13 +6170,15 @@ type Snapshot struct {
 	UsedAtNs      int64                  `protobuf:"varint,25,opt,name=used_at_ns,json=usedAtNs,proto3" json:"used_at_ns,omitempty"`
 	Digest        string                 `protobuf:"bytes,26,opt,name=digest,proto3" json:"digest,omitempty"` // of the manifest it was pushed as or pulled from
 	Labels        map[string]string      `protobuf:"bytes,27,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Owner         *Owner                 `protobuf:"bytes,28,opt,name=owner,proto3" json:"owner,omitempty"`         // absent: the operator of the node
+	Published     []string               `protobuf:"bytes,29,rep,name=published,proto3" json:"published,omitempty"` // namespaces that may clone from it, "*" for all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6110,7 +6190,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6123,7 +6203,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Snapshot) GetId() string {
@@ -6315,6 +6395,20 @@ func (x *Snapshot) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *Snapshot) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *Snapshot) GetPublished() []string {
+	if x != nil {
+		return x.Published
+	}
+	return nil
+}
+
 type Machine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Driver        string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
@@ -6330,7 +6424,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6342,7 +6436,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6355,7 +6449,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Machine) GetDriver() string {
@@ -6415,7 +6509,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6427,7 +6521,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6440,7 +6534,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 type InspectSnapshotRequest struct {
@@ -6452,7 +6546,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6464,7 +6558,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6477,7 +6571,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -6496,7 +6590,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6508,7 +6602,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6615,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -6539,7 +6633,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6551,7 +6645,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6564,7 +6658,59 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+}
+
+type PublishSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Namespaces    []string               `protobuf:"bytes,2,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // "*" for all; none: nobody but its owner
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishSnapshotRequest) Reset() {
+	*x = PublishSnapshotRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishSnapshotRequest) ProtoMessage() {}
+
+func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *PublishSnapshotRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *PublishSnapshotRequest) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
 }
 
 type ExportSnapshotRequest struct {
@@ -6577,7 +6723,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6589,7 +6735,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6602,7 +6748,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -6632,7 +6778,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6644,7 +6790,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6657,7 +6803,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -6712,7 +6858,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6724,7 +6870,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6737,7 +6883,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -6775,7 +6921,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6787,7 +6933,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6800,7 +6946,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -6856,7 +7002,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6868,7 +7014,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6881,7 +7027,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -6925,7 +7071,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6937,7 +7083,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6950,7 +7096,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -6992,7 +7138,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7004,7 +7150,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7017,7 +7163,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -7052,7 +7198,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7064,7 +7210,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7077,7 +7223,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -7113,7 +7259,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7125,7 +7271,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7138,7 +7284,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -7178,7 +7324,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7190,7 +7336,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7203,7 +7349,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -7224,7 +7370,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7236,7 +7382,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7249,7 +7395,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -7302,7 +7448,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fWatchRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x03R\x05after\" \n" +
 	"\fStatsRequest\x12\x10\n" +
-	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xc5\x05\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xdf\x05\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06labels\x18\x02 \x03(\v2 .cocoon.node.v1.Spec.LabelsEntryR\x06labels\x12\x14\n" +
@@ -7325,7 +7471,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"containers\x18\x11 \x03(\v2\x19.cocoon.node.v1.ContainerR\n" +
 	"containers\x12\x18\n" +
-	"\arestart\x18\x12 \x01(\tR\arestart\x1a9\n" +
+	"\arestart\x18\x12 \x01(\tR\arestart\x12\x18\n" +
+	"\aoffered\x18\x13 \x03(\tR\aoffered\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbf\x01\n" +
@@ -7422,7 +7569,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"5\n" +
 	"\aNICSpec\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
-	"\x03mac\x18\x02 \x01(\tR\x03mac\"\xc4\a\n" +
+	"\x03mac\x18\x02 \x01(\tR\x03mac\"\xf1\a\n" +
 	"\x06Record\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cocoon.node.v1.SpecR\x04spec\x12\x14\n" +
@@ -7456,9 +7603,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06cloned\x18\x1b \x01(\bR\x06cloned\x12?\n" +
 	"\n" +
 	"containers\x18\x1c \x03(\v2\x1f.cocoon.node.v1.ContainerRecordR\n" +
-	"containersB\f\n" +
+	"containers\x12+\n" +
+	"\x05owner\x18\x1d \x01(\v2\x15.cocoon.node.v1.OwnerR\x05ownerB\f\n" +
 	"\n" +
-	"_exit_code\"\xa5\x01\n" +
+	"_exit_code\"W\n" +
+	"\x05Owner\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x17\n" +
+	"\apod_uid\x18\x02 \x01(\tR\x06podUid\x12\x17\n" +
+	"\aset_uid\x18\x03 \x01(\tR\x06setUid\"\xa5\x01\n" +
 	"\x06Resume\x12\x14\n" +
 	"\x05clone\x18\x01 \x01(\bR\x05clone\x12\x12\n" +
 	"\x04macs\x18\x02 \x03(\tR\x04macs\x12\x1d\n" +
@@ -7757,7 +7909,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2'.cocoon.node.v1.SaveRequest.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe2\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\a\n" +
 	"\bSnapshot\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -7792,7 +7944,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"used_at_ns\x18\x19 \x01(\x03R\busedAtNs\x12\x16\n" +
 	"\x06digest\x18\x1a \x01(\tR\x06digest\x12<\n" +
-	"\x06labels\x18\x1b \x03(\v2$.cocoon.node.v1.Snapshot.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x1b \x03(\v2$.cocoon.node.v1.Snapshot.LabelsEntryR\x06labels\x12+\n" +
+	"\x05owner\x18\x1c \x01(\v2\x15.cocoon.node.v1.OwnerR\x05owner\x12\x1c\n" +
+	"\tpublished\x18\x1d \x03(\tR\tpublished\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x01\n" +
@@ -7809,7 +7963,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\")\n" +
 	"\x15RemoveSnapshotRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\"\x18\n" +
-	"\x16RemoveSnapshotResponse\"@\n" +
+	"\x16RemoveSnapshotResponse\"J\n" +
+	"\x16PublishSnapshotRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x02 \x03(\tR\n" +
+	"namespaces\"@\n" +
 	"\x15ExportSnapshotRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x15\n" +
 	"\x06to_dir\x18\x02 \x01(\tR\x05toDir\"r\n" +
@@ -7878,12 +8037,13 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05Clone\x12\x1c.cocoon.node.v1.CloneRequest\x1a\x16.cocoon.node.v1.Record\x12A\n" +
 	"\aRestore\x12\x1e.cocoon.node.v1.RestoreRequest\x1a\x16.cocoon.node.v1.Record\x12E\n" +
 	"\tHibernate\x12 .cocoon.node.v1.HibernateRequest\x1a\x16.cocoon.node.v1.Record\x12;\n" +
-	"\x04Wake\x12\x1b.cocoon.node.v1.WakeRequest\x1a\x16.cocoon.node.v1.Record2\xc6\x05\n" +
+	"\x04Wake\x12\x1b.cocoon.node.v1.WakeRequest\x1a\x16.cocoon.node.v1.Record2\x93\x06\n" +
 	"\tSnapshots\x12=\n" +
 	"\x04Save\x12\x1b.cocoon.node.v1.SaveRequest\x1a\x18.cocoon.node.v1.Snapshot\x12H\n" +
 	"\x04List\x12$.cocoon.node.v1.ListSnapshotsRequest\x1a\x18.cocoon.node.v1.Snapshot0\x01\x12K\n" +
 	"\aInspect\x12&.cocoon.node.v1.InspectSnapshotRequest\x1a\x18.cocoon.node.v1.Snapshot\x12W\n" +
-	"\x06Remove\x12%.cocoon.node.v1.RemoveSnapshotRequest\x1a&.cocoon.node.v1.RemoveSnapshotResponse\x12Q\n" +
+	"\x06Remove\x12%.cocoon.node.v1.RemoveSnapshotRequest\x1a&.cocoon.node.v1.RemoveSnapshotResponse\x12K\n" +
+	"\aPublish\x12&.cocoon.node.v1.PublishSnapshotRequest\x1a\x18.cocoon.node.v1.Snapshot\x12Q\n" +
 	"\x06Export\x12%.cocoon.node.v1.ExportSnapshotRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12U\n" +
 	"\x06Import\x12%.cocoon.node.v1.ImportSnapshotRequest\x1a .cocoon.node.v1.TransferResponse(\x010\x01\x12O\n" +
 	"\x04Push\x12#.cocoon.node.v1.PushSnapshotRequest\x1a .cocoon.node.v1.TransferResponse0\x01\x12O\n" +
@@ -7919,7 +8079,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),            // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),            // 1: cocoon.node.v1.LaunchRequest
@@ -7951,89 +8111,91 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*EnvVar)(nil),                   // 27: cocoon.node.v1.EnvVar
 	(*NICSpec)(nil),                  // 28: cocoon.node.v1.NICSpec
 	(*Record)(nil),                   // 29: cocoon.node.v1.Record
-	(*Resume)(nil),                   // 30: cocoon.node.v1.Resume
-	(*Boot)(nil),                     // 31: cocoon.node.v1.Boot
-	(*Disk)(nil),                     // 32: cocoon.node.v1.Disk
-	(*NIC)(nil),                      // 33: cocoon.node.v1.NIC
-	(*Route)(nil),                    // 34: cocoon.node.v1.Route
-	(*Event)(nil),                    // 35: cocoon.node.v1.Event
-	(*ExecRequest)(nil),              // 36: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                // 37: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                  // 38: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),             // 39: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),              // 40: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),              // 41: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                 // 42: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),           // 43: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),          // 44: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),            // 45: cocoon.node.v1.StatsResponse
-	(*ContainerStats)(nil),           // 46: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),            // 47: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),              // 48: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),           // 49: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),        // 50: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),          // 51: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),       // 52: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 53: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                    // 54: cocoon.node.v1.Image
-	(*PullRequest)(nil),              // 55: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),             // 56: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),             // 57: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                 // 58: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),           // 59: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),          // 60: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),           // 61: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),          // 62: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),            // 63: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),           // 64: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),      // 65: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                  // 66: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),          // 67: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),          // 68: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),           // 69: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),              // 70: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                 // 71: cocoon.node.v1.NodeInfo
-	(*Network)(nil),                  // 72: cocoon.node.v1.Network
-	(*Driver)(nil),                   // 73: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),            // 74: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 75: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                    // 76: cocoon.node.v1.Check
-	(*ResetRequest)(nil),             // 77: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),            // 78: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),  // 79: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil), // 80: cocoon.node.v1.TeardownNetworksResponse
-	(*CloneRequest)(nil),             // 81: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),           // 82: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),         // 83: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),              // 84: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),              // 85: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                 // 86: cocoon.node.v1.Snapshot
-	(*Machine)(nil),                  // 87: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),     // 88: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),   // 89: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),    // 90: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),   // 91: cocoon.node.v1.RemoveSnapshotResponse
-	(*ExportSnapshotRequest)(nil),    // 92: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),    // 93: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),      // 94: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),         // 95: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),         // 96: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),               // 97: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),      // 98: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),      // 99: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),               // 100: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),              // 101: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),         // 102: cocoon.node.v1.PushImageRequest
-	nil,                              // 103: cocoon.node.v1.Spec.LabelsEntry
-	nil,                              // 104: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                              // 105: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                              // 106: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                              // 107: cocoon.node.v1.Snapshot.LabelsEntry
+	(*Owner)(nil),                    // 30: cocoon.node.v1.Owner
+	(*Resume)(nil),                   // 31: cocoon.node.v1.Resume
+	(*Boot)(nil),                     // 32: cocoon.node.v1.Boot
+	(*Disk)(nil),                     // 33: cocoon.node.v1.Disk
+	(*NIC)(nil),                      // 34: cocoon.node.v1.NIC
+	(*Route)(nil),                    // 35: cocoon.node.v1.Route
+	(*Event)(nil),                    // 36: cocoon.node.v1.Event
+	(*ExecRequest)(nil),              // 37: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                // 38: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                  // 39: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),             // 40: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),              // 41: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),              // 42: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                 // 43: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),           // 44: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),          // 45: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),            // 46: cocoon.node.v1.StatsResponse
+	(*ContainerStats)(nil),           // 47: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),            // 48: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),              // 49: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),           // 50: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),        // 51: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),          // 52: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),       // 53: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 54: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                    // 55: cocoon.node.v1.Image
+	(*PullRequest)(nil),              // 56: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),             // 57: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),             // 58: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                 // 59: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),           // 60: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),          // 61: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),           // 62: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),          // 63: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),            // 64: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),           // 65: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),      // 66: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                  // 67: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),          // 68: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),          // 69: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),           // 70: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),              // 71: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                 // 72: cocoon.node.v1.NodeInfo
+	(*Network)(nil),                  // 73: cocoon.node.v1.Network
+	(*Driver)(nil),                   // 74: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),            // 75: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 76: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                    // 77: cocoon.node.v1.Check
+	(*ResetRequest)(nil),             // 78: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),            // 79: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),  // 80: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil), // 81: cocoon.node.v1.TeardownNetworksResponse
+	(*CloneRequest)(nil),             // 82: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),           // 83: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),         // 84: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),              // 85: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),              // 86: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                 // 87: cocoon.node.v1.Snapshot
+	(*Machine)(nil),                  // 88: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),     // 89: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),   // 90: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),    // 91: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),   // 92: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),   // 93: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),    // 94: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),    // 95: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),      // 96: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),         // 97: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),         // 98: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),               // 99: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),      // 100: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),      // 101: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),               // 102: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),              // 103: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),         // 104: cocoon.node.v1.PushImageRequest
+	nil,                              // 105: cocoon.node.v1.Spec.LabelsEntry
+	nil,                              // 106: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                              // 107: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                              // 108: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                              // 109: cocoon.node.v1.Snapshot.LabelsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	103, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	105, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	26,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	28,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	16,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -8050,144 +8212,148 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	18,  // 16: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	27,  // 17: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
 	11,  // 18: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	31,  // 19: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	32,  // 19: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
 	26,  // 20: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	32,  // 21: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	33,  // 22: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	30,  // 23: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	33,  // 21: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	34,  // 22: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	31,  // 23: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
 	13,  // 24: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	32,  // 25: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	34,  // 26: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	29,  // 27: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	37,  // 28: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	38,  // 29: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	27,  // 30: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	38,  // 31: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	40,  // 32: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	46,  // 33: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	48,  // 34: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	54,  // 35: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	26,  // 36: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	56,  // 37: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	58,  // 38: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	54,  // 39: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	54,  // 40: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	66,  // 41: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	69,  // 42: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	73,  // 43: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	104, // 44: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	72,  // 45: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	76,  // 46: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	105, // 47: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	28,  // 48: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	56,  // 49: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	106, // 50: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	87,  // 51: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	107, // 52: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	94,  // 53: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	96,  // 54: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	86,  // 55: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	97,  // 56: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	97,  // 57: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	97,  // 58: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	97,  // 59: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	0,   // 60: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 61: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 62: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 63: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 64: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 65: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 66: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 67: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 68: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	36,  // 69: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	36,  // 70: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	36,  // 71: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	41,  // 72: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	43,  // 73: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 74: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	20,  // 75: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	22,  // 76: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	24,  // 77: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	81,  // 78: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	82,  // 79: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	83,  // 80: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	84,  // 81: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	85,  // 82: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	88,  // 83: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	89,  // 84: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	90,  // 85: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	92,  // 86: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	93,  // 87: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	98,  // 88: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	99,  // 89: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	100, // 90: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	102, // 91: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	47,  // 92: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	50,  // 93: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	51,  // 94: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	52,  // 95: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	55,  // 96: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	59,  // 97: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	61,  // 98: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	63,  // 99: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	65,  // 100: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	67,  // 101: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	70,  // 102: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	74,  // 103: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	77,  // 104: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	79,  // 105: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	29,  // 106: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	29,  // 107: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	29,  // 108: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	29,  // 109: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	29,  // 110: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 111: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	29,  // 112: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	29,  // 113: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	35,  // 114: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	39,  // 115: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	39,  // 116: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	39,  // 117: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	42,  // 118: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	44,  // 119: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	45,  // 120: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	21,  // 121: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	23,  // 122: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	25,  // 123: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	29,  // 124: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	29,  // 125: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	29,  // 126: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	29,  // 127: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	86,  // 128: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	86,  // 129: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	86,  // 130: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	91,  // 131: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	64,  // 132: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	95,  // 133: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	95,  // 134: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	95,  // 135: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	101, // 136: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	57,  // 137: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	49,  // 138: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	54,  // 139: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	54,  // 140: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	53,  // 141: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	57,  // 142: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	60,  // 143: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	62,  // 144: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	64,  // 145: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	68,  // 146: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	68,  // 147: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	71,  // 148: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	75,  // 149: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	78,  // 150: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	80,  // 151: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	106, // [106:152] is the sub-list for method output_type
-	60,  // [60:106] is the sub-list for method input_type
-	60,  // [60:60] is the sub-list for extension type_name
-	60,  // [60:60] is the sub-list for extension extendee
-	0,   // [0:60] is the sub-list for field type_name
+	30,  // 25: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	33,  // 26: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	35,  // 27: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	29,  // 28: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	38,  // 29: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	39,  // 30: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	27,  // 31: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	39,  // 32: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	41,  // 33: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	47,  // 34: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	49,  // 35: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	55,  // 36: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	26,  // 37: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	57,  // 38: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	59,  // 39: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	55,  // 40: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	55,  // 41: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	67,  // 42: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	70,  // 43: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	74,  // 44: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	106, // 45: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	73,  // 46: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	77,  // 47: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	107, // 48: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	28,  // 49: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	57,  // 50: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	108, // 51: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	88,  // 52: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	109, // 53: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	30,  // 54: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	96,  // 55: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	98,  // 56: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	87,  // 57: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	99,  // 58: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	99,  // 59: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	99,  // 60: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	99,  // 61: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	0,   // 62: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 63: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 64: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 65: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 66: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 67: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 68: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 69: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 70: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	37,  // 71: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	37,  // 72: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	37,  // 73: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	42,  // 74: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	44,  // 75: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 76: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	20,  // 77: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	22,  // 78: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	24,  // 79: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	82,  // 80: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	83,  // 81: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	84,  // 82: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	85,  // 83: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	86,  // 84: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	89,  // 85: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	90,  // 86: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	91,  // 87: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	93,  // 88: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	94,  // 89: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	95,  // 90: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	100, // 91: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	101, // 92: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	102, // 93: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	104, // 94: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	48,  // 95: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	51,  // 96: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	52,  // 97: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	53,  // 98: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	56,  // 99: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	60,  // 100: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	62,  // 101: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	64,  // 102: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	66,  // 103: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	68,  // 104: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	71,  // 105: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	75,  // 106: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	78,  // 107: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	80,  // 108: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	29,  // 109: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	29,  // 110: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	29,  // 111: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	29,  // 112: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	29,  // 113: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 114: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	29,  // 115: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	29,  // 116: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	36,  // 117: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	40,  // 118: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	40,  // 119: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	40,  // 120: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	43,  // 121: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	45,  // 122: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	46,  // 123: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	21,  // 124: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	23,  // 125: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	25,  // 126: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	29,  // 127: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	29,  // 128: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	29,  // 129: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	29,  // 130: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	87,  // 131: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	87,  // 132: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	87,  // 133: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	92,  // 134: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	87,  // 135: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	65,  // 136: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	97,  // 137: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	97,  // 138: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	97,  // 139: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	103, // 140: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	58,  // 141: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	50,  // 142: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	55,  // 143: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	55,  // 144: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	54,  // 145: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	58,  // 146: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	61,  // 147: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	63,  // 148: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	65,  // 149: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	69,  // 150: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	69,  // 151: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	72,  // 152: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	76,  // 153: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	79,  // 154: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	81,  // 155: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	109, // [109:156] is the sub-list for method output_type
+	62,  // [62:109] is the sub-list for method input_type
+	62,  // [62:62] is the sub-list for extension type_name
+	62,  // [62:62] is the sub-list for extension extendee
+	0,   // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -8201,45 +8367,45 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[18].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[22].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[29].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[37].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[39].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[40].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[43].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[44].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[44].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[47].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[48].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[49].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[50].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[57].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[58].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[93].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[95].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[95].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[97].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
@@ -8249,7 +8415,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   108,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -967,6 +967,7 @@ const (
 	Snapshots_List_FullMethodName    = "/cocoon.node.v1.Snapshots/List"
 	Snapshots_Inspect_FullMethodName = "/cocoon.node.v1.Snapshots/Inspect"
 	Snapshots_Remove_FullMethodName  = "/cocoon.node.v1.Snapshots/Remove"
+	Snapshots_Publish_FullMethodName = "/cocoon.node.v1.Snapshots/Publish"
 	Snapshots_Export_FullMethodName  = "/cocoon.node.v1.Snapshots/Export"
 	Snapshots_Import_FullMethodName  = "/cocoon.node.v1.Snapshots/Import"
 	Snapshots_Push_FullMethodName    = "/cocoon.node.v1.Snapshots/Push"
@@ -986,6 +987,8 @@ type SnapshotsClient interface {
 	Inspect(ctx context.Context, in *InspectSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
 	// Remove deletes a snapshot. VMs cloned from it are not touched.
 	Remove(ctx context.Context, in *RemoveSnapshotRequest, opts ...grpc.CallOption) (*RemoveSnapshotResponse, error)
+	// Publish replaces the namespaces that may clone from a snapshot. The operator alone may.
+	Publish(ctx context.Context, in *PublishSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
 	// Export streams a snapshot as a tar, or copies it into a folder of the node (then the stream is empty).
 	Export(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
 	// Import reads what Export wrote: first start, then chunks, then the client closes its side. Responses are progress, then
@@ -1050,6 +1053,16 @@ func (c *snapshotsClient) Remove(ctx context.Context, in *RemoveSnapshotRequest,
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RemoveSnapshotResponse)
 	err := c.cc.Invoke(ctx, Snapshots_Remove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) Publish(ctx context.Context, in *PublishSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Snapshot)
+	err := c.cc.Invoke(ctx, Snapshots_Publish_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -1148,6 +1161,8 @@ type SnapshotsServer interface {
 	Inspect(context.Context, *InspectSnapshotRequest) (*Snapshot, error)
 	// Remove deletes a snapshot. VMs cloned from it are not touched.
 	Remove(context.Context, *RemoveSnapshotRequest) (*RemoveSnapshotResponse, error)
+	// Publish replaces the namespaces that may clone from a snapshot. The operator alone may.
+	Publish(context.Context, *PublishSnapshotRequest) (*Snapshot, error)
 	// Export streams a snapshot as a tar, or copies it into a folder of the node (then the stream is empty).
 	Export(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportResponse]) error
 	// Import reads what Export wrote: first start, then chunks, then the client closes its side. Responses are progress, then
@@ -1180,6 +1195,9 @@ func (UnimplementedSnapshotsServer) Inspect(context.Context, *InspectSnapshotReq
 }
 func (UnimplementedSnapshotsServer) Remove(context.Context, *RemoveSnapshotRequest) (*RemoveSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
+}
+func (UnimplementedSnapshotsServer) Publish(context.Context, *PublishSnapshotRequest) (*Snapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method Publish not implemented")
 }
 func (UnimplementedSnapshotsServer) Export(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportResponse]) error {
 	return status.Error(codes.Unimplemented, "method Export not implemented")
@@ -1282,6 +1300,24 @@ func _Snapshots_Remove_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Snapshots_Publish_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).Publish(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_Publish_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).Publish(ctx, req.(*PublishSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Snapshots_Export_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ExportSnapshotRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1358,6 +1394,10 @@ var Snapshots_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Remove",
 			Handler:    _Snapshots_Remove_Handler,
+		},
+		{
+			MethodName: "Publish",
+			Handler:    _Snapshots_Publish_Handler,
 		},
 		{
 			MethodName: "Tag",

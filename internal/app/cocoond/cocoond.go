@@ -59,6 +59,7 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
     stallTimeout, pullCredentialsVerification, gc: {interval, minAge, maxAge, maxSize, high, low}}
                                        where images come from (/etc/cocoon/images.d, https, no, none, 4, 30s) and when
                                        unused ones go (every 5m those older than 2m, when the disk is 85% full, to 80%)
+  cloneDirs                            folders with exported snapshots that pods of all namespaces may clone from (none)
   virtualNode: {kubeconfig, nodeName, nodeIP, pool, bindAddress, kubeletPort, tlsCert, tlsKey, clientCA, orphans, …}
                                        a Kubernetes node in this process, as vk-cocoon is one of its own (off)
   log: {level, format}                 (info, text)

@@ -38,6 +38,7 @@ type Config struct {
 	Network     NetworkConfig `json:"network,omitzero"`
 	Images      Images        `json:"images,omitzero"`
 	Pool        Pool          `json:"pool,omitzero"`
+	CloneDirs   []string      `json:"cloneDirs,omitempty"` // folders with exported snapshots that all namespaces may clone from
 	Log         Log           `json:"log,omitzero"`
 
 	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
@@ -206,6 +207,11 @@ func (c *Config) complete() error {
 	}
 	if p := c.Pool; p.Size < 0 || p.Memory < 0 || p.Size > 0 && p.Memory == 0 {
 		return errdefs.Invalidf("a pool of %d clones needs a positive size and the bytes of memory that their guests may have; they are %d", p.Size, p.Memory)
+	}
+	for _, dir := range c.CloneDirs {
+		if !filepath.IsAbs(dir) {
+			return errdefs.Invalidf("cloneDirs names %q, which is no absolute path", dir)
+		}
 	}
 	if err := c.Images.complete(); err != nil {
 		return err

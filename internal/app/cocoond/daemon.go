@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -103,7 +104,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err := d.images.Open(ctx); err != nil {
 		return nil, err
 	}
-	snapshots, err := snapshotstore.New(snapshotstore.Config{Dir: filepath.Join(d.cfg.StateDir, "snapshots"), Log: d.log.With("component", "snapshot")})
+	snapshots, err := snapshotstore.New(snapshotstore.Config{Dir: filepath.Join(d.cfg.StateDir, "snapshots"), OwnerOf: ownerOf, Log: d.log.With("component", "snapshot")})
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +121,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
+		CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: d.nets, Agents: agent.Connector{},
 		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Log: d.log.With("component", "engine"),
@@ -128,6 +130,11 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	return &host{engine: e, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
+}
+
+// ownerOf is the owner of what was made before there were owners, of which the labels of a virtual node tell.
+func ownerOf(labels map[string]string) vm.Owner {
+	return vm.Owner{Namespace: labels[contract.VMLabelPodNamespace], PodUID: labels[contract.VMLabelPodUID]}
 }
 
 // present returns path if it is there, "" otherwise: then the engine refuses what needs it, with its own words.

@@ -49,14 +49,16 @@ func (s Snapshots) Create(ctx context.Context, name string) (snapshot.Draft, err
 	}
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	if s.w.taken[name] || slices.ContainsFunc(all, func(x snapshot.Snapshot) bool { return x.Name == name }) {
-		return nil, errdefs.Existsf("a snapshot called %s exists", name)
+	owner := vm.Behalf(ctx)
+	key := owner.Qualify(name)
+	if s.w.taken[key] || slices.ContainsFunc(all, func(x snapshot.Snapshot) bool { return x.Owner.Qualify(x.Name) == key }) {
+		return nil, errdefs.Existsf("a snapshot called %s exists", key)
 	}
-	d := &draft{s: s, id: string(vm.NewID()), name: name}
+	d := &draft{s: s, id: string(vm.NewID()), name: name, owner: owner}
 	if err := os.Mkdir(d.Dir(), 0o700); err != nil {
 		return nil, err
 	}
-	s.w.taken[name] = true
+	s.w.taken[key] = true
 	return d, nil
 }
 
@@ -66,16 +68,27 @@ func (s Snapshots) Get(ctx context.Context, ref string) (snapshot.Snapshot, erro
 		return snapshot.Snapshot{}, err
 	}
 	all, err := s.List(ctx)
+	id, missing := vm.Kind{Noun: "snapshot"}.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
+		for _, x := range all {
+			if !yield(named(x)) {
+				return
+			}
+		}
+	})
 	for _, x := range all {
-		if x.ID == ref || x.Name == ref {
+		if x.ID == string(id) {
 			return x, err
 		}
 	}
-	return snapshot.Snapshot{}, errors.Join(err, errdefs.NotFoundf("no snapshot is called %q", ref))
+	return snapshot.Snapshot{}, errors.Join(err, missing)
+}
+
+func named(x snapshot.Snapshot) vm.Named {
+	return vm.Named{ID: vm.ID(x.ID), Name: x.Name, Owner: x.Owner, Shared: x.Published}
 }
 
 // List implements snapshot.Store.
-func (s Snapshots) List(context.Context) ([]snapshot.Snapshot, error) {
+func (s Snapshots) List(ctx context.Context) ([]snapshot.Snapshot, error) {
 	entries, err := os.ReadDir(s.w.path("snapshots", ""))
 	var out []snapshot.Snapshot
 	for _, e := range entries {
@@ -84,7 +97,9 @@ func (s Snapshots) List(context.Context) ([]snapshot.Snapshot, error) {
 			continue // it has just been removed
 		}
 		err = errors.Join(err, bad)
-		out = append(out, x)
+		if named(x).VisibleTo(vm.Behalf(ctx)) {
+			out = append(out, x)
+		}
 	}
 	slices.SortFunc(out, func(a, b snapshot.Snapshot) int { return strings.Compare(a.Name, b.Name) })
 	return out, err
@@ -103,6 +118,9 @@ func (s Snapshots) Remove(ctx context.Context, ref string) error {
 	x, err := s.Get(ctx, ref)
 	if err != nil {
 		return err
+	}
+	if !vm.Behalf(ctx).Reaches(x.Owner) {
+		return errdefs.Preconditionf("snapshot %s is the operator's", x.Name)
 	}
 	s.w.mu.Lock()
 	held := s.w.held[x.ID]
@@ -280,11 +298,12 @@ func (s Snapshots) ImportDir(context.Context, string, string, string) (snapshot.
 
 // draft is one snapshot.Draft.
 type draft struct {
-	s    Snapshots
-	id   string
-	name string
-	n    int // files linked
-	over bool
+	s     Snapshots
+	id    string
+	name  string
+	owner vm.Owner
+	n     int // files linked
+	over  bool
 }
 
 // ID implements snapshot.Draft.
@@ -319,7 +338,7 @@ func (d *draft) Link(_ context.Context, disk vm.Disk, imageDisk func(string) boo
 
 // Commit implements snapshot.Draft.
 func (d *draft) Commit(_ context.Context, x snapshot.Snapshot) (snapshot.Snapshot, error) {
-	x.ID, x.Name = d.id, d.name
+	x.ID, x.Name, x.Owner = d.id, d.name, d.owner
 	text, err := json.Marshal(x)
 	if err != nil {
 		return x, err
@@ -343,7 +362,7 @@ func (d *draft) free() {
 	d.s.w.mu.Lock()
 	defer d.s.w.mu.Unlock()
 	if !d.over {
-		delete(d.s.w.taken, d.name)
+		delete(d.s.w.taken, d.owner.Qualify(d.name))
 	}
 	d.over = true
 }

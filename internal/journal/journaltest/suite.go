@@ -138,6 +138,12 @@ func refusals(t *testing.T, open Opener) {
 	a := must(t)(begin(ctx, j, Record("a"), "create", "x"))
 	_, err := begin(ctx, j, Record("a"), "create", "x")
 	wantClass(t, "same name", err, errdefs.AlreadyExists)
+	other := Record("a")
+	other.Owner = vm.Owner{Namespace: "prod"}
+	must(t)(begin(ctx, j, other, "create", "x")) // names are an owner's
+	if err := j.Forget(ctx, other.ID); err != nil {
+		t.Fatal(err)
+	}
 	_, err = begin(ctx, j, a, "remove", "x")
 	wantClass(t, "second intent", err, errdefs.Conflict)
 	must(t)(j.Settle(ctx, a))
@@ -150,7 +156,7 @@ func refusals(t *testing.T, open Opener) {
 	wantClass(t, "settle a ghost", err, errdefs.NotFound)
 	_, err = j.Update(ctx, ghost)
 	wantClass(t, "update a ghost", err, errdefs.NotFound)
-	if j.Revision() != 2 {
+	if j.Revision() != 4 {
 		t.Errorf("refusals moved the revision to %d", j.Revision())
 	}
 	if err := j.Forget(ctx, a.ID); err != nil {

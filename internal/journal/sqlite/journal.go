@@ -68,7 +68,7 @@ func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm
 			kind, put = vm.EventAdded, t.st.insert
 		}
 		return t.write(kind, &r, func(data []byte) error {
-			return exec(t.ctx, put, string(r.ID), r.Spec.Name, data, in.Op, in.Step, []byte(in.Args), in.Began.UnixNano())
+			return exec(t.ctx, put, string(r.ID), key(r), data, in.Op, in.Step, []byte(in.Args), in.Began.UnixNano())
 		})
 	})
 	return r, wrap("begin "+in.Op, r.ID, err)
@@ -218,14 +218,18 @@ func (t *batch) find(id vm.ID) (exists, busy bool, err error) {
 	return err == nil, busy, err
 }
 
+// key is the name of r as the column name has it: unique. Rows of before there were owners have the name alone until their
+// next operation.
+func key(r vm.Record) string { return r.Owner.Qualify(r.Spec.Name) }
+
 func (t *batch) nameFree(r vm.Record) error {
 	var id string
-	err := t.st.name.QueryRowContext(t.ctx, r.Spec.Name).Scan(&id)
+	err := t.st.name.QueryRowContext(t.ctx, key(r)).Scan(&id)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
 	if err == nil && id != string(r.ID) {
-		return refusal{errdefs.Existsf("a VM called %q exists already", r.Spec.Name)}
+		return refusal{errdefs.Existsf("a VM called %q exists already", key(r))}
 	}
 	return err
 }

@@ -29,6 +29,7 @@ type draft struct {
 	store *Store
 	id    string
 	name  string
+	owner vm.Owner
 
 	mu     sync.Mutex
 	disks  int             // linked so far
@@ -45,8 +46,8 @@ func (s *Store) create(ctx context.Context, name string) (*draft, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
-	d := &draft{store: s, id: string(vm.NewID()), name: name, linked: map[string]bool{}}
-	if err := s.reserve(name, d.id); err != nil {
+	d := &draft{store: s, id: string(vm.NewID()), name: name, owner: vm.Behalf(ctx), linked: map[string]bool{}}
+	if err := s.reserve(d.owner, name, d.id); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(d.Dir(), 0o700); err != nil {
@@ -63,8 +64,8 @@ func (d *draft) Dir() string { return d.store.path("tmp", d.id) }
 func (d *draft) free() {
 	d.store.mu.Lock()
 	defer d.store.mu.Unlock()
-	if d.store.names[d.name] == d.id {
-		delete(d.store.names, d.name)
+	if key := d.owner.Qualify(d.name); d.store.names[key] == d.id {
+		delete(d.store.names, key)
 	}
 }
 
@@ -132,7 +133,7 @@ func (d *draft) Base(ctx context.Context, refs ...string) (string, error) {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		h, err := d.store.keep(ref, false)
+		h, err := d.store.keep(d.owner, ref, false)
 		switch {
 		case errdefs.IsNotFound(err), errdefs.Is(err, errdefs.DataLoss):
 			continue
@@ -181,7 +182,7 @@ func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 		return snapshot.Snapshot{}, errdefs.Preconditionf("snapshot %s is finished or given up already", d.name)
 	}
 	s = s.Clone()
-	s.ID, s.Name = d.id, d.name
+	s.ID, s.Name, s.Owner = d.id, d.name, d.owner
 	if s.CreatedAt.IsZero() {
 		s.CreatedAt = time.Now()
 	}

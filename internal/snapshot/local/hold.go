@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // held implements snapshot.Held.
@@ -55,7 +56,7 @@ func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
-	h, err := s.keep(ref, true)
+	h, err := s.keep(vm.Behalf(ctx), ref, true)
 	if err != nil {
 		return nil, err
 	}
@@ -71,10 +72,10 @@ func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 }
 
 // keep is Hold without a look at the files. used says whether it counts as a use.
-func (s *Store) keep(ref string, used bool) (*held, error) {
+func (s *Store) keep(who vm.Owner, ref string, used bool) (*held, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := s.find(ref)
+	e, err := s.find(who, ref)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,9 @@ var _ snapshot.Store = (*Store)(nil)
 type Config struct {
 	Dir string       // absolute, on the file system of the VMs' folders; made when missing, mode 0700
 	Log *slog.Logger // nil discards
+
+	// OwnerOf is the owner of a snapshot from before there were owners, by its labels; nil: the operator.
+	OwnerOf func(labels map[string]string) vm.Owner
 }
 
 // Store implements snapshot.Store. Its folder:
@@ -51,7 +54,7 @@ type Store struct {
 	mu    sync.Mutex
 	lock  *os.File // nil: not open
 	all   map[string]*entry
-	names map[string]string // id by name, those of drafts too
+	names map[string]string // id by the owner's name, as key gives it; those of drafts too
 
 	layers scrub
 }
@@ -164,8 +167,11 @@ func (s *Store) index() error {
 		if err == nil && snap.ID != id {
 			err = errdefs.DataLossf("its record is that of %q", snap.ID)
 		}
-		if err == nil && s.names[snap.Name] != "" {
-			err = errdefs.DataLossf("another one is called %s as well", snap.Name)
+		if err == nil && snap.Owner.Operator() && s.cfg.OwnerOf != nil {
+			snap.Owner = s.cfg.OwnerOf(snap.Labels)
+		}
+		if err == nil && s.names[key(snap)] != "" {
+			err = errdefs.DataLossf("another one is called %s as well", key(snap))
 		}
 		if err != nil {
 			s.cfg.Log.Error("snapshot is damaged and left aside", "snapshot", id, "err", err)
@@ -175,7 +181,7 @@ func (s *Store) index() error {
 		if info, err := os.Stat(s.path("used", id)); err == nil && info.ModTime().After(snap.UsedAt) {
 			snap.UsedAt = info.ModTime().UTC()
 		}
-		s.all[id], s.names[snap.Name] = &entry{s: snap}, id
+		s.all[id], s.names[key(snap)] = &entry{s: snap}, id
 		if !snap.Summed {
 			unsummed++
 		}
@@ -209,37 +215,51 @@ func (s *Store) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := s.find(ref)
+	e, err := s.find(vm.Behalf(ctx), ref)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
 	return e.s.Clone(), e.bad
 }
 
-const minPrefix = 3 // characters of an id
+// reference is how snapshots are named in requests.
+var reference = vm.Kind{Noun: "snapshot", List: "cocoon snapshot list"}
 
-// find resolves a name, an id or a unique prefix of an id.
+// key is the name of s as it is unique in the store.
+func key(s snapshot.Snapshot) string { return s.Owner.Qualify(s.Name) }
+
+// named is what references to e are matched against. A damaged one is the operator's: nobody knows whose it was.
+func (e *entry) named() vm.Named {
+	return vm.Named{ID: vm.ID(e.s.ID), Name: e.s.Name, Owner: e.s.Owner, Shared: e.s.Published}
+}
+
+// find resolves a reference on behalf of who; see vm.Kind.Match.
 // Preconditions: s.mu is held.
-func (s *Store) find(ref string) (*entry, error) {
-	if e := s.all[s.names[ref]]; e != nil && !e.gone {
+func (s *Store) find(who vm.Owner, ref string) (*entry, error) {
+	if e := s.all[s.names[who.Qualify(ref)]]; e != nil && !e.gone {
 		return e, nil
 	}
-	if e := s.all[ref]; e != nil && !e.gone {
-		return e, nil
-	}
-	var hits []*entry
-	for id, e := range s.all {
-		if len(ref) >= minPrefix && strings.HasPrefix(id, ref) && !e.gone {
-			hits = append(hits, e)
+	id, err := reference.Match(who, ref, func(yield func(vm.Named) bool) {
+		for _, e := range s.all {
+			if !e.gone && !yield(e.named()) {
+				return
+			}
 		}
+	})
+	if err != nil {
+		return nil, err
 	}
-	switch len(hits) {
-	case 0:
-		return nil, errdefs.NotFoundf("no snapshot is called %q; `cocoon snapshot list` shows those there are", ref)
-	case 1:
-		return hits[0], nil
+	return s.all[string(id)], nil
+}
+
+// findOwn is find for a change: what the operator publishes to others stays as it is.
+// Preconditions: s.mu is held.
+func (s *Store) findOwn(who vm.Owner, ref string) (*entry, error) {
+	e, err := s.find(who, ref)
+	if err == nil && !who.Reaches(e.s.Owner) {
+		return nil, errdefs.Preconditionf("snapshot %s is the operator's, who published it; only the operator changes it", name(e.s))
 	}
-	return nil, errdefs.Invalidf("%q could be any of %d snapshots; use more characters of the id", ref, len(hits))
+	return e, err
 }
 
 // List implements snapshot.Store. Damaged snapshots are not in it.
@@ -251,11 +271,13 @@ func (s *Store) List(ctx context.Context) ([]snapshot.Snapshot, error) {
 	defer s.mu.Unlock()
 	out := make([]snapshot.Snapshot, 0, len(s.all))
 	for _, e := range s.all {
-		if e.bad == nil && !e.gone {
+		if e.bad == nil && !e.gone && e.named().VisibleTo(vm.Behalf(ctx)) {
 			out = append(out, e.s.Clone())
 		}
 	}
-	slices.SortFunc(out, func(a, b snapshot.Snapshot) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b snapshot.Snapshot) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Owner.Namespace, b.Owner.Namespace))
+	})
 	return out, nil
 }
 
@@ -265,7 +287,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	s.mu.Lock()
-	e, err := s.find(ref)
+	e, err := s.findOwn(vm.Behalf(ctx), ref)
 	if err == nil && e.holds > 0 {
 		err = errdefs.Preconditionf("snapshot %s is in use by %d others, such as an export or a clone that begins; try again when they are done", name(e.s), e.holds)
 	}
@@ -288,8 +310,8 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return fmt.Errorf("remove snapshot %s: %w", name(e.s), full(err))
 	}
 	delete(s.all, id)
-	if s.names[e.s.Name] == id {
-		delete(s.names, e.s.Name)
+	if s.names[key(e.s)] == id {
+		delete(s.names, key(e.s))
 	}
 	s.mu.Unlock()
 	// A crash between the rename and its reaching the disk brings the snapshot back whole, unless files of it are gone:
@@ -313,7 +335,7 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 		return snapshot.Snapshot{}, err
 	}
 	s.mu.Lock()
-	e, err := s.find(ref)
+	e, err := s.findOwn(vm.Behalf(ctx), ref)
 	s.mu.Unlock()
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -332,18 +354,18 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 	next := old.Clone()
 	change(&next)
 	next.ID, next.Live, next.Disks, next.Size, next.MemoryBase, next.Summed = old.ID, old.Live, old.Clone().Disks, old.Size, old.MemoryBase, old.Summed
-	if next.Name != old.Name {
-		if err := s.reserve(next.Name, next.ID); err != nil {
+	if key(next) != key(old) {
+		if err := s.reserve(next.Owner, next.Name, next.ID); err != nil {
 			return snapshot.Snapshot{}, err
 		}
 	}
 	err = store(s.path(next.ID), next)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if next.Name != old.Name {
-		forget := old.Name
+	if key(next) != key(old) {
+		forget := key(old)
 		if err != nil {
-			forget = next.Name
+			forget = key(next)
 		}
 		delete(s.names, forget)
 	}
@@ -357,11 +379,12 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 	return next.Clone(), nil
 }
 
-// reserve takes a name for the snapshot or draft id.
-func (s *Store) reserve(name, id string) error {
+// reserve takes a name of owner's for the snapshot or draft id.
+func (s *Store) reserve(owner vm.Owner, name, id string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
+	name = owner.Qualify(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.names[name] != "" {

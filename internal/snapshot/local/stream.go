@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 	"cocoonstack.io/cocoon/internal/snapshot/bundle"
 	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // flushEvery is after how many bytes an import asks the kernel to begin writing them: otherwise all would be waited for
@@ -145,7 +146,11 @@ func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, descri
 	if description != "" {
 		snap.Description = description
 	}
-	return s.create(ctx, snap.Name)
+	heir, err := snap.Heir(vm.Behalf(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return s.create(vm.OnBehalf(ctx, heir), snap.Name)
 }
 
 // described returns the record that a stream begins with.

@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/ociclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Pull implements snapshot.Remote.
@@ -68,7 +69,11 @@ func (p *pull) run(ctx context.Context, r ociclient.Ref, name string) (snapshot.
 	if name == "" {
 		name = record.Name
 	}
-	draft, err := p.c.store.Create(ctx, name)
+	heir, err := record.Heir(vm.Behalf(ctx))
+	if err != nil {
+		return none, err
+	}
+	draft, err := p.c.store.Create(vm.OnBehalf(ctx, heir), name)
 	if err != nil {
 		return none, err
 	}
@@ -191,7 +196,7 @@ func (p *pull) borrow(ctx context.Context, tasks []task) error {
 		if p.held[at.snapshot] != nil {
 			continue
 		}
-		h, err := p.c.store.Hold(ctx, at.snapshot)
+		h, err := p.c.store.Hold(vm.OnBehalf(ctx, vm.Owner{}), at.snapshot)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

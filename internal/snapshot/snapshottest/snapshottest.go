@@ -134,6 +134,7 @@ func Run(t *testing.T, open func(t *testing.T) snapshot.Store) {
 		"Names":        names,
 		"Draft":        drafts,
 		"Hold":         holds,
+		"Owners":       owners,
 		"Update":       updates,
 		"Disks":        disks,
 		"Grow":         grows,

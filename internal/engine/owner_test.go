@@ -1,0 +1,144 @@
+package engine_test
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// as returns a context of a request on behalf of a namespace.
+func (r *rig) as(namespace string) context.Context {
+	return vm.OnBehalf(r.t.Context(), vm.Owner{Namespace: namespace})
+}
+
+// TestOwners has every verb that names a VM or a snapshot tried on behalf of somebody else: all find nothing, and nothing
+// changes.
+func TestOwners(t *testing.T) {
+	r := newRig(t)
+	mine := r.must(r.Launch(r.as("prod"), spec("db")))
+	r.must(r.Launch(r.as("dev"), spec("db"))) // names are an owner's
+	if _, err := r.Launch(r.as("prod"), spec("db")); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a second db of prod: %v", err)
+	}
+	r.await(string(mine.ID), "ready", ready)
+	saved, err := r.SaveSnapshot(t.Context(), "prod/db", vm.SaveSpec{Name: "kept"}) // by the operator
+	if err != nil || saved.Owner.Namespace != "prod" {
+		t.Fatalf("saved by the operator it belongs to %+v, %v", saved.Owner, err)
+	}
+	ctx := r.as("dev")
+	for _, ref := range []string{string(mine.ID), string(mine.ID)[:12], "prod/db"} {
+		for what, try := range map[string]func() error{
+			"inspect":   func() error { _, err := r.Inspect(ctx, ref); return err },
+			"start":     func() error { _, err := r.Start(ctx, ref); return err },
+			"stop":      func() error { _, err := r.Stop(ctx, ref, 0); return err },
+			"restart":   func() error { _, err := r.Restart(ctx, ref, 0); return err },
+			"remove":    func() error { return r.Remove(ctx, ref, true) },
+			"save":      func() error { _, err := r.SaveSnapshot(ctx, ref, vm.SaveSpec{Name: "x"}); return err },
+			"hibernate": func() error { _, err := r.Hibernate(ctx, ref, ""); return err },
+			"wake":      func() error { _, err := r.Wake(ctx, ref); return err },
+			"restore":   func() error { _, err := r.Restore(ctx, ref, "kept"); return err },
+			"exec": func() error {
+				_, err := r.Exec(ctx, ref, guest.Exec{Command: []string{"true"}}, guest.Streams{})
+				return err
+			},
+			"attach":  func() error { return r.Attach(ctx, ref, guest.Attach{}, guest.Streams{}) },
+			"forward": func() error { return r.Forward(ctx, ref, 80, guest.Streams{Stdin: os.Stdin, Stdout: io.Discard}) },
+			"logs":    func() error { return r.Logs(ctx, ref, guest.LogOptions{}, func(guest.LogEntry) error { return nil }) },
+			"console": func() error { _, err := r.Console(ctx, ref); return err },
+			"stats":   func() error { _, err := r.Stats(ctx, ref); return err },
+			"volume":  func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
+			"kill":    func() error { return r.KillContainer(ctx, ref, "c", 1, 0) },
+			"release": func() error { return r.ReleaseContainer(ctx, ref, "c") },
+		} {
+			if err := try(); !errdefs.IsNotFound(err) {
+				t.Errorf("%s %s on behalf of dev: %v", what, ref, err)
+			}
+		}
+	}
+	for _, ref := range []string{"kept", saved.ID, "prod/kept"} {
+		if _, err := r.Clone(ctx, vm.CloneSpec{Snapshot: ref, Name: "thief"}); !errdefs.IsNotFound(err) {
+			t.Errorf("clone of %s on behalf of dev: %v", ref, err)
+		}
+		if err := r.RemoveSnapshot(ctx, ref); !errdefs.IsNotFound(err) {
+			t.Errorf("removal of %s on behalf of dev: %v", ref, err)
+		}
+	}
+	if got := r.must(r.Inspect(t.Context(), "prod/db")); got.State != vm.StateRunning || got.ID != mine.ID || got.Owner.Namespace != "prod" {
+		t.Errorf("after all that prod's VM is %+v", got)
+	}
+	all, err := r.List(ctx)
+	if err != nil || len(all) != 1 || all[0].Owner.Namespace != "dev" {
+		t.Errorf("dev has %+v, %v", all, err)
+	}
+	clone := r.must(r.Clone(r.as("prod"), vm.CloneSpec{Snapshot: "kept", Name: "db-2"}))
+	if clone.Owner.Namespace != "prod" {
+		t.Errorf("the clone belongs to %+v", clone.Owner)
+	}
+}
+
+// TestOperatorShares has what the operator offers and lists used by others, and nothing else of his.
+func TestOperatorShares(t *testing.T) {
+	r := newRig(t)
+	offered := spec("hand-made")
+	offered.Offered = []string{"prod"}
+	r.must(r.Launch(t.Context(), offered))
+	if _, err := r.Inspect(r.as("dev"), "hand-made"); !errdefs.IsNotFound(err) {
+		t.Errorf("dev finds what is offered to prod: %v", err)
+	}
+	if got := r.must(r.Inspect(r.as("prod"), "hand-made")); !got.Owner.Operator() {
+		t.Errorf("what is offered belongs to %+v", got.Owner)
+	}
+	r.source()
+	r.saved("golden")
+	dir := filepath.Join(r.dir, "exports", "golden")
+	h, err := r.world.Snapshots().Hold(t.Context(), "golden")
+	if err == nil {
+		err = r.world.Snapshots().ExportDir(t.Context(), h, dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Clone(r.as("prod"), vm.CloneSpec{FromDir: dir, Name: "a"}); !errdefs.IsNotFound(err) {
+		t.Errorf("clone from a folder that nobody lists: %v", err)
+	}
+	r.cfg.CloneDirs = []string{filepath.Dir(dir)}
+	r.restart()
+	r.must(r.Clone(r.as("prod"), vm.CloneSpec{FromDir: dir, Name: "a"}))
+	if _, err := r.Clone(r.as("prod"), vm.CloneSpec{FromDir: filepath.Join(dir, "..", "..", "state"), Name: "b"}); !errdefs.IsNotFound(err) {
+		t.Errorf("clone from beside the listed folder: %v", err)
+	}
+	if err := os.Symlink(filepath.Join(r.dir, "world", "snapshots"), filepath.Join(r.dir, "exports", "link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Clone(r.as("prod"), vm.CloneSpec{FromDir: filepath.Join(r.dir, "exports", "link"), Name: "c"}); !errdefs.IsNotFound(err) {
+		t.Errorf("clone by a link that leads out of the listed folder: %v", err)
+	}
+}
+
+// TestOwnersOfOldRecords has a journal of before there were owners taken over: VMs and what they sleep in get those that their
+// labels tell of.
+func TestOwnersOfOldRecords(t *testing.T) {
+	r := newRig(t)
+	s := spec("db")
+	s.Labels = map[string]string{"namespace": "prod"}
+	r.must(r.Launch(t.Context(), s))
+	r.await("db", "ready", ready)
+	r.must(r.Hibernate(t.Context(), "db", "old"))
+	r.cfg.OwnerOf = func(labels map[string]string) vm.Owner { return vm.Owner{Namespace: labels["namespace"]} }
+	for range 2 { // what was done is not done again
+		r.restart()
+		if got := r.must(r.Inspect(r.as("prod"), "db")); got.Owner.Namespace != "prod" || got.State != vm.StateHibernated {
+			t.Errorf("the old VM is %+v", got)
+		}
+		if x, err := r.world.Snapshots().Get(r.as("prod"), "old"); err != nil || x.Owner.Namespace != "prod" {
+			t.Errorf("what it sleeps in is %+v, %v", x, err)
+		}
+	}
+	r.must(r.Wake(r.as("prod"), "db"))
+}

@@ -1,0 +1,76 @@
+package vm
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Named is what a reference is matched against.
+type Named struct {
+	ID     ID
+	Name   string
+	Owner  Owner
+	Shared []string // namespaces with which its owner shares it, if that is the operator
+}
+
+// VisibleTo reports whether who may know of n: its owner, the operator, and those with whom the operator shares it.
+func (n Named) VisibleTo(who Owner) bool {
+	return who.Reaches(n.Owner) || n.Owner.Operator() && who.Invited(n.Shared)
+}
+
+// Kind is what a reference names, for messages.
+type Kind struct {
+	Noun string // e.g. "VM"
+	List string // command that lists those there are
+}
+
+// Match resolves ref on behalf of who: as a full id; as a name, who's own before others that who may know of, with
+// NAMESPACE/NAME where several have it; then as a unique prefix of an id of at least MinPrefixLength characters.
+// It returns NotFound when nothing matches that who may know of, and InvalidArgument when ref is ambiguous.
+func (k Kind) Match(who Owner, ref string, all iter.Seq[Named]) (ID, error) {
+	var own ID
+	var names, prefixes []Named
+	for n := range all {
+		switch {
+		case !n.VisibleTo(who):
+		case string(n.ID) == ref:
+			return n.ID, nil
+		case n.Name == ref && n.Owner.Namespace == who.Namespace, !n.Owner.Operator() && n.Owner.Qualify(n.Name) == ref:
+			own = n.ID
+		case n.Name == ref:
+			names = append(names, n)
+		case len(ref) >= MinPrefixLength && strings.HasPrefix(string(n.ID), ref):
+			prefixes = append(prefixes, n)
+		}
+	}
+	switch {
+	case own != "":
+		return own, nil
+	case len(names) == 1:
+		return names[0].ID, nil
+	case len(names) > 1:
+		var all []string
+		for _, n := range names {
+			all = append(all, n.Owner.Qualify(n.Name))
+		}
+		slices.Sort(all)
+		return "", errdefs.Invalidf("%d %ss are called %q; name one of %s", len(names), k.Noun, ref, strings.Join(all, ", "))
+	case len(prefixes) == 1:
+		return prefixes[0].ID, nil
+	case len(prefixes) > 1:
+		return "", errdefs.Invalidf("%q could be any of %d %ss; use more characters of the id", ref, len(prefixes), k.Noun)
+	}
+	return "", k.missing(who, ref)
+}
+
+func (k Kind) missing(who Owner, ref string) error {
+	where := ""
+	if !who.Operator() {
+		where = fmt.Sprintf(" in namespace %s", who.Namespace)
+	}
+	return errdefs.NotFoundf("no %s is called %q%s; `%s` shows those there are", k.Noun, ref, where, k.List)
+}
