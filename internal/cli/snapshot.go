@@ -181,7 +181,10 @@ memory of the guest that was saved. What is given replaces what was published be
   cocoon snapshot publish golden --none`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: inTurn(a.completeSnapshots),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if all {
+			switch {
+			case (len(namespaces) > 0) == (all != none) || all && none:
+				return errdefs.Invalidf("name the namespaces with --to, or give --all or --none")
+			case all:
 				namespaces = []string{vm.Everyone}
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
@@ -197,8 +200,6 @@ memory of the guest that was saved. What is given replaces what was published be
 	fs.StringSliceVar(&namespaces, "to", nil, "namespaces that may clone from it")
 	fs.BoolVar(&all, "all", false, "all namespaces may, those to come too")
 	fs.BoolVar(&none, "none", false, "nobody else may any more")
-	cmd.MarkFlagsMutuallyExclusive("to", "all", "none")
-	cmd.MarkFlagsOneRequired("to", "all", "none")
 	fs.SortFlags = false
 	return cmd
 }

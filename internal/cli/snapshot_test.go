@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,9 @@ type shelf struct {
 	image    image.PushRequest
 	withAuth []image.RegistryAuth
 	node     *node
+
+	published []string
+	behalf    vm.Owner
 }
 
 func (s *shelf) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
@@ -50,6 +54,13 @@ func (s *shelf) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, e
 
 func (s *shelf) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
 	return []snapshot.Snapshot{warm}, nil
+}
+
+func (s *shelf) PublishSnapshot(ctx context.Context, _ string, namespaces []string) (snapshot.Snapshot, error) {
+	s.published, s.behalf = namespaces, vm.Behalf(ctx)
+	x := warm
+	x.Published = namespaces
+	return x, nil
 }
 
 func (s *shelf) ExportSnapshot(_ context.Context, _ string, w io.Writer) error {
@@ -127,6 +138,42 @@ func (n *node) Hibernate(_ context.Context, ref, name string) (vm.Record, error)
 }
 
 func (n *node) Wake(context.Context, string) (vm.Record, error) { return n.record, nil }
+
+func TestPublishSaysToWhom(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want []string
+		code int
+	}{
+		{args: []string{"--to", "prod,dev"}, want: []string{"prod", "dev"}},
+		{args: []string{"--all"}, want: []string{"*"}},
+		{args: []string{"--none"}},
+		{args: nil, code: 2},
+		{args: []string{"--all", "--none"}, code: 2},
+	} {
+		n := &node{}
+		code, out, errOut := serve(t, n)("", append([]string{"snapshot", "publish", "warm"}, tt.args...)...)
+		if code != tt.code || !slices.Equal(n.shelf.published, tt.want) || code == 0 && !strings.Contains(out, "PUBLISHED") {
+			t.Errorf("%q: %d %q %q, published to %q", tt.args, code, out, errOut, n.shelf.published)
+		}
+	}
+}
+
+// A person acts for a namespace by a flag, a program by its environment.
+func TestNamespaceActsOnItsBehalf(t *testing.T) {
+	n := &node{env: map[string]string{"COCOON_ON_BEHALF": `{"namespace":"dev","pod_uid":"p"}`}}
+	cocoon := serve(t, n)
+	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 0 || n.shelf.behalf != (vm.Owner{Namespace: "dev", PodUID: "p"}) {
+		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.shelf.behalf)
+	}
+	if code, _, errOut := cocoon("", "--namespace", "prod", "snapshot", "publish", "warm", "--none"); code != 0 || n.shelf.behalf != (vm.Owner{Namespace: "prod"}) {
+		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.shelf.behalf)
+	}
+	n.env["COCOON_ON_BEHALF"] = "{"
+	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 2 || !strings.Contains(errOut, "COCOON_ON_BEHALF") {
+		t.Errorf("%d %q", code, errOut)
+	}
+}
 
 func TestSaveSaysHowLongTheGuestStoodStill(t *testing.T) {
 	cocoon := serve(t, &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web"}}})

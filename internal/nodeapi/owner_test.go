@@ -1,0 +1,79 @@
+package nodeapi_test
+
+import (
+	"context"
+
+	"slices"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// TestBehalfCrossesTheWire has calls and streams arrive on behalf of whom the client made them.
+func TestBehalfCrossesTheWire(t *testing.T) {
+	sh := &told{shelf: newShelf("warm")}
+	c := serveShelf(t, &scripted{}, sh.shelf, func(s *nodeapi.Shelf) { s.Store = sh })
+	prod := vm.Owner{Namespace: "prod", PodUID: "p", SetUID: "s"}
+	for _, who := range []vm.Owner{{}, prod} {
+		ctx := vm.OnBehalf(t.Context(), who)
+		if _, err := c.GetSnapshot(ctx, "warm"); err != nil || sh.who != who {
+			t.Errorf("a call of %+v arrived as %+v, %v", who, sh.who, err)
+		}
+		sh.who = vm.Owner{Namespace: "nobody"}
+		if _, err := c.ListSnapshots(ctx); err != nil || sh.who != who {
+			t.Errorf("a stream of %+v arrived as %+v, %v", who, sh.who, err)
+		}
+	}
+}
+
+// TestOnlyTheOperatorPublishes, and only what is the operator's; folders of the node are the operator's too.
+func TestOnlyTheOperatorPublishes(t *testing.T) {
+	sh := newShelf("golden", "db")
+	db := sh.all["db"]
+	db.Owner = vm.Owner{Namespace: "prod"}
+	sh.all["db"] = db
+	c := serveShelf(t, &scripted{}, sh, nil)
+	prod := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"})
+	for what, err := range map[string]error{
+		"publish":     second(c.PublishSnapshot(prod, "golden", []string{"prod"})),
+		"export":      c.ExportSnapshotDir(prod, "golden", t.TempDir()),
+		"import":      second(c.ImportSnapshotDir(prod, "x", "", t.TempDir())),
+		"of a tenant": second(c.PublishSnapshot(t.Context(), "db", []string{"dev"})),
+	} {
+		if !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, bad := range []string{"", "a b", "Prod", "-x", "a,b"} {
+		if _, err := c.PublishSnapshot(t.Context(), "golden", []string{bad}); !errdefs.IsInvalid(err) {
+			t.Errorf("published to %q: %v", bad, err)
+		}
+	}
+	for _, want := range [][]string{{"dev", "prod"}, {vm.Everyone}, nil} {
+		got, err := c.PublishSnapshot(t.Context(), "golden", append(slices.Clone(want), want...))
+		if err != nil || !slices.Equal(got.Published, want) {
+			t.Errorf("published to %q it is published to %q, %v", want, got.Published, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// told is a shelf that notes on whose behalf it was asked last.
+type told struct {
+	*shelf
+	who vm.Owner
+}
+
+func (s *told) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+	s.who = vm.Behalf(ctx)
+	return s.shelf.Get(ctx, ref)
+}
+
+func (s *told) List(ctx context.Context) ([]snapshot.Snapshot, error) {
+	s.who = vm.Behalf(ctx)
+	return s.shelf.List(ctx)
+}
