@@ -56,7 +56,7 @@ VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and fl
   network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, ipv6Mode, netns, dns, search, routes, mtu,
     nat, masqueradeLink, isolation, closed, open, leases, cni: {confDir, binDirs, default, exclusive}}
   images: {mappings, downloadProtocol, regexpTranslation, registries: {HOST: {mirrors, ca, insecure}}, maxParallelPulls,
-    stallTimeout, pullCredentialsVerification, gc: {interval, minAge, maxAge, maxSize, high, low}}
+    stallTimeout, allow, privateRegistries, pullCredentialsVerification, gc: {interval, minAge, maxAge, maxSize, high, low}}
                                        where images come from (/etc/cocoon/images.d, https, no, none, 4, 30s) and when
                                        unused ones go (every 5m those older than 2m, when the disk is 85% full, to 80%)
   cloneDirs                            folders with exported snapshots that pods of all namespaces may clone from (none)

@@ -61,7 +61,8 @@ func TestMetricsStayOnLoopback(t *testing.T) {
 func TestImageSettings(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	text := "images:\n  mappings: /file\n  downloadProtocol: http\n  regexpTranslation: true\n  stallTimeout: 45s\n" +
-		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n"
+		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n" +
+		"  allow: [10.1.0.0/16, files.lan]\n  privateRegistries: false\n  pullCredentialsVerification: AlwaysVerify\n"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -88,6 +89,8 @@ func TestImageSettings(t *testing.T) {
 	for what, pair := range map[string][2]any{
 		"file": {i.Mappings, "/file"}, "environment over file": {i.DownloadProtocol, "https"}, "flag over environment": {i.RegexpTranslation, setting("1")},
 		"duration": {i.stall, 45 * time.Second}, "interval": {i.every, time.Minute}, "registry": {i.Registries["r.example"].Mirrors[0], "m.example"},
+		"networks": {i.reach.URLs.Networks[0].String(), "10.1.0.0/16"}, "hosts": {i.reach.Registries.Hosts[0], "files.lan"},
+		"private registries": {i.reach.Registries.Private, false}, "verification": {i.Verification, "AlwaysVerify"},
 		"limits": {i.limits, image.GCLimits{MinAge: 2 * time.Minute, MaxAge: 720 * time.Hour, MaxSize: 10 << 30, High: 70, Low: 70}},
 	} {
 		if pair[0] != pair[1] {
@@ -97,13 +100,15 @@ func TestImageSettings(t *testing.T) {
 	for name, bad := range map[string]Images{
 		"duration": {StallTimeout: "45"}, "negative": {GC: GC{MinAge: "-1s"}}, "size": {GC: GC{MaxSize: "big"}}, "order": {GC: GC{High: 50, Low: 60}},
 		"percent": {GC: GC{High: 101}}, "pulls": {MaxParallelPulls: -1}, "interval": {GC: GC{Interval: "never"}},
+		"allow": {Allow: []string{"10.1.2.3/16"}}, "verification": {Verification: "Sometimes"},
 	} {
 		if err := bad.complete(); !errdefs.IsInvalid(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	off := Images{GC: GC{Interval: "off"}}
-	if err := off.complete(); err != nil || off.every != 0 || off.limits.High != 85 || off.limits.Low != 80 || off.Mappings != DefaultMappings {
+	if err := off.complete(); err != nil || off.every != 0 || off.limits.High != 85 || off.limits.Low != 80 || off.Mappings != DefaultMappings ||
+		!off.reach.Registries.Private || off.reach.URLs.Private {
 		t.Errorf("%+v, %v", off, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -28,9 +29,12 @@ type Images struct {
 	Registries        map[string]Registry `json:"registries,omitempty"`        // by host[:port]
 	MaxParallelPulls  int                 `json:"maxParallelPulls,omitempty"`
 	StallTimeout      string              `json:"stallTimeout,omitempty"`                // of a connection without a byte
+	Allow             []string            `json:"allow,omitempty"`                       // where pods' URLs and registries may lead beside public addresses
+	PrivateRegistries *bool               `json:"privateRegistries,omitempty"`           // pods' registries may be in private networks; default true
 	Verification      string              `json:"pullCredentialsVerification,omitempty"` // who may use what is here, as the kubelet has it
 	GC                GC                  `json:"gc,omitzero"`
 
+	reach  pull.Reach
 	stall  time.Duration
 	every  time.Duration // 0: never
 	limits image.GCLimits
@@ -100,6 +104,11 @@ func (i *Images) complete() error {
 	if _, err := pull.ParseVerification(i.Verification); err != nil {
 		return errdefs.Invalidf("images.pullCredentialsVerification: %w", err)
 	}
+	if i.reach.URLs, err = (reach.Policy{Setting: "images.allow"}).Open(i.Allow); err != nil {
+		return errdefs.Invalidf("images.allow: %w", err)
+	}
+	i.reach.Registries = i.reach.URLs
+	i.reach.Registries.Private = i.PrivateRegistries == nil || *i.PrivateRegistries
 	i.every = defaultGCInterval
 	if i.GC.Interval == "off" {
 		i.GC.Interval, i.every = "", 0
@@ -146,7 +155,7 @@ func (d *daemon) pullConfig() pull.Config {
 	return pull.Config{
 		Mappings: i.Mappings, Protocol: i.DownloadProtocol, Regexps: translate.RegexpEnabled(string(i.RegexpTranslation)),
 		Registries: registry.Config{Registries: registries}, Parallel: i.MaxParallelPulls, Stall: i.stall,
-		UserAgent: "cocoon/" + version.Version, Verify: pull.Verification(i.Verification), Observer: d.metrics, Log: d.log.With("component", "pull"),
+		UserAgent: "cocoon/" + version.Version, Reach: i.reach, Verify: pull.Verification(i.Verification), Observer: d.metrics, Log: d.log.With("component", "pull"),
 	}
 }
 

@@ -91,6 +91,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.IntVar(&o.ManagerPort, "manager-port", 0, fmt.Sprintf("port of the manager's health checks on loopback (default %d, or the next free one)", defaultManagerPort))
 	f.IntVar(&o.WebhookPort, "webhook-port", 0, fmt.Sprintf("port of the manager's admission webhooks on loopback (default %d, or the next free one)", defaultWebhookPort))
 	f.StringArrayVar(&o.ExtraConfig, "extra-config", nil, "a flag of the control plane, as COMPONENT.FLAG=VALUE, e.g. controllerManager.node-monitor-grace-period=20s;\nmay be given several times, and is kept with the folder")
+	f.StringSliceVar(&o.AllowImages, "allow-images", nil, "networks, addresses and HOST[:PORT] that images of pods may come from beside public addresses, e.g. 192.168.7.0/24,localhost:5000;\nkept with the folder, \"\" for none")
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -168,6 +169,9 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 	}
 	for _, text := range o.ExtraConfig {
 		args = append(args, "--extra-config="+text)
+	}
+	if o.AllowImages != nil {
+		args = append(args, "--allow-images="+strings.Join(o.AllowImages, ","))
 	}
 	cmd := exec.Command(exe, args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile

@@ -111,7 +111,12 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		// The instance is ours alone: a VM whose pod was deleted while we were down has nobody else to remove it.
 		"orphans": "destroy",
 	}
+	images := object{"mappings": n.mappings()}
+	if len(s.AllowImages) > 0 {
+		images["allow"] = s.AllowImages
+	}
 	if s.with(partEpoch) {
+		images["registries"] = object{fmt.Sprintf("%s:%d", nodeIP, s.EpochPort): object{}}
 		virtualNode["epochURL"] = s.epochURL()
 		virtualNode["epochTokenFile"] = n.epochTokens()
 	}
@@ -122,7 +127,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"guest":       object{"kernel": a.Kernel, "initramfs": a.Initramfs},
 		"network":     object{"instance": instance, "bridge": bridgeName(n)},
 		"qemu":        object{"cgroup": "cocoon-" + instance},
-		"images":      object{"mappings": n.mappings()},
+		"images":      images,
 		"virtualNode": virtualNode,
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/reach"
 )
 
 const (
@@ -43,6 +44,8 @@ type Settings struct {
 	ManagerPort int `json:"managerPort,omitempty"`
 	// ExtraConfig are flags of the control plane's components, each COMPONENT.FLAG=VALUE.
 	ExtraConfig []string `json:"extraConfig,omitempty"`
+	// AllowImages is where pods' images may come from beside public addresses.
+	AllowImages []string `json:"allowImages,omitempty"`
 	// SchedulerPort is where cocoon-scheduler says whether it is well.
 	SchedulerPort int `json:"schedulerPort,omitempty"`
 	// WebhookPort is where the manager answers the API server's admission webhooks.
@@ -126,6 +129,9 @@ func (o Options) check() error {
 			return errdefs.Invalidf("%q cannot run beside the nodes; choose from %s", part, strings.Join(parts, ", "))
 		}
 	}
+	if _, err := (reach.Policy{}).Open(o.AllowImages); err != nil {
+		return errdefs.Invalidf("--allow-images: %w", err)
+	}
 	for _, text := range o.ExtraConfig {
 		if !extraConfigRE.MatchString(text) {
 			return errdefs.Invalidf("%q is not COMPONENT.FLAG=VALUE, with the component one of apiServer, controllerManager, scheduler", text)
@@ -163,7 +169,7 @@ func nodeName(first string, i int) string {
 
 // check refuses what no instance can have chosen.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, AllowImages: s.AllowImages}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -204,6 +210,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if o.ExtraConfig != nil {
 		s.ExtraConfig = o.ExtraConfig
+	}
+	if o.AllowImages != nil {
+		s.AllowImages = o.AllowImages
 	}
 	if o.Nodes != nil {
 		s.Nodes = slices.Grow(s.Nodes, *o.Nodes)[:min(len(s.Nodes), *o.Nodes)]

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,6 +71,16 @@ func TestSettle(t *testing.T) {
 	if got := settled(Options{}).extraArgs("controllerManager"); !reflect.DeepEqual(got, map[string]string{"a": "b=c"}) || !reflect.DeepEqual(s.extraArgs("apiServer"), map[string]string{"event-ttl": "2h"}) {
 		t.Errorf("flags are %v of %v", got, s.ExtraConfig)
 	}
+	settled(Options{AllowImages: []string{"192.168.7.0/24", "localhost:5000"}})
+	if s = settled(Options{}); !slices.Equal(s.AllowImages, []string{"192.168.7.0/24", "localhost:5000"}) {
+		t.Errorf("images may come from %v", s.AllowImages)
+	}
+	if images := cocoondConfig(layout{"/a"}.node(s, 0), pki{}, s, Assets{})["images"].(object); !reflect.DeepEqual(images["allow"], s.AllowImages) {
+		t.Errorf("cocoond is told %v", images)
+	}
+	if s = settled(Options{AllowImages: []string{}}); len(s.AllowImages) > 0 {
+		t.Errorf("images may still come from %v", s.AllowImages)
+	}
 	none := 0
 	if s := settled(Options{Nodes: &none, With: []string{}}); len(s.Nodes) != 0 || len(s.With) != 0 || len(settled(Options{}).Nodes) != 0 {
 		t.Errorf("a control plane alone is %+v", s)
@@ -112,6 +123,7 @@ func TestSettleRefuses(t *testing.T) {
 		{"too many nodes", Options{Nodes: &many}, "", errdefs.InvalidArgument, "17"},
 		{"unknown part", Options{With: []string{"epoch", "docker"}}, "", errdefs.InvalidArgument, `"docker"`},
 		{"flag of nobody", Options{ExtraConfig: []string{"kubelet.v=4"}}, "", errdefs.InvalidArgument, `"kubelet.v=4"`},
+		{"network of nobody", Options{AllowImages: []string{"10.0.0.1/8"}}, "", errdefs.InvalidArgument, `"10.0.0.1/8"`},
 		{"flag without value", Options{ExtraConfig: []string{"scheduler.v"}}, "", errdefs.InvalidArgument, `"scheduler.v"`},
 		{"damaged file", Options{}, "{", errdefs.DataLoss, "up.json"},
 		{"changed by hand", Options{}, `{"nodeName":"A","apiPort":1}`, errdefs.DataLoss, "up.json"},

@@ -31,6 +31,7 @@ type Options struct {
 	ManagerPort int
 	WebhookPort int
 	ExtraConfig []string // flags of the control plane's components: COMPONENT.FLAG=VALUE
+	AllowImages []string // where pods' images may come from beside public addresses; nil: as before
 	Assets      Assets
 }
 

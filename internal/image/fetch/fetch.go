@@ -18,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/reach"
 )
 
 // Options tune a Client. Zero values are replaced by the defaults named here.
@@ -30,6 +31,7 @@ type Options struct {
 	Attempts  int           // in a row that bring nothing, before a fetch fails; 5
 	Backoff   time.Duration // before the second attempt, doubled for each further one; 500 ms
 	MaxWait   time.Duration // the longest wait between attempts, whatever a server asks for; 30 s
+	Reach     *reach.Policy // where URLs may lead; nil: everywhere
 }
 
 // Client fetches. It is safe for concurrent use and reuses connections between fetches of one transport profile.

@@ -60,9 +60,10 @@ func (c *Client) newTransport(p *translate.Profile) (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Transport{
+	dialer := &net.Dialer{Timeout: c.opts.Dial, KeepAlive: 30 * time.Second}
+	t := &http.Transport{
 		Proxy:                 proxy,
-		DialContext:           (&net.Dialer{Timeout: c.opts.Dial, KeepAlive: 30 * time.Second}).DialContext,
+		DialContext:           dialer.DialContext,
 		TLSClientConfig:       tlsConfig,
 		TLSHandshakeTimeout:   c.opts.Handshake,
 		ResponseHeaderTimeout: c.opts.Stall,
@@ -73,7 +74,11 @@ func (c *Client) newTransport(p *translate.Profile) (*http.Transport, error) {
 		// HTTP/2 stays off: one long stream gains nothing by it, and a lost connection must cost one fetch only.
 		MaxResponseHeaderBytes: 1 << 18,
 		OnProxyConnectResponse: proxyAnswer,
-	}, nil
+	}
+	if c.opts.Reach != nil {
+		c.opts.Reach.Guard(t, dialer)
+	}
+	return t, nil
 }
 
 // proxyOf is the profile's proxy for every URL, or what the environment says.

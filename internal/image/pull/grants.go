@@ -193,7 +193,7 @@ func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r im
 	if progress != nil {
 		progress(image.Progress{Phase: phaseResolve, Total: -1})
 	}
-	proof, err := p.registry.Verify(ctx, repo+"@"+here.origin.Digest, r.Auth)
+	proof, err := p.from(ctx, d).registry.Verify(ctx, repo+"@"+here.origin.Digest, r.Auth)
 	if err != nil {
 		return err
 	}

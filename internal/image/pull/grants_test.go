@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -67,6 +68,15 @@ func (r *rig) wish(h *hub, w wish) (image.Image, error) {
 	return r.Pull(r.behalf(w.namespace), req, nil)
 }
 
+// loopback opens where the servers of tests are.
+func loopback(t *testing.T) Reach {
+	p, err := (reach.Policy{}).Open([]string{"127.0.0.0/8", "::1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Reach{URLs: p, Registries: p}
+}
+
 func (r *rig) behalf(namespace string) context.Context {
 	return vm.OnBehalf(r.t.Context(), vm.Owner{Namespace: namespace})
 }
@@ -77,7 +87,7 @@ func TestCachedImagesAreOfWhoMayPullThem(t *testing.T) {
 	digest := h.push(t, "team/app:1", "secret")
 	h.push(t, "public/app:1", "public")
 	ref, open := h.host+"/team/app:1", h.host+"/public/app:1"
-	r := newRig(t, Config{})
+	r := newRig(t, Config{Reach: loopback(t)})
 	img, err := r.wish(h, wish{"alice", hubUser, ref, image.PullIfNotPresent})
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +171,7 @@ func TestCachedImagesAreOfWhoMayPullThem(t *testing.T) {
 	if r.store, err = local.New(local.Config{Dir: filepath.Join(r.dir, "store")}); err != nil {
 		t.Fatal(err)
 	}
-	if r.Puller, err = New(Config{Mappings: filepath.Join(r.dir, "images.d")}, r.store); err != nil {
+	if r.Puller, err = New(Config{Mappings: filepath.Join(r.dir, "images.d"), Reach: loopback(t)}, r.store); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := r.wish(h, wish{"alice", hubUser, ref, present}); err != nil || got.ID != img.ID {
@@ -191,7 +201,7 @@ func TestGrantsHoldNoSecrets(t *testing.T) {
 	need.Tool(t, "mkfs.ext4")
 	h, _ := newOffice(t)
 	h.push(t, "team/app:1", "secret")
-	r := newRig(t, Config{})
+	r := newRig(t, Config{Reach: loopback(t)})
 	img, err := r.pullAs(h, "alice", hubUser, h.host+"/team/app:1")
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +243,7 @@ func TestURLsWithSecrets(t *testing.T) {
 	}))
 	t.Cleanup(w.Close)
 	host := strings.TrimPrefix(w.URL, "http://")
-	r := newRig(t, Config{})
+	r := newRig(t, Config{Reach: loopback(t)})
 	pull := func(namespace, name string, policy image.PullPolicy) error {
 		_, err := r.Pull(r.behalf(namespace), image.PullRequest{Name: name, Policy: policy}, nil)
 		return err
@@ -271,7 +281,7 @@ func TestVerification(t *testing.T) {
 	h.push(t, "team/app:1", "secret")
 	ref := h.host + "/team/app:1"
 	for v, want := range map[Verification][2]bool{"": {false, true}, VerifyPulled: {false, true}, VerifyAll: {false, false}, VerifyNone: {true, true}} {
-		r := newRig(t, Config{Verify: v})
+		r := newRig(t, Config{Verify: v, Reach: loopback(t)})
 		if _, err := r.pullAs(h, "alice", hubUser, ref); err != nil {
 			t.Fatal(err)
 		}

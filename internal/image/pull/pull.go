@@ -21,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -36,9 +37,17 @@ type Config struct {
 	Parallel   int             // transfers at a time; 0 is DefaultParallel
 	Stall      time.Duration   // of a connection without a byte until it is made anew; 0 is fetch's default
 	UserAgent  string
+	Reach      Reach
 	Verify     Verification // of images that are here; "" is VerifyPulled
 	Observer   Observer     // nil: nobody
 	Log        *slog.Logger // nil discards
+}
+
+// Reach says where images come from that somebody other than the operator names: a host that neither a mapping nor
+// Registries.Registries names.
+type Reach struct {
+	URLs       reach.Policy
+	Registries reach.Policy
 }
 
 // Observer is told of the transfers. Its methods must be quick and safe for concurrent use.
@@ -50,13 +59,13 @@ type Observer interface {
 
 // Puller implements image.Puller.
 type Puller struct {
-	cfg      Config
-	log      *slog.Logger
-	store    *local.Store
-	names    *translate.Translator
-	web      *fetch.Client
-	registry *registry.Client
-	slots    chan struct{}
+	cfg    Config
+	log    *slog.Logger
+	store  *local.Store
+	names  *translate.Translator
+	own    sources // of what the operator names
+	others sources // of what others name
+	slots  chan struct{}
 
 	mu   sync.Mutex
 	jobs map[jobKey]*job
@@ -86,10 +95,31 @@ func New(cfg Config, store *local.Store) (*Puller, error) {
 	cfg.Registries.Log, cfg.Registries.Stall = cfg.Log, cfg.Stall
 	return &Puller{
 		cfg: cfg, log: cfg.Log, store: store, names: names, jobs: map[jobKey]*job{},
-		web:      fetch.New(fetch.Options{Log: cfg.Log, UserAgent: cfg.UserAgent, Stall: cfg.Stall}),
-		registry: registry.New(cfg.Registries, store),
-		slots:    make(chan struct{}, cmp.Or(cfg.Parallel, DefaultParallel)),
+		own: cfg.sources(store, nil, nil), others: cfg.sources(store, &cfg.Reach.URLs, &cfg.Reach.Registries),
+		slots: make(chan struct{}, cmp.Or(cfg.Parallel, DefaultParallel)),
 	}, nil
+}
+
+// sources is how it is gone where names lead.
+type sources struct {
+	web      *fetch.Client
+	registry *registry.Client
+}
+
+func (c Config) sources(store *local.Store, urls, registries *reach.Policy) sources {
+	c.Registries.Reach = registries
+	return sources{
+		web:      fetch.New(fetch.Options{Log: c.Log, UserAgent: c.UserAgent, Stall: c.Stall, Reach: urls}),
+		registry: registry.New(c.Registries, store),
+	}
+}
+
+// from returns the way to d on behalf of whom ctx says.
+func (p *Puller) from(ctx context.Context, d translate.Decision) sources {
+	if vm.Behalf(ctx).Operator() || !d.HostGiven {
+		return p.own
+	}
+	return p.others
 }
 
 // Pull implements image.Puller. progress is called when the network is used, and only then.
@@ -245,7 +275,7 @@ func (p *Puller) Push(ctx context.Context, r image.PushRequest, progress func(im
 		return "", err
 	}
 	r.Ref = img.ID
-	return p.registry.Push(ctx, r, progress)
+	return p.own.registry.Push(ctx, r, progress)
 }
 
 // SyncMappings implements image.Puller.

@@ -79,7 +79,7 @@ func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image
 		}
 		ref = repo + "@" + d.Digest
 	}
-	return p.registry.Pull(ctx, ref, d.Key, r.Auth, r.Force, report)
+	return p.from(ctx, d).registry.Pull(ctx, ref, d.Key, r.Auth, r.Force, report)
 }
 
 // fromWeb downloads d.URL, unless the store's copy of it is the newest already.
@@ -93,7 +93,7 @@ func (p *Puller) fromWeb(ctx context.Context, d translate.Decision, force bool, 
 		}
 	}
 	for {
-		body, err := p.web.Get(ctx, req)
+		body, err := p.from(ctx, d).web.Get(ctx, req)
 		if err != nil {
 			return image.Image{}, err
 		}

@@ -22,12 +22,14 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Config says how registries are reached.
 type Config struct {
 	Registries map[string]RegistryConfig // by host[:port]
+	Reach      *reach.Policy             // where registries may be that are not among these; nil: everywhere
 	Arch       string                    // GOARCH of the guests; "" is the store's
 	Log        *slog.Logger              // nil discards
 

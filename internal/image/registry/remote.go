@@ -29,6 +29,7 @@ type endpoint struct {
 	repo   name.Repository
 	cfg    RegistryConfig
 	mirror bool
+	known  bool  // the operator configured it
 	err    error // the configuration of this place is wrong
 }
 
@@ -54,10 +55,10 @@ func (c *Client) endpoints(repo name.Repository) []endpoint {
 		if err != nil {
 			err = errdefs.Invalidf("the mirror %q of %s is no registry: %w", m, host, err)
 		}
-		out = append(out, endpoint{repo: r, cfg: mcfg, mirror: true, err: err})
+		out = append(out, endpoint{repo: r, cfg: mcfg, mirror: true, known: true, err: err})
 	}
 	self, err := name.NewRepository(repo.Name(), nameOptions(cfg)...)
-	return append(out, endpoint{repo: self, cfg: cfg, err: err})
+	return append(out, endpoint{repo: self, cfg: cfg, known: ok, err: err})
 }
 
 func nameOptions(cfg RegistryConfig) []name.Option {
@@ -85,7 +86,7 @@ func (c *Client) connect(ctx context.Context, e endpoint, id string, auth []imag
 	if e.err != nil {
 		return nil, e.err
 	}
-	plain, err := newTransport(e)
+	plain, err := c.newTransport(e)
 	if err != nil {
 		return nil, err
 	}
@@ -239,10 +240,14 @@ func cutMedia(s string) (types.MediaType, string, bool) {
 }
 
 // newTransport returns a transport for one registry, with its trust.
-func newTransport(e endpoint) (*http.Transport, error) {
+func (c *Client) newTransport(e endpoint) (*http.Transport, error) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSHandshakeTimeout, t.ResponseHeaderTimeout = 10*time.Second, 30*time.Second
-	t.DialContext = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext
+	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
+	t.DialContext = dialer.DialContext
+	if c.cfg.Reach != nil && !e.known { // also where it sends us for tokens and blobs
+		c.cfg.Reach.Guard(t, dialer)
+	}
 	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: e.cfg.Insecure} //nolint:gosec // only where the administrator says so
 	if e.cfg.CA == "" {
 		return t, nil

@@ -40,6 +40,8 @@ type Decision struct {
 	Transport     *Profile `json:"-"` // nil: the defaults of the system
 	TransportName string   // as the rule has it; "" is the mapping's default one
 
+	HostGiven bool // the name says the host, not a mapping
+
 	Source string   // of Kind Mapped: the mapping, like files/cirros.yaml
 	Rule   string   // of Kind Mapped: the rule, like name cirros
 	Steps  []string // every decision, in order
@@ -106,7 +108,7 @@ func (t *Translator) Translate(name string) (Decision, error) {
 }
 
 func (t *Translator) atURL(d Decision, u *url.URL, key string) (Decision, error) {
-	d.Kind, d.Key, d.URL, d.Printable = URL, key, u.String(), printable(u.String())
+	d.Kind, d.Key, d.URL, d.Printable, d.HostGiven = URL, key, u.String(), printable(u.String()), true
 	d.step("it would be fetched from %s", d.Printable)
 	if d.Digest != "" {
 		d.step("its content must be %s", d.Digest)
@@ -119,7 +121,7 @@ func (t *Translator) atRegistry(d Decision) (Decision, error) {
 	if err != nil {
 		return d, err
 	}
-	d.Kind, d.Key, d.Ref, d.Printable = Registry, r.familiar, r.full, "oci://"+r.full
+	d.Kind, d.Key, d.Ref, d.Printable, d.HostGiven = Registry, r.familiar, r.full, "oci://"+r.full, true
 	d.step("it would be pulled as %s", r.full)
 	return d, nil
 }
@@ -156,6 +158,7 @@ func (t *Translator) mapped(d *Decision) (bool, error) {
 	r := found.rule
 	d.Kind, d.Key, d.Source, d.Rule = Mapped, d.Name.Repo, found.mapping.title(), r.id
 	d.SHA256, d.Checksums = r.digest, where.checksums
+	d.HostGiven = !r.saysHost(where)
 	if d.Ref = where.ref; d.Ref != "" {
 		d.Printable = "oci://" + d.Ref
 		d.step("it would be pulled as %s", d.Ref)
@@ -253,6 +256,21 @@ func (t *Translator) find(d *Decision) (found, broken match) {
 }
 
 func literally(s string) string { return s }
+
+// saysHost reports whether the host of where a rule leads is written in the rule, and not taken from the name.
+func (r *rule) saysHost(p place) bool {
+	if r.regexp == nil {
+		return true
+	}
+	host, _, _ := strings.Cut(p.ref, "/")
+	if p.url != nil {
+		host = p.url.Host
+	} else if host == "docker.io" || host == "index.docker.io" { // what is left out
+		return true
+	}
+	text := "/" + r.url + "/"
+	return strings.Contains(text, "/"+host+"/") || strings.Contains(text, "@"+host+"/")
+}
 
 // target makes the place of an image of what a rule says.
 type target struct{ protocol string }

@@ -1,0 +1,150 @@
+package reach
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+func TestKinds(t *testing.T) {
+	for addr, want := range map[string]string{
+		"127.0.0.1": "loopback", "127.9.9.9": "loopback", "::1": "loopback", "0.0.0.0": "loopback", "0.1.2.3": "loopback", "::": "loopback",
+		"::ffff:127.0.0.1": "loopback", "64:ff9b::7f00:1": "loopback", "2002:7f00:1::": "loopback",
+		"169.254.1.1": "link-local", "fe80::1": "link-local", "169.254.169.254": "metadata", "::ffff:169.254.169.254": "metadata",
+		"64:ff9b::a9fe:a9fe": "metadata", "fd00:ec2::254": "metadata", "100.100.100.200": "metadata", "168.63.129.16": "metadata",
+		"224.0.0.1": "multicast", "255.255.255.255": "reserved", "ff02::1": "multicast",
+		"10.1.2.3": "private", "172.16.0.1": "private", "172.31.255.255": "private", "192.168.0.1": "private", "100.64.0.1": "private",
+		"fd12::1": "private", "64:ff9b::a00:1": "private",
+		"172.32.0.1": "", "8.8.8.8": "", "1.1.1.1": "", "2001:4860:4860::8888": "", "100.128.0.1": "", "64:ff9b::808:808": "",
+	} {
+		kind, _ := kindOf(netip.MustParseAddr(addr).Unmap())
+		if want == "" && kind != "" || !strings.Contains(kind, want) {
+			t.Errorf("%s is %q, want %q", addr, kind, want)
+		}
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all { // of this machine: none is open
+		mine, _ := netip.AddrFromSlice(a.(*net.IPNet).IP)
+		if kind, _ := kindOf(mine.Unmap()); kind == "" {
+			t.Errorf("%s of this machine is open", mine)
+		}
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	open, err := Policy{}.Open([]string{"10.1.0.0/16", "192.168.7.7", "::1", "files.lan", "Other.LAN:8080"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		p    Policy
+		addr string
+		ok   bool
+	}{
+		{Policy{}, "8.8.8.8:80", true}, {Policy{}, "10.1.2.3:80", false}, {Policy{}, "[fe80::1%lo]:80", false}, {Policy{}, "nonsense", false},
+		{Policy{Private: true}, "10.1.2.3:80", true}, {Policy{Private: true}, "127.0.0.1:80", false}, {Policy{Private: true}, "169.254.169.254:80", false},
+		{open, "10.1.2.3:80", true}, {open, "10.2.2.3:80", false}, {open, "192.168.7.7:1", true}, {open, "192.168.7.8:1", false}, {open, "[::1]:80", true},
+	} {
+		if err := c.p.check(c.addr); (err == nil) != c.ok {
+			t.Errorf("%+v: %s: %v", c.p, c.addr, err)
+		}
+	}
+	for addr, want := range map[string]bool{"files.lan:80": true, "FILES.lan:443": true, "other.lan:8080": true, "other.lan:80": false, "x.files.lan:80": false} {
+		if open.named(addr) != want {
+			t.Errorf("%s: %v", addr, !want)
+		}
+	}
+	for _, bad := range []string{"", "10.1.2.3/16", "http://x", "a b", "*.lan", "fe80::1%lo", "1:2:3"} {
+		if _, err := (Policy{}).Open([]string{bad}); !errdefs.IsInvalid(err) {
+			t.Errorf("%q is taken: %v", bad, err)
+		}
+	}
+}
+
+func get(t *testing.T, p Policy, proxy, target string) error {
+	t.Helper()
+	tr := &http.Transport{}
+	if proxy != "" {
+		u, err := url.Parse(proxy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr.Proxy = http.ProxyURL(u)
+	}
+	p.Guard(tr, &net.Dialer{})
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, target, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := (&http.Client{Transport: tr}).Do(req)
+	if err == nil {
+		res.Body.Close()
+	}
+	return err
+}
+
+// The address counts, by whatever name or redirect it was found.
+func TestGuard(t *testing.T) {
+	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(inside.Close)
+	at, err := url.Parse(inside.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := Policy{Setting: "images.allow"}
+	for _, host := range []string{"127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433", "0"} {
+		err := get(t, refused, "", "http://"+host+":"+at.Port()+"/")
+		if err == nil || strings.Contains(host, "ocalhost") && (!errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "images.allow")) {
+			t.Errorf("%s is reached: %v", host, err)
+		}
+	}
+	for _, open := range [][]string{{"127.0.0.0/8", "::1"}, {"localhost"}, {"localhost:" + at.Port()}} {
+		p, err := refused.Open(open)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := get(t, p, "", "http://localhost:"+at.Port()+"/"); err != nil {
+			t.Errorf("%v: %v", open, err)
+		}
+	}
+	p, err := refused.Open([]string{"files.lan", "localhost:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := get(t, p, "", inside.URL); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("another host is open: %v", err)
+	}
+
+	// What an allowed server redirects to is looked at by itself.
+	from := httptest.NewServer(http.RedirectHandler(strings.Replace(inside.URL, "127.0.0.1", "localhost", 1), http.StatusFound))
+	t.Cleanup(from.Close)
+	named, err := refused.Open([]string{strings.TrimPrefix(from.URL, "http://")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := get(t, named, "", from.URL); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a redirect is followed: %v", err)
+	}
+
+	// A proxy is the operator's.
+	if err := get(t, refused, inside.URL, "http://example.invalid/"); err != nil {
+		t.Errorf("by the proxy: %v", err)
+	}
+	var d net.Dialer
+	if c, err := d.DialContext(context.Background(), "tcp", at.Host); err != nil { // the dialer itself is not changed
+		t.Error(err)
+	} else {
+		c.Close()
+	}
+}
