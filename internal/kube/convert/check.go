@@ -148,11 +148,13 @@ func checkHooks(l *corev1.Lifecycle, path *field.Path) field.ErrorList {
 		return nil
 	}
 	var errs field.ErrorList
-	for name, h := range map[string]*corev1.LifecycleHandler{"postStart": l.PostStart, "preStop": l.PreStop} {
+	hook := func(h *corev1.LifecycleHandler, name string) {
 		if h != nil && h.Exec == nil && h.HTTPGet == nil && h.Sleep == nil {
 			errs = append(errs, field.Forbidden(path.Child(name, "tcpSocket"), "a hook is exec, httpGet or sleep"))
 		}
 	}
+	hook(l.PostStart, "postStart")
+	hook(l.PreStop, "preStop")
 	if l.StopSignal != nil && *l.StopSignal != corev1.SIGTERM {
 		errs = append(errs, field.Forbidden(path.Child("stopSignal"), "a VM's process is stopped by SIGTERM"))
 	}

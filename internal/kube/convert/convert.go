@@ -48,10 +48,18 @@ func Image(pod *corev1.Pod) string {
 	return ""
 }
 
+// maxGrace bounds what a pod may ask for, so that nothing that is added to it overflows.
+const maxGrace = 10 * 365 * 24 * time.Hour
+
+// Seconds is n seconds as a grace: none when n is negative, and at most ten years.
+func Seconds(n int64) time.Duration {
+	return time.Duration(min(max(n, 0), int64(maxGrace/time.Second))) * time.Second
+}
+
 // Grace is how long the guest may take to shut down.
 func Grace(pod *corev1.Pod) time.Duration {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil && *s >= 0 {
-		return time.Duration(*s) * time.Second
+		return Seconds(*s)
 	}
 	return vm.DefaultStopGrace
 }

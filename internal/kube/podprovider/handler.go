@@ -3,7 +3,6 @@ package podprovider
 import (
 	"context"
 	"maps"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -41,7 +40,7 @@ func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
 func (p *Provider) remove(w *worker, pod *corev1.Pod) {
 	r := removal{grace: convert.Grace(pod), confirmed: pod.DeletionTimestamp != nil}
 	if s := pod.DeletionGracePeriodSeconds; s != nil {
-		r.grace = time.Duration(*s) * time.Second
+		r.grace = convert.Seconds(*s)
 	}
 	if r.confirmed {
 		p.leaving.add(w.uid)

@@ -27,7 +27,7 @@ type sentence struct {
 
 func (s *sentence) graceIn(pod *corev1.Pod) time.Duration {
 	if s.grace != nil {
-		return time.Duration(*s.grace) * time.Second
+		return convert.Seconds(*s.grace)
 	}
 	return convert.Grace(pod)
 }
