@@ -48,6 +48,9 @@ func (e *Engine) attend(m *machine, inst hypervisor.Instance) {
 		e.life.spawn(func(ctx context.Context) { e.converse(ctx, m, r) })
 	}
 	m.run.Store(r)
+	if w, ok := hypervisor.As[hypervisor.DiskWatcher](inst); ok {
+		e.life.spawn(func(ctx context.Context) { e.watchDisks(ctx, m, r, w) })
+	}
 	e.life.spawn(func(ctx context.Context) { e.await(ctx, m, r) })
 	if foreign(m.record()) && kind != vm.ImageOCI {
 		e.life.spawn(func(ctx context.Context) { e.swapNICs(ctx, m, r) })

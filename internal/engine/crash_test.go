@@ -83,7 +83,7 @@ func crash(dir, op string, at int64) error {
 			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
-	}, nil, engine.Config{PoolSize: scripts()[op].pool})
+	}, nil, engine.Config{PoolSize: scripts()[op].pool}, nil)
 	if err != nil {
 		return err
 	}

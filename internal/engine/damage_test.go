@@ -15,7 +15,7 @@ import (
 )
 
 // realStore is an engine whose snapshots are in the store of a real node, with VMs that have no guest agent.
-func realStore(t *testing.T) (*rig, *fake.Host) {
+func realStore(t *testing.T, opts ...func(*rig)) (*rig, *fake.Host) {
 	t.Helper()
 	host, err := fake.NewHost("")
 	if err != nil {
@@ -26,6 +26,9 @@ func realStore(t *testing.T) (*rig, *fake.Host) {
 		r.snapshots, err = local.New(local.Config{Dir: filepath.Join(r.dir, "state", "snapshots")})
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, o := range opts {
+			o(r)
 		}
 	})
 	web := r.must(r.Create(t.Context(), spec("web")))

@@ -65,6 +65,8 @@ type Deps struct {
 	Seeds      image.Seeder    // nil: disk guests are told nothing of who they are
 
 	Snapshots snapshot.Store // nil: nothing is saved or cloned
+
+	Room func(dir string) (Room, error) // of the file system that a folder is on; nil: what the kernel says
 }
 
 // Engine is the owner of all VMs. Its methods are safe for concurrent use. Records it returns belong to the caller.
@@ -82,7 +84,8 @@ type Engine struct {
 	log      *slog.Logger
 
 	snapshots snapshot.Store // nil: none
-	settling  sync.Map       // ids of snapshots that are committed before the record says that a VM is in them
+	roomIn    func(dir string) (Room, error)
+	settling  sync.Map // ids of snapshots that are committed before the record says that a VM is in them
 
 	pool  pool
 	queue queue
@@ -112,8 +115,11 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
+	if deps.Room == nil {
+		deps.Room = statfs
+	}
 	return &Engine{
-		cfg: cfg, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
+		cfg: cfg, roomIn: deps.Room, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
 		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log, snapshots: deps.Snapshots,
 		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
 		pool:   newPool(cfg.PoolSize, cfg.PoolMemory),

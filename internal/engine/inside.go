@@ -130,6 +130,9 @@ func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, *link, gues
 		case <-r.ended:
 			return nil, nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
 		case <-limit.C:
+			if err := standsStill(m); err != nil {
+				return nil, nil, nil, err
+			}
 			if r.link.unheard(nil) {
 				return nil, nil, nil, silent(m)
 			}

@@ -191,8 +191,8 @@ func (e *Engine) exited(ctx context.Context, m *machine, r *run, agent guest.Age
 	_, err := e.commit(ctx, m, e.journal.Update, func(rec *vm.Record) {
 		code := exit.Code
 		rec.ExitCode = &code
-		if !r.asked.Load() && rec.Reason == "" {
-			rec.Reason = vm.ReasonExited
+		if !r.asked.Load() && (rec.Reason == "" || ofDisk(rec.Reason)) {
+			rec.Reason, rec.Message = vm.ReasonExited, ""
 		}
 	})
 	if err != nil {

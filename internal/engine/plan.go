@@ -172,6 +172,9 @@ type ending struct {
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
+	if ofDisk(r.Reason) {
+		r.Reason, r.Message = "", ""
+	}
 	switch {
 	case r.Reason != "": // said while it ran: the main process exited or could not start
 	case how.killed:

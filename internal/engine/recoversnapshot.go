@@ -60,6 +60,11 @@ func (e *Engine) unpause(ctx context.Context, m *machine) error {
 	if run == nil {
 		return nil
 	}
+	if w, ok := hypervisor.As[hypervisor.DiskWatcher](run.inst); ok {
+		if fault, _, err := w.DiskFault(ctx); err == nil && fault != nil && fault.Stands {
+			return nil // not we have stopped it: it goes on when its disks have room
+		}
+	}
 	state, err := run.inst.State(ctx)
 	if err == nil && state == hypervisor.Paused {
 		pauser, ok := hypervisor.As[hypervisor.Pauser](run.inst)

@@ -35,6 +35,7 @@ type rig struct {
 
 	snapshots snapshot.Store // nil: the world's
 	cfg       engine.Config  // what is not as in all tests
+	room      func(dir string) (engine.Room, error)
 
 	journal  journal.Journal
 	parallel bool // other tests run beside this one
@@ -63,7 +64,7 @@ func (r *rig) newWorld() *enginetest.World {
 }
 
 // build puts an engine together on the folders of dir; cfg says what is not the same for all tests.
-func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, cfg engine.Config) (*engine.Engine, journal.Journal, error) {
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, cfg engine.Config, room func(string) (engine.Room, error)) (*engine.Engine, journal.Journal, error) {
 	if snapshots == nil {
 		snapshots = w.Snapshots()
 	}
@@ -87,7 +88,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	cfg.PoolMemory, cfg.PoolPause = int64(cfg.PoolSize)<<30, time.Millisecond
 	e, err := engine.New(cfg, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots,
+		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Room: room,
 	})
 	return e, j, err
 }
@@ -97,7 +98,7 @@ func (r *rig) start() {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
 	}
-	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.cfg)
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.cfg, r.room)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -57,5 +57,8 @@ func (l *link) unheard(agent guest.Agent) bool {
 
 // silent says why calls into m end. Its state is not known: only its process is there.
 func silent(m *machine) error {
+	if err := standsStill(m); err != nil {
+		return err
+	}
 	return errdefs.Unavailablef("the guest of vm %s has stopped answering; its serial log may say why, and a restart ends it", m.name())
 }

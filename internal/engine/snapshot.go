@@ -132,6 +132,9 @@ func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	default:
 		return capturer{}, broken(r)
 	}
+	if r.Reason == vm.ReasonDiskFull {
+		return capturer{}, errdefs.Preconditionf("it cannot be saved now: %s", r.Message)
+	}
 	c := capturer{run: m.run.Load(), fresh: fresh(r)}
 	if c.run == nil || c.run.over() {
 		return c, errdefs.Preconditionf("its process has just ended; try again")

@@ -159,6 +159,22 @@ type Pauser interface {
 	Resume(ctx context.Context) error
 }
 
+// DiskWatcher is the ability of an Instance to tell that a disk of its guest could not be read or written.
+type DiskWatcher interface {
+	// DiskFault returns the last fault that still holds, nil when there is none, and a channel that is closed when that may
+	// have changed. It waits until that is known. After the end it returns NotFound.
+	DiskFault(ctx context.Context) (fault *DiskFault, changed <-chan struct{}, err error)
+}
+
+// DiskFault is what became of a guest's request to a disk.
+type DiskFault struct {
+	// Stands says that the guest was stopped with its request kept: State is Paused, nothing is lost, and Pauser.Resume has
+	// it try again. Otherwise the guest was told of the error, as of any disk's, and runs.
+	Stands bool
+	Full   bool   // there was no room for what it wrote
+	Cause  string // the error of the operating system; "": not known any more
+}
+
 // Snapshotter is the ability of an Instance to save the whole state of its guest: memory, devices and disks of one instant.
 type Snapshotter interface {
 	// Save writes the state and, when it returns nil, every byte of it is in the files (not yet synced). On error the guest

@@ -290,6 +290,10 @@ const (
 	ReasonWakeFailed   = "WakeFailed"
 	ReasonLost         = "Lost"     // it ended while the daemon was away: how is not known
 	ReasonDataLoss     = "DataLoss" // its saved state is damaged; it is hibernated still
+
+	// Of a VM that runs, or whose process does:
+	ReasonDiskFull  = "DiskFull"  // its guest stands until the host's disk has room for what it wrote
+	ReasonDiskError = "DiskError" // the host's disk could not read or write for its guest
 )
 
 // EventType says what happened to a record. The strings are public API.

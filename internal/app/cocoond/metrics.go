@@ -64,7 +64,14 @@ func (vmCount) desc() *prometheus.Desc {
 	return prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
 }
 
-func (c vmCount) Describe(out chan<- *prometheus.Desc) { out <- c.desc() }
+func (vmCount) troubles() *prometheus.Desc {
+	return prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, DataLoss.", []string{"reason"}, nil)
+}
+
+func (c vmCount) Describe(out chan<- *prometheus.Desc) {
+	out <- c.desc()
+	out <- c.troubles()
+}
 
 func (c vmCount) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
@@ -77,6 +84,20 @@ func (c vmCount) Collect(out chan<- prometheus.Metric) {
 	for state, n := range countByState(all) {
 		out <- prometheus.MustNewConstMetric(c.desc(), prometheus.GaugeValue, float64(n), state)
 	}
+	for reason, n := range countTroubles(all) {
+		out <- prometheus.MustNewConstMetric(c.troubles(), prometheus.GaugeValue, float64(n), reason)
+	}
+}
+
+// countTroubles counts VMs by what is wrong with them; what no VM has is counted as zero.
+func countTroubles(all []vm.Record) map[string]int64 {
+	n := map[string]int64{vm.ReasonDiskFull: 0, vm.ReasonDiskError: 0, vm.ReasonDataLoss: 0}
+	for _, r := range all {
+		if _, ok := n[r.Reason]; ok {
+			n[r.Reason]++
+		}
+	}
+	return n
 }
 
 // countByState counts VMs; states without any are counted too, as zero.

@@ -39,6 +39,8 @@ type machine struct {
 	timer *time.Timer   // of a guest that ends itself, or is shutting down
 	conns map[net.Conn]struct{}
 	busy  bool // the console is open
+
+	faulted chan struct{} // closed and replaced when Fault changes; nil: nobody waits
 }
 
 // record is what survives the process: a file per VM in the host's folder.
@@ -53,6 +55,8 @@ type record struct {
 	Ended     End             `json:"ended,omitempty"`
 	Memory    string          `json:"memory,omitempty"` // what the guest remembers
 	Down      []bool          `json:"down,omitempty"`   // by interface: it has no carrier
+
+	Fault *hypervisor.DiskFault `json:"fault,omitempty"`
 }
 
 // NewHost returns a host. With a folder, VMs that an earlier process left there go on running; with "" all is in memory.

@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Instance is one running fake VM.
@@ -27,6 +28,7 @@ var (
 	_ hypervisor.ConsoleOpener = (*Instance)(nil)
 	_ hypervisor.GuestDialer   = (*Instance)(nil)
 	_ hypervisor.Pauser        = (*Instance)(nil)
+	_ hypervisor.DiskWatcher   = (*Instance)(nil)
 )
 
 func newInstance(d *Driver, v *machine) *Instance {
@@ -155,7 +157,57 @@ func (i *Instance) setPaused(ctx context.Context, paused bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i.v.Paused = paused
+	if !paused && i.v.Fault != nil && i.v.Fault.Stands {
+		i.v.setFault(nil)
+	}
 	return h.save(i.v)
+}
+
+// DiskFault implements hypervisor.DiskWatcher.
+func (i *Instance) DiskFault(ctx context.Context) (*hypervisor.DiskFault, <-chan struct{}, error) {
+	if err := i.usable(ctx, OpState); err != nil {
+		return nil, nil, err
+	}
+	h := i.d.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i.v.faulted == nil {
+		i.v.faulted = make(chan struct{})
+	}
+	return i.v.Fault, i.v.faulted, nil
+}
+
+// setFault changes the fault of v. Preconditions: the host's lock is held.
+func (v *machine) setFault(f *hypervisor.DiskFault) {
+	v.Fault = f
+	if v.faulted != nil {
+		close(v.faulted)
+		v.faulted = nil
+	}
+}
+
+// Paused reports whether the guest of the running VM id stands.
+func (h *Host) Paused(id vm.ID) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.vms[id]
+	if v == nil || v.Ended != "" {
+		return false, errdefs.NotFoundf("no fake VM %s runs", id)
+	}
+	return v.Paused, nil
+}
+
+// Fault has a disk of the running VM id fail its guest, which stands then if the fault says so.
+func (h *Host) Fault(id vm.ID, f hypervisor.DiskFault) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.vms[id]
+	if v == nil || v.Ended != "" {
+		return errdefs.NotFoundf("no fake VM %s runs", id)
+	}
+	v.Paused = v.Paused || f.Stands
+	v.setFault(&f)
+	return h.save(v)
 }
 
 // ConsoleLog implements hypervisor.ConsoleOpener.

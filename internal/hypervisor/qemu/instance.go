@@ -44,6 +44,8 @@ type instance struct {
 
 	earsMu sync.Mutex // apart from mu, which is held while somebody connects
 	ears   map[*ear]bool
+
+	faults faults // of its disks
 }
 
 var (
@@ -55,6 +57,7 @@ var (
 	_ hypervisor.Linker        = (*instance)(nil)
 	_ hypervisor.NICSwapper    = (*instance)(nil)
 	_ hypervisor.DiskFlattener = (*instance)(nil)
+	_ hypervisor.DiskWatcher   = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, p *proc.Process) *instance {
@@ -272,6 +275,7 @@ func (i *instance) dial(ctx context.Context, socket string) (net.Conn, error) {
 // event runs on the QMP reader's goroutine.
 func (i *instance) event(e qmp.Event) {
 	i.tell(e)
+	i.faults.hear(e)
 	if e.Name != "SHUTDOWN" {
 		return
 	}
@@ -376,6 +380,9 @@ func (i *instance) connect(ctx context.Context) *qmp.Client {
 	// A daemon before us may have been killed while it saved; then nobody reads what QEMU writes, or lets it go on.
 	if err := i.settle(ctx, client); err != nil {
 		i.d.log.Warn("migration does not end", "vm", i.h.ID, "err", err)
+	}
+	if err := i.learnFault(ctx, client); err != nil {
+		i.d.log.Debug("disks not asked for faults", "vm", i.h.ID, "err", err)
 	}
 	return client
 }

@@ -65,6 +65,8 @@ const (
 	eventHibernatePushFailed = "HibernatePushFailed"
 	eventWoken               = "Woken"
 	eventWakeFailed          = "WakeFailed"
+	eventDataLoss            = "DataLoss"
+	eventDiskWell            = "DiskRecovered"
 	eventTagLeft             = "HibernateTagLeft"
 	eventSaveFailed          = "SnapshotSaveFailed"
 	eventForkPushFailed      = "ForkPushFailed"

@@ -290,7 +290,7 @@ func (e *engine) Inspect(_ context.Context, ref string) (vm.Record, error) {
 	for id, r := range e.recs {
 		all = append(all, vm.Named{ID: id, Name: r.Spec.Name})
 	}
-	id, err := vm.Match(ref, all)
+	id, err := vm.Kind{Noun: "VM"}.Match(vm.Owner{}, ref, slices.Values(all))
 	if err != nil {
 		return vm.Record{}, err
 	}

@@ -4,9 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -106,6 +109,44 @@ func TestAChangeOfARunningVMIsNone(t *testing.T) {
 			if n := w.engine.called(call); n > 0 {
 				t.Errorf("%d calls of %s", n, call)
 			}
+		}
+	})
+}
+
+// TestDiskFullShows: a VM that stands for want of room on the host's disk makes its pod unready, with an Event and a condition,
+// until it goes on.
+func TestDiskFullShows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod())
+		if p := w.after(10 * time.Second); hasCondition(p.Status.Conditions, conditionDiskFault) {
+			t.Error("a pod whose disk is well speaks of it")
+		}
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state := func(p *corev1.Pod) corev1.PodCondition {
+			for _, c := range p.Status.Conditions {
+				if c.Type == conditionDiskFault {
+					return c
+				}
+			}
+			return corev1.PodCondition{}
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.Reason, r.Message = vm.ReasonDiskFull, "no room" })
+		p := w.after(time.Second)
+		if c := state(p); ready(p) || c.Status != corev1.ConditionTrue || c.Reason != vm.ReasonDiskFull || c.Message != "no room" {
+			t.Errorf("ready %t, %+v", ready(p), c)
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.Reason, r.Message = "", "" })
+		p = w.after(time.Second)
+		if c := state(p); !ready(p) || c.Status != corev1.ConditionFalse {
+			t.Errorf("ready %t, %+v", ready(p), c)
+		}
+		if told := w.told(); strings.Count(told, vm.ReasonDiskFull) != 1 || strings.Count(told, eventDiskWell) != 1 {
+			t.Errorf("it was told %s", told)
 		}
 	})
 }

@@ -199,7 +199,11 @@ func (w *worker) notAwake(ctx context.Context, err error) time.Duration {
 		return time.Millisecond
 	}
 	if w.waking.failed(err) {
-		w.event(corev1.EventTypeWarning, eventWakeFailed, "VM %s is not awake: %s", w.vmName, err)
+		reason := eventWakeFailed
+		if errdefs.Is(err, errdefs.DataLoss) {
+			reason = eventDataLoss
+		}
+		w.event(corev1.EventTypeWarning, reason, "VM %s is not awake: %s", w.vmName, err)
 		w.log.Warn("vm not woken", "err", err)
 	}
 	w.setLife(w.life.State, err.Error())

@@ -286,6 +286,11 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		}
 	}
 	set(corev1.PodScheduled, true, "", "")
+	if fault := diskFault(v.rec); fault != "" {
+		set(conditionDiskFault, true, fault, v.rec.Message)
+	} else if hasCondition(prev, conditionDiskFault) {
+		set(conditionDiskFault, false, "", "")
+	}
 	return out
 }
 

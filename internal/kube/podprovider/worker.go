@@ -60,6 +60,7 @@ type worker struct {
 	verdict    *verdict
 	begun      bool              // something was published already
 	told       time.Time         // start of the run that was announced
+	diskTold   string            // fault of a disk that was announced
 	trusted    bool              // the guest was ready when an earlier process last looked
 	launched   time.Time         // when this process asked for the VM; zero when adopted
 	backoff    time.Duration     // before the next start
@@ -436,11 +437,15 @@ func (w *worker) publish(hold time.Duration) {
 	} else if w.rec != nil || v.asleep {
 		v.ip = w.status.PodIP // a stopped VM keeps the address it had
 	}
+	if diskFault(v.rec) == vm.ReasonDiskFull { // nobody in it answers
+		v.ready, v.unready = false, v.rec.Message
+	}
 	w.status = v.status(w.status, time.Now())
 	status := w.status
 	annotations := w.annotations(v.ip)
 	w.mu.Unlock()
 	w.sayHint(annotations[contract.KeyPostCloneHint])
+	w.sayDisk(v.rec)
 	if w.begun {
 		hold = 0
 	}

@@ -1,0 +1,93 @@
+//go:build vm
+
+package cocoond_test
+
+import (
+	"bytes"
+	"crypto/md5"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// TestVMDiskFull has a guest write more than its host has room for. It stands and says so, also to the next cocoond, cannot be
+// saved, and goes on by itself when there is room: nothing that it wrote is lost. The host's file system is the test's own.
+func TestVMDiskFull(t *testing.T) {
+	const size = 160 << 20
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("mode=755,size=", size)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	t.Setenv("TMPDIR", dir)
+	n := newNode(t)
+	was := n.counting("sleeper")
+	boot := n.sh("sleeper", "cat /proc/sys/kernel/random/boot_id")
+	const line, written = "what the guest writes\n", 24 << 20
+	want := fmt.Sprintf("%x", md5.Sum(bytes.Repeat([]byte(line), written/len(line)+1)[:written]))
+
+	other := filepath.Join(dir, "other")
+	leave(t, dir, other, 8<<20)
+	n.sh("sleeper", fmt.Sprintf("(yes '%s' | head -c %d >/big; sync; echo all >/done) >/dev/null 2>&1 &", strings.TrimSpace(line), written))
+	n.until("it stands", func() bool { return n.reason() == vm.ReasonDiskFull })
+	if _, err := n.Hibernate(t.Context(), "sleeper", ""); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("hibernate: %v", err)
+	} else {
+		t.Log(err)
+	}
+	// What is left for root alone on most file systems is enough for cocoond, and not for the guest to be let go.
+	if st, err := os.Stat(other); err != nil || os.Truncate(other, st.Size()-1<<20) != nil {
+		t.Fatal(err)
+	}
+	n.crash()
+	n.until("the next cocoond knows", func() bool { return n.reason() == vm.ReasonDiskFull })
+	if r, err := n.Inspect(t.Context(), "sleeper"); err != nil || r.PID != was.PID || r.State != vm.StateRunning {
+		t.Errorf("it is %s with process %d, it was %d; %v", r.State, r.PID, was.PID, err)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	n.until("it goes on", func() bool { return n.reason() == "" })
+	n.goesOn("sleeper")
+	n.until("all is written", func() bool { return n.sh("sleeper", "cat /done 2>/dev/null || true") == "all" })
+	got := n.sh("sleeper", "sync; echo 3 >/proc/sys/vm/drop_caches; md5sum </big")
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("the guest reads %s, want %s", got, want)
+	}
+	if b := n.sh("sleeper", "cat /proc/sys/kernel/random/boot_id"); b != boot {
+		t.Error("it has booted")
+	}
+}
+
+// reason is that of the VM called sleeper.
+func (n *node) reason() string {
+	r, err := n.Inspect(n.t.Context(), "sleeper")
+	if err != nil {
+		return "?"
+	}
+	return r.Reason
+}
+
+// leave fills the file system of dir with the file path, up to some bytes.
+func leave(t *testing.T, dir, path string, room int64) {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-room); err != nil {
+		t.Fatal(err)
+	}
+}
