@@ -70,7 +70,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) .
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -110,6 +110,15 @@ test-e2e: build origin helm images cloudimg ## a real control plane, real kubect
 .PHONY: test-upgrade
 test-upgrade: build ## guests of an older build go on under this one; OLD=REV, by default the last tag
 	@hack/upgrade.sh $(OLD)
+
+.PHONY: test-host
+test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose power is cut HOST_CRASHES times (3); 20 minutes or more
+	@hack/host/build.sh $(BIN)/host
+	@mkdir -p $(BIN)/host/newer
+	@go build $(GOFLAGS_) -ldflags '$(LDFLAGS)+newer' -o $(BIN)/host/newer/ $(CMDS:%=./cmd/%)
+	@ln -sfn ../../guest $(BIN)/host/newer/guest
+	@BIN=$(BIN)/host/newer hack/deb.sh '$(VERSION)+newer' $(BIN)/host/newer.deb
+	@hack/test.sh host
 
 .PHONY: demo
 demo: build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
