@@ -17,6 +17,15 @@ var alwaysClosed = [...]string{
 	"fd00:42::42/128",    // Scaleway
 }
 
+// AlwaysClosed are the addresses of clouds' metadata services.
+func AlwaysClosed() []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(alwaysClosed))
+	for _, s := range alwaysClosed {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
 // Closed says which networks guests do not reach. The zero value closes nothing.
 type Closed struct {
 	Closed []netip.Prefix
@@ -28,9 +37,10 @@ type Closed struct {
 func NewClosed(closed, open []string) (Closed, error) {
 	var out Closed
 	var err error
-	if out.Closed, err = Prefixes("network.closed", append(alwaysClosed[:], closed...)); err != nil {
+	if out.Closed, err = Prefixes("network.closed", closed); err != nil {
 		return Closed{}, err
 	}
+	out.Closed = append(AlwaysClosed(), out.Closed...)
 	if out.Open, err = Prefixes("network.open", open); err != nil {
 		return Closed{}, err
 	}

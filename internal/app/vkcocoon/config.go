@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -48,6 +49,8 @@ type Config struct {
 	EpochCACert    string `json:"epochCACert,omitempty"`    // PEM file with who signs its certificate, beside the system's
 	Peers          string `json:"peers,omitempty"`          // HOST:PORT of other nodes' node APIs, by comma
 
+	StaticForwardNetworks string `json:"staticForwardNetworks,omitempty"` // CIDRs, by comma, to whose machines static pods forward ports; "": none
+
 	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, kept for itself
 	CPU            string `json:"cpu,omitempty"`
 	Memory         string `json:"memory,omitempty"`
@@ -60,6 +63,7 @@ type Config struct {
 
 	sizes     node.Sizes
 	snapshots podprovider.Registry
+	static    []netip.Prefix
 }
 
 // Defaults of the seed.
@@ -70,7 +74,7 @@ const (
 	defaultRoot     = "/var/lib/cocoon"
 	defaultCert     = "/etc/cocoon/vk/tls/vk-kubelet.crt"
 	defaultKey      = "/etc/cocoon/vk/tls/vk-kubelet.key"
-	defaultMetrics  = ":9091"
+	defaultMetrics  = "127.0.0.1:9091"
 	defaultReserve  = 20
 	defaultCertDir  = "/var/lib/vk-cocoon/pki"
 )
@@ -125,6 +129,9 @@ func (c Config) complete() (Config, error) {
 	}
 	var err error
 	if c.snapshots, err = c.registry(); err != nil {
+		return c, err
+	}
+	if c.static, err = network.Prefixes("static forward networks", strings.FieldsFunc(c.StaticForwardNetworks, func(r rune) bool { return r == ',' || r == ' ' })); err != nil {
 		return c, err
 	}
 	c.sizes.Pods = int64(c.Pods)

@@ -212,6 +212,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
+		StaticForward: n.cfg.static,
 	}, podprovider.Deps{
 		Runtime: n.runtime, Snapshots: snapshots, Client: c.main, Prober: probe.NewNet(p.pinger), Metrics: metrics, Log: n.log,
 		Placements: placement.Claims{Custom: c.custom, Nodes: c.main, Node: n.cfg.NodeName},
@@ -354,6 +355,9 @@ func (n *Node) serveMetrics(ctx context.Context, registry *prometheus.Registry) 
 	if err != nil {
 		n.log.Warn("metrics are not served", "err", err)
 		return nil
+	}
+	if at, ok := l.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
+		n.log.Warn("metrics are for whoever reaches this address; the kubelet API has them for who may get nodes/metrics", "addr", l.Addr().String())
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

@@ -82,7 +82,7 @@ func TestSettingsByWeight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.NodeName != "cocoon-pool" || o.KubeletPort != 10250 || o.MetricsAddr != ":9091" || o.ReservePercent != 20 || o.Pods != 256 ||
+	if o.NodeName != "cocoon-pool" || o.KubeletPort != 10250 || o.MetricsAddr != "127.0.0.1:9091" || o.ReservePercent != 20 || o.Pods != 256 ||
 		o.Orphans != "alert" || o.LeasesPath != "/var/lib/cocoon/net/leases.json" || o.TLSCert != "/etc/cocoon/vk/tls/vk-kubelet.crt" {
 		t.Errorf("defaults: %+v", o)
 	}
@@ -135,7 +135,7 @@ func TestDocumentedDefaults(t *testing.T) {
 		"KUBECONFIG": "", "VK_NODE_NAME": "cocoon-pool", "VK_LOG_LEVEL": "info", "EPOCH_URL": "", "EPOCH_CA_CERT": "", "VK_COCOON_BIN": "/usr/local/bin/cocoon",
 		"VK_LEASES_PATH": "/var/lib/cocoon/net/leases.json", "VK_ORPHAN_POLICY": "alert",
 		"VK_NODE_IP": "", "VK_NODE_POOL": "default", "VK_PROVIDER_ID": "", "VK_TLS_CERT": "/etc/cocoon/vk/tls/vk-kubelet.crt",
-		"VK_TLS_KEY": "/etc/cocoon/vk/tls/vk-kubelet.key", "VK_METRICS_ADDR": ":9091", "VK_RESERVE_PERCENT": "20",
+		"VK_TLS_KEY": "/etc/cocoon/vk/tls/vk-kubelet.key", "VK_METRICS_ADDR": "127.0.0.1:9091", "VK_RESERVE_PERCENT": "20",
 		"VK_NODE_CPU": "", "VK_NODE_MEM": "", "VK_NODE_STORAGE": "", "VK_NODE_HUGEPAGES": "", "VK_NODE_PODS": "256",
 	}
 	for _, s := range Settings() {
@@ -158,6 +158,8 @@ func TestBadSettings(t *testing.T) {
 		{"--node-cpu=many"},
 		{"--node-pods=-1"},
 		{"--metrics-addr=nowhere"},
+		{"--static-forward-networks=10.0.0.1/8"},
+		{"--static-forward-networks=10.0.0.0/8,here"},
 		{"--orphan-policy=eat"},
 		{"--epoch-url=ftp://epoch"},
 		{"--epoch-url=http://me:secret@epoch"},

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -93,7 +94,8 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 // Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there: from inside the
 // guest, so that its loopback is reached as in any pod, or to its address where none of our agents is inside, or one that
 // cannot do that: of a guest that has run since before an upgrade.
-// Errors: NotFound, FailedPrecondition while there is no address, Unavailable.
+// Errors: NotFound, FailedPrecondition while there is no address and for machines that the operator lets nobody forward to,
+// Unavailable.
 func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
 	w := p.find(namespace, pod)
 	if w == nil {
@@ -110,9 +112,16 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	if ip == "" {
 		return errdefs.Preconditionf("pod %q has no address yet", pod)
 	}
+	var dialer net.Dialer
+	if w.static {
+		if err := p.forwardable(pod, ip); err != nil {
+			return err
+		}
+		dialer.Control = probe.Fence
+	}
 	dial, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	c, err := (&net.Dialer{}).DialContext(dial, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+	c, err := dialer.DialContext(dial, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
 	if err != nil {
 		return errdefs.Unavailablef("connect to port %d of pod %q: %w; it must listen on the guest's address, not on its loopback alone", port, pod, err)
 	}

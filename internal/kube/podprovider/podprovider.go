@@ -12,6 +12,7 @@ package podprovider
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -76,6 +77,8 @@ type Config struct {
 	Orphans    OrphanPolicy
 	LeasesPath string // lease file by which a missing address is found; "" for none
 	Registry   Registry
+
+	StaticForward []netip.Prefix // networks to whose machines ports of static pods are forwarded
 
 	BackoffBase time.Duration // of a crashing guest: 0, base, 2×base … (default 10 s)
 	BackoffMax  time.Duration // default 5 min

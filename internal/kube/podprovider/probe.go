@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -118,6 +119,15 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 	ip, port := w.target()
 	if ip == "" {
 		return errdefs.Unavailablef("its address is not known yet")
+	}
+	if w.static { // the address is what whoever made the pod says
+		addr, err := netip.ParseAddr(ip)
+		if err != nil {
+			return errdefs.Invalidf("its address %q is none", ip)
+		}
+		if err := probe.Forbidden(addr); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -3,6 +3,8 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -55,6 +58,23 @@ func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
 // machine is the machine of a static pod as a status shows it. Since when it runs, nobody knows.
 func machine(pod *corev1.Pod) *vm.Record {
 	return &vm.Record{ID: vm.ID(runtimeOf(pod).ID), State: vm.StateRunning, ImageType: vm.ImageDisk}
+}
+
+// forwardable returns why no port of a static pod's machine is forwarded. Whoever may make pods chose the address, and the node
+// reaches more than pods do: the operator says which networks.
+func (p *Provider) forwardable(pod, ip string) error {
+	addr, err := netip.ParseAddr(ip)
+	if err != nil {
+		return errdefs.Preconditionf("the machine of pod %q is at %q, which is no address", pod, ip)
+	}
+	if err := probe.Forbidden(addr); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(p.cfg.StaticForward, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {
+		return nil
+	}
+	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, and no port of %s is forwarded; "+
+		"the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS", pod, ip)
 }
 
 // unserved is why there is no exec and no log of a static pod, and how the machine is reached instead.

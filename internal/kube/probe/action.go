@@ -74,7 +74,7 @@ func (t Target) tcp(ctx context.Context, a *corev1.TCPSocketAction) (Result, str
 	if err != nil {
 		return Unknown, "", err
 	}
-	c, err := dialer().DialContext(ctx, "tcp", address)
+	c, err := t.dial(ctx, "tcp", address)
 	if err != nil {
 		return Failure, err.Error(), nil //nolint:nilerr // that nobody answers is the result
 	}
@@ -114,10 +114,8 @@ func (t Target) httpGet(ctx context.Context, a *corev1.HTTPGetAction) (Result, s
 	if err != nil {
 		return Unknown, "", err
 	}
-	client := &http.Client{Transport: plainHTTP, CheckRedirect: stayHere}
-	if a.Protocol != nil && *a.Protocol == corev1.HTTPProtocolHTTP2 {
-		client.Transport = clearHTTP2
-	}
+	http2 := a.Protocol != nil && *a.Protocol == corev1.HTTPProtocolHTTP2
+	client := &http.Client{Transport: t.transport(http2), CheckRedirect: stayHere}
 	resp, err := client.Do(req)
 	if err != nil {
 		return Failure, err.Error(), nil
@@ -179,27 +177,31 @@ func stayHere(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// Each probe has a connection of its own, through no proxy. Certificates are not looked at: guests make their own.
-var (
-	plainHTTP  = transport(false)
-	clearHTTP2 = transport(true)
-)
-
-func transport(clear2 bool) *http.Transport {
-	t := &http.Transport{
-		DisableKeepAlives: true, DisableCompression: true, DialContext: dialer().DialContext,
+// transport makes a connection of its own for each probe, through no proxy. Certificates are not looked at: guests make
+// their own.
+func (t Target) transport(clear2 bool) *http.Transport {
+	tr := &http.Transport{
+		DisableKeepAlives: true, DisableCompression: true, DialContext: t.dial,
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
 	}
 	if clear2 {
-		t.Protocols = new(http.Protocols)
-		t.Protocols.SetUnencryptedHTTP2(true)
+		tr.Protocols = new(http.Protocols)
+		tr.Protocols.SetUnencryptedHTTP2(true)
 	}
-	return t
+	return tr
 }
 
-// dialer makes connections that do not linger: thousands of probes would use up the host's ports with ends that wait.
-func dialer() *net.Dialer {
-	return &net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+// dial connects to the guest, or to where else a probe or a redirection says, which the fence looks at: the node gets where a
+// pod does not. Connections do not linger: thousands of probes would use up the host's ports with ends that wait.
+func (t Target) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	elsewhere := err != nil || host != t.IP
+	d := net.Dialer{Control: func(network, address string, c syscall.RawConn) error {
+		if elsewhere {
+			if err := Fence(network, address, c); err != nil {
+				return err
+			}
+		}
 		var err error
 		if cerr := c.Control(func(fd uintptr) {
 			err = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1, Linger: 1})
@@ -208,6 +210,7 @@ func dialer() *net.Dialer {
 		}
 		return err
 	}}
+	return d.DialContext(ctx, network, address)
 }
 
 // Hook does what h, a lifecycle hook, says, until ctx ends.
@@ -240,7 +243,7 @@ func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: plainHTTP}
+	client := &http.Client{Transport: t.transport(false)}
 	resp, err := client.Do(req)
 	if errors.Is(err, http.ErrSchemeMismatch) { // HTTPS was asked for, and the server speaks HTTP
 		req.URL.Scheme = "http"

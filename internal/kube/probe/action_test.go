@@ -56,7 +56,7 @@ func TestHTTPGet(t *testing.T) {
 				a.HTTPHeaders = []corev1.HTTPHeader{{Name: "X", Value: "1"}, {Name: "x", Value: "2"}, {Name: "Host", Value: "example"}, {Name: "User-Agent", Value: "me"}, {Name: "Accept", Value: ""}}
 			}, want: Success, why: "example|me||[1 2]|"},
 			"named port":      {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("web") }, want: Success},
-			"host":            {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.2" }, want: Failure, why: "refused"},
+			"host":            {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.2" }, want: Failure, why: "the node's loopback"},
 			"status":          {path: "/bad", want: Failure, why: "HTTP probe failed with statuscode: 418"},
 			"redirect here":   {path: "/here", want: Success},
 			"redirect there":  {path: "/there", want: Warning, why: "Probe terminated redirects"},
@@ -100,7 +100,7 @@ func TestTCPSocket(t *testing.T) {
 	if got, why := try(""); got != Success {
 		t.Errorf("%d %q", got, why)
 	}
-	if got, why := try("127.0.0.2"); got != Failure || !strings.Contains(why, "connection refused") {
+	if got, why := try("127.0.0.2"); got != Failure || !strings.Contains(why, "the node's loopback") {
 		t.Errorf("%d %q", got, why)
 	}
 }

@@ -30,7 +30,7 @@ func (t Target) grpc(ctx context.Context, a *corev1.GRPCAction, limit time.Durat
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(security), grpc.WithUserAgent(agentProbe),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			return dialer().DialContext(ctx, "tcp", addr)
+			return t.dial(ctx, "tcp", addr)
 		}))
 	if err != nil {
 		return Failure, fmt.Sprintf("error: failed to connect service at %q: %v", address, err), nil

@@ -1,0 +1,143 @@
+package podprovider
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// neighbour is a machine beside the node, at 10.77.0.2 where the node has 10.77.0.1. All addresses of both echo on a port.
+func neighbour(t *testing.T) (port int) {
+	t.Helper()
+	ns := netns.New(t)
+	f, err := os.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "node0"
+	link := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(f.Fd()))}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(link) })
+	up := func(name, cidr string) error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(cidr)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(l, addr); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(l)
+	}
+	if err := up("node0", "10.77.0.1/24"); err != nil {
+		t.Fatal(err)
+	}
+	var there net.Listener
+	netns.Do(t, ns, func() error {
+		if err := up("eth0", "10.77.0.2/24"); err != nil {
+			return err
+		}
+		there, err = net.Listen("tcp", "0.0.0.0:7777") //nolint:gosec // a server of this test
+		return err
+	})
+	here, err := net.Listen("tcp", ":7777") //nolint:gosec // a server of this test
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []net.Listener{there, here} {
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(c, c)
+				c.Close()
+			}
+		}()
+	}
+	return 7777
+}
+
+// A static pod is no way from the node to whatever its author names: only to what the operator allows, and never to the node.
+func TestForwardStatic(t *testing.T) {
+	netns.Require(t)
+	port := neighbour(t)
+	everything := []string{"0.0.0.0/0", "::/0"}
+	for name, tt := range map[string]struct {
+		ip      string
+		allowed []string
+		want    string // of the error; "" for none
+	}{
+		"default":              {"10.77.0.2", nil, "the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS"},
+		"another network":      {"10.77.0.2", []string{"10.78.0.0/24"}, "the node's operator allows"},
+		"allowed":              {"10.77.0.2", []string{"10.77.0.0/24"}, ""},
+		"allowed, as IPv6":     {"::ffff:10.77.0.2", []string{"10.77.0.0/24"}, ""},
+		"the node":             {"10.77.0.1", everything, "an address of the node itself"},
+		"the node, as IPv6":    {"::ffff:10.77.0.1", everything, "an address of the node itself"},
+		"the node's loopback":  {"127.0.0.1", everything, "the node's loopback"},
+		"loopback by IPv6":     {"::1", everything, "the node's loopback"},
+		"loopback, as IPv6":    {"::ffff:127.0.0.1", everything, "the node's loopback"},
+		"unspecified":          {"0.0.0.0", everything, "no address of anybody"},
+		"unspecified, by IPv6": {"::", everything, "no address of anybody"},
+		"metadata":             {"169.254.169.254", everything, "on the node's own link"},
+		"multicast":            {"224.0.0.1", everything, "the address of many"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := &worker{static: true, pod: &corev1.Pod{}}
+			w.pod.Namespace, w.pod.Name = "default", "web"
+			w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: tt.ip}
+			p := &Provider{workers: map[string]*worker{"default/web": w}}
+			w.p = p
+			for _, n := range tt.allowed {
+				p.cfg.StaticForward = append(p.cfg.StaticForward, netip.MustParsePrefix(n))
+			}
+			s := &both{Reader: strings.NewReader("in")}
+			err := p.Forward(t.Context(), "default", "web", port, s)
+			switch {
+			case tt.want == "" && (err != nil || s.said.String() != "in"):
+				t.Errorf("%q, %v", s.said.String(), err)
+			case tt.want != "" && (!errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tt.want) || s.said.Len() > 0):
+				t.Errorf("%q, %v", s.said.String(), err)
+			}
+		})
+	}
+}
+
+// A static pod's readiness does not tell which ports of the node are open.
+func TestStaticProbesDoNotReachTheNode(t *testing.T) {
+	netns.Require(t)
+	neighbour(t)
+	for ip, want := range map[string]bool{"10.77.0.2": true, "10.77.0.1": false, "127.0.0.1": false, "::1": false} {
+		a := &asked{}
+		w := &worker{static: true, pod: &corev1.Pod{}, p: &Provider{Deps: Deps{Prober: a, Metrics: NewMetrics(prometheus.NewRegistry())}}}
+		w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: ip, contract.KeyProbePort: "7777"}
+		err := w.probeOnce(t.Context(), time.Minute)
+		if (err == nil) != want || (a.ip != "") != want {
+			t.Errorf("%s: %v, asked %+v", ip, err, a)
+		}
+	}
+}
