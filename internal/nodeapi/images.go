@@ -25,6 +25,9 @@ type images struct {
 }
 
 func (i *images) Import(stream nodev1.Images_ImportServer) error {
+	if err := operatorOnly(stream.Context(), "import images"); err != nil {
+		return err
+	}
 	m, err := stream.Recv()
 	if err != nil {
 		return err
@@ -76,6 +79,9 @@ func (c *chunks) Read(p []byte) (int, error) {
 }
 
 func (i *images) List(_ *nodev1.ListImagesRequest, stream grpc.ServerStreamingServer[nodev1.Image]) error {
+	if err := operatorOnly(stream.Context(), "list images"); err != nil {
+		return err
+	}
 	all, err := i.store.List(stream.Context())
 	if err != nil {
 		return err
@@ -97,6 +103,9 @@ func (i *images) Get(ctx context.Context, r *nodev1.GetImageRequest) (*nodev1.Im
 }
 
 func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nodev1.RemoveImageResponse, error) {
+	if err := operatorOnly(ctx, "remove images"); err != nil {
+		return nil, err
+	}
 	return &nodev1.RemoveImageResponse{}, i.store.Remove(ctx, r.GetRef(), i.engine.ImageInUse)
 }
 
@@ -114,6 +123,9 @@ func (i *images) Pull(r *nodev1.PullRequest, stream grpc.ServerStreamingServer[n
 }
 
 func (i *images) Push(r *nodev1.PushImageRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
+	if err := operatorOnly(stream.Context(), "push images"); err != nil {
+		return err
+	}
 	if i.pusher == nil {
 		return errdefs.Unsupportedf("this cocoond does not push images")
 	}
@@ -142,6 +154,9 @@ func (i *images) Explain(ctx context.Context, r *nodev1.ExplainRequest) (*nodev1
 }
 
 func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1.CollectResponse, error) {
+	if err := operatorOnly(ctx, "collect images"); err != nil {
+		return nil, err
+	}
 	c, err := i.store.Collect(ctx, nodewire.DecodeGCLimits(r), i.engine.ImageInUse)
 	if err != nil {
 		return nil, err
@@ -150,6 +165,9 @@ func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1
 }
 
 func (i *images) Export(r *nodev1.ExportRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
+	if err := operatorOnly(stream.Context(), "export images"); err != nil {
+		return err
+	}
 	w := exportWriter(stream)
 	if err := i.store.Export(stream.Context(), r.GetRef(), w); err != nil {
 		return err
@@ -176,6 +194,9 @@ func (send chunkWriter) Write(p []byte) (int, error) {
 }
 
 func (i *images) SyncMappings(ctx context.Context, r *nodev1.SyncMappingsRequest) (*nodev1.MappingProblems, error) {
+	if err := operatorOnly(ctx, "change image mappings"); err != nil {
+		return nil, err
+	}
 	source, mappings := nodewire.DecodeMappings(r)
 	problems, err := i.puller.SyncMappings(ctx, source, mappings)
 	if err != nil {

@@ -2,11 +2,13 @@ package nodeapi_test
 
 import (
 	"context"
-
+	"io"
 	"slices"
+	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -76,4 +78,53 @@ func (s *told) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 func (s *told) List(ctx context.Context) ([]snapshot.Snapshot, error) {
 	s.who = vm.Behalf(ctx)
 	return s.shelf.List(ctx)
+}
+
+// strict is an origin whose images are the operator's alone.
+type strict struct{ *origin }
+
+func (s strict) Get(ctx context.Context, ref string) (image.Image, error) {
+	if !vm.Behalf(ctx).Operator() {
+		return image.Image{}, errdefs.NotFoundf("no image %s", ref)
+	}
+	return s.origin.Get(ctx, ref)
+}
+
+// What a snapshot of a namespace names is asked for with the pod's credentials, though it is here; what the operator
+// publishes comes with its image.
+func TestASnapshotGivesNoRightToItsImage(t *testing.T) {
+	for name, c := range map[string]struct {
+		owner vm.Owner
+		asked int
+		ok    bool
+	}{
+		"of the namespace": {vm.Owner{Namespace: "prod"}, 1, false},
+		"published":        {vm.Owner{}, 0, true},
+	} {
+		sh, o := newShelf(), &origin{err: errdefs.Preconditionf("the registry refuses access")}
+		sh.all["s"] = snapshot.Snapshot{ID: "id", Name: "s", Owner: c.owner, Published: []string{"prod"}, ImageDigest: "sha256:here", Image: "victim/app:1"}
+		client := serveShelf(t, &scripted{}, sh, func(s *nodeapi.Shelf) { s.Images, s.Puller = strict{o}, o })
+		_, err := client.CloneWithImage(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"}), vm.CloneSpec{Snapshot: "s", Name: "copy"}, nil)
+		if (err == nil) != c.ok || err != nil && !errdefs.IsFailedPrecondition(err) || len(o.asked) != c.asked {
+			t.Errorf("%s: %v, asked %d times", name, err, len(o.asked))
+		}
+	}
+}
+
+// The store of images is the operator's: others name images, and do not list, copy, replace or remove them.
+func TestImagesAreTheOperatorsToKeep(t *testing.T) {
+	c := serveShelf(t, &scripted{}, newShelf(), nil)
+	prod := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"})
+	for what, err := range map[string]error{
+		"list":    second(c.ListImages(prod)),
+		"remove":  c.RemoveImage(prod, "demo"),
+		"import":  second(c.ImportImage(prod, "demo", strings.NewReader("x"), nil)),
+		"export":  c.ExportImage(prod, "demo", io.Discard),
+		"collect": second(c.CollectImages(prod, image.GCLimits{})),
+		"map":     second(c.SyncMappings(prod, "x", nil)),
+	} {
+		if !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }
