@@ -19,17 +19,23 @@ func argsOfSnapshot(in journal.Intent) (snapshotArgs, error) {
 	return args, nil
 }
 
-// committed reports whether a snapshot is there: its commit is one atomic change.
-func (e *Engine) committed(ctx context.Context, id string) (bool, error) {
+// committed reports whether a snapshot of m is there: its commit is one atomic change. One of another VM is an error: m has
+// no part in it, whatever the journal says.
+func (e *Engine) committed(ctx context.Context, m *machine, id string) (bool, error) {
 	store, err := e.store()
 	if err != nil {
 		return false, err
 	}
-	_, err = store.Get(ctx, id)
-	if errdefs.IsNotFound(err) {
+	x, err := store.Get(ctx, id)
+	switch {
+	case errdefs.IsNotFound(err):
 		return false, nil
+	case err != nil:
+		return false, err
+	case x.Source.VMID != m.id:
+		return false, errdefs.DataLossf("the journal is damaged: snapshot %s is not of this VM", id)
 	}
-	return err == nil, err
+	return true, nil
 }
 
 // recoverSave ends a save that was cut off: the snapshot is there or it is not, and the guest goes on in either case.
@@ -41,7 +47,7 @@ func (e *Engine) recoverSave(ctx context.Context, m *machine, in journal.Intent)
 	if err := e.adopt(ctx, m); err != nil {
 		return err
 	}
-	there, err := e.committed(ctx, args.Snapshot)
+	there, err := e.committed(ctx, m, args.Snapshot)
 	if err != nil {
 		return err
 	}
@@ -85,7 +91,7 @@ func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.In
 	if err != nil {
 		return err
 	}
-	there, err := e.committed(ctx, args.Snapshot)
+	there, err := e.committed(ctx, m, args.Snapshot)
 	if err != nil {
 		return err
 	}
@@ -130,15 +136,20 @@ func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent)
 	if err := e.reattach(ctx, m); err != nil {
 		return err
 	}
+	there, err := e.committed(ctx, m, args.Snapshot)
 	if m.run.Load() != nil {
 		if err := e.unpause(ctx, m); err != nil {
 			return err
 		}
-		_, err := e.cleanUp(ctx, m, r, args.Snapshot)
+		slept := args.Snapshot
+		if err != nil {
+			e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", slept, "err", err)
+			slept = ""
+		}
+		_, err := e.cleanUp(ctx, m, r, slept)
 		e.tidy(m)
 		return err
 	}
-	there, err := e.committed(ctx, args.Snapshot)
 	if err != nil {
 		return err
 	}
