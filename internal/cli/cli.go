@@ -121,7 +121,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 		}
 	}
 	add("vm", a.vmCommand(), a.imageCommand(), a.snapshotCommand())
-	add("node", a.nodeCommand(), a.netCommand(), a.doctorCommand())
+	add("node", a.nodeCommand(), a.netCommand(), a.doctorCommand(), a.recoverCommand())
 	if a.Extra != nil {
 		root.AddGroup(&cobra.Group{ID: "cluster", Title: "Clusters:"})
 		add("cluster", a.Extra(func() string { return a.dir })...)

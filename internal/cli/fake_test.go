@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -146,6 +147,17 @@ func (machine) Info(context.Context) (nodewire.NodeInfo, error) {
 }
 func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, nil }
 func (machine) TeardownNetworks(context.Context) error           { return errdefs.Preconditionf("VM web runs") }
+func (machine) Strays(context.Context) ([]vm.Stray, error) {
+	return []vm.Stray{{ID: "lostlostlost", Name: "db", State: vm.StateRunning, Taps: []string{"tap1"}, PIDs: []int{7, 8}, Reason: "the journal does not know it"}}, nil
+}
+
+func (machine) AdoptStray(_ context.Context, ref, name string) (vm.Record, error) {
+	return vm.Record{ID: vm.ID(ref), Spec: vm.Spec{Name: cmp.Or(name, "db")}}, nil
+}
+
+func (machine) RemoveStray(_ context.Context, ref string) error {
+	return errdefs.NotFoundf("no unknown VM is kept aside as %q", ref)
+}
 
 // serve returns a function that runs one command line against n.
 func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, stdout, stderr string) {

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // The statuses of a check.
@@ -36,6 +37,9 @@ type Config struct {
 
 	// Networks asks which networks the node has; nil: nobody can be asked.
 	Networks func(ctx context.Context) ([]nodewire.Network, error)
+
+	// Strays asks which VMs are here and not on record; nil: nobody can be asked.
+	Strays func(ctx context.Context) ([]vm.Stray, error)
 
 	Dev  string // /dev
 	Sys  string // /sys
@@ -137,6 +141,9 @@ func (d doctor) checks() []check {
 	}
 	if d.cfg.Networks != nil {
 		all = append(all, check{name: "networks", feature: "networks of the bridge and of CNI", look: d.networks})
+	}
+	if d.cfg.Strays != nil {
+		all = append(all, check{name: "records", feature: "VMs that survive what happens to cocoond", look: d.strays})
 	}
 	if d.cfg.Group != "" {
 		all = append(all, check{name: "group", feature: "using cocoon without root", look: d.group})

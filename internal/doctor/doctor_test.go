@@ -10,6 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // host makes a host of files; the doctor sees nothing else but the real binaries.
@@ -152,6 +153,23 @@ func TestMappingProblems(t *testing.T) {
 	} {
 		d := doctor{Config{MappingProblems: func(context.Context) ([]image.MappingProblem, error) { return tc.problems, tc.err }}}
 		if f := d.mappings(t.Context()); f.status != tc.status || f.detail != tc.detail {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+func TestStrays(t *testing.T) {
+	for name, tc := range map[string]struct {
+		all            []vm.Stray
+		err            error
+		status, detail string
+	}{
+		"no daemon": {err: errors.New("nobody"), status: OK, detail: "not examined: cocoond does not answer"},
+		"none":      {status: OK, detail: "every VM that is here is on record"},
+		"two":       {all: []vm.Stray{{ID: "a"}, {ID: "b"}}, status: Warn, detail: "2 VMs are here and not on record: a, b"},
+	} {
+		d := doctor{Config{Strays: func(context.Context) ([]vm.Stray, error) { return tc.all, tc.err }}}
+		if f := d.strays(t.Context()); f.status != tc.status || f.detail != tc.detail || (f.status == Warn) != (f.remedy != "") {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}

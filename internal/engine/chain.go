@@ -126,10 +126,15 @@ func (e *Engine) tidy(m *machine, files ...string) {
 			files = append(files, name)
 		}
 	}
+	files = slices.DeleteFunc(slices.Clone(files), func(name string) bool { return used[name] || filepath.Base(name) != name })
+	if len(files) == 0 {
+		return
+	}
+	if err := e.durable(e.life.serving); err != nil { // an older record may lead to them
+		e.log.Warn("old disks of vm not removed", "vm", m.id, "err", err)
+		return
+	}
 	for _, name := range files {
-		if used[name] || filepath.Base(name) != name {
-			continue
-		}
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			e.log.Warn("old disk of vm not removed", "vm", m.id, "err", err)
 		}

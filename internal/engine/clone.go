@@ -259,7 +259,7 @@ func hasSeed(disks []vm.Disk) bool {
 func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, images []image.Image, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
-	if err := e.makeDirs(m.id); err != nil {
+	if err := e.makeUnborn(m.id); err != nil {
 		return r, err
 	}
 	if err := e.inheritVolumes(m, h.Snapshot()); err != nil {
@@ -284,7 +284,7 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 		}
 		r.Resume = &resume
 	}
-	f := firing{log: m.log.Begin, done: e.journal.Settle, change: func(to *vm.Record) {
+	f := firing{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.journal.Settle, change: func(to *vm.Record) {
 		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
 	}}
 	if r.Cloned {

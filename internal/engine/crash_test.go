@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/journal/journaltest"
+	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -83,7 +84,7 @@ func crash(dir, op string, at int64) error {
 			}
 			return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))
 		}}
-	}, nil, engine.Config{PoolSize: scripts()[op].pool}, nil)
+	}, nil, engine.Config{PoolSize: scripts()[op].pool}, nil, sqlite.Config{})
 	if err != nil {
 		return err
 	}

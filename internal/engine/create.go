@@ -21,12 +21,15 @@ const (
 	opRestart = "restart" // shutdown, launch
 	opRemove  = "remove"  // kill
 
+	opAdopt = "adopt" // adopt
+
 	opSave      = "save"      // save
 	opClone     = "clone"     // disks
 	opHibernate = "hibernate" // save, undo
 	opWake      = "wake"      // launch, clean
 	opRestore   = "restore"   // disks, kill, launch, clean
 
+	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"
 	stepLaunch   = "launch"
@@ -135,7 +138,7 @@ func (e *Engine) newMachine(r vm.Record) *machine {
 func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, volumes []vm.Volume, op string, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
-	if err := e.makeDirs(m.id); err != nil {
+	if err := e.makeUnborn(m.id); err != nil {
 		return r, err
 	}
 	if err := e.writeVolumes(m.id, volumes); err != nil {
@@ -159,9 +162,15 @@ func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, vo
 	if err != nil {
 		return r, err
 	}
+	if err := e.syncing(m.id, seeded)(); err != nil {
+		return r, err
+	}
 	complete := func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, containers }
 	if op == opCreate {
-		return e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { complete(r); r.State = vm.StateCreated })
+		if err := e.born(m.id); err != nil {
+			return r, err
+		}
+		return e.commit(ctx, m, e.synced(e.journal.Settle), func(r *vm.Record) { complete(r); r.State = vm.StateCreated })
 	}
 	if _, err := e.commit(ctx, m, e.step(stepLaunch), complete); err != nil {
 		return r, err

@@ -8,7 +8,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -65,8 +65,15 @@ type Deps struct {
 	Seeds      image.Seeder    // nil: disk guests are told nothing of who they are
 
 	Snapshots snapshot.Store // nil: nothing is saved or cloned
+	Records   Records        // nil: VMs have no records in their folders
 
 	Room func(dir string) (Room, error) // of the file system that a folder is on; nil: what the kernel says
+}
+
+// Records are the copies of rows of the journal that VMs have in their folders.
+type Records interface {
+	// Kept reads the row of a VM. NotFound when there is none, DataLoss when it cannot be understood.
+	Kept(id vm.ID) (journal.Row, error)
 }
 
 // Engine is the owner of all VMs. Its methods are safe for concurrent use. Records it returns belong to the caller.
@@ -91,6 +98,10 @@ type Engine struct {
 	queue queue
 	index index
 	life  *life
+
+	strays  strays
+	records Records // nil: none
+	syncs   atomicfile.Group
 }
 
 // New checks its arguments and returns an engine that does nothing until Run.
@@ -120,7 +131,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	}
 	return &Engine{
 		cfg: cfg, roomIn: deps.Room, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
-		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log, snapshots: deps.Snapshots,
+		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log, snapshots: deps.Snapshots, records: deps.Records,
 		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
 		pool:   newPool(cfg.PoolSize, cfg.PoolMemory),
 		index:  newIndex(), life: newLife(),
@@ -210,8 +221,4 @@ func (e *Engine) makeDirs(id vm.ID) error {
 		}
 	}
 	return nil
-}
-
-func (e *Engine) removeDirs(id vm.ID) error {
-	return errors.Join(os.RemoveAll(e.stateDir(id)), os.RemoveAll(e.runDir(id)))
 }

@@ -198,6 +198,9 @@ func (e *Engine) exited(ctx context.Context, m *machine, r *run, agent guest.Age
 	if err != nil {
 		return err
 	}
+	if err := e.durable(ctx); err != nil {
+		return err
+	}
 	pause(e.cfg.DrainTimeout, pumped, r.ended)
 	err = agent.AckExit(ctx)
 	if err != nil && !r.over() {

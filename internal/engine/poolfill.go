@@ -176,7 +176,7 @@ func (e *Engine) prepare(ctx context.Context, snapshot string, spec vm.CloneSpec
 		}
 	}()
 	back.Push(func(context.Context) error { return e.removeDirs(id) })
-	if err := e.makeDirs(id); err != nil {
+	if err := e.makeUnborn(id); err != nil {
 		return nil, err
 	}
 	if err := e.notePooled(r); err != nil {
@@ -186,6 +186,9 @@ func (e *Engine) prepare(ctx context.Context, snapshot string, spec vm.CloneSpec
 		return nil, err
 	}
 	if r.NICs, err = e.attach(ctx, r, &back, true); err != nil {
+		return nil, err
+	}
+	if err := e.syncing(id, r.Disks)(); err != nil { // now, and not when somebody waits for it
 		return nil, err
 	}
 	d, err := e.driver(r.Driver)

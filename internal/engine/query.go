@@ -50,6 +50,12 @@ func (e *Engine) ImageInUse(digest string) bool {
 	if slices.ContainsFunc(e.index.all(), func(m *machine) bool { return standsOn(m.record(), digest) }) {
 		return true
 	}
+	for _, id := range e.strays.ids() {
+		row, err := e.kept(id)
+		if err != nil || standsOn(row.Record, digest) { // nobody knows what its disks stand on, or they stand on this
+			return true
+		}
+	}
 	if e.snapshots == nil {
 		return false
 	}

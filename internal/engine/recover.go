@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,8 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/snapshot"
-	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -24,7 +23,7 @@ import (
 const recoverWidth = 16
 
 // recover makes the world what the journal says: what was cut off is finished or undone, what runs is adopted, what
-// belongs to nobody is removed.
+// belongs to nobody for certain is removed, and what is merely unknown is kept aside.
 func (e *Engine) recover(ctx context.Context) error {
 	began := time.Now()
 	for _, dir := range []string{e.cfg.StateDir, e.cfg.RunDir} {
@@ -40,6 +39,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	for i := range unsettled {
 		intents[unsettled[i].ID] = &unsettled[i]
 	}
+	e.remember(ctx, records)
 	slots := make(chan struct{}, recoverWidth)
 	var wg sync.WaitGroup
 	for _, r := range records {
@@ -59,7 +59,8 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	e.sweep(ctx, intents)
+	e.unplugDown(ctx, func(id vm.ID) bool { return intents[id] != nil }) // one with an intent may be starting again right now
+	e.sweep(ctx)
 	e.log.Info("recovered", "count", len(records), "unfinished", len(unsettled), "dur", time.Since(began))
 	return ctx.Err()
 }
@@ -99,19 +100,40 @@ func (e *Engine) own(ctx context.Context, r vm.Record) (vm.Record, error) {
 	return owned, nil
 }
 
+// remember tells each network which addresses VMs have, also those that do not run, before any is given away.
+func (e *Engine) remember(ctx context.Context, records []vm.Record) {
+	held := map[string][]network.Held{}
+	for _, r := range records {
+		for i, nic := range r.NICs {
+			held[nic.Network] = append(held[nic.Network], network.Held{ID: r.ID, Name: r.Owner.Qualify(r.Spec.Name), Index: i, NIC: nic})
+		}
+	}
+	for _, n := range e.networks.All() {
+		if err := n.Remember(ctx, held[n.Name()]); err != nil {
+			e.log.Warn("addresses of vms not remembered", "network", n.Name(), "err", err)
+		}
+	}
+}
+
 // recoverOne recovers one VM. What cannot be recovered is in StateError then, with the reason; the others go on.
 func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent) {
 	release, err := e.queue.acquire(ctx, m.id)
 	if err != nil {
 		return // Run ends
 	}
+	e.takeUp(ctx, m, in, release)
+}
+
+// takeUp recovers m, which is held, and releases it.
+func (e *Engine) takeUp(ctx context.Context, m *machine, in *journal.Intent, release func()) {
+	var err error
 	later := false // a worker holds the VM on
 	defer func() {
 		if !later {
 			release()
 		}
 	}()
-	op := "adopt"
+	op := opAdopt
 	if in == nil {
 		if err = e.adopt(ctx, m); err == nil {
 			e.tidy(m) // an operation may have been cut off right after it was settled
@@ -135,6 +157,8 @@ func (e *Engine) resume(ctx context.Context, m *machine, in journal.Intent, rele
 		return false, e.undoCreate(ctx, m)
 	case opStart:
 		return false, e.undoStart(ctx, m)
+	case opAdopt:
+		return false, e.settle(ctx, m, e.adopt(ctx, m))
 	case opRemove:
 		return false, e.remove(ctx, m, true)
 	case opSave:
@@ -302,65 +326,4 @@ func (e *Engine) reattach(ctx context.Context, m *machine) error {
 	}
 	e.attend(m, inst)
 	return nil
-}
-
-// sweep removes folders and taps of ours that no VM has. What it cannot remove is logged and tried again next time.
-func (e *Engine) sweep(ctx context.Context, intents map[vm.ID]*journal.Intent) {
-	for _, parent := range []string{e.cfg.RunDir, e.cfg.StateDir} {
-		entries, err := os.ReadDir(filepath.Join(parent, "vms"))
-		if err != nil {
-			e.log.Warn("folders not swept", "err", err)
-			continue
-		}
-		for _, entry := range entries {
-			if id := vm.ID(entry.Name()); id.Valid() && e.index.get(id) == nil {
-				e.sweepDirs(ctx, id)
-			}
-		}
-	}
-	keep := map[string][]string{}
-	for _, m := range e.index.all() {
-		r := m.record()
-		down := r.State == vm.StateStopped || r.State == vm.StateCreated || r.State == vm.StateHibernated
-		if down && intents[m.id] == nil { // one with an intent may be starting again right now
-			if err := e.detach(ctx, r.NICs, false); err != nil {
-				e.log.Warn("interfaces of vm not removed", "vm", m.id, "err", err)
-			}
-		}
-		for _, nic := range r.NICs { // also of one that is down: with a tap that nobody keeps its address may go
-			keep[nic.Network] = append(keep[nic.Network], nic.Tap)
-		}
-	}
-	for _, n := range e.networks.All() {
-		name := n.Name()
-		taps, err := n.Sweep(ctx, keep[name])
-		if err != nil {
-			e.log.Warn("taps not swept", "network", name, "err", err)
-		}
-		if len(taps) > 0 {
-			e.log.Info("ownerless taps removed", "network", name, "taps", taps)
-		}
-	}
-}
-
-// sweepDirs removes the folders of a VM that the journal does not know, and a process that may run in them.
-func (e *Engine) sweepDirs(ctx context.Context, id vm.ID) {
-	ctx, cancel := context.WithTimeout(ctx, undo.Limit)
-	defer cancel()
-	if _, err := os.Stat(e.runDir(id)); !errors.Is(err, fs.ErrNotExist) {
-		for _, d := range e.drivers {
-			if err := d.Reap(ctx, id, e.runDir(id)); err != nil {
-				e.log.Warn("ownerless process not reaped", "vm", id, "driver", d.Name(), "err", err)
-				return
-			}
-		}
-	}
-	if err := e.releasePooled(ctx, id); err != nil {
-		e.log.Warn("addresses of a clone in the pool not given back", "vm", id, "err", err)
-	}
-	if err := e.removeDirs(id); err != nil {
-		e.log.Warn("ownerless folders not removed", "vm", id, "err", err)
-		return
-	}
-	e.log.Info("ownerless folders removed", "vm", id)
 }

@@ -22,6 +22,9 @@ func (e *Engine) Remove(caller context.Context, ref string, force bool) error {
 		if err := e.open(ctx, m, opRemove, stepKill, nil); err != nil {
 			return r, err
 		}
+		if err := e.durable(ctx); err != nil {
+			return r, err
+		}
 		return r, e.remove(context.WithoutCancel(ctx), m, r.State == vm.StateError)
 	})
 	return err
@@ -105,10 +108,13 @@ func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.N
 // resetWidth is how many VMs Reset removes at a time.
 const resetWidth = 8
 
-// Reset removes every VM by force, and those that wait in the pool.
+// Reset removes every VM by force, and those that wait in the pool. FailedPrecondition while unknown VMs are kept aside.
 func (e *Engine) Reset(ctx context.Context) error {
 	if err := e.life.ready(ctx); err != nil {
 		return err
+	}
+	if n := e.StrayCount(); n > 0 {
+		return errdefs.Preconditionf("%d VMs that are not on record are kept aside; look at them with `cocoon recover`, and adopt or remove each", n)
 	}
 	all := e.index.all()
 	errs := make([]error, len(all))

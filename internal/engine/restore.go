@@ -167,7 +167,7 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 	if r.Disks, err = e.seed(ctx, r, nics); err != nil {
 		return r, err
 	}
-	f := firing{log: m.log.Begin, done: e.step(stepClean)}
+	f := firing{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.step(stepClean)}
 	if live {
 		r.Resume = &vm.Resume{}
 		for _, n := range h.Snapshot().NIC {

@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/journal/records"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -36,6 +37,7 @@ type rig struct {
 	snapshots snapshot.Store // nil: the world's
 	cfg       engine.Config  // what is not as in all tests
 	room      func(dir string) (engine.Room, error)
+	file      sqlite.Config // of the journal; its path is the rig's
 
 	journal  journal.Journal
 	parallel bool // other tests run beside this one
@@ -63,8 +65,8 @@ func (r *rig) newWorld() *enginetest.World {
 	return w
 }
 
-// build puts an engine together on the folders of dir; cfg says what is not the same for all tests.
-func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, cfg engine.Config, room func(string) (engine.Room, error)) (*engine.Engine, journal.Journal, error) {
+// build puts an engine together on the folders of dir; cfg and at say what is not the same for all tests.
+func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, cfg engine.Config, room func(string) (engine.Room, error), at sqlite.Config) (*engine.Engine, journal.Journal, error) {
 	if snapshots == nil {
 		snapshots = w.Snapshots()
 	}
@@ -72,10 +74,12 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, nil, err
 	}
-	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(state, "journal.db")})
+	at.Path = filepath.Join(state, "journal.db")
+	file, err := sqlite.Open(ctx, at)
 	if err != nil {
 		return nil, nil, err
 	}
+	j := records.New(records.Config{Dir: filepath.Join(state, "vms"), Older: at.Older}, file)
 	log := slog.New(slog.DiscardHandler)
 	if os.Getenv("ENGINE_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -88,19 +92,26 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	cfg.PoolMemory, cfg.PoolPause = int64(cfg.PoolSize)<<30, time.Millisecond
 	e, err := engine.New(cfg, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Room: room,
+		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Records: j, Room: room,
 	})
 	return e, j, err
 }
 
 func (r *rig) start() {
 	r.t.Helper()
+	if err := r.try(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// try is start that may fail.
+func (r *rig) try() error {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
 	}
-	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.cfg, r.room)
+	e, j, err := build(r.t.Context(), r.dir, r.world, r.vmm, r.wrap, r.snapshots, r.cfg, r.room, r.file)
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	r.Engine, r.journal = e, j
 	ctx, cancel := context.WithCancel(context.Background())
@@ -120,9 +131,11 @@ func (r *rig) start() {
 	}
 	select {
 	case <-e.Recovered():
+		return nil
 	case err := <-done:
-		done <- err
-		r.t.Fatalf("Run ended: %v", err)
+		cancel()
+		r.end = nil
+		return errors.Join(err, j.Close())
 	}
 }
 

@@ -237,10 +237,13 @@ func (e *Engine) overlay(ctx context.Context, m *machine) ([]hypervisor.DiskOver
 	if err != nil {
 		return nil, err
 	}
+	if err := e.syncing(m.id, disks)(); err != nil {
+		return nil, err
+	}
 	if _, err := e.commit(ctx, m, e.step(stepSave), func(r *vm.Record) { r.Disks = disks }); err != nil {
 		return nil, err
 	}
-	return overlays, nil
+	return overlays, e.durable(ctx)
 }
 
 // overlaysOn makes an empty overlay for each writable disk of m, with a name that none had before.
@@ -391,6 +394,11 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 		}
 		if slices.Contains(r.SnapshotIDs, x.ID) {
 			listing = append(listing, m)
+		}
+	}
+	for _, id := range e.strays.ids() {
+		if row, err := e.kept(id); err == nil && row.Record.State == vm.StateHibernated && row.Record.Snapshot == x.ID {
+			return errdefs.Preconditionf("vm %s, which is not on record, is hibernated in it; see `cocoon recover`", id)
 		}
 	}
 	if err := e.removeStored(ctx, x.ID); err != nil {

@@ -31,6 +31,9 @@ func (e *Engine) operate(caller context.Context, op, ref string, act func(contex
 	defer release()
 	began := time.Now()
 	r, err := act(vm.OnBehalf(ctx, m.record().Owner), m) // whoever asked: what is made of a VM belongs to whom the VM does
+	if err == nil {
+		err = e.durable(ctx)
+	}
 	if err != nil {
 		return r.Clone(), e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, m.name(), err))
 	}
@@ -124,6 +127,7 @@ func (e *Engine) ignite(ctx context.Context, m *machine, back *undo.Stack) (vm.R
 
 // firing is how a process comes to be and what is written down of it.
 type firing struct {
+	ready    func() error         // waits for what has to be there before it is written down; may be nil
 	inst     hypervisor.Instance  // that runs already; nil: one is launched
 	incoming *hypervisor.Incoming // nil: it boots
 	log      func() error         // begins the log, or goes on with it
@@ -150,8 +154,16 @@ func (e *Engine) fire(ctx context.Context, m *machine, r vm.Record, f firing, ba
 		}
 		back.Push(func(ctx context.Context) error { return errors.Join(inst.Kill(ctx), inst.Close()) })
 	}
+	if f.ready != nil {
+		if err := f.ready(); err != nil {
+			return m.record(), err
+		}
+	}
+	if err := e.born(m.id); err != nil {
+		return m.record(), err
+	}
 	handle, pid, at := inst.Handle(), inst.PID(), now()
-	r, err = e.commit(ctx, m, f.done, func(r *vm.Record) {
+	r, err = e.commit(ctx, m, e.synced(f.done), func(r *vm.Record) {
 		started(r, handle, pid, at)
 		if f.inst == nil && f.incoming == nil {
 			r.Containers = eachContainer(r.Containers, again)

@@ -114,7 +114,7 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
 	startedAt, restarts := r.StartedAt, r.Restarts
 	return e.fire(ctx, m, r, firing{
-		incoming: incoming, log: m.log.Resume, done: e.step(stepClean),
+		ready: e.syncing(m.id, disks), incoming: incoming, log: m.log.Resume, done: e.step(stepClean),
 		change: func(to *vm.Record) {
 			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
 			to.StartedAt, to.Restarts = startedAt, restarts // to the guest it has not been away
@@ -151,6 +151,9 @@ func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *u
 
 // cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles.
 func (e *Engine) cleanUp(ctx context.Context, m *machine, r vm.Record, id string) (vm.Record, error) {
+	if err := e.durable(ctx); err != nil { // until then the snapshot may be what the VM is
+		return r, err
+	}
 	if id != "" {
 		if err := e.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
 			e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)

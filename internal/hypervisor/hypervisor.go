@@ -93,6 +93,12 @@ type ExitTeller interface {
 	LastExit(ctx context.Context, h Handle) (Exit, error)
 }
 
+// Seeker is the ability of a Driver to find the processes of VMs of which no Handle is known, those that Reap would end.
+type Seeker interface {
+	// Seek returns the processes of those of ids that have any. It changes nothing.
+	Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error)
+}
+
 // Plan is everything a driver must know to start one VM: pure data, no open files, no defaults left to guess.
 type Plan struct {
 	ID     vm.ID

@@ -13,6 +13,7 @@ import (
 )
 
 // Journal keeps records, intents and events. Each method is one atomic change: a crash leaves it wholly done or not at all.
+// A change survives a killed process when its method returns, and a power cut when Sync does.
 // Methods are safe for concurrent use; changes get strictly growing revisions.
 type Journal interface {
 	// Load returns all records and all unsettled intents, the oldest first.
@@ -33,6 +34,11 @@ type Journal interface {
 
 	// Update stores a record outside any intent (an observation, e.g. the process ended).
 	Update(ctx context.Context, r vm.Record) (vm.Record, error)
+
+	// Sync returns when every change that was made before the call survives a power cut. Changes survive in their order: one
+	// that does survives with all before it. Calls that meet share the wait. After an error nothing more can be promised: it
+	// is returned from then on.
+	Sync(ctx context.Context) error
 
 	// Events returns changes after revision, oldest first, at most limit (0: all). When the history does not reach back
 	// to revision it returns a FailedPrecondition error: the watcher must list and start from there.

@@ -29,6 +29,20 @@ func (f Fixed) Get(name string) Network { return f[name] }
 // All implements Networks.
 func (f Fixed) All() []Network { return slices.Collect(maps.Values(f)) }
 
+// Held is an interface that a VM has by its record.
+type Held struct {
+	ID    vm.ID
+	Name  string // of the VM
+	Index int
+	NIC   vm.NIC
+}
+
+// Stray is an interface of a VM that nobody knows. Of NIC there are at least network, tap and MAC.
+type Stray struct {
+	ID  vm.ID
+	NIC vm.NIC
+}
+
 // Network provides interfaces on one named network. Safe for concurrent use.
 type Network interface {
 	// Name is what vm.NICSpec.Network refers to.
@@ -40,6 +54,10 @@ type Network interface {
 
 	// Run serves what must be served while the daemon lives (DHCP) and returns when ctx ends. Links and rules stay.
 	Run(ctx context.Context) error
+
+	// Remember makes sure that the addresses that VMs have, running or not, are given to nobody else, should the network have
+	// lost them. It comes before the first Attach after a start. What contradicts what the network knows is passed over.
+	Remember(ctx context.Context, held []Held) error
 
 	// Attach gives the VM called name its tap, MAC and IP. Idempotent per (id, index): the same answer again, and a tap
 	// that vanished is made again; another name is the VM's from then on. The MAC and IP depend on the first name only, as
@@ -54,9 +72,10 @@ type Network interface {
 	// Release gives the address back. Idempotent; Detach first.
 	Release(ctx context.Context, nic vm.NIC) error
 
-	// Sweep removes taps of ours that belong to none of keep (tap names) and returns their names. Addresses may be given
-	// back with them: who has one reserved is kept, and detached, if its tap is to go.
-	Sweep(ctx context.Context, keep []string) ([]string, error)
+	// Sweep removes taps of ours that are not in keep (tap names) and whose VM known reports as known, and returns their
+	// names. Addresses may be given back with them: who has one reserved is kept, and detached, if its tap is to go.
+	// What belongs to a VM that is not known stays as it is, with its address, and is returned as strays.
+	Sweep(ctx context.Context, keep []string, known func(vm.ID) bool) (removed []string, strays []Stray, err error)
 
 	// Teardown removes every link and rule of the network. Leases stay on disk.
 	Teardown(ctx context.Context) error

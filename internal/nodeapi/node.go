@@ -33,6 +33,26 @@ func (n *node) TeardownNetworks(ctx context.Context, _ *nodev1.TeardownNetworksR
 	return &nodev1.TeardownNetworksResponse{}, n.host.TeardownNetworks(ctx)
 }
 
+func (n *node) Strays(ctx context.Context, _ *nodev1.StraysRequest) (*nodev1.StraysResponse, error) {
+	all, err := n.host.Strays(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeStrays(all), nil
+}
+
+func (n *node) AdoptStray(ctx context.Context, req *nodev1.AdoptStrayRequest) (*nodev1.Record, error) {
+	r, err := n.host.AdoptStray(ctx, req.GetId(), req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.EncodeRecord(r), nil
+}
+
+func (n *node) RemoveStray(ctx context.Context, req *nodev1.RemoveStrayRequest) (*nodev1.RemoveStrayResponse, error) {
+	return &nodev1.RemoveStrayResponse{}, n.host.RemoveStray(ctx, req.GetId())
+}
+
 func (n *node) Reset(ctx context.Context, _ *nodev1.ResetRequest) (*nodev1.ResetResponse, error) {
 	return &nodev1.ResetResponse{}, n.engine.Reset(ctx)
 }

@@ -99,6 +99,9 @@ type Host interface {
 	Info(ctx context.Context) (nodewire.NodeInfo, error)
 	Doctor(ctx context.Context) ([]nodewire.Check, error)
 	TeardownNetworks(ctx context.Context) error
+	Strays(ctx context.Context) ([]vm.Stray, error)
+	AdoptStray(ctx context.Context, ref, name string) (vm.Record, error)
+	RemoveStray(ctx context.Context, ref string) error
 }
 
 // Config says where to serve.

@@ -106,6 +106,17 @@ func (host) Info(context.Context) (nodewire.NodeInfo, error) {
 }
 
 func (host) TeardownNetworks(context.Context) error { return errdefs.Preconditionf("VM web runs") }
+func (host) Strays(context.Context) ([]vm.Stray, error) {
+	return []vm.Stray{{ID: "lost", Name: "db", State: vm.StateRunning, Dirs: []string{"/d"}, Taps: []string{"tap1"}, PIDs: []int{7}, Reason: "why"}}, nil
+}
+
+func (host) AdoptStray(_ context.Context, ref, name string) (vm.Record, error) {
+	return vm.Record{ID: vm.ID(ref), Spec: vm.Spec{Name: name}}, nil
+}
+
+func (host) RemoveStray(_ context.Context, ref string) error {
+	return errdefs.NotFoundf("no unknown VM is kept aside as %q", ref)
+}
 
 func (host) Doctor(context.Context) ([]nodewire.Check, error) {
 	return []nodewire.Check{{Name: "root"}}, nil
@@ -324,6 +335,16 @@ func TestImagesAndNode(t *testing.T) {
 		t.Error(i, err)
 	}
 	if err := c.TeardownNetworks(ctx); !errdefs.IsFailedPrecondition(err) {
+		t.Error(err)
+	}
+	want, _ := host{}.Strays(ctx)
+	if got, err := c.Strays(ctx); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("strays %+v, %v", got, err)
+	}
+	if r, err := c.AdoptStray(ctx, "lost", "db2"); err != nil || r.ID != "lost" || r.Spec.Name != "db2" {
+		t.Errorf("adopted %+v, %v", r, err)
+	}
+	if err := c.RemoveStray(ctx, "other"); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 	if d, err := c.Doctor(ctx); err != nil || len(d) != 1 {

@@ -5,6 +5,7 @@ import (
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Info asks the node what it is and runs.
@@ -28,6 +29,30 @@ func (c *Client) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 // TeardownNetworks removes every link and rule of the node's networks. FailedPrecondition while a VM that runs uses one.
 func (c *Client) TeardownNetworks(ctx context.Context) error {
 	_, err := unary(ctx, c, c.node.TeardownNetworks, &nodev1.TeardownNetworksRequest{})
+	return err
+}
+
+// Strays lists what the node has of VMs that its journal does not know.
+func (c *Client) Strays(ctx context.Context) ([]vm.Stray, error) {
+	m, err := unary(ctx, c, c.node.Strays, &nodev1.StraysRequest{})
+	if err != nil {
+		return nil, err
+	}
+	return nodewire.DecodeStrays(m), nil
+}
+
+// AdoptStray makes one of them a VM again, under its own name unless another is given.
+func (c *Client) AdoptStray(ctx context.Context, id, name string) (vm.Record, error) {
+	m, err := unary(ctx, c, c.node.AdoptStray, &nodev1.AdoptStrayRequest{Id: id, Name: name})
+	if err != nil {
+		return vm.Record{}, err
+	}
+	return nodewire.DecodeRecord(m), nil
+}
+
+// RemoveStray ends the process of one of them, and removes its interfaces and folders.
+func (c *Client) RemoveStray(ctx context.Context, id string) error {
+	_, err := unary(ctx, c, c.node.RemoveStray, &nodev1.RemoveStrayRequest{Id: id})
 	return err
 }
 

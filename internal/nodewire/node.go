@@ -6,6 +6,7 @@ import (
 	"time"
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // NodeInfo is what a node says of itself. The JSON is public API (`cocoon node info -o json`).
@@ -110,6 +111,26 @@ func decodeDriver(m *nodev1.Driver) Driver {
 		Name: m.GetName(), Default: m.GetDefault(), Version: m.GetVersion(), Accel: m.GetAccel(), Why: m.GetWhy(), Isolated: m.GetIsolated(),
 		Notes: cloneSlice(m.GetNotes()), Firmware: cloneSlice(m.GetFirmware()), Error: m.GetError(),
 	}
+}
+
+// EncodeStrays returns all as a message.
+func EncodeStrays(all []vm.Stray) *nodev1.StraysResponse {
+	return &nodev1.StraysResponse{Strays: each(all, func(s vm.Stray) *nodev1.Stray {
+		return &nodev1.Stray{
+			Id: string(s.ID), Name: s.Name, State: string(s.State), Dirs: slices.Clone(s.Dirs), Taps: slices.Clone(s.Taps),
+			Pids: each(s.PIDs, func(pid int) int64 { return int64(pid) }), Reason: s.Reason,
+		}
+	})}
+}
+
+// DecodeStrays returns the strays in m.
+func DecodeStrays(m *nodev1.StraysResponse) []vm.Stray {
+	return each(m.GetStrays(), func(s *nodev1.Stray) vm.Stray {
+		return vm.Stray{
+			ID: vm.ID(s.GetId()), Name: s.GetName(), State: vm.State(s.GetState()), Dirs: cloneSlice(s.GetDirs()), Taps: cloneSlice(s.GetTaps()),
+			PIDs: each(s.GetPids(), func(pid int64) int { return int(pid) }), Reason: s.GetReason(),
+		}
+	})
 }
 
 // EncodeChecks returns the checks as a message.

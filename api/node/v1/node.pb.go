@@ -5769,6 +5769,311 @@ func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
 	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
+type StraysRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StraysRequest) Reset() {
+	*x = StraysRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StraysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StraysRequest) ProtoMessage() {}
+
+func (x *StraysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
+func (*StraysRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+}
+
+type StraysResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Strays        []*Stray               `protobuf:"bytes,1,rep,name=strays,proto3" json:"strays,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StraysResponse) Reset() {
+	*x = StraysResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StraysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StraysResponse) ProtoMessage() {}
+
+func (x *StraysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
+func (*StraysResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *StraysResponse) GetStrays() []*Stray {
+	if x != nil {
+		return x.Strays
+	}
+	return nil
+}
+
+// Stray is what a host has of a VM that its journal does not know.
+type Stray struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`   // as its folder says; empty: that says nothing
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // likewise
+	Dirs          []string               `protobuf:"bytes,4,rep,name=dirs,proto3" json:"dirs,omitempty"`
+	Taps          []string               `protobuf:"bytes,5,rep,name=taps,proto3" json:"taps,omitempty"`
+	Pids          []int64                `protobuf:"varint,6,rep,packed,name=pids,proto3" json:"pids,omitempty"` // of its hypervisor
+	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`     // why it is kept aside
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stray) Reset() {
+	*x = Stray{}
+	mi := &file_node_v1_node_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stray) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stray) ProtoMessage() {}
+
+func (x *Stray) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stray.ProtoReflect.Descriptor instead.
+func (*Stray) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *Stray) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Stray) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Stray) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Stray) GetDirs() []string {
+	if x != nil {
+		return x.Dirs
+	}
+	return nil
+}
+
+func (x *Stray) GetTaps() []string {
+	if x != nil {
+		return x.Taps
+	}
+	return nil
+}
+
+func (x *Stray) GetPids() []int64 {
+	if x != nil {
+		return x.Pids
+	}
+	return nil
+}
+
+func (x *Stray) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type AdoptStrayRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`     // or a unique prefix
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: its own
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptStrayRequest) Reset() {
+	*x = AdoptStrayRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptStrayRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptStrayRequest) ProtoMessage() {}
+
+func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
+func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *AdoptStrayRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AdoptStrayRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveStrayRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveStrayRequest) Reset() {
+	*x = RemoveStrayRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveStrayRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveStrayRequest) ProtoMessage() {}
+
+func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
+func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *RemoveStrayRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RemoveStrayResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveStrayResponse) Reset() {
+	*x = RemoveStrayResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveStrayResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveStrayResponse) ProtoMessage() {}
+
+func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
+func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+}
+
 type CloneRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`              // ref; empty with from_dir
@@ -5791,7 +6096,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5803,7 +6108,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5816,7 +6121,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -5927,7 +6232,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5939,7 +6244,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5952,7 +6257,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -5979,7 +6284,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6296,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6309,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -6030,7 +6335,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6042,7 +6347,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6055,7 +6360,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -6078,7 +6383,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6090,7 +6395,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6103,7 +6408,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -6178,7 +6483,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6190,7 +6495,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6203,7 +6508,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Snapshot) GetId() string {
@@ -6424,7 +6729,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6436,7 +6741,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6449,7 +6754,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Machine) GetDriver() string {
@@ -6509,7 +6814,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6521,7 +6826,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6534,7 +6839,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 type InspectSnapshotRequest struct {
@@ -6546,7 +6851,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6558,7 +6863,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6571,7 +6876,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -6590,7 +6895,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6602,7 +6907,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6615,7 +6920,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -6633,7 +6938,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6645,7 +6950,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6658,7 +6963,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 type PublishSnapshotRequest struct {
@@ -6671,7 +6976,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6683,7 +6988,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6696,7 +7001,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -6723,7 +7028,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6735,7 +7040,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6748,7 +7053,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -6778,7 +7083,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6790,7 +7095,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6803,7 +7108,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -6858,7 +7163,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6870,7 +7175,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6883,7 +7188,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -6921,7 +7226,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6933,7 +7238,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6946,7 +7251,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -7002,7 +7307,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7014,7 +7319,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7027,7 +7332,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -7071,7 +7376,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7083,7 +7388,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7096,7 +7401,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -7138,7 +7443,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7150,7 +7455,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7163,7 +7468,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -7198,7 +7503,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7210,7 +7515,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7223,7 +7528,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -7259,7 +7564,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7271,7 +7576,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7284,7 +7589,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -7324,7 +7629,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7336,7 +7641,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7349,7 +7654,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -7370,7 +7675,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7382,7 +7687,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7395,7 +7700,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -7873,7 +8178,24 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fResetRequest\"\x0f\n" +
 	"\rResetResponse\"\x19\n" +
 	"\x17TeardownNetworksRequest\"\x1a\n" +
-	"\x18TeardownNetworksResponse\"\x87\x04\n" +
+	"\x18TeardownNetworksResponse\"\x0f\n" +
+	"\rStraysRequest\"?\n" +
+	"\x0eStraysResponse\x12-\n" +
+	"\x06strays\x18\x01 \x03(\v2\x15.cocoon.node.v1.StrayR\x06strays\"\x95\x01\n" +
+	"\x05Stray\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x12\n" +
+	"\x04dirs\x18\x04 \x03(\tR\x04dirs\x12\x12\n" +
+	"\x04taps\x18\x05 \x03(\tR\x04taps\x12\x12\n" +
+	"\x04pids\x18\x06 \x03(\x03R\x04pids\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"7\n" +
+	"\x11AdoptStrayRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
+	"\x12RemoveStrayRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
+	"\x13RemoveStrayResponse\"\x87\x04\n" +
 	"\fCloneRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
 	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
@@ -8060,12 +8382,16 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\aCollect\x12\x1e.cocoon.node.v1.CollectRequest\x1a\x1f.cocoon.node.v1.CollectResponse\x12I\n" +
 	"\x06Export\x12\x1d.cocoon.node.v1.ExportRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12T\n" +
 	"\fSyncMappings\x12#.cocoon.node.v1.SyncMappingsRequest\x1a\x1f.cocoon.node.v1.MappingProblems\x12L\n" +
-	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xbb\x02\n" +
+	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xa5\x04\n" +
 	"\x04Node\x12=\n" +
 	"\x04Info\x12\x1b.cocoon.node.v1.InfoRequest\x1a\x18.cocoon.node.v1.NodeInfo\x12G\n" +
 	"\x06Doctor\x12\x1d.cocoon.node.v1.DoctorRequest\x1a\x1e.cocoon.node.v1.DoctorResponse\x12D\n" +
 	"\x05Reset\x12\x1c.cocoon.node.v1.ResetRequest\x1a\x1d.cocoon.node.v1.ResetResponse\x12e\n" +
-	"\x10TeardownNetworks\x12'.cocoon.node.v1.TeardownNetworksRequest\x1a(.cocoon.node.v1.TeardownNetworksResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
+	"\x10TeardownNetworks\x12'.cocoon.node.v1.TeardownNetworksRequest\x1a(.cocoon.node.v1.TeardownNetworksResponse\x12G\n" +
+	"\x06Strays\x12\x1d.cocoon.node.v1.StraysRequest\x1a\x1e.cocoon.node.v1.StraysResponse\x12G\n" +
+	"\n" +
+	"AdoptStray\x12!.cocoon.node.v1.AdoptStrayRequest\x1a\x16.cocoon.node.v1.Record\x12V\n" +
+	"\vRemoveStray\x12\".cocoon.node.v1.RemoveStrayRequest\x1a#.cocoon.node.v1.RemoveStrayResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
 
 var (
 	file_node_v1_node_proto_rawDescOnce sync.Once
@@ -8079,7 +8405,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 116)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),            // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),            // 1: cocoon.node.v1.LaunchRequest
@@ -8163,39 +8489,45 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*ResetResponse)(nil),            // 79: cocoon.node.v1.ResetResponse
 	(*TeardownNetworksRequest)(nil),  // 80: cocoon.node.v1.TeardownNetworksRequest
 	(*TeardownNetworksResponse)(nil), // 81: cocoon.node.v1.TeardownNetworksResponse
-	(*CloneRequest)(nil),             // 82: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),           // 83: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),         // 84: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),              // 85: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),              // 86: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                 // 87: cocoon.node.v1.Snapshot
-	(*Machine)(nil),                  // 88: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),     // 89: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),   // 90: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),    // 91: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),   // 92: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),   // 93: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),    // 94: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),    // 95: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),      // 96: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),         // 97: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),         // 98: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),               // 99: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),      // 100: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),      // 101: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),               // 102: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),              // 103: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),         // 104: cocoon.node.v1.PushImageRequest
-	nil,                              // 105: cocoon.node.v1.Spec.LabelsEntry
-	nil,                              // 106: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                              // 107: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                              // 108: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                              // 109: cocoon.node.v1.Snapshot.LabelsEntry
+	(*StraysRequest)(nil),            // 82: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),           // 83: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                    // 84: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),        // 85: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),       // 86: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),      // 87: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),             // 88: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),           // 89: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),         // 90: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),              // 91: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),              // 92: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                 // 93: cocoon.node.v1.Snapshot
+	(*Machine)(nil),                  // 94: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),     // 95: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),   // 96: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),    // 97: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),   // 98: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),   // 99: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),    // 100: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),    // 101: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),      // 102: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),         // 103: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),         // 104: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),               // 105: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),      // 106: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),      // 107: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),               // 108: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),              // 109: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),         // 110: cocoon.node.v1.PushImageRequest
+	nil,                              // 111: cocoon.node.v1.Spec.LabelsEntry
+	nil,                              // 112: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                              // 113: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                              // 114: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                              // 115: cocoon.node.v1.Snapshot.LabelsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	105, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	111, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	26,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	28,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	16,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -8238,122 +8570,129 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	67,  // 42: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
 	70,  // 43: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
 	74,  // 44: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	106, // 45: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	112, // 45: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
 	73,  // 46: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
 	77,  // 47: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	107, // 48: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	28,  // 49: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	57,  // 50: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	108, // 51: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	88,  // 52: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	109, // 53: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	30,  // 54: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	96,  // 55: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	98,  // 56: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	87,  // 57: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	99,  // 58: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	99,  // 59: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	99,  // 60: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	99,  // 61: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	0,   // 62: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 63: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 64: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 65: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 66: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 67: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 68: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 69: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 70: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	37,  // 71: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	37,  // 72: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	37,  // 73: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	42,  // 74: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	44,  // 75: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 76: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	20,  // 77: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	22,  // 78: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	24,  // 79: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	82,  // 80: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	83,  // 81: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	84,  // 82: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	85,  // 83: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	86,  // 84: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	89,  // 85: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	90,  // 86: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	91,  // 87: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	93,  // 88: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	94,  // 89: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	95,  // 90: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	100, // 91: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	101, // 92: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	102, // 93: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	104, // 94: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	48,  // 95: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	51,  // 96: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	52,  // 97: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	53,  // 98: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	56,  // 99: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	60,  // 100: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	62,  // 101: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	64,  // 102: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	66,  // 103: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	68,  // 104: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	71,  // 105: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	75,  // 106: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	78,  // 107: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	80,  // 108: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	29,  // 109: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	29,  // 110: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	29,  // 111: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	29,  // 112: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	29,  // 113: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 114: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	29,  // 115: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	29,  // 116: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	36,  // 117: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	40,  // 118: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	40,  // 119: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	40,  // 120: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	43,  // 121: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	45,  // 122: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	46,  // 123: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	21,  // 124: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	23,  // 125: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	25,  // 126: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	29,  // 127: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	29,  // 128: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	29,  // 129: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	29,  // 130: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	87,  // 131: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	87,  // 132: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	87,  // 133: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	92,  // 134: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	87,  // 135: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	65,  // 136: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	97,  // 137: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	97,  // 138: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	97,  // 139: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	103, // 140: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	58,  // 141: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	50,  // 142: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	55,  // 143: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	55,  // 144: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	54,  // 145: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	58,  // 146: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	61,  // 147: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	63,  // 148: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	65,  // 149: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	69,  // 150: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	69,  // 151: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	72,  // 152: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	76,  // 153: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	79,  // 154: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	81,  // 155: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	109, // [109:156] is the sub-list for method output_type
-	62,  // [62:109] is the sub-list for method input_type
-	62,  // [62:62] is the sub-list for extension type_name
-	62,  // [62:62] is the sub-list for extension extendee
-	0,   // [0:62] is the sub-list for field type_name
+	84,  // 48: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	113, // 49: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	28,  // 50: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	57,  // 51: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	114, // 52: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	94,  // 53: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	115, // 54: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	30,  // 55: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	102, // 56: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	104, // 57: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	93,  // 58: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	105, // 59: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	105, // 60: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	105, // 61: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	105, // 62: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	0,   // 63: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 64: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 65: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 66: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 67: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 68: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 69: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 70: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 71: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	37,  // 72: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	37,  // 73: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	37,  // 74: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	42,  // 75: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	44,  // 76: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 77: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	20,  // 78: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	22,  // 79: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	24,  // 80: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	88,  // 81: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	89,  // 82: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	90,  // 83: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	91,  // 84: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	92,  // 85: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	95,  // 86: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	96,  // 87: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	97,  // 88: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	99,  // 89: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	100, // 90: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	101, // 91: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	106, // 92: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	107, // 93: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	108, // 94: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	110, // 95: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	48,  // 96: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	51,  // 97: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	52,  // 98: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	53,  // 99: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	56,  // 100: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	60,  // 101: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	62,  // 102: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	64,  // 103: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	66,  // 104: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	68,  // 105: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	71,  // 106: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	75,  // 107: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	78,  // 108: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	80,  // 109: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	82,  // 110: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	85,  // 111: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	86,  // 112: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	29,  // 113: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	29,  // 114: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	29,  // 115: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	29,  // 116: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	29,  // 117: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 118: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	29,  // 119: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	29,  // 120: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	36,  // 121: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	40,  // 122: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	40,  // 123: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	40,  // 124: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	43,  // 125: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	45,  // 126: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	46,  // 127: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	21,  // 128: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	23,  // 129: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	25,  // 130: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	29,  // 131: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	29,  // 132: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	29,  // 133: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	29,  // 134: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	93,  // 135: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	93,  // 136: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	93,  // 137: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	98,  // 138: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	93,  // 139: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	65,  // 140: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	103, // 141: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	103, // 142: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	103, // 143: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	109, // 144: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	58,  // 145: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	50,  // 146: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	55,  // 147: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	55,  // 148: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	54,  // 149: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	58,  // 150: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	61,  // 151: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	63,  // 152: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	65,  // 153: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	69,  // 154: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	69,  // 155: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	72,  // 156: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	76,  // 157: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	79,  // 158: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	81,  // 159: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	83,  // 160: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	29,  // 161: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	87,  // 162: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	113, // [113:163] is the sub-list for method output_type
+	63,  // [63:113] is the sub-list for method input_type
+	63,  // [63:63] is the sub-list for extension type_name
+	63,  // [63:63] is the sub-list for extension extendee
+	0,   // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -8401,11 +8740,11 @@ func file_node_v1_node_proto_init() {
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[95].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[101].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[97].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[103].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
@@ -8415,7 +8754,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   110,
+			NumMessages:   116,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -1953,6 +1953,9 @@ const (
 	Node_Doctor_FullMethodName           = "/cocoon.node.v1.Node/Doctor"
 	Node_Reset_FullMethodName            = "/cocoon.node.v1.Node/Reset"
 	Node_TeardownNetworks_FullMethodName = "/cocoon.node.v1.Node/TeardownNetworks"
+	Node_Strays_FullMethodName           = "/cocoon.node.v1.Node/Strays"
+	Node_AdoptStray_FullMethodName       = "/cocoon.node.v1.Node/AdoptStray"
+	Node_RemoveStray_FullMethodName      = "/cocoon.node.v1.Node/RemoveStray"
 )
 
 // NodeClient is the client API for Node service.
@@ -1969,6 +1972,12 @@ type NodeClient interface {
 	// TeardownNetworks removes every link and rule of the node's networks while no VM uses them. The next VM that starts
 	// brings them up again.
 	TeardownNetworks(ctx context.Context, in *TeardownNetworksRequest, opts ...grpc.CallOption) (*TeardownNetworksResponse, error)
+	// Strays lists what the host has of VMs that the journal does not know.
+	Strays(ctx context.Context, in *StraysRequest, opts ...grpc.CallOption) (*StraysResponse, error)
+	// AdoptStray makes one of them a VM again, as the record in its folder says.
+	AdoptStray(ctx context.Context, in *AdoptStrayRequest, opts ...grpc.CallOption) (*Record, error)
+	// RemoveStray ends the process of one of them, and removes its interfaces and folders.
+	RemoveStray(ctx context.Context, in *RemoveStrayRequest, opts ...grpc.CallOption) (*RemoveStrayResponse, error)
 }
 
 type nodeClient struct {
@@ -2019,6 +2028,36 @@ func (c *nodeClient) TeardownNetworks(ctx context.Context, in *TeardownNetworksR
 	return out, nil
 }
 
+func (c *nodeClient) Strays(ctx context.Context, in *StraysRequest, opts ...grpc.CallOption) (*StraysResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StraysResponse)
+	err := c.cc.Invoke(ctx, Node_Strays_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) AdoptStray(ctx context.Context, in *AdoptStrayRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, Node_AdoptStray_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) RemoveStray(ctx context.Context, in *RemoveStrayRequest, opts ...grpc.CallOption) (*RemoveStrayResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveStrayResponse)
+	err := c.cc.Invoke(ctx, Node_RemoveStray_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -2033,6 +2072,12 @@ type NodeServer interface {
 	// TeardownNetworks removes every link and rule of the node's networks while no VM uses them. The next VM that starts
 	// brings them up again.
 	TeardownNetworks(context.Context, *TeardownNetworksRequest) (*TeardownNetworksResponse, error)
+	// Strays lists what the host has of VMs that the journal does not know.
+	Strays(context.Context, *StraysRequest) (*StraysResponse, error)
+	// AdoptStray makes one of them a VM again, as the record in its folder says.
+	AdoptStray(context.Context, *AdoptStrayRequest) (*Record, error)
+	// RemoveStray ends the process of one of them, and removes its interfaces and folders.
+	RemoveStray(context.Context, *RemoveStrayRequest) (*RemoveStrayResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -2054,6 +2099,15 @@ func (UnimplementedNodeServer) Reset(context.Context, *ResetRequest) (*ResetResp
 }
 func (UnimplementedNodeServer) TeardownNetworks(context.Context, *TeardownNetworksRequest) (*TeardownNetworksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TeardownNetworks not implemented")
+}
+func (UnimplementedNodeServer) Strays(context.Context, *StraysRequest) (*StraysResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Strays not implemented")
+}
+func (UnimplementedNodeServer) AdoptStray(context.Context, *AdoptStrayRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdoptStray not implemented")
+}
+func (UnimplementedNodeServer) RemoveStray(context.Context, *RemoveStrayRequest) (*RemoveStrayResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveStray not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -2148,6 +2202,60 @@ func _Node_TeardownNetworks_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Strays_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StraysRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Strays(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Strays_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Strays(ctx, req.(*StraysRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_AdoptStray_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdoptStrayRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).AdoptStray(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_AdoptStray_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).AdoptStray(ctx, req.(*AdoptStrayRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_RemoveStray_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveStrayRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).RemoveStray(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_RemoveStray_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).RemoveStray(ctx, req.(*RemoveStrayRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2170,6 +2278,18 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "TeardownNetworks",
 			Handler:    _Node_TeardownNetworks_Handler,
+		},
+		{
+			MethodName: "Strays",
+			Handler:    _Node_Strays_Handler,
+		},
+		{
+			MethodName: "AdoptStray",
+			Handler:    _Node_AdoptStray_Handler,
+		},
+		{
+			MethodName: "RemoveStray",
+			Handler:    _Node_RemoveStray_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Main runs one command line (without the program's name) and returns the exit code.
@@ -49,6 +50,14 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 		defer c.Close()
 		i, err := c.Info(ctx)
 		return i.NetworkDetails, err
+	}
+	cfg.Strays = func(ctx context.Context) ([]vm.Stray, error) {
+		c, err := nodeclient.Dial(socket)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		return c.Strays(ctx)
 	}
 	cfg.Kernel, cfg.Initrd = assets.Path("guest/vmlinux"), assets.Path("guest/initramfs")
 	return doctor.Run(ctx, cfg, fix), nil

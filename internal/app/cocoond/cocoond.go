@@ -102,14 +102,17 @@ func command(stderr io.Writer) *cobra.Command {
 		}
 		return newDaemon(cfg, log)
 	}
+	var older bool
+	root.Flags().BoolVar(&older, "older-journal", false, "go on from a journal that is older than what is known of it, such as a backup; VMs that it does not know are kept aside")
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, err := prepare(cmd)
 		if err != nil {
 			return err
 		}
+		d.cfg.olderJournal = older
 		return d.run(cmd.Context())
 	}
-	root.AddCommand(shutdownCommand(prepare))
+	root.AddCommand(shutdownCommand(prepare), recoverCommand(prepare))
 	return root
 }
 

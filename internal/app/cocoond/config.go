@@ -41,6 +41,8 @@ type Config struct {
 	CloneDirs   []string      `json:"cloneDirs,omitempty"` // folders with exported snapshots that all namespaces may clone from
 	Log         Log           `json:"log,omitzero"`
 
+	olderJournal bool // a journal that is older than what is known of it is taken as it is; for one start, by flag
+
 	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
 }
 

@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/image/seed"
-	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/journal/records"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -63,6 +63,7 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 // host is what exists once the folders are ours: everything that run and shutdown have in common.
 type host struct {
 	engine    *engine.Engine
+	records   *records.Keeper
 	drivers   map[string]hypervisor.Driver
 	snapshots snapshot.Store
 	close     func()
@@ -96,7 +97,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { lock.Close() })
-	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(d.cfg.StateDir, "journal.db")})
+	j, err := d.openJournal(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -124,12 +125,12 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: d.nets, Agents: agent.Connector{},
-		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Log: d.log.With("component", "engine"),
+		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Records: j, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &host{engine: e, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
+	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
 }
 
 // ownerOf is the owner of what was made before there were owners, of which the labels of a virtual node tell.
@@ -195,7 +196,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, poolCollector{h.engine})
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, poolCollector{h.engine}, strayCollector{h.engine})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))
@@ -203,6 +204,7 @@ func (d *daemon) run(ctx context.Context) error {
 	defer stopInner()
 	inner.Go(func() error { return h.engine.Run(ictx) })
 	inner.Go(func() error { return d.nets.run(ictx) })
+	inner.Go(func() error { return h.records.Run(ictx) })
 	// The doors must not go on without what they stand on.
 	outer.Go(func() error {
 		select {
@@ -269,6 +271,9 @@ func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 	ended := make(chan error, 1)
 	go func() { ended <- h.engine.Run(runCtx) }()
 	err = d.stopAll(ctx, h.engine, grace, ended)
+	if err == nil {
+		err = d.newNode(h).noStrayTaps(ctx)
+	}
 	stop()
 	if runErr := <-ended; err == nil {
 		err = runErr

@@ -21,6 +21,8 @@ func (empty) Usage(context.Context) (int64, error)                     { return 
 func (empty) Problems(context.Context) ([]image.MappingProblem, error) { return nil, nil }
 func (empty) Pool() engine.PoolStats                                   { return engine.PoolStats{} }
 
+func (empty) StrayCount() int { return 0 }
+
 type emptyShelf struct{}
 
 func (emptyShelf) List(context.Context) ([]snapshot.Snapshot, error) { return nil, nil }
@@ -33,6 +35,6 @@ func (described) Collect(chan<- prometheus.Metric) {}
 func TestMetricsAreDocumented(t *testing.T) {
 	m := newMetrics()
 	m.watch(empty{})
-	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyShelf{}}, poolCollector{empty{}}, described{networkCollector{}})
+	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyShelf{}}, poolCollector{empty{}}, strayCollector{empty{}}, described{networkCollector{}})
 	metricsdoc.Check(t, "cocoond", m.registry)
 }

@@ -83,6 +83,7 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
+		Strays:   n.engine.Strays,
 	}, false), nil
 }
 
@@ -97,5 +98,35 @@ func (n *node) TeardownNetworks(ctx context.Context) error {
 			return errdefs.Preconditionf("VM %s runs and has a network; stop it first", r.Spec.Name)
 		}
 	}
+	if err := n.noStrayTaps(ctx); err != nil {
+		return err
+	}
 	return n.nets.teardown(ctx)
+}
+
+// noStrayTaps refuses to take the network from VMs that are kept aside and may run.
+func (n *node) noStrayTaps(ctx context.Context) error {
+	all, err := n.engine.Strays(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if len(s.Taps) > 0 {
+			return errdefs.Preconditionf("VM %s, which is not on record, has a network; adopt or remove it first (`cocoon recover`)", s.ID)
+		}
+	}
+	return nil
+}
+
+// Strays lists what this host has of VMs that the journal does not know.
+func (n *node) Strays(ctx context.Context) ([]vm.Stray, error) { return n.engine.Strays(ctx) }
+
+// AdoptStray makes one of them a VM again.
+func (n *node) AdoptStray(ctx context.Context, ref, name string) (vm.Record, error) {
+	return n.engine.AdoptStray(ctx, ref, name)
+}
+
+// RemoveStray removes one of them.
+func (n *node) RemoveStray(ctx context.Context, ref string) error {
+	return n.engine.RemoveStray(ctx, ref)
 }

@@ -18,6 +18,7 @@ type Driver struct{ w *World }
 
 var (
 	_ hypervisor.Driver        = Driver{}
+	_ hypervisor.Seeker        = Driver{}
 	_ hypervisor.Instance      = (*Guest)(nil)
 	_ hypervisor.GuestDialer   = agented{}
 	_ hypervisor.ConsoleOpener = agented{}
@@ -97,6 +98,21 @@ func (d Driver) Adopt(_ context.Context, h hypervisor.Handle) (hypervisor.Instan
 		return nil, errdefs.NotFoundf("vm %s has ended", h)
 	}
 	return d.w.instance(d.w.hold(p)), nil
+}
+
+// Seek implements hypervisor.Seeker.
+func (d Driver) Seek(_ context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
+	found := map[vm.ID][]int{}
+	for _, id := range ids {
+		p, ok, err := d.w.loadProc(id)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			found[id] = []int{p.PID}
+		}
+	}
+	return found, nil
 }
 
 // Reap implements hypervisor.Driver.

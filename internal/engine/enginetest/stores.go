@@ -43,6 +43,23 @@ func (n Network) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 // Teardown implements network.Network.
 func (n Network) Teardown(context.Context) error { return nil }
 
+// Remember implements network.Network.
+func (n Network) Remember(_ context.Context, held []network.Held) error {
+	for _, h := range held {
+		if _, ok := n.lease(h.NIC.Tap); ok || !strings.HasPrefix(h.NIC.IP, fmt.Sprintf("%d.", cmp.Or(n.w.Net, 10))) {
+			continue
+		}
+		text, err := json.Marshal(h.NIC)
+		if err == nil {
+			err = os.WriteFile(n.w.path("leases", h.NIC.IP), text, 0o600)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Attach implements network.Network.
 func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ vm.NICSpec) (vm.NIC, error) {
 	h := fnv.New32a()
@@ -98,11 +115,16 @@ func (n Network) Release(_ context.Context, nic vm.NIC) error {
 }
 
 // Sweep implements network.Network. Like that of CNI it gives the addresses back, too, of interfaces that nobody keeps.
-func (n Network) Sweep(_ context.Context, keep []string) ([]string, error) {
+func (n Network) Sweep(_ context.Context, keep []string, known func(vm.ID) bool) (gone []string, strays []network.Stray, err error) {
 	entries, err := os.ReadDir(filepath.Join(n.w.Dir, "taps"))
-	var gone []string
 	for _, e := range entries {
-		if !slices.Contains(keep, e.Name()) {
+		switch id := owner(e.Name()); {
+		case slices.Contains(keep, e.Name()):
+		case !known(id):
+			nic, _ := n.lease(e.Name())
+			nic.Network, nic.Tap = "net", e.Name()
+			strays = append(strays, network.Stray{ID: id, NIC: nic})
+		default:
 			gone = append(gone, e.Name())
 			err = errors.Join(err, remove(n.w.path("taps", e.Name())))
 		}
@@ -112,11 +134,17 @@ func (n Network) Sweep(_ context.Context, keep []string) ([]string, error) {
 	for _, e := range leases {
 		var nic vm.NIC
 		text, lerr := os.ReadFile(n.w.path("leases", e.Name()))
-		if err = errors.Join(err, lerr); json.Unmarshal(text, &nic) == nil && !slices.Contains(keep, nic.Tap) {
+		if err = errors.Join(err, lerr); json.Unmarshal(text, &nic) == nil && !slices.Contains(keep, nic.Tap) && known(owner(nic.Tap)) {
 			err = errors.Join(err, remove(n.w.path("leases", e.Name())))
 		}
 	}
-	return gone, err
+	return gone, strays, err
+}
+
+// owner is the VM that a tap was made for.
+func owner(tap string) vm.ID {
+	id, _, _ := strings.Cut(strings.TrimPrefix(tap, "t"), "-")
+	return vm.ID(id)
 }
 
 // silent is the serial of a disk whose guest has no agent.

@@ -94,6 +94,7 @@ var (
 	_ hypervisor.ExitTeller = (*Driver)(nil)
 
 	_ hypervisor.MachineTeller = (*Driver)(nil)
+	_ hypervisor.Seeker        = (*Driver)(nil)
 )
 
 // New returns a driver of the VMs of host. Any number of drivers may share a host, at the same time or one after another.
@@ -234,6 +235,19 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 		return hypervisor.Exit{}, err
 	}
 	return d.host.lastExit(h)
+}
+
+// Seek implements hypervisor.Seeker.
+func (d *Driver) Seek(_ context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	found := map[vm.ID][]int{}
+	for _, id := range ids {
+		if v := d.host.vms[id]; v != nil && v.Ended == "" {
+			found[id] = []int{v.PID}
+		}
+	}
+	return found, nil
 }
 
 // Reap implements hypervisor.Driver.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -85,6 +86,55 @@ func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 		return fmt.Errorf("reap VM %s: %w", id, err)
 	}
 	return nil
+}
+
+// Seek implements hypervisor.Seeker, with one look at all processes.
+func (d *Driver) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
+	byUUID := make(map[string]vm.ID, len(ids))
+	for _, id := range ids {
+		byUUID[uuidOf(id)] = id
+	}
+	found := map[vm.ID][]int{}
+	note := func(id vm.ID, p *proc.Process) error {
+		if !slices.Contains(found[id], p.PID()) {
+			found[id] = append(found[id], p.PID())
+		}
+		return p.Close()
+	}
+	owners := map[int]vm.ID{}
+	all, err := proc.Find(func(pid int, args []string) bool {
+		id, ok := byUUID[after(args, "-uuid")]
+		if !ok {
+			return false
+		}
+		owners[pid] = id
+		uid, err := proc.UID(pid)
+		return err == nil && d.ownUID(uid)
+	})
+	for _, p := range all {
+		err = errors.Join(err, note(owners[p.PID()], p))
+	}
+	for _, id := range ids {
+		born, gerr := d.cgroups().processes(id)
+		err = errors.Join(err, gerr, ctx.Err())
+		for _, p := range born {
+			err = errors.Join(err, note(id, p))
+		}
+	}
+	if err != nil {
+		return found, fmt.Errorf("look for processes of VMs: %w", err)
+	}
+	return found, nil
+}
+
+// after is the argument behind option, "" for none.
+func after(args []string, option string) string {
+	for i := 1; i < len(args); i++ {
+		if args[i-1] == option {
+			return args[i]
+		}
+	}
+	return ""
 }
 
 func follows(args []string, option, value string) bool {

@@ -92,6 +92,7 @@ var (
 	_ hypervisor.Driver        = (*Driver)(nil)
 	_ hypervisor.ExitTeller    = (*Driver)(nil)
 	_ hypervisor.MachineTeller = (*Driver)(nil)
+	_ hypervisor.Seeker        = (*Driver)(nil)
 )
 
 // New returns a driver. It touches nothing; Probe tells whether it can work here.

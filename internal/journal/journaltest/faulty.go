@@ -9,7 +9,7 @@ import (
 
 // Point is a place at which Faulty calls its hook.
 type Point struct {
-	Method string // Begin, Step, Settle, Forget or Update
+	Method string // Begin, Step, Settle, Forget, Update or Sync
 	After  bool   // the change is in the journal already
 	ID     vm.ID
 	Op     string // of Begin
@@ -74,4 +74,9 @@ func (f Faulty) Update(ctx context.Context, r vm.Record) (out vm.Record, err err
 // Forget implements journal.Journal.
 func (f Faulty) Forget(ctx context.Context, id vm.ID) error {
 	return f.around(Point{Method: "Forget", ID: id}, func() error { return f.Journal.Forget(ctx, id) })
+}
+
+// Sync implements journal.Journal.
+func (f Faulty) Sync(ctx context.Context) error {
+	return f.around(Point{Method: "Sync"}, func() error { return f.Journal.Sync(ctx) })
 }

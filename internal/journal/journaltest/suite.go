@@ -33,6 +33,7 @@ func Run(t *testing.T, open Opener) {
 		"concurrent writers":   concurrentWriters,
 		"canceled callers":     canceledCallers,
 		"update keeps intents": updateKeepsIntents,
+		"sync":                 syncs,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open) })
 	}
@@ -321,4 +322,32 @@ func updateKeepsIntents(t *testing.T, open Opener) {
 	if _, intents := load(t, j); len(intents) != 1 || intents[0].Step != "shutdown" {
 		t.Errorf("intents %+v", intents)
 	}
+}
+
+// syncs waits for what was changed, also when others change more meanwhile and when there is nothing to wait for.
+func syncs(t *testing.T, open Opener) {
+	j := open(t, t.TempDir(), 100)
+	defer j.Close()
+	for range 2 {
+		if err := j.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range 32 {
+		wg.Go(func() {
+			r := Record(fmt.Sprint("vm", i))
+			_, err := j.Begin(t.Context(), intent(r, "create", "disks"), r)
+			if err == nil {
+				err = j.Sync(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantClass(t, "a canceled caller", j.Sync(ctx), errdefs.Canceled)
 }

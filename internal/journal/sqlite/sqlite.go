@@ -3,9 +3,9 @@
 // One process writes; a lock file keeps a second one out. Changes that arrive together share a transaction (group
 // commit), each of them atomic for its caller. The package does not interpret records and starts no goroutine.
 //
-// Durability: synchronous=NORMAL. A committed change survives kill -9 of the daemon at any point, because it is in the
-// kernel's page cache; a power cut may lose the last commits, but it also ends every guest they speak of, and the file
-// stays consistent. What a power cut must not lose (images, snapshots) is not kept here.
+// Durability: a committed change survives kill -9 of the daemon at any point, because it is in the kernel's page cache, and
+// a power cut once Sync has returned, which syncs the write-ahead log once for all who wait (ADR 10). A mark beside the file
+// says how far it had come at least: a file that is older, such as a backup or one whose log is damaged, is refused.
 package sqlite
 
 import (
@@ -31,6 +31,10 @@ import (
 type Config struct {
 	Path    string // of the database file; its folder must exist
 	History int    // events kept for watchers that come back; 0 is DefaultHistory
+	Older   bool   // a file that is older than the mark is taken as it is
+
+	// Synced, if not nil, is called after each sync, before those who wait for it go on. For tests of what is on the disk.
+	Synced func()
 }
 
 // DefaultHistory is how many events are kept.
@@ -50,6 +54,9 @@ type Journal struct {
 	written  atomic.Int64 // highest revision that a reader of the file may have seen; set just before a commit
 	oldest   atomic.Int64 // of the oldest event kept; revision+1 when there is none
 
+	syncs  syncs
+	synced func()
+
 	mu      sync.Mutex
 	queue   []*change // waiting for the leader
 	leading bool      // somebody commits
@@ -64,7 +71,7 @@ var _ journal.Journal = (*Journal)(nil)
 // records hold the environment of processes, and that holds secrets.
 // Errors: FailedPrecondition when another process has it open or a newer Cocoon wrote it, DataLoss when it is damaged.
 func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
-	j := &Journal{history: int64(cfg.History), changed: make(chan struct{})}
+	j := &Journal{history: int64(cfg.History), changed: make(chan struct{}), synced: cfg.Synced}
 	if j.history <= 0 {
 		j.history = DefaultHistory
 	}
@@ -79,7 +86,10 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	if err = private(cfg.Path); err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, err)
 	}
-	if err = j.connect(ctx, cfg.Path); err != nil {
+	if err = j.connect(ctx, cfg.Path); err == nil {
+		err = j.verify(ctx, cfg)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, classify(err))
 	}
 	return j, nil
@@ -112,7 +122,7 @@ func (j *Journal) connect(ctx context.Context, path string) (err error) {
 	j.revision.Store(last.Int64)
 	j.written.Store(last.Int64)
 	j.oldest.Store(max(first.Int64, 1))
-	return nil
+	return j.syncs.open(path)
 }
 
 func openDB(path string, conns int, pragmas ...string) (*sql.DB, error) {
@@ -166,8 +176,9 @@ func (j *Journal) Close() error {
 		errs = append(errs, j.conn.Close())
 	}
 	if j.write != nil {
-		errs = append(errs, j.write.Close())
+		errs = append(errs, j.write.Close()) // it moves the log into the file, and syncs that
 	}
+	errs = append(errs, j.syncs.close(j.revision.Load(), errors.Join(errs...) == nil))
 	if j.lock != nil {
 		errs = append(errs, j.lock.Close())
 	}
@@ -187,7 +198,7 @@ func classify(err error) error {
 	case sqlite3.SQLITE_FULL:
 		return errdefs.New(errdefs.ResourceExhausted, "the disk of the state folder is full; make room and try again: %w", err)
 	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-		return errdefs.New(errdefs.DataLoss, "the file is damaged; restore it, or move it away to start without VMs: %w", err)
+		return errdefs.New(errdefs.DataLoss, "%w (%w)", journal.Refuse("the file is damaged"), err)
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
 		return errdefs.New(errdefs.Unavailable, "another program holds the file: %w", err)
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN:

@@ -1,11 +1,14 @@
 package sqlite
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -152,11 +155,16 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// BenchmarkLife measures what the engine does for one VM that is launched and removed: five changes.
+// BenchmarkLife measures what the engine does for one VM that is launched and removed: five changes, and three waits until
+// they survive a power cut.
 func BenchmarkLife(b *testing.B) {
-	for _, parallel := range []int{1, 32} {
+	for _, parallel := range []int{1, 32, 1000} {
 		b.Run(fmt.Sprint(parallel), func(b *testing.B) {
-			j := open(b, b.TempDir(), 0)
+			var syncs atomic.Int64
+			j, err := Open(b.Context(), Config{Path: filepath.Join(b.TempDir(), "journal.db"), Synced: func() { syncs.Add(1) }})
+			if err != nil {
+				b.Fatal(err)
+			}
 			defer j.Close()
 			var n atomic.Int64
 			b.SetParallelism((parallel + runtime.GOMAXPROCS(0) - 1) / runtime.GOMAXPROCS(0))
@@ -172,10 +180,19 @@ func BenchmarkLife(b *testing.B) {
 						r, err = j.Settle(b.Context(), r)
 					}
 					if err == nil {
+						err = j.Sync(b.Context())
+					}
+					if err == nil {
 						r, err = j.Begin(b.Context(), journal.Intent{ID: r.ID, Op: "remove"}, r)
 					}
 					if err == nil {
+						err = j.Sync(b.Context())
+					}
+					if err == nil {
 						err = j.Forget(b.Context(), r.ID)
+					}
+					if err == nil {
+						err = j.Sync(b.Context())
 					}
 					if err != nil {
 						b.Error(err)
@@ -184,6 +201,7 @@ func BenchmarkLife(b *testing.B) {
 				}
 			})
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "VMs/s")
+			b.ReportMetric(float64(syncs.Load())/float64(b.N), "syncs/VM")
 		})
 	}
 }
@@ -253,5 +271,183 @@ func TestRememberedIsOurOwn(t *testing.T) {
 	r.NICs[0].IP = "10.0.0.2"
 	if got, err := j.Events(t.Context(), 0, 0); err != nil || len(got) != 1 || got[0].Record.NICs[0].IP != "10.0.0.1" {
 		t.Errorf("told %+v, %v", got, err)
+	}
+}
+
+// onDisk opens what is left of a journal when the power is cut: its files as they were synced last.
+func onDisk(t *testing.T, files map[string][]byte) *Journal {
+	t.Helper()
+	dir := t.TempDir()
+	for suffix, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, "journal.db"+suffix), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return open(t, dir, 0)
+}
+
+// TestSyncSurvivesAPowerCut looks at the files as they are on the disk: whatever was changed before a Sync that has returned
+// is in them, and that it is needed shows before it.
+func TestSyncSurvivesAPowerCut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal.db")
+	files := map[string][]byte{}
+	j, err := Open(t.Context(), Config{Path: path, Synced: func() {
+		for _, suffix := range []string{"", "-wal"} {
+			text, err := os.ReadFile(path + suffix)
+			if err != nil {
+				t.Error(err)
+			}
+			files[suffix] = text
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	for i := range 10 {
+		r := journaltest.Record(fmt.Sprint("vm", i))
+		if r, err = j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r); err == nil {
+			_, err = j.Settle(t.Context(), r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%2 == 0 {
+			continue
+		}
+		if err := j.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		left := onDisk(t, files)
+		all, unsettled, err := left.Load(t.Context())
+		if err != nil || len(all) != i+1 || len(unsettled) > 0 || left.Revision() != j.Revision() {
+			t.Errorf("%d of %d records are left, unsettled %v, %v", len(all), i+1, unsettled, err)
+		}
+		if err := left.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestSyncsAreShared has a thousand callers settle at once: they wait for a few syncs, not for a thousand.
+func TestSyncsAreShared(t *testing.T) {
+	const callers = 1000
+	var syncs atomic.Int64
+	j, err := Open(t.Context(), Config{Path: filepath.Join(t.TempDir(), "journal.db"), Synced: func() { syncs.Add(1) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			r := journaltest.Record(fmt.Sprint("vm", i))
+			r, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "launch"}, r)
+			if err == nil {
+				_, err = j.Settle(t.Context(), r)
+			}
+			if err == nil {
+				err = j.Sync(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := syncs.Load(); n == 0 || n > callers/4 {
+		t.Errorf("%d callers caused %d syncs", callers, n)
+	}
+	t.Logf("%d callers, %d syncs", callers, syncs.Load())
+}
+
+// killed returns a folder with a journal as a process leaves it that is killed now. What is not damaged of it is not refused.
+func killed(t *testing.T, dir string) string {
+	t.Helper()
+	left := t.TempDir()
+	for _, suffix := range []string{"", "-wal", ".mark"} {
+		text, err := os.ReadFile(filepath.Join(dir, "journal.db"+suffix))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(left, "journal.db"+suffix), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	whole := filepath.Join(t.TempDir(), "whole")
+	if err := os.CopyFS(whole, os.DirFS(left)); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(t, whole, 0).Close(); err != nil {
+		t.Fatal(err)
+	}
+	return left
+}
+
+// TestOlderIsRefused damages a journal in the ways that a node sees: it is refused with the choice, until it is taken for
+// what it is, and its revisions are never used twice.
+func TestOlderIsRefused(t *testing.T) {
+	garbage := func(n int) []byte { return bytes.Repeat([]byte("garbage!"), n/8) }
+	for name, damage := range map[string]func(path string) error{
+		"empty file":      func(path string) error { return os.Truncate(path, 0) },
+		"no file":         os.Remove,
+		"garbage in log":  func(path string) error { return os.WriteFile(path+"-wal", garbage(20<<10), 0o600) },
+		"no log":          func(path string) error { return os.Remove(path + "-wal") },
+		"garbage":         func(path string) error { return os.WriteFile(path, garbage(8<<10), 0o600) },
+		"no mark to read": func(path string) error { return os.WriteFile(path+".mark", garbage(32), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, name := range []string{"a", "b"} { // the first is in the file, the second in the log
+				j := open(t, dir, 0)
+				r := journaltest.Record(name)
+				if _, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r); err != nil {
+					t.Fatal(err)
+				}
+				if err := j.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if name == "b" {
+					dir = killed(t, dir)
+				}
+				if err := j.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			const reached = 2
+			path := filepath.Join(dir, "journal.db")
+			if err := damage(path); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				_, err := Open(t.Context(), Config{Path: path})
+				if !errdefs.Is(err, errdefs.DataLoss) || !strings.Contains(err.Error(), "--rebuild") {
+					t.Fatalf("got %v", err)
+				}
+			}
+			if name == "garbage" {
+				return // there is nothing to go on from
+			}
+			older, err := Open(t.Context(), Config{Path: path, Older: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if older.Revision() < reached {
+				t.Errorf("revision %d is used again, %d was reached", older.Revision(), reached)
+			}
+			if _, err := older.Events(t.Context(), reached-1, 0); name != "no mark to read" && !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("who has seen revision %d is told %v", reached-1, err)
+			}
+			if err := older.Close(); err != nil {
+				t.Fatal(err)
+			}
+			again := open(t, dir, 0)
+			if again.Revision() < reached {
+				t.Errorf("it is at revision %d", again.Revision())
+			}
+			if err := again.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -41,6 +42,8 @@ type Network struct {
 
 	answers, answers6 tally // of DHCPv4 and DHCPv6
 
+	damaged atomic.Uint64 // lease files that were set aside
+
 	mu   sync.RWMutex // held for reading by changes of single taps, for writing by those of the network
 	live *live        // nil until Setup succeeded
 
@@ -60,6 +63,7 @@ type live struct {
 	rules   rules
 	gate    *gate // checks senders at the taps; nil when nobody does
 	pool    *ipam.Pool
+	damage  error // why the lease file cannot be used; nil: it can
 }
 
 var _ network.Network = (*Network)(nil)

@@ -233,7 +233,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 	if lease := g.request(t); lease.ACK.YourIPAddr.String() != g.nic.IP {
 		t.Errorf("the restarted server leased %s, before %s", lease.ACK.YourIPAddr, g.nic.IP)
 	}
-	kept, err := second.Sweep(context.WithoutCancel(t.Context()), []string{g.nic.Tap})
+	kept, _, err := second.Sweep(context.WithoutCancel(t.Context()), []string{g.nic.Tap}, everybody)
 	if err != nil || len(kept) != 0 {
 		t.Errorf("sweep removed %v (%v)", kept, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Setup implements network.Network: look, decide, then change; what fails half-way is undone.
@@ -25,6 +26,11 @@ func (n *Network) Setup(ctx context.Context) error {
 		lv, st, taps, err := n.plan()
 		if err != nil {
 			return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
+		}
+		if lv.damage != nil {
+			if err := n.setAside(lv.damage); err != nil {
+				return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
+			}
 		}
 		if err := n.build(ctx, lv, st, taps); err != nil {
 			return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
@@ -53,7 +59,7 @@ func (n *Network) plan() (*live, state, []tap, error) {
 	if err != nil {
 		return fail(err)
 	}
-	leases, err := n.file.Read()
+	leases, damage, err := usable(n.file.Read())
 	if err != nil {
 		return fail(err)
 	}
@@ -61,7 +67,7 @@ func (n *Network) plan() (*live, state, []tap, error) {
 	if err != nil {
 		return fail(err)
 	}
-	own, err := n.place(st, len(leases)+len(taps) > 0)
+	own, err := n.place(st, len(leases)+len(taps) > 0 || damage != nil)
 	if err != nil {
 		return fail(err)
 	}
@@ -75,6 +81,9 @@ func (n *Network) plan() (*live, state, []tap, error) {
 	lv, err := n.settle(own, leases, taps)
 	if err != nil {
 		return fail(err)
+	}
+	if lv.damage == nil {
+		lv.damage = damage
 	}
 	st.Subnet = prefix
 	if err := n.noteForward(&st, own.prefix6.IsValid()); err != nil {
@@ -164,7 +173,11 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 		if err != nil {
 			return nil, err
 		}
-		if err := lv.pool.Load(leases, time.Now()); err != nil {
+		_, lv.damage, err = usable(nil, lv.pool.Load(leases, time.Now()))
+		if err == nil && lv.damage != nil {
+			err = lv.pool.Load(nil, time.Now())
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -287,21 +300,38 @@ func (n *Network) removeBridge() error {
 }
 
 // Sweep implements network.Network.
-func (n *Network) Sweep(ctx context.Context, keep []string) (removed []string, err error) {
+func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bool) (removed []string, strays []network.Stray, err error) {
 	err = n.whole(ctx, func() error {
 		taps, err := n.taps()
 		if err != nil {
 			return err
 		}
-		taps = slices.DeleteFunc(taps, func(t tap) bool { return slices.Contains(keep, t.lease.Tap) })
+		taps = slices.DeleteFunc(taps, func(t tap) bool {
+			if slices.Contains(keep, t.lease.Tap) {
+				return true
+			}
+			if known(t.lease.ID) {
+				return false
+			}
+			strays = append(strays, network.Stray{ID: t.lease.ID, NIC: n.stray(t.lease)})
+			return true
+		})
 		removed, err = n.unplug(taps)
 		return err
 	})
 	if err != nil {
-		return removed, fmt.Errorf("sweep network %s: %w", n.cfg.Name, err)
+		return removed, strays, fmt.Errorf("sweep network %s: %w", n.cfg.Name, err)
 	}
 	slices.Sort(removed)
-	return removed, nil
+	return removed, strays, nil
+}
+
+// stray is what a tap tells of its interface. It needs no Setup.
+func (n *Network) stray(l ipam.Lease) vm.NIC {
+	if n.live != nil {
+		return n.nic(n.live, l)
+	}
+	return vm.NIC{Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.Path, MAC: l.MAC, IP: l.IP.String()}
 }
 
 // unplug removes taps and what was admitted from them. It returns the names of those that are gone.

@@ -3,6 +3,7 @@ package bridge
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
@@ -234,7 +236,7 @@ func TestTwoNetworksAndStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if removed, err := a.Sweep(t.Context(), nil); err != nil || len(removed) != 0 {
+	if removed, _, err := a.Sweep(t.Context(), nil, everybody); err != nil || len(removed) != 0 {
 		t.Errorf("one network swept %v of others (%v)", removed, err)
 	}
 	if err := a.Teardown(t.Context()); err != nil {
@@ -295,6 +297,66 @@ func TestForwardingComesBack(t *testing.T) {
 	}
 }
 
+// A lease file that is damaged keeps no network from coming up: it is kept, and the addresses of VMs that are down come back
+// from their records before any is given away.
+func TestDamagedLeases(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	for name, damage := range map[string]func(text string) string{
+		"truncated": func(text string) string { return text[:len(text)/2] },
+		"garbage":   func(string) string { return "garbage" },
+		"twice": func(text string) string {
+			return "[" + strings.Trim(text, "[]\n") + "," + strings.Trim(text, "[]\n") + "]"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			n := build(t, Config{StateDir: dir, NAT: true})
+			setup := func() {
+				t.Helper()
+				if err := n.Setup(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			setup()
+			id := vm.NewID()
+			nic, err := n.Attach(t.Context(), id, "asleep", 0, vm.NICSpec{})
+			if err == nil {
+				err = n.Detach(t.Context(), nic)
+			}
+			if err == nil {
+				err = n.Teardown(t.Context()) // it writes the file
+			}
+			path := n.cfg.LeasePath
+			text, rerr := os.ReadFile(path)
+			if err = errors.Join(err, rerr); err == nil {
+				err = os.WriteFile(path, []byte(damage(string(text))), 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n = build(t, Config{StateDir: dir, NAT: true})
+			setup()
+			defer func() { _ = n.Teardown(context.WithoutCancel(t.Context())) }()
+			kept, err := filepath.Glob(path + ".damaged-*")
+			if err != nil || len(kept) != 1 || n.DamagedLeases() != 1 {
+				t.Errorf("kept aside: %v, counted %d", kept, n.DamagedLeases())
+			}
+			if err := n.Remember(t.Context(), []network.Held{{ID: id, Name: "asleep", NIC: nic}}); err != nil {
+				t.Fatal(err)
+			}
+			leases, err := n.file.Read()
+			if err != nil || len(leases) != 1 || leases[0].ID != id || leases[0].IP.String() != nic.IP {
+				t.Errorf("leases %+v, %v", leases, err)
+			}
+			again, err := n.Attach(t.Context(), id, "asleep", 0, vm.NICSpec{})
+			if err != nil || again.IP != nic.IP || again.MAC != nic.MAC {
+				t.Errorf("it has %+v (%v), before %+v", again, err, nic)
+			}
+		})
+	}
+}
+
 func TestSweepAfterKillLeavesNothing(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -305,7 +367,7 @@ func TestSweepAfterKillLeavesNothing(t *testing.T) {
 		if err := n.Setup(t.Context()); err != nil {
 			t.Fatalf("after a kill at line %d: %v", lines, err)
 		}
-		if _, err := n.Sweep(t.Context(), nil); err != nil {
+		if _, _, err := n.Sweep(t.Context(), nil, everybody); err != nil {
 			t.Errorf("after a kill at line %d: %v", lines, err)
 		}
 		if err := n.Teardown(t.Context()); err != nil {
@@ -314,6 +376,9 @@ func TestSweepAfterKillLeavesNothing(t *testing.T) {
 		assertClean(t)
 	}
 }
+
+// everybody is for sweeps that find known VMs only.
+func everybody(vm.ID) bool { return true }
 
 const churnEnv = "COCOON_TEST_CHURN"
 

@@ -8,12 +8,16 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // pluginTime is how long all plugins of one request may take together; a DHCP one waits for an answer.
 const pluginTime = time.Minute
+
+// Remember implements network.Network. The plugins know what they gave.
+func (n *Network) Remember(context.Context, []network.Held) error { return nil }
 
 // Attach implements network.Network. The address is that of the plugins: it stays with the VM until Release, and a new
 // VM of an old name has another.
@@ -165,17 +169,25 @@ func (n *Network) withRecord(ctx context.Context, nic vm.NIC, fn func(record) er
 	})
 }
 
-// Sweep implements network.Network: attachments whose tap nobody keeps are undone.
-func (n *Network) Sweep(ctx context.Context, keep []string) ([]string, error) {
+// Sweep implements network.Network: attachments of known VMs whose tap nobody keeps are undone.
+func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bool) (removed []string, strays []network.Stray, err error) {
 	kept := map[string]bool{}
 	for _, k := range keep {
 		kept[k] = true
 	}
-	removed, err := n.sweep(ctx, func(r record) bool { return kept[n.tap(r)] })
+	removed, err = n.sweep(ctx, func(r record) bool {
+		if kept[n.tap(r)] || known(r.ID) {
+			return kept[n.tap(r)]
+		}
+		nic := r.NIC // of one that was cut off in the middle there is none yet
+		nic.Network, nic.Tap = n.cfg.Name, n.tap(r)
+		strays = append(strays, network.Stray{ID: r.ID, NIC: nic})
+		return true
+	})
 	if err != nil {
-		return removed, fmt.Errorf("sweep network %s: %w", n.cfg.Name, err)
+		return removed, strays, fmt.Errorf("sweep network %s: %w", n.cfg.Name, err)
 	}
-	return removed, nil
+	return removed, strays, nil
 }
 
 // Teardown implements network.Network. What the plugins made for all, such as a bridge, is theirs and stays.

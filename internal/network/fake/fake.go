@@ -85,6 +85,16 @@ func (n *Network) Run(ctx context.Context) error {
 	return nil
 }
 
+// Remember implements network.Network.
+func (n *Network) Remember(_ context.Context, held []network.Held) error {
+	for _, h := range held {
+		if ip, err := netip.ParseAddr(h.NIC.IP); err == nil && h.NIC.Network == n.cfg.Name {
+			n.pool.Remember(ipam.Lease{MAC: h.NIC.MAC, IP: ip, VM: h.Name, ID: h.ID, Index: h.Index, Tap: h.NIC.Tap}, time.Now())
+		}
+	}
+	return n.mustBeUp()
+}
+
 // Attach implements network.Network.
 func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (vm.NIC, error) {
 	fail := func(err error) (vm.NIC, error) {
@@ -133,9 +143,9 @@ func (n *Network) Release(ctx context.Context, nic vm.NIC) error {
 }
 
 // Sweep implements network.Network.
-func (n *Network) Sweep(ctx context.Context, keep []string) ([]string, error) {
+func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bool) (removed []string, strays []network.Stray, err error) {
 	if err := n.begin(ctx, "sweep"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	kept := make(map[string]bool, len(keep))
 	for _, k := range keep {
@@ -143,16 +153,20 @@ func (n *Network) Sweep(ctx context.Context, keep []string) ([]string, error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var removed []string
 	for tap, nic := range n.taps {
-		if !kept[tap] {
-			n.pool.Detach(nic.MAC, tap)
-			delete(n.taps, tap)
-			removed = append(removed, tap)
+		if kept[tap] {
+			continue
 		}
+		if l, _ := n.pool.ByMAC(nic.MAC); !known(l.ID) {
+			strays = append(strays, network.Stray{ID: l.ID, NIC: nic})
+			continue
+		}
+		n.pool.Detach(nic.MAC, tap)
+		delete(n.taps, tap)
+		removed = append(removed, tap)
 	}
 	slices.Sort(removed)
-	return removed, nil
+	return removed, strays, nil
 }
 
 // Teardown implements network.Network.

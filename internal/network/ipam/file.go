@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -96,9 +97,18 @@ func (f *File) Read() ([]Lease, error) {
 	}
 	leases, err := Parse(b)
 	if err != nil {
-		return nil, fmt.Errorf("lease file %s: %w; move it away, then the leases of running VMs are found again", f.path, err)
+		return nil, fmt.Errorf("lease file %s: %w", f.path, err)
 	}
 	return leases, nil
+}
+
+// SetAside moves a file that cannot be used out of the way, and returns where it is then.
+func (f *File) SetAside(now time.Time) (string, error) {
+	to := f.path + ".damaged-" + now.UTC().Format("20060102T150405")
+	if err := atomicfile.Rename(f.path, to); err != nil {
+		return "", fmt.Errorf("set the damaged lease file aside: %w", err)
+	}
+	return to, nil
 }
 
 // Sync returns when the file durably holds p as it was at the call, or newer. Concurrent calls share a write:

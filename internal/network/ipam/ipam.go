@@ -151,6 +151,21 @@ func (p *Pool) Adopt(l Lease) error {
 	return nil
 }
 
+// Remember makes sure that l, which the record of a VM tells of, is held, unless its interface, MAC or address is held
+// already or it is outside the subnet. It reports whether it was not.
+func (p *Pool) Remember(l Lease, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !l.IP.IsValid() || p.byKey[key{l.ID, l.Index}] != nil || p.byMAC[l.MAC] != nil || p.byIP[l.IP] != nil ||
+		!p.cfg.Prefix.Contains(l.IP) || l.IP == p.cfg.Gateway {
+		return false
+	}
+	l.Expiry = p.expiry(now)
+	p.put(l)
+	p.version++
+	return true
+}
+
 // Reserve returns the lease of an interface, the same for the same VM and index as long as it is not released.
 // A new one prefers the MAC and address of the name. Errors: InvalidArgument and AlreadyExists for an explicit MAC,
 // ResourceExhausted when the subnet is full. fresh says that the lease was made by this call.

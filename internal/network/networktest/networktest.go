@@ -47,6 +47,8 @@ func Run(t *testing.T, fresh New, traits ...Trait) {
 		"ExplicitMAC":  explicitMAC,
 		"Exhausted":    exhausted,
 		"Sweep":        sweep,
+		"Strays":       strays,
+		"Remember":     remember,
 		"Restart":      restart,
 		"Teardown":     teardown,
 		"Cancelled":    cancelled,
@@ -237,7 +239,7 @@ func exhausted(t *testing.T, s suite) {
 	if _, err := n.Attach(t.Context(), id, "late", 0, vm.NICSpec{}); err == nil || !s.foreign && !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Fatalf("sixth of five: %v", err)
 	}
-	removed, err := n.Sweep(t.Context(), taps(nics))
+	removed, _, err := n.Sweep(t.Context(), taps(nics), everybody)
 	if err != nil || len(removed) != 0 {
 		t.Errorf("the refused VM left taps %v (%v)", removed, err)
 	}
@@ -264,16 +266,77 @@ func sweep(t *testing.T, s suite) {
 	for i, id := range ids {
 		nics = append(nics, mustAttach(t, n, id, fmt.Sprint("vm", i), 0))
 	}
-	removed, err := n.Sweep(t.Context(), []string{nics[1].Tap, "somebody-else"})
+	removed, strays, err := n.Sweep(t.Context(), []string{nics[1].Tap, "somebody-else"}, everybody)
 	must(t, err)
-	if want := taps([]vm.NIC{nics[0], nics[2]}); !slices.Equal(removed, want) {
-		t.Errorf("removed %v, want %v", removed, want)
+	if want := taps([]vm.NIC{nics[0], nics[2]}); !slices.Equal(removed, want) || len(strays) > 0 {
+		t.Errorf("removed %v, want %v; strays %v", removed, want, strays)
 	}
-	if removed, err = n.Sweep(t.Context(), []string{nics[1].Tap}); err != nil || len(removed) != 0 {
+	if removed, _, err = n.Sweep(t.Context(), []string{nics[1].Tap}, everybody); err != nil || len(removed) != 0 {
 		t.Errorf("a second sweep removed %v (%v)", removed, err)
 	}
 	if again := mustAttach(t, n, ids[0], "vm0", 0); !s.sameAnew(again, nics[0]) {
 		t.Errorf("a vanished tap came back as %+v, before %+v", again, nics[0])
+	}
+}
+
+// everybody is for sweeps that find known VMs only.
+func everybody(vm.ID) bool { return true }
+
+// strays has a VM that nobody knows: its tap and its address stay, while those of one that is known go.
+func strays(t *testing.T, s suite) {
+	n := setUp(t, s.fresh, t.TempDir(), subnet)
+	unknown, known := vm.NewID(), vm.NewID()
+	nic, other := mustAttach(t, n, unknown, "lost", 0), mustAttach(t, n, known, "web", 0)
+	for range 2 {
+		removed, strays, err := n.Sweep(t.Context(), nil, func(id vm.ID) bool { return id == known })
+		must(t, err)
+		if slices.Contains(removed, nic.Tap) || len(strays) != 1 || strays[0].ID != unknown {
+			t.Fatalf("removed %v, strays %+v; the tap of the unknown VM is %s", removed, strays, nic.Tap)
+		}
+		if got := strays[0].NIC; got.Tap != nic.Tap || got.MAC != nic.MAC || got.IP != nic.IP || got.Network != nic.Network {
+			t.Errorf("the stray has %+v, want %+v", got, nic)
+		}
+	}
+	if again := mustAttach(t, n, unknown, "lost", 0); !same(again, nic) {
+		t.Errorf("it is attached to %+v, before %+v", again, nic)
+	}
+	must(t, n.Detach(t.Context(), nic))
+	must(t, n.Release(t.Context(), nic))
+	must(t, n.Detach(t.Context(), other))
+	must(t, n.Release(t.Context(), other))
+}
+
+// remember has VMs whose addresses a network does not know of, as after a loss: nobody else gets them.
+func remember(t *testing.T, s suite) {
+	if s.foreign {
+		t.Skip("somebody else decides about addresses")
+	}
+	lost := setUp(t, s.fresh, t.TempDir(), "10.123.0.0/29")
+	ids := []vm.ID{vm.NewID(), vm.NewID()}
+	var held []network.Held
+	for i, id := range ids {
+		nic := mustAttach(t, lost, id, fmt.Sprint("asleep", i), 0)
+		held = append(held, network.Held{ID: id, Name: fmt.Sprint("asleep", i), NIC: nic})
+	}
+	must(t, lost.Teardown(t.Context()))
+	n := setUp(t, s.fresh, t.TempDir(), "10.123.0.0/29")
+	other := held[0]
+	other.ID, other.NIC.Network = vm.NewID(), "another"
+	for range 2 {
+		must(t, n.Remember(t.Context(), append(held, other)))
+	}
+	for i := range 3 { // as many as are left
+		nic := mustAttach(t, n, vm.NewID(), fmt.Sprint("new", i), 0)
+		for _, h := range held {
+			if nic.IP == h.NIC.IP || nic.MAC == h.NIC.MAC {
+				t.Errorf("%s of %s was given away", nic.IP, h.Name)
+			}
+		}
+	}
+	for _, h := range held {
+		if nic := mustAttach(t, n, h.ID, h.Name, 0); nic.IP != h.NIC.IP || nic.MAC != h.NIC.MAC {
+			t.Errorf("%s has %s, before %s", h.Name, nic.IP, h.NIC.IP)
+		}
 	}
 }
 
@@ -301,7 +364,7 @@ func teardown(t *testing.T, s suite) {
 		t.Errorf("attach to what is gone: %v", err)
 	}
 	must(t, n.Setup(t.Context()))
-	removed, err := n.Sweep(t.Context(), nil)
+	removed, _, err := n.Sweep(t.Context(), nil, everybody)
 	if err != nil || len(removed) != 0 {
 		t.Errorf("teardown left taps %v (%v)", removed, err)
 	}
@@ -320,7 +383,7 @@ func cancelled(t *testing.T, s suite) {
 	if _, err := n.Attach(ctx, vm.NewID(), "late", 0, vm.NICSpec{}); !errdefs.Is(err, errdefs.Canceled) {
 		t.Errorf("attach: %v", err)
 	}
-	if removed, err := n.Sweep(t.Context(), nil); err != nil || len(removed) != 0 {
+	if removed, _, err := n.Sweep(t.Context(), nil, everybody); err != nil || len(removed) != 0 {
 		t.Errorf("it left taps %v (%v)", removed, err)
 	}
 }
@@ -354,7 +417,7 @@ func concurrently(t *testing.T, s suite) {
 	if len(ips) != vms {
 		t.Errorf("%d VMs have %d addresses", vms, len(ips))
 	}
-	removed, err := n.Sweep(t.Context(), nil)
+	removed, _, err := n.Sweep(t.Context(), nil, everybody)
 	if err != nil || len(removed) != vms {
 		t.Errorf("%d taps were there (%v)", len(removed), err)
 	}

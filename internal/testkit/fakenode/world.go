@@ -120,6 +120,9 @@ func (n *loopback) Attach(_ context.Context, id vm.ID, _ string, index int, _ vm
 	return nic, nil
 }
 
+// Remember implements network.Network.
+func (n *loopback) Remember(context.Context, []network.Held) error { return nil }
+
 // Detach implements network.Network.
 func (n *loopback) Detach(context.Context, vm.NIC) error { return nil }
 
@@ -132,4 +135,6 @@ func (n *loopback) Release(_ context.Context, nic vm.NIC) error {
 }
 
 // Sweep implements network.Network.
-func (n *loopback) Sweep(context.Context, []string) ([]string, error) { return nil, nil }
+func (n *loopback) Sweep(context.Context, []string, func(vm.ID) bool) ([]string, []network.Stray, error) {
+	return nil, nil, nil
+}

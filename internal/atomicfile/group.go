@@ -1,0 +1,126 @@
+package atomicfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// manyPaths is from how many paths of one file system on that is synced as a whole: then one wait serves them all.
+const manyPaths = 16
+
+// Group makes files and folders durable for many callers together. The zero value is ready. It is safe for concurrent use.
+type Group struct {
+	mu      sync.Mutex
+	waiting []*groupCall
+	leading bool
+
+	// For tests; nil are the real ones.
+	fsync, syncfs func(*os.File) error
+}
+
+type groupCall struct {
+	paths []string
+	err   error
+	turn  chan bool // receives once: true to lead the next round, false when this call is done
+}
+
+// Sync returns when the content of the files, and the names in the folders, are durable as they were at the call. Calls
+// that come during a round share the next one.
+func (g *Group) Sync(paths ...string) error {
+	c := &groupCall{paths: paths}
+	g.mu.Lock()
+	g.waiting = append(g.waiting, c)
+	if g.leading {
+		c.turn = make(chan bool, 1)
+		g.mu.Unlock()
+		if !<-c.turn {
+			return c.err
+		}
+		g.mu.Lock()
+	}
+	g.leading = true
+	todo := g.waiting
+	g.waiting = nil
+	g.mu.Unlock()
+
+	g.round(todo)
+
+	g.mu.Lock()
+	if len(g.waiting) > 0 {
+		g.waiting[0].turn <- true
+	} else {
+		g.leading = false
+	}
+	g.mu.Unlock()
+	for _, other := range todo {
+		if other != c {
+			other.turn <- false
+		}
+	}
+	return c.err
+}
+
+// round syncs what todo asks for and sets the error of each.
+func (g *Group) round(todo []*groupCall) {
+	errs := map[string]error{} // by path; what is in it needs no more
+	byDevice := map[uint64][]string{}
+	for _, c := range todo {
+		for _, path := range c.paths {
+			if _, seen := errs[path]; seen {
+				continue
+			}
+			var st syscall.Stat_t
+			if errs[path] = syscall.Stat(path, &st); errs[path] == nil {
+				byDevice[st.Dev] = append(byDevice[st.Dev], path)
+			}
+		}
+	}
+	for _, paths := range byDevice {
+		if len(paths) < manyPaths {
+			for _, path := range paths {
+				errs[path] = g.one(path, g.fsync, (*os.File).Sync)
+			}
+			continue
+		}
+		err := g.one(paths[0], g.syncfs, syncfs)
+		for _, path := range paths {
+			errs[path] = err
+		}
+	}
+	for _, c := range todo {
+		for _, path := range c.paths {
+			if err := errs[path]; err != nil {
+				c.err = errors.Join(c.err, fmt.Errorf("sync %s: %w", path, err))
+			}
+		}
+	}
+}
+
+func (g *Group) one(path string, hook, sync func(*os.File) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if hook != nil {
+		return hook(f)
+	}
+	return sync(f)
+}
+
+func syncfs(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	if err := raw.Control(func(fd uintptr) { serr = unix.Syncfs(int(fd)) }); err != nil {
+		return err
+	}
+	return serr
+}

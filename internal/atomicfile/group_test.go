@@ -1,0 +1,90 @@
+package atomicfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A thousand callers that come at once wait for a few syncs, each for one that began after its call.
+func TestGroupIsShared(t *testing.T) {
+	const callers = 1000
+	dir := t.TempDir()
+	var clock, syncs atomic.Int64
+	var mu sync.Mutex
+	began := map[string]int64{} // when the last sync of a file, or of all, began
+	note := func(name string) error {
+		mu.Lock()
+		began[name] = clock.Add(1)
+		mu.Unlock()
+		syncs.Add(1)
+		time.Sleep(time.Millisecond)
+		return nil
+	}
+	g := Group{
+		fsync:  func(f *os.File) error { return note(f.Name()) },
+		syncfs: func(*os.File) error { return note("") },
+	}
+	file := func(i int) string { return filepath.Join(dir, fmt.Sprint(i)) }
+	for i := range callers {
+		if err := os.WriteFile(file(i), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	come := make(chan struct{})
+	for i := range callers {
+		wg.Go(func() {
+			<-come
+			path := file(i)
+			called := clock.Add(1)
+			if err := g.Sync(path, dir); err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if max(began[path], began[""]) < called {
+				t.Errorf("caller %d was answered by a sync that began before it asked", i)
+			}
+		})
+	}
+	close(come)
+	wg.Wait()
+	if n := syncs.Load(); n > callers/4 {
+		t.Errorf("%d callers caused %d syncs", callers, n)
+	}
+}
+
+func TestGroupTellsWhoseFileFailed(t *testing.T) {
+	dir := t.TempDir()
+	bad, good := filepath.Join(dir, "bad"), filepath.Join(dir, "good")
+	for _, path := range []string{bad, good} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	broken := errors.New("broken disk")
+	g := Group{fsync: func(f *os.File) error {
+		if f.Name() == bad {
+			return broken
+		}
+		return nil
+	}}
+	if err := g.Sync(good, dir); err != nil {
+		t.Error(err)
+	}
+	if err := g.Sync(good, bad); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	if err := g.Sync(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if err := new(Group).Sync(good, dir); err != nil { // truly
+		t.Error(err)
+	}
+}
