@@ -99,7 +99,7 @@ func TestChart(t *testing.T) {
 	// The API server takes all of it, in another namespace too.
 	k.Kubectl(t, "", "create", "namespace", "elsewhere")
 	all := []string{
-		"--namespace", "elsewhere", "--set", "scheduler.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1",
+		"--namespace", "elsewhere", "--set", "scheduler.enabled=true,virtualNodes.approve.enabled=true,virtualNodes.wide.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1",
 		"--set-json", "epoch.env.EPOCH_QUOTA=96636764160",
 	} // as a number of a values file is
 	text := run(append([]string{"template", "cocoon", chart}, all...)...)

@@ -67,6 +67,12 @@ const (
 	LabelNodeRole         = "node-role.kubernetes.io/cocoon-vm"
 )
 
+// NodeAnnotations are those that the node which runs a pod writes. No other of ours is a node's to change:
+// deploy/vk-cocoon/policy.yaml holds it to that.
+func NodeAnnotations() []string {
+	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage}
+}
+
 // The taint of a virtual node, and so the key of the toleration by which a pod asks for one.
 const (
 	TaintKey   = "virtual-kubelet.io/provider"

@@ -1,5 +1,4 @@
-// Package crds holds the manifests of the custom resources that Cocoon reads, and of the rights to read them, for whom
-// installs them. It installs nothing.
+// Package crds holds the manifests of the custom resources that Cocoon reads, for whom installs them. It installs nothing.
 package crds
 
 import _ "embed"
@@ -18,8 +17,3 @@ var (
 //
 //go:embed virtletimagemappings.yaml
 var ImageMappings []byte
-
-// NodeRights lets virtual nodes with a node's identity read and judge image mappings.
-//
-//go:embed rbac.yaml
-var NodeRights []byte

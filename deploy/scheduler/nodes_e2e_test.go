@@ -26,18 +26,17 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// 20 VMs on three virtual nodes, with the rights that they are shipped with and tokens of their own, are started ten times each: none moves.
+// 20 VMs on three virtual nodes, with the rights that they are shipped with and identities of their own, are started ten times each: none moves.
 func TestVMsStay(t *testing.T) {
 	const vms, starts = 20, 10
 	k := kubetest.Up(t, "--with", "scheduler")
-	k.Kubectl(t, "", "apply", "--server-side", "-f", "../namespace.yaml", "-f", "../vk-cocoon/rbac.yaml", "-f", "../vk-cocoon/policy.yaml")
 	client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(k.Config))
 	r := (&cluster{rest: k.Config, client: client, custom: must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(k.Config))}).room(t)
 	label := must[[]byte](t)(json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{"room": r.name}}}))
 	nodes := map[string]*fakenode.Node{}
 	for i := range 3 {
 		name := r.on(fmt.Sprint(i))
-		nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: k.NodeAccount(t, "vk-cocoon", name)})
+		nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Identity: k.Identity(t, name)})
 		r.until("the node is there", func() bool {
 			_, err := client.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, label, metav1.PatchOptions{})
 			return err == nil
@@ -120,10 +119,12 @@ func clonesFollow(t *testing.T, r *room, nodes map[string]*fakenode.Node) {
 
 // With its credentials, a node writes of itself only. What it may do to itself it has done before.
 func nodesKeepToThemselves(t *testing.T, k *kubetest.Cluster, r *room) {
+	k.Wide(t)
 	one, other := r.on("0"), r.on("1")
 	theirs := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), other, metav1.GetOptions{}))
 	mine := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), one, metav1.GetOptions{}))
 	victim := r.pod("victim", func(p *corev1.Pod) { p.Spec.NodeName, p.Spec.Containers[0].Image = other, fakenode.Image })
+	own := r.pod("own", func(p *corev1.Pod) { p.Spec.NodeName, p.Spec.Containers[0].Image = one, fakenode.Image })
 	patch := []byte(`{"status":{"message":"x"}}`)
 	claim := func(as *rest.Config, vm string, status map[string]any) error {
 		claims := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(as)).Resource(placement.Resource).Namespace(r.name)
@@ -141,9 +142,8 @@ func nodesKeepToThemselves(t *testing.T, k *kubetest.Cluster, r *room) {
 		return err
 	}
 	bound := must[*rest.Config](t)(clientcmd.BuildConfigFromFlags("", k.NodeAccount(t, "vk-cocoon", one)))
-	own := rest.CopyConfig(k.Config)
-	own.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + one, Groups: []string{"system:nodes", "system:authenticated"}}
-	for name, as := range map[string]*rest.Config{"bound-token": bound, "own-identity": own} {
+	identity := must[*rest.Config](t)(clientcmd.BuildConfigFromFlags("", k.Identity(t, one)))
+	for name, as := range map[string]*rest.Config{"bound-token": bound, "own-identity": identity} {
 		kube := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(as))
 		for what, try := range map[string]func() error{
 			"claims for another node": func() error {
@@ -185,8 +185,15 @@ func nodesKeepToThemselves(t *testing.T, k *kubetest.Cluster, r *room) {
 			var err error
 			r.until("it is refused: "+name+" "+what, func() bool { err = try(); return apierrors.IsForbidden(err) }) // policies take effect after a moment
 		}
-		if err := claim(as, name+"-3", map[string]any{"nodeName": one, "nodeUID": string(mine.UID)}); err != nil {
+		if err := claim(as, name+"-3", map[string]any{"nodeName": one, "nodeUID": string(mine.UID), "podName": own.Name}); err != nil {
 			t.Errorf("%s: a node cannot claim for itself: %v", name, err)
+		}
+	}
+	// A VM that no pod of the node's is about is not the node's to claim: the VM's next pod would come there, with its Secrets.
+	for _, pod := range []string{"", victim.Name, "none"} {
+		status := map[string]any{"nodeName": one, "nodeUID": string(mine.UID), "podName": pod}
+		if err := claim(identity, "lured", status); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "has no pod "+pod) {
+			t.Errorf("a claim for pod %q: %v", pod, err)
 		}
 	}
 	// A token that does not tell whose it is is held to the account's rights only.

@@ -39,7 +39,7 @@ func sets(t *testing.T, results *table) {
 	config.QPS = -1
 	c := &cluster{dir: k.Dir, kube: must(kubernetes.NewForConfig(&config))(t)}
 	fakenode.Start(t, fakenode.Options{
-		Name: "records", Kubeconfig: k.ServiceAccount(t, "vk-cocoon", nil),
+		Name: "records", Identity: k.Identity(t, "records"),
 		EpochURL: epochURL(t, k.Dir), EpochTokenFile: filepath.Join(k.Dir, "etc", "epoch-tokens"),
 	})
 	c.await(t, "records")

@@ -89,6 +89,9 @@ type VMPlacementStatus struct {
 	// PodUID is the pod whose VM made the claim.
 	// +optional
 	PodUID types.UID `json:"podUID,omitempty"`
+	// PodName is that pod's name: a node claims for its own pods only.
+	// +optional
+	PodName string `json:"podName,omitempty"`
 	// ClaimedAt is when that was.
 	// +optional
 	ClaimedAt *metav1.Time `json:"claimedAt,omitempty"`

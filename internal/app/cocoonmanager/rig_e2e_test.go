@@ -80,7 +80,7 @@ func (r *rig) startNode(t *testing.T, name, pool string) *fakenode.Node {
 			t.Errorf("node %s: %v", name, err)
 		}
 	})
-	n := fakenode.Start(t, fakenode.Options{Name: name, Pool: pool, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: r.url, EpochTokenFile: r.token})
+	n := fakenode.Start(t, fakenode.Options{Name: name, Pool: pool, Identity: r.Identity(t, name), EpochURL: r.url, EpochTokenFile: r.token})
 	kubetest.Eventually(t, "node "+name+" is Ready", func() string { return r.nodeReady(t, name) }, "True")
 	return n
 }

@@ -11,26 +11,31 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/deploy/crds"
+	vkcocoon "cocoonstack.io/cocoon/deploy/vk-cocoon"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // collections are where the objects of our manifests live, by kind.
 var collections = map[string]string{
-	"CustomResourceDefinition":       "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-	"Namespace":                      "/api/v1/namespaces",
-	"ClusterRole":                    "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-	"ClusterRoleBinding":             "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-	"Role":                           "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
-	"RoleBinding":                    "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
-	"Service":                        "/api/v1/namespaces/%s/services",
-	"EndpointSlice":                  "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
-	"MutatingWebhookConfiguration":   "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
-	"ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
-	"APIService":                     "/apis/apiregistration.k8s.io/v1/apiservices",
+	"CustomResourceDefinition":         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+	"Namespace":                        "/api/v1/namespaces",
+	"ClusterRole":                      "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+	"ClusterRoleBinding":               "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"Role":                             "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
+	"RoleBinding":                      "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+	"Service":                          "/api/v1/namespaces/%s/services",
+	"EndpointSlice":                    "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
+	"MutatingWebhookConfiguration":     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+	"ValidatingWebhookConfiguration":   "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
 }
 
-// baseManifests hold the objects that every instance has: the custom resources we read, and the rights of the node to.
-var baseManifests = [][]byte{crds.ImageMappings, crds.NodeRights, crds.Sets, crds.Hibernations, crds.Placements}
+// baseManifests hold the objects that every instance has: the custom resources we read, and what its nodes may do and may not.
+var baseManifests = [][]byte{
+	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements, vkcocoon.Rights, vkcocoon.Policies, vkcocoon.Bootstrap,
+}
 
 // manifest is one object to be there.
 type manifest struct {

@@ -28,13 +28,19 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 	}
 	if want := []string{
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/virtletimagemappings.virtlet.k8s",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonsets.cocoonset.cocoonstack.io",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonhibernations.cocoonset.cocoonstack.io",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/vmplacements.cocoonset.cocoonstack.io",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles/cocoon-image-mappings",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings/cocoon-image-mappings",
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-placements",
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-placements",
-		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonsets.cocoonset.cocoonstack.io",
-		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/cocoonhibernations.cocoonset.cocoonstack.io",
-		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/vmplacements.cocoonset.cocoonstack.io",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-placements",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-placements",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-pod-annotations",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-pod-annotations",
+		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-node-bootstrap",
+		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-node-renewal",
 	}; !slices.Equal(paths, want) {
 		t.Errorf("paths %q", paths)
 	}
@@ -106,7 +112,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 8 {
+	if len(tries) != 14 {
 		t.Errorf("sent: %v", tries)
 	}
 }

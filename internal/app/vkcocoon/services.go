@@ -34,7 +34,7 @@ func newServices(client kubernetes.Interface, log *slog.Logger) (*services, erro
 	return s, informer.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsForbidden(err) {
 			s.once.Do(func() {
-				log.Warn("guests are not told of Services: the node may not list them; give it the rights in deploy/vk-cocoon/rbac.yaml", "err", err)
+				log.Warn("guests are not told of Services: the node may not list them; give its user the rights of a node", "err", err)
 				close(s.denied)
 			})
 		}

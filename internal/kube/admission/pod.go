@@ -114,8 +114,8 @@ func saysVM(annotations map[string]string) bool {
 // defaultPool is where VMs run that name no pool.
 const defaultPool = "default"
 
-// complete gives the pod its VM's name, the toleration and the pool, where it lacks them, and reports whether it did. What
-// the pod says itself stays; a second call changes nothing.
+// complete gives the pod its VM's name, the toleration, the pool, and volumes of what its annotations name, where it lacks them,
+// and reports whether it did. What the pod says itself stays; a second call changes nothing.
 func complete(pod *corev1.Pod) bool {
 	changed := false
 	if pod.Name != "" && pod.Annotations[contract.KeyName] == "" { // the API server has not made up a name for others yet
@@ -135,7 +135,7 @@ func complete(pod *corev1.Pod) bool {
 	if contract.AsksSnapshot(pod.Annotations) && stay(pod.Spec.Tolerations) {
 		changed = true
 	}
-	return changed
+	return convert.Name(pod) || changed
 }
 
 func with(m map[string]string, key, value string) map[string]string {

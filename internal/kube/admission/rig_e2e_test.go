@@ -80,7 +80,7 @@ func newRig(t *testing.T) *rig {
 		m.ready(t)
 	}
 	for _, name := range []string{"a", "b"} {
-		r.nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Kubeconfig: r.ServiceAccount(t, "vk-cocoon", nil), EpochURL: epoch, EpochTokenFile: token})
+		r.nodes[name] = fakenode.Start(t, fakenode.Options{Name: name, Identity: r.Identity(t, name), EpochURL: epoch, EpochTokenFile: token})
 	}
 	kubetest.Eventually(t, "the nodes are Ready", func() string {
 		return strings.Join(strings.Fields(r.Kubectl(t, "", "get", "nodes", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status} {end}`)), " ")

@@ -109,6 +109,11 @@ spec: {nodeSelector: {cocoonstack.io/pool: gpu}, tolerations: [{key: virtual-kub
 metadata: {annotations: {cocoonstack.io/pool: gpu, vm.cocoonstack.io/name: mine}}
 spec: {nodeSelector: {cocoonstack.io/pool: gpu}, tolerations: [{key: virtual-kubelet.io/provider, operator: Equal, value: cocoon, effect: NoSchedule}]}`},
 		"nothing is to be done": {full, full},
+		"its node may read what annotations name": {`
+metadata: {annotations: {vm.cocoonstack.io/name: mine, VirtletSSHKeySource: secret/keys}}
+spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]}`, `
+metadata: {annotations: {vm.cocoonstack.io/name: mine, VirtletSSHKeySource: secret/keys}}
+spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}], volumes: [{name: cocoon-source-0, secret: {secretName: keys, optional: true}}]}`},
 		"nodes of its own choice": {`
 metadata: {annotations: {cocoonset.cocoonstack.io/mode: run}}
 spec: {nodeSelector: {kubernetes.io/hostname: a}}`, `

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"cocoonstack.io/cocoon/api/contract"
@@ -187,6 +188,9 @@ func (s sources) read(ctx context.Context, what string, src contract.Source) (ma
 			}
 			maps.Copy(data, cm.Data)
 		}
+	}
+	if apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("%s: a node reads what the spec of its pod names: name it in a volume of the pod, mounted or not: %w", what, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, missing(err, src.Kind, src.Name, nil))

@@ -50,7 +50,7 @@ func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 		if err != nil {
 			return err
 		}
-		next, err := hold(claim.Status, name, pod.UID, node, metav1.NewTime(time.Now().Truncate(time.Second)))
+		next, err := hold(claim.Status, name, pod, node, metav1.NewTime(time.Now().Truncate(time.Second)))
 		if err != nil || equality.Semantic.DeepEqual(next, claim.Status) {
 			return err
 		}

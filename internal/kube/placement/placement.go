@@ -146,7 +146,7 @@ func same(s v1.VMPlacementStatus, node Node) bool {
 
 // hold is the status of a claim after pod's VM, which is about to be made on node, has claimed it. Errors: FailedPrecondition
 // when the state is elsewhere.
-func hold(s v1.VMPlacementStatus, name string, pod types.UID, node Node, now metav1.Time) (v1.VMPlacementStatus, error) {
+func hold(s v1.VMPlacementStatus, name string, pod *corev1.Pod, node Node, now metav1.Time) (v1.VMPlacementStatus, error) {
 	if s.NodeName != "" {
 		switch {
 		case same(s, node):
@@ -159,6 +159,6 @@ func hold(s v1.VMPlacementStatus, name string, pod types.UID, node Node, now met
 			return s, errdefs.Preconditionf("the state of VM %s is on node %s; delete this pod, so that its next one goes there, or give that state up by deleting the VMPlacement %s", name, s.NodeName, name)
 		}
 	}
-	s.NodeName, s.NodeUID, s.MachineID, s.PodUID, s.ClaimedAt = node.Name, node.UID, node.MachineID, pod, &now
+	s.NodeName, s.NodeUID, s.MachineID, s.PodUID, s.PodName, s.ClaimedAt = node.Name, node.UID, node.MachineID, pod.UID, pod.Name, &now
 	return s, nil
 }

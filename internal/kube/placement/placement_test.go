@@ -87,11 +87,11 @@ func TestHold(t *testing.T) {
 		"unknown machines of the name": {v1.VMPlacementStatus{NodeName: "a", NodeUID: "u-old"}, Node{Name: "a", UID: "u-new"}, false},
 		"elsewhere":                    {held("b").Status, me, false},
 	} {
-		got, err := hold(c.was, "vm", "pod", c.node, now)
+		got, err := hold(c.was, "vm", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "pod"}}, c.node, now)
 		switch {
 		case c.ok && err != nil, !c.ok && !errdefs.IsFailedPrecondition(err):
 			t.Errorf("%s: %v", name, err)
-		case c.ok && (got.NodeName != c.node.Name || got.NodeUID != c.node.UID || got.PodUID != "pod"):
+		case c.ok && (got.NodeName != c.node.Name || got.NodeUID != c.node.UID || got.PodUID != "pod" || got.PodName != "p"):
 			t.Errorf("%s: %+v", name, got)
 		case !c.ok && !reflect.DeepEqual(got, c.was):
 			t.Errorf("%s: a claim that is refused becomes %+v", name, got)

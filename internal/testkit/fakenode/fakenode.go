@@ -5,6 +5,7 @@
 package fakenode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -36,6 +37,7 @@ type Options struct {
 	Name           string
 	Pool           string // "": the default one
 	Kubeconfig     string // path
+	Identity       string // path of one with the node's own identity, instead of Kubeconfig
 	Bootstrap      string // path of credentials with which the node gets its own, and its serving certificate, instead of Kubeconfig
 	EpochURL       string // registry of snapshots; "": none
 	EpochTokenFile string
@@ -151,7 +153,7 @@ func (n *Node) Start(t testing.TB) {
 		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
 	}
 	virtual, err := vkcocoon.New(vkcocoon.Config{
-		Kubeconfig: n.opts.Kubeconfig, BootstrapKubeconfig: n.opts.Bootstrap, CertDir: filepath.Join(n.dir, "pki"), ServingCSR: n.opts.Bootstrap != "",
+		Kubeconfig: cmp.Or(n.opts.Identity, n.opts.Kubeconfig), NoRole: n.opts.Identity != "", BootstrapKubeconfig: n.opts.Bootstrap, CertDir: filepath.Join(n.dir, "pki"), ServingCSR: n.opts.Bootstrap != "",
 		NodeName: n.opts.Name, Pool: n.opts.Pool, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
 		EpochURL: n.opts.EpochURL, EpochTokenFile: n.opts.EpochTokenFile, CPU: "10k", Memory: "100Ti", Storage: "100Ti", Pods: 10000,
 	}, runtime, n.log)

@@ -159,10 +159,15 @@ func (c *Cluster) account(t *testing.T, name string, via *httptest.Server, to *a
 	if via != nil {
 		cluster.Server, cluster.CertificateAuthorityData = via.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: via.Certificate().Raw})
 	}
+	return c.kubeconfig(t, name, cluster, &clientcmdapi.AuthInfo{Token: token.Status.Token})
+}
+
+func (c *Cluster) kubeconfig(t *testing.T, name string, cluster *clientcmdapi.Cluster, as *clientcmdapi.AuthInfo) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), name+".kubeconfig")
-	err = clientcmd.WriteToFile(clientcmdapi.Config{
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": cluster},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: token.Status.Token}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": as},
 		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "c",
 	}, path)
@@ -170,6 +175,14 @@ func (c *Cluster) account(t *testing.T, name string, via *httptest.Server, to *a
 		t.Fatal(err)
 	}
 	return path
+}
+
+// Wide lets nodes come with the service account vk-cocoon, as deploy/vk-cocoon/wide says.
+func (c *Cluster) Wide(t *testing.T) {
+	t.Helper()
+	for _, args := range [][]string{{"-f", filepath.Join(root(t), "deploy", "namespace.yaml")}, {"-k", filepath.Join(root(t), "deploy", "vk-cocoon", "wide")}} {
+		c.Kubectl(t, "", append([]string{"apply", "--server-side", "--force-conflicts"}, args...)...)
+	}
 }
 
 // patience is how long Eventually waits: a machine that tests share may be busy.

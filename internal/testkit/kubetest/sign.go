@@ -3,9 +3,12 @@ package kubetest
 import (
 	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
 	"path/filepath"
@@ -17,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // Sign approves and signs the certificates that are asked for until ctx ends. Each is good from now on, for as long as
@@ -87,11 +91,36 @@ func (c *Cluster) Authority(t *testing.T) tls.Certificate {
 	return ca
 }
 
-// Bootstrap writes a kubeconfig with the rights of who has a bootstrap token, as deploy/vk-cocoon gives them, and returns its
-// path.
+// Identity writes a kubeconfig with the identity that a node has once the cluster has signed its certificate, and returns its path.
+func (c *Cluster) Identity(t *testing.T, node string) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := sign(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: asked}), c.Authority(t), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.kubeconfig(t, node, &clientcmdapi.Cluster{Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData},
+		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})})
+}
+
+// Bootstrap writes a kubeconfig with the rights of who has a bootstrap token, as deploy/vk-cocoon gives them with approval by the
+// cluster, and returns its path.
 func (c *Cluster) Bootstrap(t *testing.T) string {
 	t.Helper()
-	c.Kubectl(t, "", "apply", "-f", filepath.Join(root(t), "deploy", "vk-cocoon", "bootstrap.yaml"))
+	for _, folder := range []string{"vk-cocoon", "vk-cocoon/approve"} {
+		c.Kubectl(t, "", "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(root(t), "deploy", folder))
+	}
 	shared, err := clientcmd.LoadFromFile(filepath.Join(c.Dir, "kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
