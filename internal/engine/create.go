@@ -26,8 +26,8 @@ const (
 	opSave      = "save"      // save
 	opClone     = "clone"     // disks
 	opHibernate = "hibernate" // save, undo
-	opWake      = "wake"      // launch, clean
-	opRestore   = "restore"   // disks, kill, launch, clean
+	opWake      = "wake"      // launch, answer, clean
+	opRestore   = "restore"   // disks, kill, launch, answer, clean
 
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
@@ -37,6 +37,7 @@ const (
 	stepKill     = "kill"
 	stepSave     = "save"
 	stepUndo     = "undo"
+	stepAnswer   = "answer"
 	stepClean    = "clean"
 )
 

@@ -49,6 +49,7 @@ type Config struct {
 	ReconnectMin    time.Duration // first pause after a lost agent, doubled up to ReconnectMax; 50 ms
 	ReconnectMax    time.Duration // 5 s
 	PoolPause       time.Duration // from a clone until the pool is filled again: who waits for his comes first; 1 s
+	ProvenAfter     time.Duration // how long a guest that has no agent to answer must have gone on before its saved state is let go; 2 s
 	SilentMax       time.Duration // the same for a disk guest, whose image may have no agent at all; 30 s
 }
 
@@ -163,6 +164,7 @@ func (c *Config) complete() (err error) {
 		{&c.ReconnectMax, 5 * time.Second},
 		{&c.SilentMax, 30 * time.Second},
 		{&c.PoolPause, time.Second},
+		{&c.ProvenAfter, 2 * time.Second},
 	} {
 		if *d.value <= 0 {
 			*d.value = d.def

@@ -166,7 +166,7 @@ func (e *Engine) resume(ctx context.Context, m *machine, in journal.Intent, rele
 	case opHibernate:
 		return false, e.recoverHibernate(ctx, m, in)
 	case opWake:
-		return false, e.recoverWake(ctx, m, in)
+		return e.recoverWake(ctx, m, in, release)
 	case opRestore:
 		return e.recoverRestore(ctx, m, in, release)
 	case opStop, opRestart:

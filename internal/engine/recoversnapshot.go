@@ -126,36 +126,65 @@ func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.In
 	return err
 }
 
-// recoverWake finishes waking a VM whose process is on record and runs; any other is hibernated still.
-func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent) error {
+// recoverWake finishes waking a VM whose process is on record and runs, in a worker when its guest has not answered yet; any
+// other is hibernated still.
+func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
 	args, err := argsOfSnapshot(in)
 	if err != nil {
-		return err
+		return false, err
 	}
 	r := m.record()
 	if err := e.reattach(ctx, m); err != nil {
-		return err
+		return false, err
 	}
 	there, err := e.committed(ctx, m, args.Snapshot)
 	if m.run.Load() != nil {
 		if err := e.unpause(ctx, m); err != nil {
-			return err
+			return false, err
+		}
+		if err == nil && in.Step == stepAnswer && there {
+			return true, e.recoverAnswer(ctx, m, args, release)
 		}
 		slept := args.Snapshot
 		if err != nil {
 			e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", slept, "err", err)
 			slept = ""
 		}
-		_, err := e.cleanUp(ctx, m, r, slept)
+		err := e.cleanUp(ctx, m, slept)
 		e.tidy(m)
-		return err
+		return false, err
 	}
 	if err != nil {
+		return false, err
+	}
+	if len(r.Handle) > 0 && (in.Step == stepClean || r.AgentReady || !there) { // it was awake and has ended
+		return false, e.settle(ctx, m, e.adopt(ctx, m))
+	}
+	return false, e.stillAsleep(ctx, m, args)
+}
+
+// recoverAnswer waits for the guest of a VM that was being woken, in a worker.
+func (e *Engine) recoverAnswer(ctx context.Context, m *machine, args snapshotArgs, release func()) error {
+	h, err := e.snapshots.Hold(ctx, args.Snapshot)
+	if err != nil {
+		release()
 		return err
 	}
-	if len(r.Handle) > 0 && (r.AgentReady || !there) { // it was awake and has ended
-		return e.settle(ctx, m, e.adopt(ctx, m))
-	}
+	was := m.record()
+	was.State, was.Snapshot, was.Disks = vm.StateHibernated, args.Snapshot, below(was.Disks)
+	e.life.spawn(func(ctx context.Context) {
+		defer release()
+		defer h.Release()
+		if _, err := e.woken(ctx, m, h, was); err != nil && e.life.serving.Err() == nil {
+			e.log.Error("unfinished operation not finished", "vm", m.id, "op", opWake, "err", err)
+		}
+	})
+	return nil
+}
+
+// stillAsleep notes that m, which has no process, is hibernated as before an attempt to wake it.
+func (e *Engine) stillAsleep(ctx context.Context, m *machine, args snapshotArgs) error {
+	r := m.record()
 	if err := e.reap(ctx, r); err != nil {
 		return err
 	}
@@ -170,7 +199,7 @@ func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent)
 		if len(r.Handle) > 0 {
 			to.Disks = below(r.Disks)
 		}
-		to.State, to.Snapshot, to.Handle, to.PID = vm.StateHibernated, args.Snapshot, nil, 0
+		to.State, to.Snapshot, to.Handle, to.PID, to.AgentReady = vm.StateHibernated, args.Snapshot, nil, 0, false
 		to.Reason, to.Message = vm.ReasonWakeFailed, "waking it was cut off when cocoond ended; wake it again"
 	})
 	e.tidy(m)

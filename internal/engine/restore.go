@@ -14,7 +14,8 @@ import (
 )
 
 // Restore makes the VM of ref, whatever it does now, go back to a snapshot that was taken of it: to its memory, or, when
-// that has none, to its disks, which it boots. What happened since is lost; the disks until then go when it runs.
+// that has none, to its disks, which it boots. What happened since is lost; the disks until then go when its guest has
+// answered, or has run for a while if it has no agent.
 // Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine) before anything is changed.
 // When it fails after its process was ended, it is stopped, or hibernated as before, and has the disks that it had.
 func (e *Engine) Restore(caller context.Context, ref, snap string) (vm.Record, error) {
@@ -51,7 +52,7 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 	if err != nil {
 		return r, err
 	}
-	args := snapshotArgs{Snapshot: x.ID, Files: ownFiles(e.stateDir(m.id), r.Disks)}
+	args := snapshotArgs{Snapshot: x.ID, Files: ownFiles(e.stateDir(m.id), r.Disks), Was: &r}
 	if r.State == vm.StateHibernated {
 		args.Slept = r.Snapshot
 	}
@@ -120,12 +121,35 @@ func (e *Engine) clear(ctx context.Context, m *machine) error {
 func (e *Engine) goBack(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, args snapshotArgs) (vm.Record, error) {
 	was := m.record()
 	var back undo.Stack
-	r, err := e.relive(ctx, m, h, disks, &back)
-	if err == nil {
-		e.tidy(m, args.Files...)
-		return e.cleanUp(ctx, m, r, args.Slept)
+	if _, err := e.relive(ctx, m, h, disks, &back); err != nil {
+		return e.notBackAt(ctx, m, was, &back, damaged(h.Snapshot(), err))
 	}
-	err = damaged(h.Snapshot(), err)
+	return e.relived(ctx, m, h.Snapshot(), was, args)
+}
+
+// relived waits for the guest of m, which has just gone back to x, and settles: what it was before goes, or it is that, was,
+// again.
+func (e *Engine) relived(ctx context.Context, m *machine, x snapshot.Snapshot, was vm.Record, args snapshotArgs) (vm.Record, error) {
+	if args.Slept != "" { // until then nobody removes what it slept in
+		e.settling.Store(args.Slept, true)
+		defer e.settling.Delete(args.Slept)
+	}
+	if err := e.proven(m, x); err != nil {
+		if e.life.serving.Err() != nil {
+			return m.record(), err // the next daemon goes on waiting
+		}
+		if err := e.endUnproven(ctx, m); err != nil {
+			e.fail(ctx, m, vm.ReasonStartFailed, err)
+			return m.record(), err
+		}
+		return e.notBackAt(ctx, m, was, &undo.Stack{}, err)
+	}
+	err := e.conclude(ctx, m, args.Slept, args.Files...)
+	return m.record(), err
+}
+
+// notBackAt makes m, which has not gone back because of err, what it was before.
+func (e *Engine) notBackAt(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, err error) (vm.Record, error) {
 	if undone := back.Run(ctx); undone != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
 	}
@@ -167,7 +191,7 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 	if r.Disks, err = e.seed(ctx, r, nics); err != nil {
 		return r, err
 	}
-	f := firing{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.step(stepClean)}
+	f := firing{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.step(stepAnswer)}
 	if live {
 		r.Resume = &vm.Resume{}
 		for _, n := range h.Snapshot().NIC {
@@ -208,12 +232,16 @@ func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Inte
 	if err != nil {
 		return false, err
 	}
-	if in.Step == stepDisks || in.Step == stepClean {
+	done := in.Step == stepClean || in.Step == stepAnswer && m.record().AgentReady
+	if in.Step == stepAnswer && !done {
+		return e.recoverRelived(ctx, m, args, release)
+	}
+	if in.Step == stepDisks || done {
 		err := e.adopt(ctx, m)
-		if err == nil && in.Step == stepClean && args.Slept != "" {
+		if err == nil && done && args.Slept != "" {
 			e.dropStale(ctx, m, args.Slept)
 		}
-		if err == nil && in.Step == stepClean {
+		if err == nil && done {
 			e.tidy(m, args.Files...)
 		}
 		err = e.settle(ctx, m, err)
@@ -229,6 +257,45 @@ func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Inte
 		defer cancel()
 		if _, err := e.finishRestore(ctx, m, args); err != nil && e.life.serving.Err() == nil {
 			e.log.Error("unfinished operation not finished", "vm", m.id, "op", in.Op, "err", err)
+		}
+	})
+	return true, nil
+}
+
+// recoverRelived waits for the guest of a VM that was going back, in a worker. One whose process has ended is what it was.
+func (e *Engine) recoverRelived(ctx context.Context, m *machine, args snapshotArgs, release func()) (later bool, err error) {
+	if args.Was == nil {
+		return false, errdefs.DataLossf("the arguments of its unfinished restore are damaged")
+	}
+	was := *args.Was
+	if args.Slept == "" && was.State == vm.StateRunning {
+		stopped(&was, ending{asked: true}, now())
+	}
+	if err := e.reattach(ctx, m); err != nil {
+		return false, err
+	}
+	x, err := e.snapshots.Get(ctx, args.Snapshot)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return false, err
+	}
+	if run := m.run.Load(); run == nil {
+		if err := e.reap(ctx, m.record()); err != nil {
+			return false, err
+		}
+		e.reclaim(ctx, m, nil)
+		cause := errdefs.Preconditionf("going back to snapshot %s was cut off when cocoond ended; restore it again", args.Snapshot)
+		if _, err := e.notBackAt(ctx, m, was, &undo.Stack{}, cause); !errors.Is(err, cause) {
+			return false, err
+		}
+		return false, nil
+	}
+	if err := e.unpause(ctx, m); err != nil {
+		return false, err
+	}
+	e.life.spawn(func(ctx context.Context) {
+		defer release()
+		if _, err := e.relived(ctx, m, x, was, args); err != nil && e.life.serving.Err() == nil {
+			e.log.Error("unfinished operation not finished", "vm", m.id, "op", opRestore, "err", err)
 		}
 	})
 	return true, nil

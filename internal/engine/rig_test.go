@@ -86,9 +86,15 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	}
 	cfg.StateDir, cfg.RunDir = state, filepath.Join(dir, "run")
 	cfg.DefaultDriver, cfg.DefaultNetwork, cfg.Kernel, cfg.Initrd = "fake", "net", "/k", "/i"
-	cfg.AgentTimeout, cfg.StopMargin, cfg.PoweroffTimeout = 10*time.Second, 100*time.Millisecond, 100*time.Millisecond
+	cfg.StopMargin, cfg.PoweroffTimeout = 100*time.Millisecond, 100*time.Millisecond
+	if cfg.AgentTimeout == 0 {
+		cfg.AgentTimeout = 10 * time.Second
+	}
 	cfg.DrainTimeout, cfg.SilentMax = time.Second, 10*time.Millisecond
 	cfg.ReconnectMin, cfg.ReconnectMax = time.Millisecond, 10*time.Millisecond
+	if cfg.ProvenAfter == 0 {
+		cfg.ProvenAfter = 10 * time.Millisecond
+	}
 	cfg.PoolMemory, cfg.PoolPause = int64(cfg.PoolSize)<<30, time.Millisecond
 	e, err := engine.New(cfg, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),

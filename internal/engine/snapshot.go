@@ -23,10 +23,12 @@ type snapshotArgs struct {
 	Snapshot string   `json:"snapshot"`        // id; of save and hibernate: that the snapshot will have
 	Files    []string `json:"files,omitempty"` // of restore: disks in the VM's folder that are not needed after it
 	Slept    string   `json:"slept,omitempty"` // of restore: id of the snapshot that the VM was hibernated in
+	// Was is the record that the VM goes back to when its guest does not answer, of restore.
+	Was *vm.Record `json:"was,omitempty"`
 }
 
 func (a snapshotArgs) json() []byte {
-	b, _ := json.Marshal(a) // a struct of strings always encodes
+	b, _ := json.Marshal(a) // plain values always encode
 	return b
 }
 
@@ -352,7 +354,7 @@ func inheritance(r vm.Record) vm.Record {
 	r.Spec.Labels = nil
 	return vm.Record{
 		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
-		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted,
+		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted, AgentReady: r.AgentReady,
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt, Containers: r.Containers,
 	}
 }

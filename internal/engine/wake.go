@@ -13,7 +13,7 @@ import (
 )
 
 // Wake makes a hibernated VM go on. Waking one that runs is no error. When it fails the VM is hibernated still and can be
-// woken again. Its snapshot goes when the guest runs.
+// woken again. It returns, and its snapshot goes, when the guest has answered, or has run for a while if it has no agent.
 // Errors: FailedPrecondition (not hibernated, another kind of machine), DataLoss (its snapshot is gone or damaged).
 func (e *Engine) Wake(caller context.Context, ref string) (vm.Record, error) {
 	return e.operate(caller, opWake, ref, e.wake)
@@ -53,15 +53,63 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 		return r, err
 	}
 	var back undo.Stack
-	woken, err := e.rouse(ctx, m, h, accel, &back)
-	if err != nil {
+	if _, err := e.rouse(ctx, m, h, accel, &back); err != nil {
 		return e.sleepOn(ctx, m, r, &back, damaged(h.Snapshot(), err))
 	}
-	h.Release()
-	if _, err = e.cleanUp(ctx, m, woken, r.Snapshot); err == nil {
-		e.shorten(ctx, m)
+	return e.woken(ctx, m, h, r)
+}
+
+// woken waits for the guest of m, which has just gone on from h, and settles: it is awake, and what it slept in goes; or it
+// is as it was, was, again.
+func (e *Engine) woken(ctx context.Context, m *machine, h snapshot.Held, was vm.Record) (vm.Record, error) {
+	ctx = context.WithoutCancel(ctx) // whoever asked may go: it is awake or asleep in the end
+	if err := e.proven(m, h.Snapshot()); err != nil {
+		if e.life.serving.Err() != nil {
+			return m.record(), err // the next daemon goes on waiting
+		}
+		if err := e.endUnproven(ctx, m); err != nil {
+			e.fail(ctx, m, vm.ReasonWakeFailed, err)
+			return m.record(), err
+		}
+		return e.sleepOn(ctx, m, was, &undo.Stack{}, err)
 	}
-	return m.record(), err
+	h.Release()
+	if err := e.conclude(ctx, m, was.Snapshot); err != nil {
+		return m.record(), err
+	}
+	e.shorten(ctx, m)
+	return m.record(), nil
+}
+
+// conclude removes what m, whose guest has gone on and answered, was before: the snapshot id that it was hibernated in, ""
+// for none, and files in its folder; and settles. What the journal does not take the next operation or recovery does.
+func (e *Engine) conclude(ctx context.Context, m *machine, id string, files ...string) error {
+	settled := false
+	if _, err := e.commit(ctx, m, e.step(stepClean), func(*vm.Record) {}); err != nil {
+		// It is settled first then: a crash before the rest leaves something behind, and loses nothing.
+		if _, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); err != nil {
+			e.log.Error("vm has gone on, and the journal does not take it", "vm", m.id, "err", err)
+			return nil
+		}
+		settled = true
+	}
+	if err := e.durable(ctx); err != nil { // until then what it was may be what it is
+		return err
+	}
+	e.tidy(m, files...)
+	e.dropSlept(ctx, m, id)
+	if !settled {
+		e.settleGone(ctx, m)
+	}
+	return nil
+}
+
+// settleGone settles the operation of m, which has gone on and says so in its record. What is left to do when the journal does
+// not take it the next operation or recovery does.
+func (e *Engine) settleGone(ctx context.Context, m *machine) {
+	if _, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); err != nil {
+		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
+	}
 }
 
 // damaged says of err, when it is that the files of x are damaged, what is to be done.
@@ -114,7 +162,7 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
 	startedAt, restarts := r.StartedAt, r.Restarts
 	return e.fire(ctx, m, r, firing{
-		ready: e.syncing(m.id, disks), incoming: incoming, log: m.log.Resume, done: e.step(stepClean),
+		ready: e.syncing(m.id, disks), incoming: incoming, log: m.log.Resume, done: e.step(stepAnswer),
 		change: func(to *vm.Record) {
 			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
 			to.StartedAt, to.Restarts = startedAt, restarts // to the guest it has not been away
@@ -136,7 +184,8 @@ func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *u
 	}
 	change := func(r *vm.Record) {
 		r.State, r.Snapshot, r.Disks, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Resume, was.Cloned
-		r.Handle, r.PID, r.Reason, r.Message = nil, 0, vm.ReasonWakeFailed, cause.Error()
+		r.Containers, r.ExitCode = was.Containers, was.ExitCode
+		r.Handle, r.PID, r.AgentReady, r.Reason, r.Message = nil, 0, false, vm.ReasonWakeFailed, cause.Error()
 		if errdefs.Is(cause, errdefs.DataLoss) {
 			r.Reason = vm.ReasonDataLoss
 		}
@@ -150,19 +199,21 @@ func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *u
 }
 
 // cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles.
-func (e *Engine) cleanUp(ctx context.Context, m *machine, r vm.Record, id string) (vm.Record, error) {
+func (e *Engine) cleanUp(ctx context.Context, m *machine, id string) error {
 	if err := e.durable(ctx); err != nil { // until then the snapshot may be what the VM is
-		return r, err
+		return err
 	}
-	if id != "" {
-		if err := e.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
-			e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)
-		}
+	e.dropSlept(ctx, m, id)
+	e.settleGone(ctx, m)
+	return nil
+}
+
+// dropSlept removes the snapshot id that m was hibernated in, "" for none.
+func (e *Engine) dropSlept(ctx context.Context, m *machine, id string) {
+	if id == "" {
+		return
 	}
-	settled, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {})
-	if err != nil { // it runs and the record says so: what is left to do the next operation or recovery does
-		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
-		return r, nil
+	if err := e.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
+		e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)
 	}
-	return settled, nil
 }

@@ -1,0 +1,54 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+// proven waits until the guest of m, which has just gone on from x, has shown that it does: its agent answers, if it did when
+// it was saved, and else its process has run for a while. Until then what the VM was before must stay. It waits as long as
+// an agent is waited for, or until the engine ends.
+// Errors: FailedPrecondition when the process has ended, Unavailable when nobody answers in time.
+func (e *Engine) proven(m *machine, x snapshot.Snapshot) error {
+	run := m.run.Load()
+	if run == nil {
+		return errdefs.Preconditionf("its process ended before its guest had answered")
+	}
+	answers := x.Live && x.Record.AgentReady && run.link != nil
+	limit := e.cfg.ProvenAfter
+	if answers {
+		limit = e.cfg.AgentTimeout
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		_, ready, changed := run.link.peek()
+		if answers && ready {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-run.ended:
+			return errdefs.Preconditionf("its process ended before its guest had answered; its serial log may say why")
+		case <-timer.C:
+			if !answers {
+				return nil
+			}
+			return errdefs.Unavailablef("its guest has not answered for %s since it went on; its serial log may say why", limit)
+		case <-e.life.serving.Done():
+			return stopping()
+		}
+	}
+}
+
+// endUnproven ends what runs of m, whose guest has not answered since it went on. What it wrote goes with its overlays.
+func (e *Engine) endUnproven(ctx context.Context, m *machine) error {
+	run := m.run.Load()
+	if run == nil {
+		return nil
+	}
+	return e.endHeld(ctx, m, run)
+}
