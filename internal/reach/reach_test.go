@@ -51,9 +51,18 @@ func TestPolicies(t *testing.T) {
 		addr string
 		ok   bool
 	}{
-		{Policy{}, "8.8.8.8:80", true}, {Policy{}, "10.1.2.3:80", false}, {Policy{}, "[fe80::1%lo]:80", false}, {Policy{}, "nonsense", false},
-		{Policy{Private: true}, "10.1.2.3:80", true}, {Policy{Private: true}, "127.0.0.1:80", false}, {Policy{Private: true}, "169.254.169.254:80", false},
-		{open, "10.1.2.3:80", true}, {open, "10.2.2.3:80", false}, {open, "192.168.7.7:1", true}, {open, "192.168.7.8:1", false}, {open, "[::1]:80", true},
+		{Policy{}, "8.8.8.8:80", true},
+		{Policy{}, "10.1.2.3:80", false},
+		{Policy{}, "[fe80::1%lo]:80", false},
+		{Policy{}, "nonsense", false},
+		{Policy{Private: true}, "10.1.2.3:80", true},
+		{Policy{Private: true}, "127.0.0.1:80", false},
+		{Policy{Private: true}, "169.254.169.254:80", false},
+		{open, "10.1.2.3:80", true},
+		{open, "10.2.2.3:80", false},
+		{open, "192.168.7.7:1", true},
+		{open, "192.168.7.8:1", false},
+		{open, "[::1]:80", true},
 	} {
 		if err := c.p.check(c.addr); (err == nil) != c.ok {
 			t.Errorf("%+v: %s: %v", c.p, c.addr, err)

@@ -157,8 +157,16 @@ func TestCachedImagesAreOfWhoMayPullThem(t *testing.T) {
 		namespace, ref string
 		ok             bool
 	}{
-		{"alice", ref, true}, {"alice", img.ID, true}, {"bob", ref, true}, {"dave", ref, false}, {"dave", img.ID, false},
-		{"dave", pinned, false}, {"dave", hex, false}, {"dave", open, true}, {"dave", "hand", true}, {"", img.ID, true},
+		{"alice", ref, true},
+		{"alice", img.ID, true},
+		{"bob", ref, true},
+		{"dave", ref, false},
+		{"dave", img.ID, false},
+		{"dave", pinned, false},
+		{"dave", hex, false},
+		{"dave", open, true},
+		{"dave", "hand", true},
+		{"", img.ID, true},
 	} {
 		got, err := r.Get(r.behalf(c.namespace), c.ref)
 		if c.ok && err != nil || !c.ok && !errdefs.IsNotFound(err) {
