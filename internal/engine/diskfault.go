@@ -4,9 +4,8 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -26,8 +25,8 @@ type Room struct{ Free, Size int64 }
 
 // statfs is the Room of the file system that dir is on.
 func statfs(dir string) (Room, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
 		return Room{}, fmt.Errorf("look for room in %s: %w", dir, err)
 	}
 	return Room{Free: int64(st.Bavail) * st.Bsize, Size: int64(st.Blocks) * st.Bsize}, nil
