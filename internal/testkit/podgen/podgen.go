@@ -137,8 +137,12 @@ func filler(data []byte) *randfill.Filler {
 		},
 		func(v *corev1.VolumeSource, c randfill.Continue) {
 			kinds := []corev1.VolumeSource{
-				{EmptyDir: &corev1.EmptyDirVolumeSource{}}, {ConfigMap: &corev1.ConfigMapVolumeSource{}}, {Secret: &corev1.SecretVolumeSource{}},
-				{Projected: &corev1.ProjectedVolumeSource{}}, {HostPath: &corev1.HostPathVolumeSource{Path: "/"}}, {},
+				{EmptyDir: &corev1.EmptyDirVolumeSource{}},
+				{ConfigMap: &corev1.ConfigMapVolumeSource{}},
+				{Secret: &corev1.SecretVolumeSource{}},
+				{Projected: &corev1.ProjectedVolumeSource{}},
+				{HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+				{},
 			}
 			if *v = kinds[c.Intn(len(kinds))]; c.Intn(6) == 0 {
 				c.FillNoCustom(v)
