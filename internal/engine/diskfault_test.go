@@ -109,7 +109,7 @@ func TestDiskError(t *testing.T) {
 				tried++
 				break
 			}
-			time.Sleep(5 * time.Millisecond)
+			<-time.After(5 * time.Millisecond)
 		}
 	}
 	if tried < 1 || tried > 4 {

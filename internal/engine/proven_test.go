@@ -45,7 +45,7 @@ func (r *rig) asleep(what string, slept vm.Record, disk string) {
 	if _, err := r.world.Snapshots().Get(r.t.Context(), slept.Snapshot); err != nil {
 		r.t.Fatalf("%s: its snapshot: %v", what, err)
 	}
-	for end := time.Now().Add(10 * time.Second); len(r.overlays(slept.ID)) != 1; time.Sleep(time.Millisecond) { // of the save
+	for end := time.Now().Add(10 * time.Second); len(r.overlays(slept.ID)) != 1; <-time.After(time.Millisecond) { // of the save
 		if time.Now().After(end) {
 			r.t.Fatalf("%s: overlays %v", what, r.overlays(slept.ID))
 		}

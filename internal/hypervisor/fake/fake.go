@@ -154,7 +154,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (_ hypervisor.In
 	log := fmt.Appendf(nil, "fake guest %s has booted\n", p.Name)
 	var memory string
 	if p.Incoming != nil {
-		if memory, err = recall(p); err != nil {
+		if memory, err = recall(ctx, p); err != nil {
 			return nil, err
 		}
 		log = fmt.Appendf(nil, "fake guest %s goes on\n", p.Name)

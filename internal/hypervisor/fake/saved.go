@@ -122,8 +122,8 @@ func (i *Instance) saveMemory(p hypervisor.SavePlan) (delta bool, err error) {
 }
 
 // recall returns what the guest of a saved state remembers.
-func recall(p hypervisor.Plan) (string, error) {
-	if err := verify(p.Incoming); err != nil {
+func recall(ctx context.Context, p hypervisor.Plan) (string, error) {
+	if err := verify(ctx, p.Incoming); err != nil {
 		return "", err
 	}
 	text, err := readStart(p.Incoming.State, maxState)
@@ -157,7 +157,7 @@ func openMemory(in *hypervisor.Incoming) (*sparse.File, error) {
 }
 
 // verify compares all files of a saved state with their checksums, if it has some.
-func verify(in *hypervisor.Incoming) error {
+func verify(ctx context.Context, in *hypervisor.Incoming) error {
 	for _, path := range []string{in.State, in.Memory, in.Base} {
 		if !in.Summed || path == "" {
 			continue
@@ -170,7 +170,7 @@ func verify(in *hypervisor.Incoming) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(sums.Verify(context.Background(), f), f.Close()); err != nil {
+		if err := errors.Join(sums.Verify(ctx, f), f.Close()); err != nil {
 			return err
 		}
 	}

@@ -93,7 +93,7 @@ func (s *Store) verify(ctx context.Context, h *held, file string, left *int64) e
 		return err
 	}
 	if sums.Data() > *left {
-		s.later(layer{key: key, of: name(h.s), f: f, sums: sums})
+		s.later(ctx, layer{key: key, of: name(h.s), f: f, sums: sums})
 		return nil
 	}
 	defer f.Close()
@@ -105,8 +105,8 @@ func (s *Store) verify(ctx context.Context, h *held, file string, left *int64) e
 	return err
 }
 
-// later has a layer read by the worker, which ends when there is none left.
-func (s *Store) later(l layer) {
+// later has a layer read by the worker, which ends when there is none left, or with the store.
+func (s *Store) later(ctx context.Context, l layer) {
 	c := &s.layers
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,7 +116,7 @@ func (s *Store) later(l layer) {
 	}
 	c.queue = append(c.queue, l)
 	if c.stop == nil {
-		ctx, stop := context.WithCancel(context.Background())
+		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		c.stop, c.done = stop, make(chan struct{})
 		go s.scrubAll(ctx, c.done)
 	}
