@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -146,6 +147,11 @@ func (f *File) Release(mac, tap string) error {
 
 func (f *File) write(leases []Lease) error {
 	b, err := f.format(leases)
+	if err == nil && f.of == nil { // a daemon that has just started needs no room for what is there already
+		if there, err := os.ReadFile(f.path); err == nil && bytes.Equal(there, b) {
+			return nil
+		}
+	}
 	if err != nil {
 		return err
 	}

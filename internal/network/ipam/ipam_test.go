@@ -353,3 +353,31 @@ func TestDeclined(t *testing.T) {
 		t.Error("the quarantine does not end")
 	}
 }
+
+// TestFileIsNotWrittenAgain by a daemon that starts: on a full disk it could not.
+func TestFileIsNotWrittenAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "leases.json")
+	p := pool(t, "10.1.0.0/24")
+	reserve(t, p, "a", "a")
+	if err := NewFile(path).Sync(p); err != nil {
+		t.Fatal(err)
+	}
+	was, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := NewFile(path)
+	if err := next.Sync(p); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := os.Stat(path); err != nil || !os.SameFile(was, now) {
+		t.Errorf("it is another file, %v", err)
+	}
+	reserve(t, p, "b", "b")
+	if err := next.Sync(p); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := NewFile(path).Read(); err != nil || len(got) != 2 {
+		t.Errorf("it has %+v, %v", got, err)
+	}
+}
