@@ -175,6 +175,8 @@ type memoryKey struct {
 type template struct {
 	key   memoryKey
 	path  string
+	base  string
+	size  int64
 	ready chan struct{} // closed when file or err is there
 	file  *os.File
 	bytes int64
@@ -185,13 +187,15 @@ type template struct {
 
 // use returns the memory of in, loaded by this call or another.
 func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
-	src, err := openMemory(in, size)
-	if err != nil {
-		return nil, err
-	}
-	tm, err := t.entry(ctx, in.Memory, src)
-	if err != nil {
-		return nil, err
+	tm := t.join(in, size)
+	if tm == nil {
+		src, err := openMemory(in, size)
+		if err != nil {
+			return nil, err
+		}
+		if tm, err = t.entry(ctx, in, src); err != nil {
+			return nil, err
+		}
 	}
 	free := sync.OnceFunc(func() { t.drop(tm) })
 	select {
@@ -207,12 +211,28 @@ func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64
 	return &memory{file: tm.file, free: free}, nil
 }
 
+// join finds the template of in, without opening its files or their checksums; nil: there is none.
+func (t *templates) join(in *hypervisor.Incoming, size int64) *template {
+	info, err := os.Lstat(in.Memory)
+	if err != nil {
+		return nil // who opens it says why
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tm := t.all[keyOf(info)]
+	if tm == nil || tm.size != size || tm.base != in.Base {
+		return nil
+	}
+	tm.users++
+	return tm
+}
+
 // entry finds the template of src or begins to load it, and takes src over.
-func (t *templates) entry(ctx context.Context, path string, src *sparse.File) (*template, error) {
+func (t *templates) entry(ctx context.Context, in *hypervisor.Incoming, src *sparse.File) (*template, error) {
 	info, err := src.Stat()
 	if err != nil {
 		_ = src.Close()
-		return nil, fmt.Errorf("look at saved memory %s: %w", path, err)
+		return nil, fmt.Errorf("look at saved memory %s: %w", in.Memory, err)
 	}
 	key := keyOf(info)
 	t.mu.Lock()
@@ -222,7 +242,7 @@ func (t *templates) entry(ctx context.Context, path string, src *sparse.File) (*
 		tm.users++
 		return tm, nil
 	}
-	tm := &template{key: key, path: path, ready: make(chan struct{}), users: 1}
+	tm := &template{key: key, path: in.Memory, base: in.Base, size: src.Size(), ready: make(chan struct{}), users: 1}
 	if t.all == nil {
 		t.all = map[memoryKey]*template{}
 	}
