@@ -11,8 +11,8 @@ type Entry struct {
 // Reference describes every annotation of a pod or a CocoonSet, in the order of their declaration.
 func Reference() []Entry {
 	return []Entry{
-		{KeyName, "at most 63 of A-Z a-z 0-9 . _ -", "user", "name of the VM; vk-NAMESPACE-POD without it"},
-		{KeyImage, "image name, or snapshot repo[:tag]", "user", "what is run, or cloned"},
+		{KeyName, "at most 63 of A-Z a-z 0-9 . _ -", "user", "name of the VM, in its namespace; vk-NAMESPACE-POD without it, or as compat.md says"},
+		{KeyImage, "image name, or snapshot repo[:tag]", "user", "what is run, or cloned: a snapshot of the namespace or one that is shared with it"},
 		{KeyMode, "clone, run, static", "user", "how the VM comes to be"},
 		{KeyOS, "linux, windows, android, macos", "user", "the guest's system; linux without it"},
 		{KeyStorage, "quantity", "user", "size of the root disk; a clone inherits its own"},
@@ -20,12 +20,12 @@ func Reference() []Entry {
 		{KeySnapshotPolicy, "always, main-only, never", "user", "which VMs are saved before they are deleted"},
 		{KeyManaged, "true", "operator", "the node owns the VM's life"},
 		{KeyForcePull, "true", "user", "the image is fetched anew"},
-		{KeyForkFrom, "VM name", "user", "a running VM to go on from"},
+		{KeyForkFrom, "VM name", "user", "a running VM of the namespace to go on from"},
 		{KeyConnType, "ssh, rdp, vnc, adb", "user", "how a person reaches the guest; derived without it"},
 		{KeyBackend, "cloud-hypervisor, firecracker, qemu", "user", "hypervisor"},
 		{KeyNoDirectIO, "true", "user", "writable disks are opened without O_DIRECT"},
 		{KeyProbePort, "0-65535", "user", "TCP port of the readiness probe; 0 or none is ICMP"},
-		{KeyCloneFromDir, "absolute path", "user", "folder of the node with an exported snapshot"},
+		{KeyCloneFromDir, "absolute path", "user", "folder of the node with an exported snapshot, below one that the operator lists"},
 		{KeyHibernate, "true", "operator", "the VM sleeps; removed, it wakes"},
 		{KeyRestoreFromHibernate, "true", "operator", "the VM goes on from where it hibernated and must not boot"},
 		{KeyKeepSnapshot, "true", "operator", "this deletion only gives up the seat: nothing is saved, tags stay"},

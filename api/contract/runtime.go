@@ -44,9 +44,6 @@ func SetHibernate(annotations map[string]string, v bool) {
 	put(annotations, KeyHibernate, flagText(v))
 }
 
-// VMName is the name of the VM of a pod that names none itself. It may be too long for a VM; the node refuses it then.
-func VMName(namespace, pod string) string { return "vk-" + namespace + "-" + pod }
-
 // ResolveConnType is how a person reaches the guest: what is asked for, else VNC where a port for it is known, else what
 // the operating system brings.
 func ResolveConnType(s VMSpec, rt VMRuntime) ConnType {

@@ -2,13 +2,12 @@ package contract
 
 import (
 	"regexp"
-	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Tags of a VM's snapshots in a registry. The repository has the VM's name.
+// Tags of a VM's snapshots in a registry; see Repository.
 const (
 	DefaultSnapshotTag   = "latest"    // taken before it was deleted
 	HibernateSnapshotTag = "hibernate" // the VM as it is asleep; gone when it is awake again
@@ -49,20 +48,7 @@ func (m Member) Main(vmName string) bool {
 		return false
 	}
 	set := m.Set()
-	return set != "" && SlotOf(m.Namespace, set, vmName) == 0
-}
-
-// SlotOf is the slot in a VM's name vk-<namespace>-<set>-<slot>; -1 when the name is not of that form, as a toolbox's.
-func SlotOf(namespace, set, vmName string) int {
-	rest, ok := strings.CutPrefix(vmName, VMName(namespace, set)+"-")
-	if !ok || len(rest) > 1 && rest[0] == '0' {
-		return -1
-	}
-	n, err := strconv.ParseUint(rest, 10, 31)
-	if err != nil {
-		return -1
-	}
-	return int(n)
+	return set != "" && (vmName == VMName(m.Namespace, set+"-0") || vmName == OldVMName(m.Namespace, set+"-0"))
 }
 
 // ShouldSnapshotVM reports whether the policy of s has a VM saved before it is deleted; main says that it is the main one
@@ -138,7 +124,7 @@ func ParseSnapshotRef(s string) (SnapshotRef, error) {
 	if !repoRE.MatchString(repo) || !tagRE.MatchString(tag) {
 		return bad("is not a snapshot's name, such as team/base or base:v2")
 	}
-	if len(ref.Local()) > maxLocalName {
+	if len(ref.Locals()[1]) > maxLocalName {
 		return bad("is too long for a snapshot's name")
 	}
 	return ref, nil
@@ -159,13 +145,17 @@ func (r SnapshotRef) Local() string {
 
 // LocalSnapshotRef reads what Locals wrote. The error is a KeyError.
 func LocalSnapshotRef(name string) (SnapshotRef, error) {
-	return ParseSnapshotRef(strings.ReplaceAll(name, "___", "/"))
+	return ParseSnapshotRef(strings.ReplaceAll(strings.Replace(name, second+":", ":", 1), "___", "/"))
 }
 
-// Locals are all names the snapshot may have on a node: the bare repository and repo:latest are the same.
+// second marks the second name of a snapshot that has a tag. No repository ends so.
+const second = "___"
+
+// Locals are the two names that the snapshot may have on a node, so that a newer one can be there before the older one goes: the
+// bare repository and repo:latest, or repo:tag and repo___:tag.
 func (r SnapshotRef) Locals() []string {
 	if r.Tag != DefaultSnapshotTag {
-		return []string{r.Local()}
+		return []string{r.Local(), strings.ReplaceAll(r.Repo, "/", "___") + second + ":" + r.Tag}
 	}
 	return []string{r.Local(), r.Local() + ":" + r.Tag}
 }

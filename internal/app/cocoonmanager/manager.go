@@ -98,6 +98,7 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 	text(&c.Epoch.CACert, "epoch-ca-cert", "EPOCH_CA_CERT", "", "PEM file with the registry's certificate authority")
 	text(&c.Webhook.Addr, "webhook-addr", "LISTEN_ADDR", "0", "address of the admission webhooks, e.g. :8443, 0 for none")
 	text(&c.Webhook.Hosts, "webhook-hosts", "WEBHOOK_HOSTS", "", "names and addresses, separated by commas, by which the API server reaches them (default cocoon-manager.NAMESPACE.svc)")
+	text(&c.Webhook.CloneDirs, "clone-dirs", "CLONE_DIRS", "", "folders of the nodes, separated by commas, that pods may be cloned from by clone-from-dir, as the nodes' cloneDirs say (none otherwise)")
 	text(&c.Webhook.Cert, "tls-cert", "TLS_CERT", "", "PEM file of their certificate, if somebody else keeps it (otherwise one is kept in the Secret "+webhookSecret+" of the namespace)")
 	text(&c.Webhook.Key, "tls-key", "TLS_KEY", "", "PEM file of its key")
 	text(&c.Webhook.ClientCA, "client-ca-file", "CLIENT_CA_FILE", "", "PEM file with the authorities of client certificates, without one of which nobody is answered (otherwise everybody is); give the API server its certificate by the kubeConfigFile of its AdmissionConfiguration")

@@ -161,7 +161,7 @@ func killed(t *testing.T, r *rig) {
 	r.patch(t, ns, "team", `{"spec":{"suspend":true}}`)
 	r.state(t, ns, "team", "Suspended 0/2 0/1")
 	for pod := range boots {
-		if code := r.tag(t, contract.VMName(ns, pod), contract.HibernateSnapshotTag); code != http.StatusOK {
+		if code := r.tag(t, contract.Repository(ns, contract.VMName(ns, pod)), contract.HibernateSnapshotTag); code != http.StatusOK {
 			t.Errorf("the set is Suspended and the registry answers %d for %s", code, pod)
 		}
 	}
@@ -203,7 +203,7 @@ func killed(t *testing.T, r *rig) {
 		t.Fatal(err)
 	}
 	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
-	if code := r.tag(t, contract.VMName(ns, "team-0"), contract.HibernateSnapshotTag); code != http.StatusNotFound {
+	if code := r.tag(t, contract.Repository(ns, contract.VMName(ns, "team-0")), contract.HibernateSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
 	}
 	for pod, want := range map[string]int{"team-0": 2, "team-1": 1, "team-db": 1} { // the main VM's seat was given up once

@@ -189,9 +189,9 @@ func boot(t *testing.T, n *fakenode.Node, ns, pod string) string {
 }
 
 // tag is the status with which the registry answers for a tag of a VM.
-func (r *rig) tag(t *testing.T, vmName, tag string) int {
+func (r *rig) tag(t *testing.T, repo, tag string) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, r.url+"/v2/"+vmName+"/manifests/"+tag, nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, r.url+"/v2/"+repo+"/manifests/"+tag, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

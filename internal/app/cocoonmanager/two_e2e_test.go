@@ -120,7 +120,7 @@ func registryAway(t *testing.T, r *rig) {
 	}
 	r.epoch.start(t)
 	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
-	if code := r.tag(t, contract.VMName(ns, "team-0"), contract.HibernateSnapshotTag); code != http.StatusNotFound {
+	if code := r.tag(t, contract.Repository(ns, contract.VMName(ns, "team-0")), contract.HibernateSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
 	}
 }
@@ -151,15 +151,15 @@ func forkElsewhere(t *testing.T, r *rig) {
 			t.Errorf("%s has booted: it has nothing of the main VM's memory", name)
 		}
 	}
-	vmName := contract.VMName(ns, "team-0")
-	if code := r.tag(t, vmName, contract.ForkSnapshotTag); code != http.StatusOK {
+	repo := contract.Repository(ns, contract.VMName(ns, "team-0"))
+	if code := r.tag(t, repo, contract.ForkSnapshotTag); code != http.StatusOK {
 		t.Errorf("the registry answers %d for the main VM's state", code)
 	}
 	if err := r.api.Delete(t.Context(), r.set(t, ns, "team")); err != nil {
 		t.Fatal(err)
 	}
 	kubetest.Eventually(t, "the set", func() string { return string(r.set(t, ns, "team").UID) }, "")
-	if code := r.tag(t, vmName, contract.ForkSnapshotTag); code != http.StatusNotFound {
+	if code := r.tag(t, repo, contract.ForkSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for the main VM's state", code)
 	}
 }

@@ -35,6 +35,8 @@ type WebhookConfig struct {
 	Key   string
 	Lives servingcert.Lives // of a kept one; zero: as is usual
 
+	CloneDirs string // absolute folders of the nodes, by comma, that pods may be cloned from
+
 	ClientCA    string   // PEM file with the authorities of who may ask; "": everybody may
 	ClientNames []string // common names of who may; none: whoever has a certificate of theirs
 }
@@ -54,8 +56,17 @@ func (w WebhookConfig) check() error {
 	if len(w.ClientNames) > 0 && w.ClientCA == "" {
 		return errdefs.Invalidf("client-allowed-names needs client-ca-file: a name counts on a certificate alone")
 	}
+	for _, dir := range w.cloneDirs() {
+		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
+			return errdefs.Invalidf("clone-dirs: %q is not an absolute path without . and ..", dir)
+		}
+	}
 	_, _, err := w.listen()
 	return err
+}
+
+func (w WebhookConfig) cloneDirs() []string {
+	return strings.FieldsFunc(w.CloneDirs, func(r rune) bool { return r == ',' })
 }
 
 func (w WebhookConfig) listen() (host string, port int, err error) {
@@ -123,7 +134,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 		}
 		server = admission.Clients{Authorities: file.VerifyOptions, Names: c.Webhook.ClientNames}.Guarded(server)
 	}
-	hooks := &admission.Webhooks{Client: m.GetClient(), Live: m.GetAPIReader(), Registry: snapshots, Metrics: admission.NewMetrics(ctrlmetrics.Registry)}
+	hooks := &admission.Webhooks{Client: m.GetClient(), Live: m.GetAPIReader(), Registry: snapshots, CloneDirs: c.Webhook.cloneDirs(), Metrics: admission.NewMetrics(ctrlmetrics.Registry)}
 	hooks.Register(server)
 	if err := m.AddReadyzCheck("webhook-server", func(req *http.Request) error { return server.StartedChecker()(req) }); err != nil {
 		return err

@@ -51,6 +51,9 @@ type Config struct {
 
 	StaticForwardNetworks string `json:"staticForwardNetworks,omitempty"` // CIDRs, by comma, to whose machines static pods forward ports; "": none
 
+	PublicRepositories string `json:"publicRepositories,omitempty"` // of the registry, by comma, that every namespace may clone from
+	TrustOldSnapshots  bool   `json:"trustOldSnapshots,omitempty"`  // that do not say whose they are, for what their names say
+
 	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, kept for itself
 	CPU            string `json:"cpu,omitempty"`
 	Memory         string `json:"memory,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/epochclient"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
@@ -15,7 +16,7 @@ func (c *Config) Environment(env func(string) string) {
 	for _, v := range []struct {
 		key string
 		to  *string
-	}{{"EPOCH_URL", &c.EpochURL}, {"EPOCH_TOKEN", &c.EpochToken}, {"VK_EPOCH_TOKEN_FILE", &c.EpochTokenFile}, {"EPOCH_CA_CERT", &c.EpochCACert}, {"VK_PEERS", &c.Peers}} {
+	}{{"EPOCH_URL", &c.EpochURL}, {"EPOCH_TOKEN", &c.EpochToken}, {"VK_EPOCH_TOKEN_FILE", &c.EpochTokenFile}, {"EPOCH_CA_CERT", &c.EpochCACert}, {"VK_PEERS", &c.Peers}, {"VK_PUBLIC_REPOSITORIES", &c.PublicRepositories}} {
 		if *v.to == "" {
 			*v.to = env(v.key)
 		}
@@ -28,6 +29,16 @@ func (c Config) registry() (podprovider.Registry, error) {
 	var err error
 	if r.URL, r.Auth, err = (epochclient.Settings{URL: c.EpochURL, Token: c.EpochToken, TokenFile: c.EpochTokenFile, CACert: c.EpochCACert}).Read(); err != nil {
 		return r, err
+	}
+	r.TrustOld = c.TrustOldSnapshots
+	for repo := range strings.SplitSeq(c.PublicRepositories, ",") {
+		if repo = strings.TrimSpace(repo); repo == "" {
+			continue
+		}
+		if ref, err := contract.ParseSnapshotRef(strings.TrimSuffix(repo, "/")); err != nil || ref.Repo != strings.TrimSuffix(repo, "/") {
+			return r, errdefs.Invalidf("public repository %q is neither a repository such as team/base nor the beginning of some such as team/", repo)
+		}
+		r.Public = append(r.Public, repo)
 	}
 	for peer := range strings.SplitSeq(c.Peers, ",") {
 		if peer = strings.TrimSpace(peer); peer == "" {

@@ -38,7 +38,9 @@ type Webhooks struct {
 	// Live reads Deployments and StatefulSets, which nobody here caches.
 	Live     client.Reader
 	Registry controller.Registry // nil: no VM is ever durable
-	Metrics  *Metrics
+	// CloneDirs are the folders of nodes from which pods may be cloned.
+	CloneDirs []string
+	Metrics   *Metrics
 }
 
 // Register has s serve the webhooks.
@@ -46,7 +48,7 @@ func (w *Webhooks) Register(s webhook.Server) {
 	decoder := ctrladmission.NewDecoder(w.Client.Scheme())
 	for path, h := range map[string]ctrladmission.Handler{
 		PathPod:         &podCompleter{decoder, w.Client},
-		PathCheckPod:    &podChecker{decoder},
+		PathCheckPod:    &podChecker{decoder, w.CloneDirs},
 		PathScale:       &scaleGuard{decoder, w.Live},
 		PathSet:         &setChecker{decoder, w.Client},
 		PathHibernation: &hibernationChecker{decoder, w.Client},

@@ -158,7 +158,14 @@ func (r *rig) pods(t *testing.T) {
 	}
 	r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/mode: teleport}`, tolerates), "metadata.annotations[cocoonset.cocoonstack.io/mode]", "must be one of clone, run, static")
 	r.refused(t, podManifest("default", "p", `annotations: {vm.cocoonstack.io/eviction-policy: perhaps}`, tolerates), "metadata.annotations[vm.cocoonstack.io/eviction-policy]", "hibernate, delete, refuse")
-	r.refused(t, podManifest("default", strings.Repeat("p", 60), "", tolerates), "metadata.name", "at most 63")
+	if got := create(podManifest("default", strings.Repeat("p", 60), "", tolerates), "--dry-run=server").Annotations[contract.KeyName]; !strings.HasPrefix(got, "vk---default.ppp") {
+		t.Errorf("the VM of a pod with a long name is called %q", got)
+	}
+	for _, annotation := range []string{"vm.cocoonstack.io/name: vk-victim-db", "vm.cocoonstack.io/fork-from: vk-victim-db", "cocoonset.cocoonstack.io/image: vk-victim-db:hibernate", "cocoonset.cocoonstack.io/image: victim/vk-victim-db"} {
+		key, _, _ := strings.Cut(annotation, ": ")
+		r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/managed: "true", `+annotation+`}`, tolerates), "metadata.annotations["+key+"]", "a VM of another namespace")
+	}
+	r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/managed: "true", vm.cocoonstack.io/clone-from-dir: /var/lib/cocoon/snapshots/x}`, tolerates), "metadata.annotations[vm.cocoonstack.io/clone-from-dir]", "the operator lists those")
 	if out := r.Kubectl(t, podManifest("default", "p", "", tolerates+"\n  hostNetwork: true"), "create", "--dry-run=server", "-f", "-"); !strings.Contains(out, "Warning: cocoon nodes of this version refuse the pod: spec.hostNetwork") {
 		t.Errorf("what the nodes refuse is not told: %s", out)
 	}

@@ -50,7 +50,7 @@ func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) c
 		durable = func() (bool, error) {
 			ctx, cancel := context.WithTimeout(ctx, registryLimit)
 			defer cancel()
-			return g.registry.Has(ctx, convert.VMName(pod), contract.HibernateSnapshotTag)
+			return g.registry.Has(ctx, controller.VM{Namespace: pod.Namespace, Name: convert.VMName(pod)}, contract.HibernateSnapshotTag)
 		}
 	}
 	v := eviction.Decide(pod, eviction.Emptied(node), durable)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -19,7 +20,6 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/placement"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // podCompleter gives a pod that asks for a VM what it needs to come to a virtual node.
@@ -73,8 +73,11 @@ func (c *podCompleter) claim(ctx context.Context, pod *corev1.Pod) (*v1.VMPlacem
 	if ask, _ := contract.ParseSticky(pod.Annotations); !ask.Asked || name == "" { // what is wrong with it is said when the pod is checked
 		return nil, nil
 	}
-	claim := &v1.VMPlacement{}
-	switch err := c.claims.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, claim); {
+	claim, err := placement.Lookup(pod.Namespace, name, func(name string) (*v1.VMPlacement, error) {
+		claim := &v1.VMPlacement{}
+		return claim, c.claims.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, claim)
+	})
+	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
@@ -177,7 +180,10 @@ func stay(list []corev1.Toleration) (changed bool) {
 }
 
 // podChecker refuses pods that say of their VM what nobody could understand, and warns of what our nodes refuse.
-type podChecker struct{ decoder ctrladmission.Decoder }
+type podChecker struct {
+	decoder   ctrladmission.Decoder
+	cloneDirs []string
+}
 
 // Handle implements admission.Handler.
 func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrladmission.Response {
@@ -189,7 +195,7 @@ func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrlad
 	if req.Operation != admissionv1.Create || !tolerates(pod.Spec.Tolerations) || pod.Spec.NodeSelector[contract.LabelPool] == "" {
 		return ctrladmission.Allowed("") // not surely ours
 	}
-	if errs := checkPod(pod); len(errs) > 0 {
+	if errs := checkPod(pod, c.cloneDirs); len(errs) > 0 {
 		return refuse(corev1.SchemeGroupVersion.WithKind("Pod").GroupKind(), pod.Name, errs)
 	}
 	resp := ctrladmission.Allowed("")
@@ -199,17 +205,17 @@ func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrlad
 	return resp
 }
 
-// checkPod refuses annotations that are none of the contract's, and names that no VM may have.
-func checkPod(pod *corev1.Pod) field.ErrorList {
-	errs := convert.CheckKeys(pod)
-	if name := convert.VMName(pod); !convert.Static(pod) {
-		if err := vm.ValidateName(name); err != nil {
-			path, value := field.NewPath("metadata", "name"), pod.Name
-			if pod.Annotations[contract.KeyName] != "" && name != contract.VMName(pod.Namespace, pod.Name) {
-				path, value = field.NewPath("metadata", "annotations").Key(contract.KeyName), name
-			}
-			errs = append(errs, field.Invalid(path, value, err.Error()))
-		}
+// checkPod refuses annotations that are none of the contract's, names that the pod may not give or use, and folders of the node
+// that are not listed for it.
+func checkPod(pod *corev1.Pod, cloneDirs []string) field.ErrorList {
+	errs := append(convert.CheckKeys(pod), convert.CheckNames(pod)...)
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	below := func(dir string) bool {
+		return ask.CloneFromDir == dir || strings.HasPrefix(ask.CloneFromDir, strings.TrimSuffix(dir, "/")+"/")
+	}
+	if ask.CloneFromDir != "" && !slices.ContainsFunc(cloneDirs, below) {
+		errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(contract.KeyCloneFromDir),
+			"folders of a node are not for everybody: the operator lists those that pods may be cloned from (--clone-dirs of cocoon-manager, cloneDirs of cocoond)"))
 	}
 	return errs
 }

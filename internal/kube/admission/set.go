@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	slashpath "path"
 	"strconv"
 	"strings"
 
@@ -18,7 +19,6 @@ import (
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // setChecker refuses CocoonSets whose pods or VMs could not be made.
@@ -54,19 +54,19 @@ func (c *setChecker) Handle(ctx context.Context, req ctrladmission.Request) ctrl
 func checkSet(set *v1.CocoonSet) field.ErrorList {
 	spec := field.NewPath("spec")
 	agent := &set.Spec.Agent
-	last := set.Name + "-" + strconv.Itoa(int(agent.Replicas))
-	errs := checkVMName(set.Namespace, last, field.NewPath("metadata", "name"), set.Name)
+	errs := labelled(field.NewPath("metadata", "name"), set.Name)
 	if set.Spec.NodeName != "" {
 		errs = append(errs, dns(spec.Child("nodeName"), set.Spec.NodeName)...)
 	}
 	errs = append(errs, checkOptions(&agent.VMOptions, spec.Child("agent"))...)
-	errs = append(errs, checkImage(contract.Mode(agent.Mode), agent.Image, spec.Child("agent", "image"))...)
+	errs = append(errs, checkImage(set.Namespace, contract.Mode(agent.Mode), agent.Image, spec.Child("agent", "image"))...)
 	errs = append(errs, checkEnvFrom(agent.EnvFrom, spec.Child("agent", "envFrom"))...)
 	if agent.ServiceAccountName != "" {
 		errs = append(errs, dns(spec.Child("agent", "serviceAccountName"), agent.ServiceAccountName)...)
 	}
 	for i := range set.Spec.Toolboxes {
 		t, path := &set.Spec.Toolboxes[i], spec.Child("toolboxes").Index(i)
+		errs = append(errs, labelled(path.Child("name"), t.Name)...)
 		errs = append(errs, checkOptions(&t.VMOptions, path)...)
 		if t.Mode == contract.ModeStatic {
 			if a, err := netip.ParseAddr(t.StaticIP); err != nil || a.Zone() != "" {
@@ -74,20 +74,15 @@ func checkSet(set *v1.CocoonSet) field.ErrorList {
 			}
 			continue // it makes no VM
 		}
-		errs = append(errs, checkVMName(set.Namespace, set.Name+"-"+t.Name, path.Child("name"), t.Name)...)
-		errs = append(errs, checkImage(t.Mode, t.Image, path.Child("image"))...)
+		errs = append(errs, checkImage(set.Namespace, t.Mode, t.Image, path.Child("image"))...)
 	}
 	return errs
 }
 
-// checkVMName refuses what makes the name of a pod's VM one that no VM may have.
-func checkVMName(namespace, pod string, path *field.Path, value string) field.ErrorList {
-	name := contract.VMName(namespace, pod)
-	if err := vm.ValidateName(name); err != nil {
-		return field.ErrorList{field.Invalid(path, value, err.Error()+"; choose shorter names")}
-	}
-	if !contract.Pushable(name) {
-		return field.ErrorList{field.Invalid(path, value, "the VM name "+name+" cannot be that of a repository, in which its state would be kept")}
+// labelled refuses a name that cannot be in a label, as it is on the pods of a set.
+func labelled(path *field.Path, value string) field.ErrorList {
+	if why := validation.IsValidLabelValue(value); len(why) > 0 {
+		return field.ErrorList{field.Invalid(path, value, strings.Join(why, "; "))}
 	}
 	return nil
 }
@@ -99,15 +94,18 @@ func dns(path *field.Path, value string) field.ErrorList {
 	return nil
 }
 
-// checkImage refuses what cannot name a snapshot or an image.
-func checkImage(mode contract.Mode, image string, path *field.Path) field.ErrorList {
+// checkImage refuses what cannot name an image, or a snapshot of the namespace.
+func checkImage(namespace string, mode contract.Mode, image string, path *field.Path) field.ErrorList {
 	if image == "" {
 		return nil // the schema's to say
 	}
 	if mode == contract.ModeClone {
-		_, err := contract.ParseSnapshotRef(image)
+		ref, err := contract.ParseSnapshotRef(image)
 		if bad, ok := errors.AsType[contract.KeyError](err); ok {
 			return field.ErrorList{field.Invalid(path, image, bad.Reason)}
+		}
+		if _, vmName := slashpath.Split(ref.Repo); !contract.MayName(namespace, vmName) {
+			return field.ErrorList{field.Forbidden(path, strconv.Quote(image)+" is the name of a VM of another namespace")}
 		}
 		return nil
 	}
@@ -171,7 +169,7 @@ func checkEnvFrom(from []corev1.EnvFromSource, path *field.Path) field.ErrorList
 	return errs
 }
 
-// taken are the names of the VMs that a set makes.
+// taken are the names of the pods that a set makes.
 type taken struct {
 	prefix    string
 	replicas  int32
@@ -179,7 +177,7 @@ type taken struct {
 }
 
 func namesOf(set *v1.CocoonSet) taken {
-	t := taken{prefix: contract.VMName(set.Namespace, set.Name), replicas: set.Spec.Agent.Replicas, toolboxes: map[string]bool{}}
+	t := taken{prefix: set.Name, replicas: set.Spec.Agent.Replicas, toolboxes: map[string]bool{}}
 	for _, box := range set.Spec.Toolboxes {
 		if box.Mode != contract.ModeStatic {
 			t.toolboxes[t.prefix+"-"+box.Name] = true
@@ -197,29 +195,26 @@ func (t taken) has(name string) bool {
 	return ok && err == nil && strconv.FormatInt(n, 10) == slot && n >= 0 && int32(n) <= t.replicas
 }
 
-// checkNamesTaken refuses a set one of whose VMs would have the name of another set's. VM names are made of namespace, set
-// and slot, joined by dashes, which all three may hold; and one registry has the state of all VMs by name.
+// checkNamesTaken refuses a set one of whose pods, and VMs, would have the name of another set's: names are made of set and slot,
+// joined by a dash, which both may hold. Sets of other namespaces are in nobody's way.
 func checkNamesTaken(set *v1.CocoonSet, others []v1.CocoonSet) field.ErrorList {
-	const why = "the VM %s is that of another CocoonSet, of this namespace or another; choose another name"
+	const why = "the pod %s is that of CocoonSet %s; choose another name"
 	mine := namesOf(set)
 	var errs field.ErrorList
 	for i := range others {
 		other := &others[i]
-		if other.Namespace == set.Namespace && other.Name == set.Name {
+		if other.Namespace != set.Namespace || other.Name == set.Name {
 			continue
 		}
 		theirs := namesOf(other)
-		if mine.prefix == theirs.prefix {
-			return append(errs, field.Invalid(field.NewPath("metadata", "name"), set.Name, fmt.Sprintf(why, mine.prefix+"-0")))
-		}
 		for name := range theirs.toolboxes {
 			if mine.has(name) && !mine.toolboxes[name] {
-				errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), set.Name, fmt.Sprintf(why, name)))
+				errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), set.Name, fmt.Sprintf(why, name, other.Name)))
 			}
 		}
 		for i, box := range set.Spec.Toolboxes {
 			if name := mine.prefix + "-" + box.Name; mine.toolboxes[name] && theirs.has(name) {
-				errs = append(errs, field.Invalid(field.NewPath("spec", "toolboxes").Index(i).Child("name"), box.Name, fmt.Sprintf(why, name)))
+				errs = append(errs, field.Invalid(field.NewPath("spec", "toolboxes").Index(i).Child("name"), box.Name, fmt.Sprintf(why, name, other.Name)))
 			}
 		}
 	}

@@ -20,7 +20,7 @@ func set(t *testing.T, namespace, name, spec string) v1.CocoonSet {
 	return s
 }
 
-// One VM name is that of one set: the dashes of namespace, set and slot make no second one.
+// One pod, and its VM, is that of one set: the dashes of set and slot make no second one.
 func TestNamesTaken(t *testing.T) {
 	const one, four = `{agent: {image: a}}`, `{agent: {image: a, replicas: 4}}`
 	for name, c := range map[string]struct {
@@ -29,7 +29,7 @@ func TestNamesTaken(t *testing.T) {
 		field                   string // "": both may be
 	}{
 		"the same in another namespace": {"a", "b", one, "c", "b", one, ""},
-		"dashes move":                   {"a", "b-c", one, "a-b", "c", one, "metadata.name"},
+		"dashes move":                   {"a", "b-c", one, "a-b", "c", one, ""},
 		"toolbox is another's agent":    {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, image: x}]}`, "a", "b-c", four, "spec.toolboxes[0].name"},
 		"but not of one with fewer":     {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-5, image: x}]}`, "a", "b-c", four, ""},
 		"nor with a leading zero":       {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-03, image: x}]}`, "a", "b-c", four, ""},
@@ -54,9 +54,12 @@ func TestCheckSet(t *testing.T) {
 		{"default", "s", `{nodeName: n1, agent: {image: "team/base:v1", storage: 10Gi, envFrom: [{secretRef: {name: e}}], resources: {requests: {cpu: 1}, limits: {cpu: 2, memory: 1Gi}}}}`, ""},
 		{"default", "s", `{agent: {mode: run, image: "https://example.com/a.qcow2"}, toolboxes: [{name: w, mode: static, staticIP: "10.0.0.9", staticVMID: x}]}`, ""},
 		{"default", long, `{agent: {image: a}}`, ""},
-		{"default", long, `{agent: {image: a, replicas: 10}}`, "metadata.name"},
-		{"another-namespace", long, `{agent: {image: a}}`, "metadata.name"},
-		{"default", "s", `{agent: {image: a}, toolboxes: [{name: ` + long + long[:10] + `, image: x, mode: run}]}`, "spec.toolboxes[0].name"},
+		{"another-namespace", long, `{agent: {image: a, replicas: 10}}`, ""}, // VMs of such pods have names with a hash
+		{"default", long + long, `{agent: {image: a}}`, "metadata.name"},
+		{"prod", "s", `{agent: {mode: clone, image: "vk-prod-db"}}`, ""},
+		{"prod", "s", `{agent: {mode: clone, image: "vk-victim-db:hibernate"}}`, "spec.agent.image"},
+		{"prod", "s", `{agent: {image: a}, toolboxes: [{name: t, mode: clone, image: "victim/vk-victim-db"}]}`, "spec.toolboxes[0].image"},
+		{"default", "s", `{agent: {image: a}, toolboxes: [{name: ` + long + long + `, image: x, mode: run}]}`, "spec.toolboxes[0].name"},
 		{"default", "s", `{agent: {image: a}, toolboxes: [{name: ` + long + long[:10] + `, mode: static, staticIP: "::1", staticVMID: x}]}`, ""},
 		{"default", "s", `{nodeName: "a b", agent: {image: a}}`, "spec.nodeName"},
 		{"default", "s", `{agent: {mode: clone, image: "a:` + strings.Repeat("t", 100) + `"}}`, "spec.agent.image"},

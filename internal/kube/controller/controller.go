@@ -19,12 +19,19 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Registry is what controllers ask of the registry of snapshots. The repository of a VM has its name.
+// VM says which VM is meant: names are those of its namespace.
+type VM struct{ Namespace, Name string }
+
+// Registry is what controllers ask of the registry of snapshots. A VM's are below its namespace; see contract.Repository.
 type Registry interface {
 	// Has reports whether a snapshot of the VM is there under the tag, durable and complete.
-	Has(ctx context.Context, vmName, tag string) (bool, error)
-	// Delete removes the tag. One that is not there is no error.
-	Delete(ctx context.Context, vmName, tag string) error
+	Has(ctx context.Context, of VM, tag string) (bool, error)
+	// HadOld reports whether one is where releases before owners kept it, and does not say that it is another namespace's. Its
+	// node makes sure of that before it uses it.
+	HadOld(ctx context.Context, of VM, tag string) (bool, error)
+	// Delete removes the tag, also where earlier releases kept it, if what is there says that it is of the VM's namespace. One
+	// that is not there is no error.
+	Delete(ctx context.Context, of VM, tag string) error
 }
 
 // Mark makes hibernate and generation the pod's annotations of that owner, and of no other. Several owners may wish that a

@@ -3,7 +3,9 @@ package convert
 import (
 	"errors"
 	"maps"
+	"path"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -44,6 +46,7 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 		}
 	}
 	errs = append(errs, checkOrigin(pod, ask)...)
+	errs = append(errs, CheckNames(pod)...)
 	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
 	return errs
 }
@@ -174,17 +177,40 @@ func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Pa
 
 // checkVM asks the engine's own rules, so that a pod that can never run is told so at once.
 func checkVM(pod *corev1.Pod) field.ErrorList {
-	if err := vm.ValidateName(VMName(pod)); err != nil {
-		if pod.Annotations[contract.KeyName] != "" {
-			return field.ErrorList{field.Invalid(annotationPath(contract.KeyName), VMName(pod), err.Error())}
-		}
-		return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), pod.Name,
-			err.Error()+"; name the VM with the annotation "+contract.KeyName)}
-	}
 	if err := Spec(pod, Node{}, nil).Validate(); err != nil {
 		return field.ErrorList{field.Invalid(field.NewPath("spec"), pod.Name, err.Error())}
 	}
 	return nil
+}
+
+// CheckNames returns the names that pod gives VMs and snapshots of its namespace and that no VM may have, or only one of another
+// namespace. The name that a pod gets without saying one is always right.
+func CheckNames(pod *corev1.Pod) field.ErrorList {
+	if Static(pod) {
+		return nil
+	}
+	var errs field.ErrorList
+	foreign := func(key, value, name string) {
+		if !contract.MayName(pod.Namespace, name) {
+			errs = append(errs, field.Forbidden(annotationPath(key), strconv.Quote(value)+" is the name of a VM of another namespace"))
+		}
+	}
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	if ask.Name != "" {
+		if err := vm.ValidateName(ask.Name); err != nil {
+			errs = append(errs, field.Invalid(annotationPath(contract.KeyName), ask.Name, err.Error()))
+		}
+		foreign(contract.KeyName, ask.Name, ask.Name)
+	}
+	if ask.ForkFrom != "" {
+		foreign(contract.KeyForkFrom, ask.ForkFrom, ask.ForkFrom)
+	}
+	if clones(ask) && ask.ForkFrom == "" && ask.CloneFromDir == "" {
+		if ref, err := contract.ParseSnapshotRef(Image(pod)); err == nil {
+			foreign(contract.KeyImage, Image(pod), path.Base(ref.Repo))
+		}
+	}
+	return errs
 }
 
 // CheckKeys returns the annotations of pod whose values nobody could understand, whatever a node is able to do.

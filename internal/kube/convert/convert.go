@@ -29,7 +29,7 @@ type Node struct {
 	IP   string
 }
 
-// VMName is the name of pod's VM: the annotation, else derived from namespace and name. It may be invalid; see Check.
+// VMName is the name of pod's VM: the annotation, else derived from namespace and name. See CheckNames.
 func VMName(pod *corev1.Pod) string {
 	if name := pod.Annotations[contract.KeyName]; name != "" {
 		return name

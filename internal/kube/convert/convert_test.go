@@ -119,7 +119,12 @@ func TestCheckRefuses(t *testing.T) {
 		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
 		"windows guest":   {annotate(contract.KeyOS, "windows"), "linux guests only"},
 		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
-		"long name":       {func(p *corev1.Pod) { p.Name = strings.Repeat("a", 60) }, "has 71 characters; at most 63"},
+		"long name":       {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
+		"another's name":  {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
+		"another's fork":  {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
+		"another's state": {func(p *corev1.Pod) {
+			p.Annotations[contract.KeyMode], p.Annotations[contract.KeyImage] = "clone", "victim/vk-victim-db:hibernate"
+		}, "a VM of another namespace"},
 		"1000 CPUs": {on(func(c *corev1.Container) {
 			c.Resources.Limits = corev1.ResourceList{"cpu": resource.MustParse("1000")}
 		}), "1000 CPUs"},
@@ -134,6 +139,9 @@ func TestCheckRefuses(t *testing.T) {
 				t.Errorf("the reason is %q, want %q in it", msg, tc.want)
 			}
 		})
+	}
+	if errs := Check(plain(func(p *corev1.Pod) { p.Name, p.Namespace = strings.Repeat("a", 200), strings.Repeat("n", 63) })); len(errs) > 0 {
+		t.Errorf("a pod with a long name is refused: %v", errs)
 	}
 	both := Check(plain(func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.HostPID = true, true }))
 	if len(both) != 2 {

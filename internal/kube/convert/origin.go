@@ -58,7 +58,7 @@ func checkOrigin(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 		if err := vm.ValidateName(ask.ForkFrom); err != nil {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeyForkFrom), ask.ForkFrom, err.Error()))
 		}
-		no(ask.ForkFrom == VMName(pod), contract.KeyForkFrom, "a VM cannot be forked from itself")
+		no(contract.CanonicalVMName(pod.Namespace, ask.ForkFrom) == contract.CanonicalVMName(pod.Namespace, VMName(pod)), contract.KeyForkFrom, "a VM cannot be forked from itself")
 	case clones(ask):
 		_, err := contract.ParseSnapshotRef(Image(pod))
 		if bad, ok := errors.AsType[contract.KeyError](err); ok {

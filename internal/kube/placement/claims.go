@@ -71,7 +71,9 @@ func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 // find reads the VM's claim, which it makes if there is none.
 func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) (*v1.VMPlacement, error) {
 	claims := c.Custom.Resource(Resource).Namespace(pod.Namespace)
-	got, err := claims.Get(ctx, NameOf(pod), metav1.GetOptions{})
+	got, err := Lookup(pod.Namespace, NameOf(pod), func(name string) (*unstructured.Unstructured, error) {
+		return claims.Get(ctx, name, metav1.GetOptions{})
+	})
 	if apierrors.IsNotFound(err) {
 		var o *unstructured.Unstructured
 		if o, err = encode(fresh(pod, ask)); err != nil {

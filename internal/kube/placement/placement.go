@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -34,6 +35,17 @@ func NameOf(pod *corev1.Pod) string {
 		return ""
 	}
 	return convert.VMName(pod)
+}
+
+// Lookup finds, by get, the claim of the VM that the namespace knows by name. A claim that an earlier release made has the name
+// that the VM had then. The error is get's: NotFound (of the API server) when there is none.
+func Lookup[T any](namespace, vmName string, get func(name string) (T, error)) (claim T, err error) {
+	for _, name := range contract.Aliases(namespace, vmName) {
+		if claim, err = get(name); !apierrors.IsNotFound(err) {
+			return claim, err
+		}
+	}
+	return claim, err
 }
 
 // Check says why the VM of a pod that asks for it cannot be claimed; "" when it can.

@@ -21,27 +21,27 @@ import (
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
 func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error) {
-	rec, of, err := p.enter(namespace, pod, container, "exec")
+	w, rec, of, err := p.enter(namespace, pod, container, "exec")
 	if err != nil {
 		return 0, err
 	}
 	e.Container = of
-	return p.Runtime.Exec(ctx, string(rec.ID), e, s)
+	return w.vms.Exec(ctx, string(rec.ID), e, s)
 }
 
 // Attach joins the standard files of a container. A guest that boots itself shows its serial console. Errors as of Exec.
 func (p *Provider) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
-	rec, of, err := p.enter(namespace, pod, container, "attach")
+	w, rec, of, err := p.enter(namespace, pod, container, "attach")
 	switch {
 	case err != nil:
 		return err
 	case rec.ImageType != vm.ImageDisk:
 		a.Container = of
-		return p.Runtime.Attach(ctx, string(rec.ID), a, s)
+		return w.vms.Attach(ctx, string(rec.ID), a, s)
 	case s.Stdin != nil:
 		return errdefs.Preconditionf("the guest of pod %q boots itself and has no main process to type to; attach without -i, or use kubectl exec -it", pod)
 	}
-	return p.Runtime.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
+	return w.vms.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {
 			return nil
 		}
@@ -50,23 +50,23 @@ func (p *Provider) Attach(ctx context.Context, namespace, pod, container string,
 	})
 }
 
-// enter returns the VM in which the container runs, and its name there: "" when it is all of the VM.
-func (p *Provider) enter(namespace, pod, container, verb string) (*vm.Record, string, error) {
+// enter returns the pod's worker, the VM in which the container runs, and its name there: "" when it is all of the VM.
+func (p *Provider) enter(namespace, pod, container, verb string) (*worker, *vm.Record, string, error) {
 	w, err := p.locate(namespace, pod, container)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	spec, rec, _ := w.look()
 	if w.static {
-		return nil, "", unserved(spec, verb)
+		return nil, nil, "", unserved(spec, verb)
 	}
 	if !up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
-		return nil, "", errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
+		return nil, nil, "", errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
 	}
 	if len(rec.Containers) == 0 {
 		container = ""
 	}
-	return rec, container, nil
+	return w, rec, container, nil
 }
 
 // Logs streams the output of the pod's main process. Errors as for Exec; without a VM yet: FailedPrecondition.
@@ -88,7 +88,7 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 		o.Container = container
 	}
 	o.Serial = rec.ImageType == vm.ImageDisk
-	return p.Runtime.Logs(ctx, string(rec.ID), o, fn)
+	return w.vms.Logs(ctx, string(rec.ID), o, fn)
 }
 
 // Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there: from inside the
@@ -103,7 +103,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	}
 	if _, rec, _ := w.look(); !w.static && up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
 		in := &noted{Reader: stream}
-		err := p.Runtime.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
+		err := w.vms.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
 		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // what was read is lost
 			return err
 		}

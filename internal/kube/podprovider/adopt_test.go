@@ -145,7 +145,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 		t.Helper()
 		spec := convert.Spec(pod(func(p *corev1.Pod) { p.UID = "other" }), convert.Node{Name: node}, nil)
 		if uid == "" {
-			spec.Labels = nil
+			spec.Labels, spec.Offered = nil, []string{"default"}
 		} else {
 			spec.Labels[contract.VMLabelPodUID] = uid
 		}
@@ -153,10 +153,36 @@ func TestWhoOwnsTheName(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	synctest.Test(t, func(t *testing.T) { // the leftover of a pod that is gone
+	for _, policy := range []OrphanPolicy{OrphanAlert, OrphanKeep} { // nobody has given up what is in it
+		synctest.Test(t, func(t *testing.T) {
+			e := newEngine()
+			launch(t, e, "dead", "node-1")
+			w := startWith(t, e, Config{Orphans: policy})
+			defer w.stop()
+			w.create(pod())
+			expect(t, w.after(time.Minute), "Pending waiting:VMLeftBehind")
+			if got := w.told(); e.called("remove") != 0 || !strings.Contains(got, "cocoon vm rm --force") || !strings.Contains(got, "VK_ORPHAN_POLICY=destroy") {
+				t.Errorf("%d removals, events: %s", e.called("remove"), got)
+			}
+			if err := e.Remove(t.Context(), vmName, true); err != nil { // as it says
+				t.Fatal(err)
+			}
+			expect(t, w.after(10*time.Minute), "Running running ready")
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // one that never ran has nothing in it
 		e := newEngine()
 		launch(t, e, "dead", "node-1")
+		e.change(e.find(vmName).ID, func(r *vm.Record) { r.State, r.StartedAt = vm.StateCreated, time.Time{} })
 		w := start(t, e)
+		defer w.stop()
+		w.create(pod())
+		expect(t, w.after(time.Second), "Running running ready")
+	})
+	synctest.Test(t, func(t *testing.T) { // the leftover of a pod that is gone
+		e := newEngine()
+		w := startWith(t, e, Config{Orphans: OrphanDestroy})
+		launch(t, e, "dead", "node-1") // the node knows nothing of its pod
 		defer w.stop()
 		w.create(pod())
 		expect(t, w.after(time.Second), "Running running ready")
@@ -191,13 +217,41 @@ func TestWhoOwnsTheName(t *testing.T) {
 	})
 }
 
+// A VM that was made by hand and that is offered to nobody is nobody's but the operator's, whatever a pod says.
+func TestAVMThatIsNotOffered(t *testing.T) {
+	for name, offered := range map[string][]string{"to nobody": nil, "to others": {"other"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEngine()
+				rec, err := e.Launch(t.Context(), vm.Spec{Name: vmName, Image: "x", Offered: offered}.Default())
+				if err != nil {
+					t.Fatal(err)
+				}
+				greedy := pod(asks(map[string]string{contract.KeyID: string(rec.ID)}))
+				w := start(t, e)
+				w.create(greedy)
+				expect(t, w.after(time.Second), "Running running ready")
+				w.stop()
+				w.run(Config{}) // as a process that adopts
+				defer w.stop()
+				w.after(time.Minute)
+				w.kill()
+				expect(t, w.after(time.Minute), "gone")
+				if left, err := e.Inspect(t.Context(), string(rec.ID)); err != nil || left.Revision != rec.Revision+1 || e.count() != 1 { // its guest came up
+					t.Errorf("the operator's VM is %+v, %v, and %d are left", left, err, e.count())
+				}
+			})
+		})
+	}
+}
+
 // A VM that was made by hand is adopted by one pod: another one that names it neither gets at it nor takes it along when it
 // goes, whatever its annotations say and whoever is looked at first after a restart.
 func TestAnAdoptedVMIsOnePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
 		spec := convert.Spec(pod(), convert.Node{Name: "node-1"}, nil)
-		spec.Labels = nil
+		spec.Labels, spec.Offered = nil, []string{"other", "default"}
 		rec, err := e.Launch(t.Context(), spec)
 		if err != nil {
 			t.Fatal(err)

@@ -38,7 +38,7 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if again, ok := w.claim(ctx, pod); !ok {
 		return again
 	}
-	digest, sleeps, err := w.elsewhere(ctx, pod)
+	at, sleeps, err := w.elsewhere(ctx, pod)
 	switch {
 	case err != nil:
 		reason, _ := waiting(err)
@@ -46,7 +46,7 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 	case sleeps && contract.Hibernate(pod.Annotations) && !w.here(ctx):
 		return w.sleeps("")
 	case sleeps:
-		return w.wakeRemote(ctx, pod, digest)
+		return w.wakeRemote(ctx, pod, at)
 	}
 	if origin := convert.OriginOf(pod); !origin.Boots() {
 		return w.cloneUp(ctx, pod, origin)
@@ -93,10 +93,7 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if w.launched.IsZero() {
 		w.launched = time.Now()
 	}
-	rec, err := w.launch(ctx, spec)
-	if errdefs.IsAlreadyExists(err) {
-		rec, err = w.occupied(ctx, func() (vm.Record, error) { return w.launch(ctx, spec) })
-	}
+	rec, err := w.launchOnce(ctx, spec)
 	if ctx.Err() != nil {
 		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
 	}
@@ -114,6 +111,22 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 		return 0
 	}
 	return w.retry(ctx, reason, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+}
+
+// launchOnce makes a VM unless one of the name is there: the pod's own, or one that the operator offers.
+func (w *worker) launchOnce(ctx context.Context, spec vm.Spec) (vm.Record, error) {
+	launch := func() (vm.Record, error) { return w.launch(ctx, spec) }
+	switch _, err := w.named(ctx, w.vmName); {
+	case err == nil:
+		return w.occupied(ctx, launch)
+	case !errdefs.IsNotFound(err):
+		return vm.Record{}, err
+	}
+	rec, err := launch()
+	if errdefs.IsAlreadyExists(err) {
+		return w.occupied(ctx, launch)
+	}
+	return rec, err
 }
 
 func wait(ctx context.Context, done <-chan struct{}) bool {
@@ -167,9 +180,9 @@ func delay(base, most time.Duration, n int) time.Duration {
 }
 
 // occupied deals with a VM that already has our name: ours from before, the leftover of a pod that is gone, one that was
-// made by hand for this pod, or somebody else's.
+// made by hand for this pod, or that of another pod of the namespace.
 func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
-	rec, err := w.p.Runtime.Inspect(ctx, w.vmName)
+	rec, err := w.vms.Inspect(ctx, w.vmName)
 	if err != nil {
 		return vm.Record{}, errdefs.Unavailablef("VM %s is there and is not: %v", w.vmName, err)
 	}
@@ -178,14 +191,18 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 	case uid == string(w.uid) && (rec.State != vm.StateError || !rec.StartedAt.IsZero()):
 		return rec, nil
 	case uid == string(w.uid): // never came up
-	case uid == "":
+	case uid == "" && w.may(rec):
 		if other := w.p.reserve(w, rec.ID); other != nil {
 			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", w.vmName, other.key)
 		}
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the VM %s that was there already", w.vmName)
 		return w.wakeUp(ctx, rec)
-	case label[contract.VMLabelNode] != w.p.cfg.Node.Name || w.p.alive(uid):
+	case uid == "" || label[contract.VMLabelNode] != w.p.cfg.Node.Name || w.p.alive(uid):
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", w.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
+	case w.p.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // what is in it, nobody has given up
+		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, whose orphan policy %q leaves it alone: "+
+			"save it there if it is needed (`cocoon snapshot save --name NAME %[2]s`) and remove it (`cocoon vm rm --force %[2]s`), or set VK_ORPHAN_POLICY=destroy",
+			w.vmName, rec.ID, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName], w.p.cfg.Node.Name, w.p.cfg.Orphans)}
 	}
 	w.log.Info("removing leftover vm", "vm", rec.ID)
 	if err := w.p.removeOrphan(ctx, rec); err != nil {
@@ -196,16 +213,26 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 
 // here reports whether a VM of our name is on this node.
 func (w *worker) here(ctx context.Context) bool {
-	_, err := w.p.named(ctx, w.vmName)
+	_, err := w.named(ctx, w.vmName)
 	return err == nil
 }
 
 // named is the VM of that name; NotFound when there is none. What refers to a VM may also be the beginning of its id, which a
 // name can look like.
-func (p *Provider) named(ctx context.Context, name string) (vm.Record, error) {
-	rec, err := p.Runtime.Inspect(ctx, name)
-	if errdefs.IsInvalid(err) || err == nil && rec.Spec.Name != name {
-		return vm.Record{}, errdefs.NotFoundf("no VM is named %s", name)
+func (t tenant) named(ctx context.Context, name string) (vm.Record, error) {
+	rec, err := t.vms.Inspect(ctx, name)
+	if errdefs.IsInvalid(err) || errdefs.IsNotFound(err) || err == nil && rec.Spec.Name != name {
+		return vm.Record{}, errdefs.NotFoundf("no VM of namespace %s is named %s", t.owner.Namespace, name)
+	}
+	return rec, err
+}
+
+// known is named for a VM of another pod, which may have been made by an earlier release.
+func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err error) {
+	for _, alias := range contract.Aliases(t.owner.Namespace, name) {
+		if rec, err = t.named(ctx, alias); !errdefs.IsNotFound(err) {
+			return rec, err
+		}
 	}
 	return rec, err
 }
@@ -240,14 +267,14 @@ func (w *worker) lacks(a convert.Absent) {
 // wakeUp starts an adopted VM that does not run.
 func (w *worker) wakeUp(ctx context.Context, rec vm.Record) (vm.Record, error) {
 	if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
-		return w.p.Runtime.Start(ctx, string(rec.ID))
+		return w.vms.Start(ctx, string(rec.ID))
 	}
 	return rec, nil
 }
 
 // start starts a VM that was made but never ran.
 func (w *worker) start(ctx context.Context, rec *vm.Record) time.Duration {
-	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
+	got, err := w.vms.Start(ctx, string(rec.ID))
 	if err != nil {
 		return w.retry(ctx, reasonRunError, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
 	}

@@ -64,7 +64,7 @@ func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 
 // undoClone removes a clone that turned out not to be what the pod asks for.
 func (w *worker) undoClone(ctx context.Context, rec vm.Record) {
-	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+	if err := w.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
 		w.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
 	}
 }
@@ -103,7 +103,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) time.Dura
 
 // cloneOnce makes a VM unless one of the name is there. spec is asked only when there is none.
 func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
-	if w.p.Snapshots == nil {
+	if w.snaps == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
 	}
 	make1 := func() (vm.Record, error) {
@@ -115,7 +115,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		if len(pod.Spec.ImagePullSecrets) > 0 {
 			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
 		}
-		rec, err := w.p.Snapshots.CloneWithImage(ctx, s, auth)
+		rec, err := w.snaps.CloneWithImage(ctx, s, auth)
 		if err != nil {
 			return rec, err
 		}
@@ -124,7 +124,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		}
 		return rec, err
 	}
-	_, err := w.p.named(ctx, w.vmName)
+	_, err := w.named(ctx, w.vmName)
 	switch {
 	case err == nil:
 		return w.occupied(ctx, make1)
@@ -164,46 +164,14 @@ func (w *worker) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) 
 	case o.Fork != "":
 		return w.forkOf(ctx, pod, o.Fork)
 	}
-	return w.stored(ctx, pod, o.Snapshot)
-}
-
-// stored is the snapshot of that name on this node, else from the registry. A force-pull annotation has the registry
-// asked for a newer one first.
-func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
-	give := w.p.turns.take(ctx, "snapshot "+ref.Local())
-	if give == nil {
-		return snapshot.Snapshot{}, ctx.Err()
-	}
-	defer give()
-	here, err := w.p.findSnapshot(ctx, ref.Locals()...)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return here, err
-	}
-	ask, _ := contract.ParseVMSpec(pod.Annotations)
-	switch there := w.p.ref(ref.Repo, ref.Tag); {
-	case err == nil && (!ask.ForcePull || !w.p.remote()):
-		return here, nil
-	case !w.p.remote():
-		return here, errdefs.NotFoundf("there is no snapshot %s on this node, and no registry to pull it from: set EPOCH_URL, or import it with `cocoon snapshot import --name %s`", ref, ref.Local())
-	case err == nil:
-		digest, err := w.p.Snapshots.TagDigest(ctx, there, w.p.cfg.Registry.Auth)
-		if err != nil || digest == here.Digest {
-			return here, err
-		}
-		if err := w.p.Snapshots.RemoveSnapshot(ctx, here.ID); err != nil && !errdefs.IsNotFound(err) {
-			return here, err
-		}
-		return w.fetchSnapshot(ctx, there, ref.Local())
-	default:
-		return w.fetchSnapshot(ctx, there, ref.Local())
-	}
+	return w.stored(ctx, pod, o.Snapshot, true)
 }
 
 // fetchSnapshot pulls a snapshot and tells of it as of an image.
 func (w *worker) fetchSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
 	w.event(corev1.EventTypeNormal, eventPulling, "Pulling snapshot %q", from)
 	began := time.Now()
-	got, err := w.p.pullSnapshot(ctx, from, name)
+	got, err := w.pullSnapshot(ctx, from, name)
 	if err != nil {
 		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", from, err)
 	}
@@ -215,31 +183,28 @@ func (w *worker) fetchSnapshot(ctx context.Context, from, name string) (snapshot
 // forkOf is the snapshot by which the running VM main is forked: taken once and shared by all forks, until main is another
 // VM. When main is not on this node, what the registry last knew of it must do.
 func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snapshot.Snapshot, error) {
-	give := w.p.turns.take(ctx, "fork "+main)
+	give := w.p.turns.take(ctx, "fork "+w.owner.Qualify(main))
 	if give == nil {
 		return snapshot.Snapshot{}, ctx.Err()
 	}
 	defer give()
-	rec, err := w.p.named(ctx, main)
+	rec, err := w.known(ctx, main)
 	if errdefs.IsNotFound(err) && w.p.remote() {
 		if id := pod.Annotations[contract.KeyForkFromID]; id != "" {
-			return w.offered(ctx, pod, main, vm.ID(id))
+			return w.offered(ctx, main, vm.ID(id))
 		}
-		return w.stored(ctx, pod, contract.SnapshotRef{Repo: main, Tag: contract.DefaultSnapshotTag})
+		return w.stored(ctx, pod, contract.SnapshotRef{Repo: main, Tag: contract.DefaultSnapshotTag}, false)
 	}
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
-	if ns := rec.Spec.Labels[contract.VMLabelPodNamespace]; ns != "" && ns != pod.Namespace {
-		return snapshot.Snapshot{}, errdefs.Invalidf("VM %s is of another namespace; a fork would have all its memory", main)
-	}
-	name := forkName(main)
-	have, err := w.p.findSnapshot(ctx, name)
+	name := forkName(rec.Spec.Name)
+	have, err := w.findSnapshot(ctx, name)
 	switch {
 	case err == nil && have.Source.VMID == rec.ID:
 		return have, nil
 	case err == nil: // of a VM that had the name before
-		if err := w.p.Snapshots.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
+		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
 			return have, err
 		}
 	case !errdefs.IsNotFound(err):
@@ -248,11 +213,11 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	if !up(&rec) || !itself(&rec, false) {
 		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
 	}
-	return w.p.save(ctx, rec, name, "to fork "+main)
+	return w.save(ctx, rec, name, "to fork "+main)
 }
 
 // save takes a snapshot of rec.
-func (p *Provider) save(ctx context.Context, rec vm.Record, name, description string) (snapshot.Snapshot, error) {
+func (t tenant) save(ctx context.Context, rec vm.Record, name, description string) (snapshot.Snapshot, error) {
 	began := time.Now()
 	labels := map[string]string{}
 	for _, key := range []string{contract.VMLabelNode, contract.VMLabelPodNamespace, contract.VMLabelPodName, contract.VMLabelPodUID} {
@@ -260,10 +225,10 @@ func (p *Provider) save(ctx context.Context, rec vm.Record, name, description st
 			labels[key] = v
 		}
 	}
-	labels[contract.VMLabelNode] = p.cfg.Node.Name // by which we know that it is ours to remove
-	got, err := p.Snapshots.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
+	labels[contract.VMLabelNode] = t.p.cfg.Node.Name // by which we know that it is ours to remove
+	got, err := t.snaps.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
 	if err == nil {
-		p.Metrics.save.Observe(time.Since(began).Seconds())
+		t.p.Metrics.save.Observe(time.Since(began).Seconds())
 	}
 	return got, err
 }

@@ -34,6 +34,7 @@ func TestClones(t *testing.T) {
 		if _, err := s.SaveSnapshot(t.Context(), string(rec.ID), vm.SaveSpec{Name: name}); err != nil {
 			t.Fatal(err)
 		}
+		s.publish(name, "default")
 		if err := s.Remove(t.Context(), "template", true); err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +58,7 @@ func TestClones(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newKept()
 			template(t, s, "base:v2")
-			if _, err := s.PushSnapshot(t.Context(), "base:v2", registryURL+"/base:v2", snapshot.Auth{}, nil); err != nil {
+			if _, err := s.PushSnapshot(t.Context(), "base:v2", registryURL+"/default/base:v2", snapshot.Auth{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			_ = s.RemoveSnapshot(t.Context(), "base:v2")
@@ -151,9 +152,11 @@ func TestClones(t *testing.T) {
 	t.Run("of a folder, adopted, with another hypervisor's", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newKept()
-			if _, err := s.CloneWithImage(t.Context(), vm.CloneSpec{Name: vmName, FromDir: "/srv/x"}, nil); err != nil {
+			rec, err := s.CloneWithImage(t.Context(), vm.CloneSpec{Name: vmName, FromDir: "/srv/x"}, nil)
+			if err != nil {
 				t.Fatal(err)
 			}
+			s.change(rec.ID, func(r *vm.Record) { r.Spec.Offered = []string{"default"} })
 			w := keeping(t, s, true)
 			defer w.stop()
 			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x", contract.KeyBackend: "firecracker"})))
@@ -181,11 +184,11 @@ func TestClones(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newKept()
 			template(t, s, "base")
-			if _, err := s.PushSnapshot(t.Context(), "base", registryURL+"/base:latest", snapshot.Auth{}, nil); err != nil {
+			if _, err := s.PushSnapshot(t.Context(), "base", registryURL+"/default/base:latest", snapshot.Auth{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			s.registry.mu.Lock()
-			s.registry.tags[registryURL+"/base:latest"], s.registry.text["sha256:new"] = "sha256:new", "newer"
+			s.registry.tags[registryURL+"/default/base:latest"], s.registry.text["sha256:new"] = "sha256:new", "newer"
 			s.registry.mu.Unlock()
 			w := keeping(t, s, false)
 			defer w.stop()
@@ -272,11 +275,15 @@ func TestForks(t *testing.T) {
 		defer w.stop()
 		p := pod(asks(map[string]string{contract.KeyForkFrom: vmName, contract.KeyName: "thief"}))
 		w.create(p)
-		expect(t, w.after(time.Second), "Failed/VMRejected")
+		expect(t, w.after(time.Minute), "Pending waiting:CreateContainerError")
+		w.expectTold("no VM of namespace default is named " + vmName)
+		if s.names() != "" || s.count() != 1 {
+			t.Errorf("snapshots %q, %d VMs", s.names(), s.count())
+		}
 	})
 	synctest.Test(t, func(t *testing.T) { // a main on another node: what the registry has of it
 		s := newKept()
-		s.registry.tags[registryURL+"/"+"vk-default-main:latest"] = "sha256:1"
+		s.registry.tags[registryURL+"/default/"+"vk-default-main:latest"] = "sha256:1"
 		s.registry.text["sha256:1"] = "far away"
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -290,7 +297,7 @@ func TestForks(t *testing.T) {
 
 // TestForksOnOtherNodes has the main VM's node offer its state, and another node wait for it, for this VM's and no other's.
 func TestForksOnOtherNodes(t *testing.T) {
-	const ref = registryURL + "/" + vmName + ":fork"
+	const ref = registryURL + "/" + vmRepo + ":fork"
 	synctest.Test(t, func(t *testing.T) {
 		s := newKept()
 		s.registry.fall(errdefs.Unavailablef("away"))
@@ -303,7 +310,7 @@ func TestForksOnOtherNodes(t *testing.T) {
 		w.pass(3 * time.Second)
 		s.registry.fall(nil)
 		w.pass(time.Minute)
-		if got := s.registry.has(vmName, "fork"); got != "main's" {
+		if got := s.registry.has(vmRepo, "fork"); got != "main's" {
 			t.Errorf("offered is %q", got)
 		}
 		if n := s.called("save fork-" + vmName); n != 1 {
@@ -311,7 +318,7 @@ func TestForksOnOtherNodes(t *testing.T) {
 		}
 		w.kill()
 		w.pass(time.Minute)
-		if got := s.registry.has(vmName, "fork"); got != "" || s.names() != "" {
+		if got := s.registry.has(vmRepo, "fork"); got != "" || s.names() != "" {
 			t.Errorf("of a VM that is gone there is %q in the registry and %q here", got, s.names())
 		}
 	})
@@ -354,7 +361,7 @@ func TestPostCloneHint(t *testing.T) {
 		s.boot = -1 // no agent
 		w := keeping(t, s, true)
 		defer w.stop()
-		s.snaps["base"] = snapshot.Snapshot{ID: "base", Name: "base", Hypervisor: "fake"}
+		s.snaps["base"] = snapshot.Snapshot{ID: "base", Name: "base", Hypervisor: "fake", Published: []string{"default"}}
 		w.reach.refuse.Store(true)
 		w.create(pod(asks(map[string]string{contract.KeyMode: "clone", contract.KeyImage: "base"})))
 		p := w.after(20 * time.Second)

@@ -1,6 +1,8 @@
 package podprovider
 
 import (
+	"errors"
+
 	vkerr "github.com/virtual-kubelet/virtual-kubelet/errdefs"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -42,6 +44,7 @@ const (
 	reasonHibernated     = "Hibernated"
 	reasonElsewhere      = "StateElsewhere"
 	reasonUnclaimed      = "NodeNotClaimed"
+	reasonLeftover       = "VMLeftBehind"
 
 	eventStarted      = "Started"
 	eventPulling      = "Pulling"
@@ -80,8 +83,16 @@ const (
 	exitCannotRun = 128
 )
 
+// leftover is why a VM cannot be made: that of a deleted pod has its name, and the node may not remove it.
+type leftover struct{ error }
+
+func (l leftover) Unwrap() error { return l.error }
+
 // waiting says how a failed Launch shows in the pod: what can never work ends it, the rest is tried again.
 func waiting(err error) (reason string, never bool) {
+	if _, ok := errors.AsType[leftover](err); ok {
+		return reasonLeftover, false
+	}
 	switch errdefs.ClassOf(err) {
 	case errdefs.InvalidArgument, errdefs.Unsupported:
 		return reasonVMRejected, true

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
@@ -51,13 +52,41 @@ func (e *engine) note(kind vm.EventType, r *vm.Record) {
 	e.changed = make(chan struct{})
 }
 
-func (e *engine) find(ref string) *vm.Record {
+// find is the VM of that id or name, whoever it belongs to.
+func (e *engine) find(ref string) *vm.Record { return e.findFor(context.Background(), ref) }
+
+// findFor is find on whose behalf ctx says: as the engine, it has nothing of anybody else.
+func (e *engine) findFor(ctx context.Context, ref string) *vm.Record {
 	for _, r := range e.recs {
-		if string(r.ID) == ref || r.Spec.Name == ref {
+		if (string(r.ID) == ref || r.Spec.Name == ref) && visible(ctx, r) {
 			return r
 		}
 	}
 	return nil
+}
+
+func visible(ctx context.Context, r *vm.Record) bool { return named(r).VisibleTo(vm.Behalf(ctx)) }
+
+func named(r *vm.Record) vm.Named {
+	return vm.Named{ID: r.ID, Name: r.Spec.Name, Owner: r.Owner, Shared: r.Spec.Offered}
+}
+
+// taken reports whether o has a VM of that name.
+func (e *engine) taken(o vm.Owner, name string) bool {
+	for _, r := range e.recs {
+		if r.Spec.Name == name && r.Owner.Namespace == o.Namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// ownerFor is whose a VM is that is made with ctx. One that was made before owners has that of its labels.
+func ownerFor(ctx context.Context, labels map[string]string) vm.Owner {
+	if o := vm.Behalf(ctx); !o.Operator() {
+		return o
+	}
+	return vm.Owner{Namespace: labels[contract.VMLabelPodNamespace], PodUID: labels[contract.VMLabelPodUID]}
 }
 
 func (e *engine) enter(call string) (func(), error) {
@@ -70,7 +99,7 @@ func (e *engine) enter(call string) (func(), error) {
 	return e.mu.Unlock, nil
 }
 
-func (e *engine) Launch(_ context.Context, spec vm.Spec) (vm.Record, error) {
+func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	leave, err := e.enter("launch " + spec.Name)
 	if err != nil {
 		return vm.Record{}, err
@@ -84,12 +113,13 @@ func (e *engine) Launch(_ context.Context, spec vm.Spec) (vm.Record, error) {
 			return vm.Record{}, err
 		}
 	}
-	if e.find(spec.Name) != nil {
+	owner := ownerFor(ctx, spec.Labels)
+	if e.taken(owner, spec.Name) {
 		return vm.Record{}, errdefs.Existsf("VM name %s is taken", spec.Name)
 	}
 	e.nextIP++
 	r := &vm.Record{
-		ID: vm.NewID(), Spec: spec, State: vm.StateRunning, Driver: "fake", ImageType: vm.ImageOCI, ImageDigest: "sha256:abc",
+		ID: vm.NewID(), Owner: owner, Spec: spec, State: vm.StateRunning, Driver: "fake", ImageType: vm.ImageOCI, ImageDigest: "sha256:abc",
 		StartedAt: time.Now(), CreatedAt: time.Now(),
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP), IPv6: fmt.Sprintf("fd00::%x", e.nextIP)}},
 	}
@@ -148,12 +178,12 @@ func (e *engine) rerun(name string, code int) {
 	})
 }
 
-func (e *engine) ReleaseContainer(_ context.Context, ref, container string) error {
+func (e *engine) ReleaseContainer(ctx context.Context, ref, container string) error {
 	leave, err := e.enter("release " + container)
 	if err != nil {
 		return err
 	}
-	r := e.find(ref)
+	r := e.findFor(ctx, ref)
 	known := r != nil && r.Container(container) != nil
 	leave()
 	switch {
@@ -167,12 +197,12 @@ func (e *engine) ReleaseContainer(_ context.Context, ref, container string) erro
 }
 
 // KillContainer ends a run at once, and the next one begins.
-func (e *engine) KillContainer(_ context.Context, ref, container string, run int, grace time.Duration) error {
+func (e *engine) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	leave, err := e.enter(fmt.Sprintf("kill %s/%d %s", container, run, grace))
 	if err != nil {
 		return err
 	}
-	r := e.find(ref)
+	r := e.findFor(ctx, ref)
 	known := r != nil && r.Container(container) != nil
 	leave()
 	switch {
@@ -214,7 +244,7 @@ func (e *engine) vanish() {
 	e.note(vm.EventDeleted, r)
 }
 
-func (e *engine) Start(_ context.Context, ref string) (vm.Record, error) {
+func (e *engine) Start(ctx context.Context, ref string) (vm.Record, error) {
 	leave, err := e.enter("start")
 	if err != nil {
 		return vm.Record{}, err
@@ -225,7 +255,7 @@ func (e *engine) Start(_ context.Context, ref string) (vm.Record, error) {
 			return vm.Record{}, err
 		}
 	}
-	r := e.find(ref)
+	r := e.findFor(ctx, ref)
 	if r == nil {
 		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
 	}
@@ -245,7 +275,7 @@ func (e *engine) Stop(ctx context.Context, ref string, grace time.Duration) (vm.
 	if err != nil {
 		return vm.Record{}, err
 	}
-	r := e.find(ref)
+	r := e.findFor(ctx, ref)
 	leave()
 	if r == nil {
 		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
@@ -265,13 +295,13 @@ func (e *engine) Stop(ctx context.Context, ref string, grace time.Duration) (vm.
 	return e.Inspect(ctx, ref)
 }
 
-func (e *engine) Remove(_ context.Context, ref string, _ bool) error {
+func (e *engine) Remove(ctx context.Context, ref string, _ bool) error {
 	leave, err := e.enter("remove")
 	if err != nil {
 		return err
 	}
 	defer leave()
-	r := e.find(ref)
+	r := e.findFor(ctx, ref)
 	if r == nil {
 		return errdefs.NotFoundf("no VM %s", ref)
 	}
@@ -280,24 +310,26 @@ func (e *engine) Remove(_ context.Context, ref string, _ bool) error {
 	return nil
 }
 
-func (e *engine) Inspect(_ context.Context, ref string) (vm.Record, error) {
+func (e *engine) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 	leave, err := e.enter("inspect")
 	if err != nil {
 		return vm.Record{}, err
 	}
 	defer leave()
-	var all []vm.Named
-	for id, r := range e.recs {
-		all = append(all, vm.Named{ID: id, Name: r.Spec.Name})
-	}
-	id, err := vm.Kind{Noun: "VM"}.Match(vm.Owner{}, ref, slices.Values(all))
+	id, err := vm.Kind{Noun: "VM"}.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
+		for _, r := range e.recs {
+			if !yield(named(r)) {
+				return
+			}
+		}
+	})
 	if err != nil {
 		return vm.Record{}, err
 	}
 	return *e.recs[id], nil
 }
 
-func (e *engine) List(context.Context) ([]vm.Record, error) {
+func (e *engine) List(ctx context.Context) ([]vm.Record, error) {
 	leave, err := e.enter("list")
 	if err != nil {
 		return nil, err
@@ -305,7 +337,9 @@ func (e *engine) List(context.Context) ([]vm.Record, error) {
 	defer leave()
 	var out []vm.Record
 	for _, id := range slices.Sorted(maps.Keys(e.recs)) {
-		out = append(out, *e.recs[id])
+		if visible(ctx, e.recs[id]) {
+			out = append(out, *e.recs[id])
+		}
 	}
 	return out, nil
 }
@@ -348,12 +382,15 @@ func (e *engine) fall(err error) {
 	e.changed = make(chan struct{})
 }
 
-func (e *engine) Exec(ctx context.Context, _ string, x guest.Exec, s guest.Streams) (int, error) {
+func (e *engine) Exec(ctx context.Context, ref string, x guest.Exec, s guest.Streams) (int, error) {
 	command := strings.Join(x.Command, " ")
 	e.mu.Lock()
 	e.calls = append(e.calls, "exec "+command)
-	as := e.execAs
+	as, r := e.execAs, e.findFor(ctx, ref)
 	e.mu.Unlock()
+	if r == nil {
+		return 0, errdefs.NotFoundf("no VM %s", ref)
+	}
 	if as != nil {
 		_, _ = s.Stdout.Write([]byte("said by " + command + "\n"))
 		return as(ctx, command)
@@ -401,13 +438,13 @@ func (e *engine) called(call string) (n int) {
 	return n
 }
 
-func (e *engine) UpdateVolume(_ context.Context, ref, volume string, files []vm.VolumeFile) error {
+func (e *engine) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	leave, err := e.enter("update " + volume)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	r := e.find(ref)
+	r := e.findFor(ctx, ref)
 	if r == nil {
 		return errdefs.NotFoundf("no VM %s", ref)
 	}

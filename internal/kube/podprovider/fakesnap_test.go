@@ -22,7 +22,7 @@ type shelf struct {
 	peers    map[string]*shelf // by host:port
 
 	mu      sync.Mutex
-	snaps   map[string]snapshot.Snapshot // by name
+	snaps   map[string]snapshot.Snapshot // by name, as it is unique on the node
 	content map[string]string            // of snapshots, by id
 	memory  map[vm.ID]string             // of VMs
 	saveAs  func() error
@@ -110,19 +110,20 @@ func (s *shelf) knows(name string, set ...string) string {
 func (s *shelf) names() string {
 	defer s.lock()()
 	var out []string
-	for name := range s.snaps {
-		out = append(out, name)
+	for _, snap := range s.snaps {
+		out = append(out, snap.Name)
 	}
 	return strings.Join(out, " ")
 }
 
 // put keeps a snapshot under its name. Preconditions: mu is held.
 func (s *shelf) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, error) {
-	if _, taken := s.snaps[snap.Name]; taken {
+	key := snap.Owner.Qualify(snap.Name)
+	if _, taken := s.snaps[key]; taken {
 		return snap, errdefs.Existsf("snapshot %s is there already", snap.Name)
 	}
 	snap.ID, snap.CreatedAt, snap.Hypervisor, snap.NICs = string(vm.NewID()), time.Now(), "fake", 1
-	s.snaps[snap.Name], s.content[snap.ID] = snap, content
+	s.snaps[key], s.content[snap.ID] = snap, content
 	return snap, nil
 }
 
@@ -131,7 +132,7 @@ func (s *shelf) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) 
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
-	rec := s.find(ref)
+	rec := s.findFor(ctx, ref)
 	leave()
 	if rec == nil {
 		return snapshot.Snapshot{}, errdefs.NotFoundf("no VM %s", ref)
@@ -146,29 +147,30 @@ func (s *shelf) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) 
 			return snapshot.Snapshot{}, err
 		}
 	}
-	return s.put(snapshot.Snapshot{Name: spec.Name, Labels: spec.Labels, Source: snapshot.Source{VMID: rec.ID, VMName: rec.Spec.Name}}, s.memory[rec.ID])
+	return s.put(snapshot.Snapshot{Name: spec.Name, Owner: rec.Owner, Labels: spec.Labels, Source: snapshot.Source{VMID: rec.ID, VMName: rec.Spec.Name}}, s.memory[rec.ID])
 }
 
-func (s *shelf) CloneWithImage(_ context.Context, c vm.CloneSpec, _ []image.RegistryAuth) (vm.Record, error) {
+func (s *shelf) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []image.RegistryAuth) (vm.Record, error) {
 	leave, err := s.enter("clone " + c.Name)
 	if err != nil {
 		return vm.Record{}, err
 	}
 	defer leave()
-	if s.find(c.Name) != nil {
+	owner := ownerFor(ctx, c.Labels)
+	if s.taken(owner, c.Name) {
 		return vm.Record{}, errdefs.Existsf("VM name %s is taken", c.Name)
 	}
 	defer s.lock()()
 	snap, content := snapshot.Snapshot{ID: "dir"}, "of "+c.FromDir
 	if c.FromDir == "" {
-		if snap, err = s.get(c.Snapshot); err != nil {
+		if snap, err = s.get(ctx, c.Snapshot); err != nil {
 			return vm.Record{}, err
 		}
 		content = s.content[snap.ID]
 	}
 	s.nextIP++
 	r := &vm.Record{
-		ID: vm.NewID(), Spec: vm.Spec{Name: c.Name, Labels: c.Labels, Image: "base"}.Default(), State: vm.StateRunning, Driver: "fake",
+		ID: vm.NewID(), Owner: owner, Spec: vm.Spec{Name: c.Name, Labels: c.Labels, Image: "base"}.Default(), State: vm.StateRunning, Driver: "fake",
 		ImageType: vm.ImageOCI, ImageDigest: "sha256:abc", StartedAt: time.Now(), Snapshot: snap.ID, Cloned: true, Resume: &vm.Resume{Clone: true, MACs: []string{"02:00:00:00:00:ff"}},
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", s.nextIP), IP: fmt.Sprintf("10.0.0.%d", s.nextIP), Prefix: 24}},
 	}
@@ -200,20 +202,20 @@ func (s *shelf) Hibernate(ctx context.Context, ref, name string) (vm.Record, err
 		return vm.Record{}, err
 	}
 	defer leave()
-	r := s.find(ref)
+	r := s.findFor(ctx, ref)
 	r.State, r.AgentReady, r.Snapshot, r.Reason = vm.StateHibernated, false, snap.ID, vm.ReasonHibernated
 	s.note(vm.EventModified, r)
 	return *r, nil
 }
 
-func (s *shelf) Wake(_ context.Context, ref string) (vm.Record, error) {
+func (s *shelf) Wake(ctx context.Context, ref string) (vm.Record, error) {
 	leave, err := s.enter("wake")
 	if err != nil {
 		return vm.Record{}, err
 	}
 	defer leave()
 	defer s.lock()()
-	r := s.find(ref)
+	r := s.findFor(ctx, ref)
 	switch {
 	case r == nil:
 		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
@@ -225,26 +227,44 @@ func (s *shelf) Wake(_ context.Context, ref string) (vm.Record, error) {
 			return vm.Record{}, err
 		}
 	}
-	snap, err := s.get(r.Snapshot)
+	snap, err := s.get(ctx, r.Snapshot)
 	if err != nil {
 		return vm.Record{}, err
 	}
 	s.memory[r.ID] = s.content[snap.ID]
-	delete(s.snaps, snap.Name)
+	delete(s.snaps, snap.Owner.Qualify(snap.Name))
 	r.State, r.StartedAt, r.Snapshot, r.Resume = vm.StateRunning, time.Now(), "", &vm.Resume{}
 	s.note(vm.EventModified, r)
 	s.resumeSoon(r)
 	return *r, nil
 }
 
-// get resolves a name or an id. Preconditions: mu is held.
-func (s *shelf) get(ref string) (snapshot.Snapshot, error) {
-	for name, snap := range s.snaps {
-		if name == ref || snap.ID == ref {
+// get resolves a name or an id: of the owner's, else of what the operator shares with it. Preconditions: mu is held.
+func (s *shelf) get(ctx context.Context, ref string) (found snapshot.Snapshot, err error) {
+	o := vm.Behalf(ctx)
+	for _, snap := range s.snaps {
+		if snap.Name != ref && snap.ID != ref {
+			continue
+		}
+		if snap.Owner.Namespace == o.Namespace {
 			return snap, nil
 		}
+		if o.Operator() || snap.Owner.Operator() && o.Invited(snap.Published) {
+			found = snap
+		}
 	}
-	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot %s", ref)
+	if found.ID == "" {
+		err = errdefs.NotFoundf("no snapshot %s", ref)
+	}
+	return found, err
+}
+
+// publish shares a snapshot of the operator's.
+func (s *shelf) publish(name string, namespaces ...string) {
+	defer s.lock()()
+	snap := s.snaps[name]
+	snap.Published = namespaces
+	s.snaps[name] = snap
 }
 
 func (s *shelf) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
@@ -252,31 +272,34 @@ func (s *shelf) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
 	return slices.Collect(maps.Values(s.snaps)), nil
 }
 
-func (s *shelf) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
+func (s *shelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 	defer s.lock()()
-	return s.get(ref)
+	return s.get(ctx, ref)
 }
 
-func (s *shelf) RemoveSnapshot(_ context.Context, ref string) error {
+func (s *shelf) RemoveSnapshot(ctx context.Context, ref string) error {
 	defer s.lock()()
-	snap, err := s.get(ref)
-	delete(s.snaps, snap.Name)
+	snap, err := s.get(ctx, ref)
+	if err == nil && !vm.Behalf(ctx).Reaches(snap.Owner) {
+		return errdefs.NotFoundf("no snapshot %s", ref)
+	}
+	delete(s.snaps, snap.Owner.Qualify(snap.Name))
 	return err
 }
 
-func (s *shelf) PushSnapshot(_ context.Context, ref, to string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *shelf) PushSnapshot(ctx context.Context, ref, to string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	leave, err := s.registry.enter("push " + to)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
 	defer leave()
 	defer s.lock()()
-	snap, err := s.get(ref)
+	snap, err := s.get(ctx, ref)
 	if err != nil {
 		return snap, err
 	}
 	snap.Digest = "sha256:" + snap.ID
-	s.snaps[snap.Name] = snap
+	s.snaps[snap.Owner.Qualify(snap.Name)] = snap
 	s.registry.tags[to], s.registry.blobs[snap.Digest], s.registry.text[snap.Digest] = snap.Digest, snap, s.content[snap.ID]
 	return snap, nil
 }
@@ -292,9 +315,8 @@ func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.
 		if err != nil {
 			return snap, err
 		}
-		snap.Name = name
 		defer s.lock()()
-		return s.put(snap, peer.content[snap.ID])
+		return s.keep(ctx, snap, name, peer.content[snap.ID])
 	}
 	leave, err := s.registry.enter("pull " + from)
 	if err != nil {
@@ -306,9 +328,22 @@ func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.
 		return snapshot.Snapshot{}, errdefs.NotFoundf("the registry has no %s", from)
 	}
 	snap := s.registry.blobs[digest]
-	snap.Name = name
+	snap.Digest = digest
 	defer s.lock()()
-	return s.put(snap, s.registry.text[digest])
+	return s.keep(ctx, snap, name, s.registry.text[digest])
+}
+
+// keep is put of what came from elsewhere: what is another's is not there, what is nobody's becomes whose it is fetched for.
+func (s *shelf) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
+	o := vm.Behalf(ctx)
+	switch {
+	case snap.Owner.Operator():
+		snap.Owner = o
+	case !o.Reaches(snap.Owner):
+		return snap, errdefs.NotFoundf("no such snapshot")
+	}
+	snap.Name, snap.Published = name, nil
+	return s.put(snap, content)
 }
 
 func (s *shelf) TagDigest(_ context.Context, ref string, _ snapshot.Auth) (string, error) {

@@ -44,7 +44,7 @@ func (p *Provider) adopt(ctx context.Context) (int64, error) {
 }
 
 func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
-	recs, err := p.Runtime.List(ctx)
+	recs, err := p.node.vms.List(ctx)
 	p.setHealth(err)
 	if err != nil {
 		return 0, fmt.Errorf("list VMs: %w", err)
@@ -74,7 +74,7 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 		}
 		if rec == nil { // one that was adopted although it bears no label
 			r := byID[vm.ID(pod.Annotations[contract.KeyID])]
-			if r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" && !claimed[r.ID] && (owners[r.ID] == "" || owners[r.ID] == pod.UID) {
+			if r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" && p.on(ownerOf(pod)).may(*r) && !claimed[r.ID] && (owners[r.ID] == "" || owners[r.ID] == pod.UID) {
 				rec = r
 			}
 		}
@@ -148,7 +148,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 	pause := followFirst
 	for ctx.Err() == nil {
 		began, heard := time.Now(), false
-		err := p.Runtime.Watch(ctx, revision, func(e vm.Event) error {
+		err := p.node.vms.Watch(ctx, revision, func(e vm.Event) error {
 			heard = true
 			p.setHealth(nil)
 			revision = max(revision, e.Revision)
@@ -192,7 +192,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 // resync compares every worker with the Runtime's list.
 func (p *Provider) resync(ctx context.Context) (int64, error) {
 	known := p.known()
-	recs, err := p.Runtime.List(ctx)
+	recs, err := p.node.vms.List(ctx)
 	p.setHealth(err)
 	if err != nil {
 		return 0, err

@@ -17,7 +17,7 @@ import (
 // offer puts the snapshot by which rec is forked here into the registry, beside the worker's steps, if the pod says that
 // forks on other nodes wait for it. It returns when to try again.
 func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
-	if !contract.OfferFork(pod.Annotations) || w.p.Snapshots == nil || !w.p.remote() {
+	if !contract.OfferFork(pod.Annotations) || w.snaps == nil || !w.p.remote() {
 		return 0
 	}
 	w.mu.Lock()
@@ -32,7 +32,7 @@ func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
 	w.background(func(ctx context.Context) {
 		snap, err := w.forkOf(ctx, pod, w.vmName)
 		if err == nil {
-			err = w.p.push(ctx, snap.ID, w.p.ref(w.vmName, contract.ForkSnapshotTag))
+			err = w.push(ctx, snap.ID, w.ref(w.vmName, contract.ForkSnapshotTag))
 		}
 		if ctx.Err() == nil && w.hasOffered(err) {
 			w.event(corev1.EventTypeWarning, eventForkPushFailed, "VM %s cannot be forked on other nodes: %s", w.vmName, err)
@@ -57,20 +57,20 @@ func (w *worker) hasOffered(err error) (news bool) {
 
 // offered is the snapshot by which the VM with that id, which runs on another node, is forked. It is waited for: that node
 // puts it into the registry when it is told to.
-func (w *worker) offered(ctx context.Context, pod *corev1.Pod, main string, id vm.ID) (snapshot.Snapshot, error) {
-	name, ref := forkName(main), w.p.ref(main, contract.ForkSnapshotTag)
-	have, err := w.p.findSnapshot(ctx, name)
+func (w *worker) offered(ctx context.Context, main string, id vm.ID) (snapshot.Snapshot, error) {
+	name, ref := forkName(main), w.ref(main, contract.ForkSnapshotTag)
+	have, err := w.findSnapshot(ctx, name)
 	switch {
 	case err == nil && have.Source.VMID == id:
 		return have, nil
 	case err == nil: // of a VM that had the name before
-		if err := w.p.Snapshots.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
+		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
 			return have, err
 		}
 	case !errdefs.IsNotFound(err):
 		return have, err
 	}
-	digest, err := w.p.Snapshots.TagDigest(ctx, ref, w.p.cfg.Registry.Auth)
+	digest, err := w.snaps.TagDigest(ctx, ref, w.p.cfg.Registry.Auth)
 	if errdefs.IsNotFound(err) || err == nil && digest == w.stale {
 		return have, errdefs.Unavailablef("the state of VM %s, which runs on another node, is not in the registry yet", main)
 	}
@@ -81,30 +81,24 @@ func (w *worker) offered(ctx context.Context, pod *corev1.Pod, main string, id v
 	if err != nil {
 		return got, err
 	}
-	ns := got.Labels[contract.VMLabelPodNamespace]
-	switch {
-	case ns != "" && ns != pod.Namespace:
-		err = errdefs.Invalidf("VM %s is of another namespace; a fork would have all its memory", main)
-	case got.Source.VMID != id:
-		w.stale = digest
-		err = errdefs.Unavailablef("the registry has the state of a VM that was called %s before, and not yet of the one that runs", main)
-	default:
+	if got.Source.VMID == id {
 		return got, nil
 	}
-	w.p.discard(ctx, got.ID)
-	return got, err
+	w.stale = digest
+	w.discard(ctx, got.ID)
+	return got, errdefs.Unavailablef("the registry has the state of a VM that was called %s before, and not yet of the one that runs", main)
 }
 
 // dropForks removes what was there for forks alone, once the pod's VM is gone: what the registry has of it, and what this
 // node has of a VM of another one, if no fork of that is left here.
 func (w *worker) dropForks(ctx context.Context) {
 	pod, _, _ := w.look()
-	if w.p.Snapshots == nil || !w.p.remote() {
+	if w.snaps == nil || !w.p.remote() {
 		return
 	}
 	if contract.OfferFork(pod.Annotations) {
-		ref := w.p.ref(w.vmName, contract.ForkSnapshotTag)
-		if err := w.p.Snapshots.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+		ref := w.ref(w.vmName, contract.ForkSnapshotTag)
+		if err := w.snaps.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
 			w.log.Warn("state for forks of deleted pod stays in the registry", "op", ref, "err", err)
 		}
 	}
@@ -112,18 +106,18 @@ func (w *worker) dropForks(ctx context.Context) {
 	if pod.Annotations[contract.KeyForkFromID] == "" || main == "" || w.p.forks(main, w) {
 		return
 	}
-	if _, err := w.p.named(ctx, main); errdefs.IsNotFound(err) {
-		w.p.discard(ctx, forkName(main))
+	if _, err := w.known(ctx, main); errdefs.IsNotFound(err) {
+		w.discard(ctx, forkName(main))
 	}
 }
 
-// forks reports whether a pod of this node but not's is a fork of main.
+// forks reports whether a pod of this node and not's namespace, but not's, is a fork of main.
 func (p *Provider) forks(main string, not *worker) bool {
 	p.mu.Lock()
 	all := slices.Collect(maps.Values(p.byUID))
 	p.mu.Unlock()
 	return slices.ContainsFunc(all, func(w *worker) bool {
 		pod, _, _ := w.look()
-		return w != not && pod.Annotations[contract.KeyForkFrom] == main
+		return w != not && w.owner.Namespace == not.owner.Namespace && pod.Annotations[contract.KeyForkFrom] == main
 	})
 }

@@ -133,7 +133,8 @@ func TestStaticProbesDoNotReachTheNode(t *testing.T) {
 	neighbour(t)
 	for ip, want := range map[string]bool{"10.77.0.2": true, "10.77.0.1": false, "127.0.0.1": false, "::1": false} {
 		a := &asked{}
-		w := &worker{static: true, pod: &corev1.Pod{}, p: &Provider{Deps: Deps{Prober: a, Metrics: NewMetrics(prometheus.NewRegistry())}}}
+		p := &Provider{Deps: Deps{Prober: a, Metrics: NewMetrics(prometheus.NewRegistry())}}
+		w := &worker{static: true, pod: &corev1.Pod{}, tenant: tenant{p: p}}
 		w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: ip, contract.KeyProbePort: "7777"}
 		err := w.probeOnce(t.Context(), time.Minute)
 		if (err == nil) != want || (a.ip != "") != want {

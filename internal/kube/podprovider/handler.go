@@ -125,8 +125,8 @@ func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
 		w.replaced()
 	}
 	w := newWorker(p, pod, rec)
-	w.prior = p.holders[w.vmName]
-	p.workers[key], p.byUID[w.uid], p.holders[w.vmName] = w, w, w
+	w.prior = p.holders[w.vmKey()]
+	p.workers[key], p.byUID[w.uid], p.holders[w.vmKey()] = w, w, w
 	if rec != nil && rec.Spec.Labels[contract.VMLabelPodUID] == "" {
 		p.adopters[rec.ID] = w
 	}
@@ -145,8 +145,8 @@ func (p *Provider) drop(w *worker) {
 	if p.workers[w.key] == w {
 		delete(p.workers, w.key)
 	}
-	if p.holders[w.vmName] == w {
-		delete(p.holders, w.vmName)
+	if p.holders[w.vmKey()] == w {
+		delete(p.holders, w.vmKey())
 	}
 	delete(p.byUID, w.uid)
 	maps.DeleteFunc(p.adopters, func(_ vm.ID, a *worker) bool { return a == w })

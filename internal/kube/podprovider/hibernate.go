@@ -18,7 +18,7 @@ import (
 
 // awake looks after a running VM: it goes to sleep if that is wanted, else it is kept running.
 func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
-	if !contract.Hibernate(pod.Annotations) || w.p.Snapshots == nil {
+	if !contract.Hibernate(pod.Annotations) || w.snaps == nil {
 		w.dozing = chore{}
 		var wait time.Duration
 		if up(rec) && itself(rec, w.answers()) {
@@ -46,8 +46,8 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 		return time.Millisecond
 	}
 	if w.p.remote() {
-		ref := w.p.ref(w.vmName, contract.HibernateSnapshotTag)
-		if err := w.p.Snapshots.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
+		ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
+		if err := w.snaps.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
 			return w.notAsleep(ctx, eventHibernateFailed, err)
 		}
 	}
@@ -70,14 +70,14 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 // hibernate asks the engine. A snapshot of the name that an earlier sleep left is in the way of none.
 func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	name := hibernateName(w.vmName)
-	got, err := w.p.Snapshots.Hibernate(ctx, string(rec.ID), name)
+	got, err := w.snaps.Hibernate(ctx, string(rec.ID), name)
 	if !errdefs.IsAlreadyExists(err) {
 		return got, err
 	}
-	if err := w.p.Snapshots.RemoveSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+	if err := w.snaps.RemoveSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 		return got, err
 	}
-	return w.p.Snapshots.Hibernate(ctx, string(rec.ID), name)
+	return w.snaps.Hibernate(ctx, string(rec.ID), name)
 }
 
 // notAsleep tells why the VM is not asleep as it should be, and returns when to try again.
@@ -101,7 +101,7 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 	if !contract.Hibernate(pod.Annotations) {
 		return w.wakeLocal(ctx, rec)
 	}
-	if w.p.Snapshots == nil || w.kept != "" && w.kept == rec.Snapshot {
+	if w.snaps == nil || w.kept != "" && w.kept == rec.Snapshot {
 		w.publish(0)
 		return 0
 	}
@@ -109,7 +109,7 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 		w.publish(0)
 		return left
 	}
-	err := w.p.keepAsleep(ctx, w.vmName, rec)
+	err := w.keepAsleep(ctx, w.vmName, rec)
 	switch {
 	case ctx.Err() != nil:
 		return time.Millisecond
@@ -122,7 +122,7 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 		return w.dozing.left()
 	}
 	w.notAsleep(ctx, eventHibernatePushFailed, err)
-	got, err := w.p.Snapshots.Wake(ctx, string(rec.ID)) // better awake here than asleep nowhere
+	got, err := w.snaps.Wake(ctx, string(rec.ID)) // better awake here than asleep nowhere
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -147,27 +147,31 @@ func (w *worker) sleeps(snap string) time.Duration {
 }
 
 // keepAsleep makes sure that what rec hibernates in is in the registry, if there is one.
-func (p *Provider) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) error {
-	if !p.remote() {
+func (t tenant) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) error {
+	if !t.p.remote() {
 		return nil
 	}
-	snap, err := p.Snapshots.GetSnapshot(ctx, rec.Snapshot)
+	snap, err := t.snaps.GetSnapshot(ctx, rec.Snapshot)
 	if err != nil {
 		return err
 	}
-	ref := p.ref(vmName, contract.HibernateSnapshotTag)
+	ref := t.ref(vmName, contract.HibernateSnapshotTag)
 	if snap.Digest != "" { // pushed by this process or an earlier one
-		err := p.has(ctx, ref, snap.Digest)
+		err := t.has(ctx, ref, snap.Digest)
 		if !errdefs.IsNotFound(err) && !errdefs.Is(err, errdefs.DataLoss) {
 			return err
 		}
 	}
-	return p.push(ctx, snap.ID, ref)
+	if err := t.push(ctx, snap.ID, ref); err != nil {
+		return err
+	}
+	t.dropOld(ctx, vmName, contract.HibernateSnapshotTag, snap.Digest)
+	return nil
 }
 
 // wakeLocal has the VM go on from what it hibernates in here; should that be damaged, from the registry.
 func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
-	if w.p.Snapshots == nil {
+	if w.snaps == nil {
 		w.publish(0)
 		return 0
 	}
@@ -175,7 +179,7 @@ func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
 		w.publish(0)
 		return left
 	}
-	got, err := w.p.Snapshots.Wake(ctx, string(rec.ID))
+	got, err := w.snaps.Wake(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -219,15 +223,15 @@ func (w *worker) taken(got vm.Record) {
 
 // replace gives up a VM whose state here is damaged for the one in the registry: once that is here, and whole.
 func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error {
-	digest, err := w.p.Snapshots.TagDigest(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+	at, err := w.where(ctx, w.vmName, contract.HibernateSnapshotTag)
 	if err != nil {
 		return errdefs.New(errdefs.DataLoss, "%w (and the registry: %v)", cause, err)
 	}
-	if _, err := w.imported(ctx, digest); err != nil {
+	if _, err := w.imported(ctx, at); err != nil {
 		return err
 	}
 	w.log.Warn("hibernated vm is replaced by what the registry has of it", "vm", rec.ID, "err", cause)
-	if err := w.p.Runtime.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+	if err := w.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
 	w.forget()
@@ -239,50 +243,54 @@ func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error
 func (w *worker) dropTag(ctx context.Context) {
 	pod, _, _ := w.look()
 	slept := w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
-	if !slept || !w.p.remote() || w.p.Snapshots == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
+	if !slept || !w.p.remote() || w.snaps == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
 		convert.Member(pod).Set() != "" {
 		return
 	}
-	ref := w.p.ref(w.vmName, contract.HibernateSnapshotTag)
-	if err := w.p.Snapshots.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+	ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
+	if err := w.snaps.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
 		w.log.Warn("hibernated state of deleted pod stays in the registry", "op", ref, "err", err)
 	}
 }
 
 // elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs, those that
-// hibernate when they are evicted, and those that are told to sleep or to be restored do. digest is "" when only a peer could know.
-func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (digest string, sleeps bool, err error) {
+// hibernate when they are evicted, and those that are told to sleep or to be restored do. The place is zero when only a peer
+// could know.
+func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (at place, sleeps bool, err error) {
 	must := contract.RestoreFromHibernate(pod.Annotations) || w.life.State == contract.LifecycleHibernated
-	if w.p.Snapshots == nil || !must && !contract.ComesBack(pod.Annotations) && !contract.Hibernate(pod.Annotations) {
-		return "", false, nil
+	if w.snaps == nil || !must && !contract.ComesBack(pod.Annotations) && !contract.Hibernate(pod.Annotations) {
+		return at, false, nil
 	}
 	if !w.p.remote() {
 		if must && len(w.p.cfg.Registry.Peers) == 0 {
 			err = errdefs.Preconditionf("VM %s is to be restored, but the node has neither a registry (EPOCH_URL) nor peers (VK_PEERS)", w.vmName)
 		}
-		return "", must, err
+		return at, must, err
 	}
-	digest, err = w.p.Snapshots.TagDigest(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+	at, err = w.where(ctx, w.vmName, contract.HibernateSnapshotTag)
+	if err == nil && at.old { // what it is, it says itself
+		_, err = w.imported(ctx, at)
+	}
 	switch {
 	case errdefs.IsNotFound(err) && must:
-		return "", true, errdefs.NotFoundf("VM %s is to be restored, but the registry has no hibernated state of it", w.vmName)
+		return at, true, errdefs.NotFoundf("VM %s is to be restored, but the registry has no hibernated state of it", w.vmName)
 	case errdefs.IsNotFound(err):
-		return "", false, nil
+		return at, false, nil
 	case err != nil: // a VM that boots afresh would take the place of one that sleeps
-		return "", false, errdefs.New(errdefs.ClassOf(err), "ask the registry whether VM %s is hibernated: %w", w.vmName, err)
+		return at, false, errdefs.New(errdefs.ClassOf(err), "ask the registry whether VM %s is hibernated: %w", w.vmName, err)
 	}
-	return digest, true, nil
+	return at, true, nil
 }
 
 // wakeRemote makes a VM go on that hibernates elsewhere: it gets the name, and so the addresses, that it had.
-func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, digest string) time.Duration {
+func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) time.Duration {
 	w.publish(w.p.cfg.Settle)
 	if w.launched.IsZero() {
 		w.launched = time.Now()
 	}
 	rec, err := w.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
 		spec := convert.Clone(pod, w.p.cfg.Node)
-		snap, err := w.imported(ctx, digest)
+		snap, err := w.imported(ctx, at)
 		spec.Snapshot = snap.ID
 		return spec, err
 	})
@@ -296,48 +304,66 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, digest string)
 
 // imported is the VM's hibernated state as a snapshot of this node: what an earlier try brought, else a peer's, else the
 // registry's. With a digest it must be that very one.
-func (w *worker) imported(ctx context.Context, digest string) (snapshot.Snapshot, error) {
-	name := importName(w.vmName)
-	fits := func(s snapshot.Snapshot) bool { return digest == "" || s.Digest == digest }
-	have, err := w.p.findSnapshot(ctx, name)
+func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, error) {
+	pod, _, _ := w.look()
+	name, ref := importName(w.vmName), contract.SnapshotRef{Repo: w.vmName, Tag: contract.HibernateSnapshotTag}
+	fits := func(s snapshot.Snapshot) bool { return at.digest == "" || s.Digest == at.digest }
+	have, err := w.findSnapshot(ctx, name)
 	switch {
 	case err == nil && fits(have):
-		return have, nil
+		return have, w.inherited(ctx, have, at, pod.Name, ref)
 	case err == nil:
-		if err := w.p.Snapshots.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
+		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
 			return have, err
 		}
 	case !errdefs.IsNotFound(err):
 		return have, err
 	}
-	for _, peer := range w.p.cfg.Registry.Peers {
-		got, err := w.p.pullSnapshot(ctx, peerScheme+peer+"/"+hibernateName(w.vmName), name)
-		switch {
-		case ctx.Err() != nil:
-			return got, ctx.Err()
-		case err == nil && fits(got):
-			return got, nil
-		case err == nil:
-			w.p.discard(ctx, got.ID) // of another sleep
-		case !errdefs.IsNotFound(err):
-			w.log.Warn("peer not asked for hibernated vm", "op", peer, "err", err)
+	if at.old {
+		if w.foreign == at.digest {
+			return have, w.why
 		}
+	} else if got, err := w.fromPeer(ctx, name, fits); err == nil || ctx.Err() != nil {
+		return got, err
 	}
 	if !w.p.remote() {
 		return have, errdefs.NotFoundf("no peer has the hibernated state of VM %s", w.vmName)
 	}
-	got, err := w.fetchSnapshot(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), name)
-	if err == nil && !fits(got) {
-		w.p.discard(ctx, got.ID)
+	got, err := w.fetchSnapshot(ctx, at.ref, name)
+	switch {
+	case err != nil:
+		return got, err
+	case !fits(got):
+		w.discard(ctx, got.ID)
 		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed while it was fetched", w.vmName)
 	}
-	return got, err
+	return got, w.inherited(ctx, got, at, pod.Name, ref)
+}
+
+// fromPeer fetches the VM's hibernated state from the first peer that has one that fits. NotFound.
+func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (got snapshot.Snapshot, err error) {
+	for _, peer := range w.p.cfg.Registry.Peers {
+		for _, alias := range contract.Aliases(w.owner.Namespace, w.vmName) { // an earlier release called it otherwise
+			got, err = w.pullSnapshot(ctx, peerScheme+peer+"/"+hibernateName(alias), name)
+			switch {
+			case ctx.Err() != nil:
+				return got, ctx.Err()
+			case err == nil && fits(got):
+				return got, nil
+			case err == nil:
+				w.discard(ctx, got.ID) // of another sleep
+			case !errdefs.IsNotFound(err):
+				w.log.Warn("peer not asked for hibernated vm", "op", peer, "err", err)
+			}
+		}
+	}
+	return got, errdefs.NotFoundf("no peer has the hibernated state of VM %s", w.vmName)
 }
 
 // tidyUp drops what a sleep left once the VM is awake: the tag in the registry, which would have a later VM of the name go
 // back to it, and what was brought here. It returns when to try again, 0 when nothing is left.
 func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
-	if w.tidy || w.p.Snapshots == nil {
+	if w.tidy || w.snaps == nil {
 		return 0
 	}
 	if left := w.tidying.left(); left > 0 {
@@ -346,13 +372,14 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 	slept := w.restored || w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
 	left, err := snapshot.Snapshot{}, error(nil)
 	if rec.Snapshot != "" && w.life.State != contract.LifecycleReady {
-		left, err = w.p.findSnapshot(ctx, importName(w.vmName))
+		left, err = w.findSnapshot(ctx, importName(w.vmName))
 		slept = slept || err == nil
 	}
 	if err == nil || errdefs.IsNotFound(err) {
 		err = nil
 		if slept && w.p.remote() {
-			err = w.p.Snapshots.DeleteTag(ctx, w.p.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+			err = w.snaps.DeleteTag(ctx, w.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+			w.dropOld(ctx, w.vmName, contract.HibernateSnapshotTag, left.Digest)
 		}
 	}
 	if ctx.Err() != nil {
@@ -365,7 +392,7 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 		return max(w.tidying.left(), time.Millisecond)
 	}
 	if left.ID != "" {
-		w.p.discard(ctx, left.ID)
+		w.discard(ctx, left.ID)
 	}
 	w.tidy, w.restored, w.tidying = true, false, chore{}
 	return 0

@@ -38,7 +38,7 @@ func TestHibernateAndWake(t *testing.T) {
 				if p.Annotations[contract.KeyLifecycleObserved] != "3" || p.Annotations[contract.KeyID] != "" || p.Annotations[contract.KeyIP] != "" || p.Status.PodIP != ip {
 					t.Errorf("annotations %v, address %s", p.Annotations, p.Status.PodIP)
 				}
-				if got := s.registry.has(vmName, "hibernate"); got != "counter 17" && !bare {
+				if got := s.registry.has(vmRepo, "hibernate"); got != "counter 17" && !bare {
 					t.Errorf("the registry has %q", got)
 				}
 				w.expectTold("Normal Hibernated VM " + vmName)
@@ -100,7 +100,7 @@ func TestAFailedPushWakesTheVMAndIsTriedAgain(t *testing.T) {
 		s.fail(&s.saveAs, nil)
 		s.registry.fall(nil)
 		expect(t, w.after(2*time.Minute), asleepPod)
-		if s.registry.has(vmName, "hibernate") != "here" {
+		if s.registry.has(vmRepo, "hibernate") != "here" {
 			t.Error("it is not in the registry")
 		}
 	})
@@ -327,9 +327,9 @@ func TestWakingFromAPeer(t *testing.T) {
 				expect(t, w.after(time.Second), asleepPod)
 				w.stop()
 				if tc.stale {
-					snap := there.snaps[hibernateName(vmName)]
+					snap := there.snaps["default/"+hibernateName(vmName)]
 					snap.Digest = "sha256:old"
-					there.snaps[snap.Name] = snap
+					there.snaps["default/"+snap.Name] = snap
 				}
 
 				here := newShelf(newEngine(), there.registry)

@@ -71,7 +71,7 @@ func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, 
 	}
 	w.stopVigil()
 	w.publish(0)
-	got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, s.graceIn(pod)))
+	got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, s.graceIn(pod)))
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -112,7 +112,7 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 	w.event(corev1.EventTypeNormal, eventKilling, "%s", x.sentence.message)
 	grace := w.preStop(ctx, []*corev1.Container{x.container}, rec, x.sentence.graceIn(pod))
 	for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
-		err := w.p.Runtime.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
+		err := w.vms.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return

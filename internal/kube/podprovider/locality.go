@@ -10,18 +10,19 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // maxOffered is how many snapshots the node's object names, as many as a kubelet names images.
 const maxOffered = 50
 
-// Offered names the snapshots of this node that pods can ask for, repo:tag, those that were used last, sorted. Schedulers
+// Offered names the snapshots of this node that pods can ask for, NAMESPACE/repo:tag or repo:tag, those that were used last, sorted. Schedulers
 // prefer a node that has what a pod clones from.
 func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
-	if p.Snapshots == nil {
+	if p.node.snaps == nil {
 		return nil, nil
 	}
-	all, err := p.Snapshots.ListSnapshots(ctx)
+	all, err := p.node.snaps.ListSnapshots(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -32,13 +33,33 @@ func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error)
 		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // of one VM, which has a claim on its node
 			continue
 		}
-		if offered = append(offered, corev1.ContainerImage{Names: []string{ref.String()}, SizeBytes: s.Size}); len(offered) == maxOffered {
+		for _, name := range whose(s, ref) {
+			if !slices.ContainsFunc(offered, func(i corev1.ContainerImage) bool { return i.Names[0] == name }) {
+				offered = append(offered, corev1.ContainerImage{Names: []string{name}, SizeBytes: s.Size})
+			}
+		}
+		if len(offered) >= maxOffered {
 			break
 		}
 	}
 	// In an order that does not change with each use: each change is a write.
 	slices.SortFunc(offered, func(a, b corev1.ContainerImage) int { return strings.Compare(a.Names[0], b.Names[0]) })
 	return offered, nil
+}
+
+// whose are the names by which pods find the snapshot: NAMESPACE/repo:tag where it is a namespace's, repo:tag where the operator
+// shares it with all, and none of it otherwise.
+func whose(s snapshot.Snapshot, ref contract.SnapshotRef) (names []string) {
+	if !s.Owner.Operator() {
+		return []string{s.Owner.Qualify(ref.String())}
+	}
+	for _, namespace := range s.Published {
+		if namespace == vm.Everyone {
+			return []string{ref.String()}
+		}
+		names = append(names, vm.Owner{Namespace: namespace}.Qualify(ref.String()))
+	}
+	return names
 }
 
 func lastUse(s snapshot.Snapshot) time.Time {

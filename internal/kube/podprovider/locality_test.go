@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func TestOffered(t *testing.T) {
 	s := &shelf{snaps: map[string]snapshot.Snapshot{}}
 	p := &Provider{}
-	p.Snapshots = s
+	p.node.snaps = s
 	offered := func() (names []string) {
 		t.Helper()
 		all, err := p.Offered(t.Context())
@@ -26,14 +27,29 @@ func TestOffered(t *testing.T) {
 	}
 	old := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	put := func(name string, used time.Time) {
-		s.snaps[name] = snapshot.Snapshot{ID: name, Name: name, Size: 7, CreatedAt: old, UsedAt: used}
+		s.snaps[name] = snapshot.Snapshot{ID: name, Name: name, Published: []string{vm.Everyone}, Size: 7, CreatedAt: old, UsedAt: used}
 	}
 	put("team___base:v2", time.Time{})
 	put("base", time.Time{})
 	put("vk-ns-vm:hibernate", old.Add(time.Hour))
 	put("not:a:ref", old.Add(time.Hour))
-	if got, want := offered(), []string{"base:latest", "team/base:v2"}; !slices.Equal(got, want) {
+	put("hidden", time.Time{}) // of the operator, for nobody
+	for name, change := range map[string]func(*snapshot.Snapshot){
+		"hidden":    func(x *snapshot.Snapshot) { x.Published = nil },
+		"shared":    func(x *snapshot.Snapshot) { x.Published = []string{"a", "b"} },
+		"own":       func(x *snapshot.Snapshot) { x.Owner.Namespace = "a" },
+		"own___:v2": func(x *snapshot.Snapshot) { x.Owner.Namespace = "a" },
+	} {
+		put(name, time.Time{})
+		x := s.snaps[name]
+		change(&x)
+		s.snaps[name] = x
+	}
+	if got, want := offered(), []string{"a/own:latest", "a/own:v2", "a/shared:latest", "b/shared:latest", "base:latest", "team/base:v2"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+	for _, name := range []string{"hidden", "shared", "own", "own___:v2"} {
+		delete(s.snaps, name)
 	}
 	// Of many, those that were used last; which was used very last is no change.
 	for i := range maxOffered + 5 {

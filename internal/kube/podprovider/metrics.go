@@ -73,7 +73,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 
 // Inside asks what each container of a VM with several uses; see stats.Config.
 func (p *Provider) Inside(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error) {
-	s, err := p.Runtime.Stats(ctx, string(id))
+	s, err := p.node.vms.Stats(ctx, string(id))
 	return s.Containers, err
 }
 

@@ -113,8 +113,9 @@ type Deps struct {
 
 // Provider implements virtual-kubelet's asynchronous provider.
 type Provider struct {
-	cfg Config
-	Deps
+	cfg  Config
+	Deps          // but for Runtime and Snapshots
+	node operator // which are reached through it, or through a tenant
 
 	mu       sync.Mutex
 	begin    func(*worker)      // starts a worker that lives as long as Run; nil before
@@ -123,7 +124,7 @@ type Provider struct {
 	onHeal   func()             // called when health changes
 	workers  map[string]*worker // by namespace/name: the current one
 	byUID    map[types.UID]*worker
-	holders  map[string]*worker // by VM name: the last worker that was given the name
+	holders  map[string]*worker // by namespace and VM name: the last worker that was given the name
 	adopters map[vm.ID]*worker  // of VMs that bear no label of ours
 	leaving  ledger
 	turns    turns         // of those who would make the same snapshot
@@ -162,8 +163,10 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	case cfg.Settle < 0:
 		cfg.Settle = 0
 	}
+	node := operator{deps.Runtime, deps.Snapshots}
+	deps.Runtime, deps.Snapshots = nil, nil
 	return &Provider{
-		cfg: cfg, Deps: deps, health: errdefs.Unavailablef("the VM engine was not asked yet"),
+		cfg: cfg, Deps: deps, node: node, health: errdefs.Unavailablef("the VM engine was not asked yet"),
 		pace:   rate.NewLimiter(waitingRate, waitingBurst),
 		probes: probe.NewScheduler(), objects: newObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
 	}, nil

@@ -83,7 +83,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	never := r
 	never.Policy, never.Force = image.PullNever, false
 	if r.Policy != image.PullAlways { // an image that is here and everybody's needs no secrets read
-		img, err := w.p.Runtime.Pull(ctx, never, nil)
+		img, err := w.vms.Pull(ctx, never, nil)
 		if !errdefs.IsNotFound(err) || r.Policy == image.PullNever && len(pod.Spec.ImagePullSecrets) == 0 {
 			return img, false, err
 		}
@@ -96,7 +96,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	began := time.Now()
 	var once sync.Once
 	network := false
-	img, err = w.p.Runtime.Pull(ctx, r, func(image.Progress) { // called when the network is used, and only then
+	img, err = w.vms.Pull(ctx, r, func(image.Progress) { // called when the network is used, and only then
 		once.Do(func() {
 			network = true
 			w.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
@@ -104,7 +104,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	})
 	if errdefs.IsAlreadyExists(err) && r.Policy == image.PullAlways && !r.Force {
 		// It was imported and has no origin. That somebody put it here is as good as a registry's answer.
-		img, err = w.p.Runtime.Pull(ctx, never, nil)
+		img, err = w.vms.Pull(ctx, never, nil)
 		return img, err == nil, err
 	}
 	if err == nil && network {

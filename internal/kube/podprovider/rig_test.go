@@ -170,7 +170,10 @@ func policy(p corev1.RestartPolicy) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Spec.RestartPolicy = p }
 }
 
-const vmName = "vk-default-web"
+const (
+	vmName = "vk-default-web"
+	vmRepo = "default/" + vmName
+)
 
 func ready(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {

@@ -16,7 +16,7 @@ import (
 // saveFirst saves the VM of a pod that is being deleted, if its policy says so. Until what was saved is where it will
 // outlive the VM it returns false and when to try again: then the VM stays, and the pod is Terminating.
 func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, bool) {
-	if w.p.Snapshots == nil || rec.StartedAt.IsZero() || w.saved == rec.ID {
+	if w.snaps == nil || rec.StartedAt.IsZero() || w.saved == rec.ID {
 		return 0, true
 	}
 	pod, _, _ := w.look()
@@ -30,9 +30,9 @@ func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, 
 	var stage string
 	var err error
 	if give {
-		stage, err = eventPushFailed, w.p.keepAsleep(ctx, w.vmName, rec)
+		stage, err = eventPushFailed, w.keepAsleep(ctx, w.vmName, rec)
 	} else {
-		stage, err = w.p.saveAway(ctx, *rec)
+		stage, err = w.saveAway(ctx, *rec)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -54,44 +54,45 @@ func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, 
 // saveAway puts the state of rec where it outlives the VM: into the registry as name:latest, or, on a node without one,
 // into a snapshot of that name. On failure it says which step it was, in the word for an Event. It can be repeated: each
 // time the state of that time is saved, and what an earlier try left goes when the new one is safe.
-func (p *Provider) saveAway(ctx context.Context, rec vm.Record) (stage string, err error) {
+func (t tenant) saveAway(ctx context.Context, rec vm.Record) (stage string, err error) {
 	ref := contract.SnapshotRef{Repo: rec.Spec.Name, Tag: contract.DefaultSnapshotTag}
-	if p.remote() {
-		if err := p.Snapshots.CheckRegistry(ctx, p.ref(ref.Repo, ref.Tag), p.cfg.Registry.Auth); err != nil {
+	at := t.ref(ref.Repo, ref.Tag)
+	if t.p.remote() {
+		if err := t.snaps.CheckRegistry(ctx, at, t.p.cfg.Registry.Auth); err != nil {
 			return eventPushFailed, err
 		}
 	}
 	if rec.State == vm.StateHibernated {
-		if p.remote() { // what it is in is its state
-			return eventPushFailed, p.push(ctx, rec.Snapshot, p.ref(ref.Repo, ref.Tag))
+		if t.p.remote() { // what it is in is its state
+			return eventPushFailed, t.push(ctx, rec.Snapshot, at)
 		}
-		if rec, err = p.Snapshots.Wake(ctx, string(rec.ID)); err != nil { // what it is in goes with it
+		if rec, err = t.snaps.Wake(ctx, string(rec.ID)); err != nil { // what it is in goes with it
 			return eventSaveFailed, err
 		}
 	}
-	snap, old, err := p.saveLatest(ctx, rec, ref)
+	snap, old, err := t.saveLatest(ctx, rec, ref)
 	if err != nil {
 		return eventSaveFailed, err
 	}
-	if p.remote() {
-		if err := p.push(ctx, snap.ID, p.ref(ref.Repo, ref.Tag)); err != nil {
+	if t.p.remote() {
+		if err := t.push(ctx, snap.ID, at); err != nil {
 			return eventPushFailed, err
 		}
-		p.discard(ctx, snap.ID)
+		t.discard(ctx, snap.ID)
 	}
 	if old.ID != "" && ours(old) {
-		p.discard(ctx, old.ID)
+		t.discard(ctx, old.ID)
 	}
 	return "", nil
 }
 
 // saveLatest saves rec under one of the two names of its latest snapshot, so that an older one is there until the new one
 // is. It returns that older one, if there is one.
-func (p *Provider) saveLatest(ctx context.Context, rec vm.Record, ref contract.SnapshotRef) (snap, old snapshot.Snapshot, err error) {
+func (t tenant) saveLatest(ctx context.Context, rec vm.Record, ref contract.SnapshotRef) (snap, old snapshot.Snapshot, err error) {
 	names := ref.Locals()
 	var have [2]snapshot.Snapshot
 	for i, name := range names {
-		if have[i], err = p.findSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+		if have[i], err = t.findSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 			return snap, old, err
 		}
 	}
@@ -107,11 +108,11 @@ func (p *Provider) saveLatest(ctx context.Context, rec vm.Record, ref contract.S
 		if !ours(have[free]) {
 			return snap, old, errdefs.Existsf("the snapshots %s and %s are not the node's own and have the names that it needs; rename or remove one", names[0], names[1])
 		}
-		if err := p.Snapshots.RemoveSnapshot(ctx, have[free].ID); err != nil && !errdefs.IsNotFound(err) {
+		if err := t.snaps.RemoveSnapshot(ctx, have[free].ID); err != nil && !errdefs.IsNotFound(err) {
 			return snap, old, err
 		}
 	}
-	snap, err = p.save(ctx, rec, names[free], "before it was deleted")
+	snap, err = t.save(ctx, rec, names[free], "before it was deleted")
 	return snap, have[1-free], err
 }
 
@@ -120,13 +121,14 @@ func ours(s snapshot.Snapshot) bool { return s.Labels[contract.VMLabelNode] != "
 
 // removeOrphan removes a VM whose pod is gone, after saving it if it must not go unsaved.
 func (p *Provider) removeOrphan(ctx context.Context, rec vm.Record) error {
-	if rec.Spec.Labels[contract.VMLabelSave] == "true" && p.Snapshots != nil && !rec.StartedAt.IsZero() {
-		if stage, err := p.saveAway(ctx, rec); err != nil {
+	t := p.on(ownerOfVM(rec))
+	if rec.Spec.Labels[contract.VMLabelSave] == "true" && t.snaps != nil && !rec.StartedAt.IsZero() {
+		if stage, err := t.saveAway(ctx, rec); err != nil {
 			return errdefs.New(errdefs.Unavailable, "%s: VM %s of the deleted pod %s/%s is kept: %w", stage, rec.Spec.Name,
 				rec.Spec.Labels[contract.VMLabelPodNamespace], rec.Spec.Labels[contract.VMLabelPodName], err)
 		}
 	}
-	err := p.Runtime.Remove(ctx, string(rec.ID), true)
+	err := t.vms.Remove(ctx, string(rec.ID), true)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}

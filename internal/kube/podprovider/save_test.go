@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func TestDeletePolicies(t *testing.T) {
@@ -47,9 +48,9 @@ func TestDeletePolicies(t *testing.T) {
 					if tc.saved {
 						want = "the end"
 					}
-					got := s.registry.has(vmName, "latest")
+					got := s.registry.has("default/"+vmName, "latest")
 					if bare {
-						got = s.content[s.snaps[vmName].ID]
+						got = s.content[s.snaps["default/"+vmName].ID]
 					}
 					if got != want || s.count() != 0 {
 						t.Errorf("saved is %q, want %q; %d VMs left", got, want, s.count())
@@ -92,8 +93,8 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 		s.fail(&s.saveAs, nil)
 		s.knows(vmName, "the latest")
 		expect(t, w.after(2*time.Minute), "gone")
-		if s.count() != 0 || s.registry.has(vmName, "latest") != "the latest" {
-			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmName, "latest"))
+		if s.count() != 0 || s.registry.has(vmRepo, "latest") != "the latest" {
+			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmRepo, "latest"))
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // the way out: the state is given up in so many words
@@ -123,8 +124,8 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.pass(time.Minute)
-		if s.count() != 0 || s.registry.has(vmName, "latest") != "not lost" {
-			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmName, "latest"))
+		if s.count() != 0 || s.registry.has(vmRepo, "latest") != "not lost" {
+			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmRepo, "latest"))
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // the same while no process looked
@@ -136,14 +137,26 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 		w.stop()
 		_ = w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "web")
 		w.run(keepingConfig(false))
-		defer w.stop()
 		if s.count() != 1 {
 			t.Fatal("the VM is gone")
 		}
-		w.create(pod(managedRun, func(p *corev1.Pod) { p.UID = "uid-2" }))
-		expect(t, w.after(time.Second), "Running running ready")
-		if s.registry.has(vmName, "latest") != "not lost" {
-			t.Errorf("the registry has %q", s.registry.has(vmName, "latest"))
+		next := pod(managedRun, func(p *corev1.Pod) { p.UID = "uid-2" })
+		w.create(next)
+		expect(t, w.after(time.Minute), "Pending waiting:VMLeftBehind")
+		if s.count() != 1 || s.knows(vmName) != "not lost" {
+			t.Fatal("the VM is gone, and the policy is to leave it alone")
+		}
+		w.stop()
+		cfg := keepingConfig(false)
+		cfg.Orphans = OrphanDestroy
+		w.run(cfg)
+		defer w.stop()
+		if err := w.p.CreatePod(t.Context(), next.DeepCopy()); err != nil { // virtual-kubelet tells of all pods
+			t.Fatal(err)
+		}
+		expect(t, w.after(time.Minute), "Running running ready")
+		if s.registry.has(vmRepo, "latest") != "not lost" {
+			t.Errorf("the registry has %q", s.registry.has(vmRepo, "latest"))
 		}
 	})
 }
@@ -165,7 +178,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 		defer w.stop()
 		w.kill()
 		expect(t, w.after(time.Second), "gone")
-		if s.count() != 0 || s.registry.has(vmName, "latest") != "asleep" || s.registry.has(vmName, "hibernate") != "asleep" || s.called("wake") != 0 {
+		if s.count() != 0 || s.registry.has(vmRepo, "latest") != "asleep" || s.registry.has(vmRepo, "hibernate") != "asleep" || s.called("wake") != 0 {
 			t.Errorf("%d VMs, tags %v, calls %v", s.count(), s.registry.tags, s.calls)
 		}
 	})
@@ -175,7 +188,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 		defer w.stop()
 		w.kill()
 		expect(t, w.after(5*time.Second), "gone")
-		if got := s.content[s.snaps[vmName].ID]; s.count() != 0 || got != "asleep" {
+		if got := s.content[s.snaps["default/"+vmName].ID]; s.count() != 0 || got != "asleep" {
 			t.Errorf("%d VMs, saved %q", s.count(), got)
 		}
 	})
@@ -198,7 +211,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 		s.registry.mu.Unlock()
 		w.kill()
 		expect(t, w.after(time.Second), "gone")
-		if s.registry.has(vmName, "latest") != "" || s.registry.has(vmName, "hibernate") != "asleep" {
+		if s.registry.has(vmRepo, "latest") != "" || s.registry.has(vmRepo, "hibernate") != "asleep" {
 			t.Errorf("tags %v", s.registry.tags)
 		}
 	})
@@ -220,7 +233,7 @@ func TestOlderSnapshotsAreReplaced(t *testing.T) {
 			}
 		}
 		for _, name := range []string{vmName, vmName + ":latest"} { // both there, as after a crash
-			_, _ = s.put(snapshot.Snapshot{Name: name, Labels: map[string]string{contract.VMLabelNode: "n"}}, "")
+			_, _ = s.put(snapshot.Snapshot{Name: name, Owner: vm.Owner{Namespace: "default"}, Labels: map[string]string{contract.VMLabelNode: "n"}}, "")
 			<-time.After(time.Second)
 		}
 		w := keeping(t, s, true)

@@ -41,17 +41,26 @@ type Snapshots interface {
 
 // Registry is where snapshots outlive their node.
 type Registry struct {
-	URL   string        // [http[s]://]HOST[:PORT][/PREFIX]; "": none, and snapshots stay on the node
-	Auth  snapshot.Auth // secret
-	Peers []string      // host:port of the node APIs of other nodes, asked before the registry for a VM that slept there
+	URL  string        // [http[s]://]HOST[:PORT][/PREFIX]; "": none, and snapshots stay on the node
+	Auth snapshot.Auth // secret
+	// Public are the repositories, and with a / at the end the beginnings of repositories, that every namespace may clone from.
+	Public []string
+	// TrustOld has what earlier releases left in the registry, and that does not say whose it is, taken for what its name says.
+	TrustOld bool
+	Peers    []string // host:port of the node APIs of other nodes, asked before the registry for a VM that slept there
 }
 
 // remote reports whether there is a registry.
 func (p *Provider) remote() bool { return p.cfg.Registry.URL != "" }
 
-// ref is a repository and tag in the node's registry.
-func (p *Provider) ref(repo, tag string) string {
+// at is a repository and tag in the node's registry.
+func (p *Provider) at(repo, tag string) string {
 	return strings.TrimRight(p.cfg.Registry.URL, "/") + "/" + repo + ":" + tag
+}
+
+// ref is where the snapshots of one of the tenant's VMs are in the node's registry, under a tag.
+func (t tenant) ref(vmName, tag string) string {
+	return t.p.at(contract.Repository(t.owner.Namespace, vmName), tag)
 }
 
 // The names of snapshots that the provider makes on its node.
@@ -60,22 +69,22 @@ func importName(vmName string) string    { return vmName + "-hibernate-import" }
 func forkName(vmName string) string      { return "fork-" + vmName }
 
 // push sends the snapshot of that id or name to the registry and asks it whether it has it.
-func (p *Provider) push(ctx context.Context, snap, ref string) error {
+func (t tenant) push(ctx context.Context, snap, ref string) error {
 	began := time.Now()
-	sent, err := p.Snapshots.PushSnapshot(ctx, snap, ref, p.cfg.Registry.Auth, nil)
+	sent, err := t.snaps.PushSnapshot(ctx, snap, ref, t.p.cfg.Registry.Auth, nil)
 	if err == nil {
-		err = p.has(ctx, ref, sent.Digest)
+		err = t.has(ctx, ref, sent.Digest)
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	p.Metrics.pushed(time.Since(began), err)
+	t.p.Metrics.pushed(time.Since(began), err)
 	return err
 }
 
 // has fails unless the registry's ref is the manifest with that digest.
-func (p *Provider) has(ctx context.Context, ref, digest string) error {
-	got, err := p.Snapshots.TagDigest(ctx, ref, p.cfg.Registry.Auth)
+func (t tenant) has(ctx context.Context, ref, digest string) error {
+	got, err := t.snaps.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
 	switch {
 	case err != nil:
 		return err
@@ -86,27 +95,27 @@ func (p *Provider) has(ctx context.Context, ref, digest string) error {
 }
 
 // pullSnapshot fetches a snapshot under a local name.
-func (p *Provider) pullSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+func (t tenant) pullSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
 	began := time.Now()
-	auth := p.cfg.Registry.Auth
+	auth := t.p.cfg.Registry.Auth
 	if strings.HasPrefix(from, peerScheme) {
 		auth = snapshot.Auth{} // the registry's secrets are not for other nodes
 	}
-	got, err := p.Snapshots.PullSnapshot(ctx, from, name, auth, nil)
+	got, err := t.snaps.PullSnapshot(ctx, from, name, auth, nil)
 	if ctx.Err() != nil {
 		return got, ctx.Err()
 	}
-	p.Metrics.pulled(time.Since(began), err)
+	t.p.Metrics.pulled(time.Since(began), err)
 	return got, err
 }
 
 const peerScheme = "cocoon://"
 
 // findSnapshot looks for a snapshot on this node under any of its names: the newest one. NotFound.
-func (p *Provider) findSnapshot(ctx context.Context, names ...string) (snapshot.Snapshot, error) {
+func (t tenant) findSnapshot(ctx context.Context, names ...string) (snapshot.Snapshot, error) {
 	var best snapshot.Snapshot
 	for _, name := range names {
-		got, err := p.Snapshots.GetSnapshot(ctx, name)
+		got, err := t.snaps.GetSnapshot(ctx, name)
 		switch {
 		case errdefs.IsNotFound(err):
 		case err != nil:
@@ -123,9 +132,9 @@ func (p *Provider) findSnapshot(ctx context.Context, names ...string) (snapshot.
 }
 
 // discard removes a snapshot of this node that is not needed any more. It is no harm when that fails.
-func (p *Provider) discard(ctx context.Context, ref string) {
-	if err := p.Snapshots.RemoveSnapshot(ctx, ref); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
-		p.Log.Warn("snapshot not removed", "snapshot", ref, "err", err)
+func (t tenant) discard(ctx context.Context, ref string) {
+	if err := t.snaps.RemoveSnapshot(ctx, ref); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
+		t.p.Log.Warn("snapshot not removed", "snapshot", ref, "err", err)
 	}
 }
 

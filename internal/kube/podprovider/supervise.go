@@ -67,7 +67,7 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 		return left
 	}
 	w.last = terminated(rec)
-	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
+	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -130,7 +130,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 	}
 	w.publish(0)
 	w.last = terminated(rec)
-	got, err := w.p.Runtime.Start(ctx, string(rec.ID))
+	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -220,7 +220,7 @@ func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 		}
 	}
 	if rec != nil && !over(rec) {
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
+		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
 		if ctx.Err() != nil {
 			return time.Millisecond
 		}

@@ -55,7 +55,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			grace = 0 // nothing runs in it yet that could shut down
 		}
 		pod, _, _ := w.look()
-		got, err := w.p.Runtime.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, grace))
+		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, grace))
 		switch {
 		case ctx.Err() != nil:
 			return time.Millisecond, false
@@ -67,7 +67,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			w.log.Warn("vm not stopped, removing it by force", "vm", rec.ID, "err", err)
 		}
 	}
-	err = w.p.Runtime.Remove(ctx, string(rec.ID), true)
+	err = w.vms.Remove(ctx, string(rec.ID), true)
 	if ctx.Err() != nil {
 		return time.Millisecond, false
 	}
@@ -77,8 +77,8 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		w.p.Metrics.done("delete", err)
 		return again, false
 	}
-	if w.p.Snapshots != nil && len(rec.SnapshotIDs) > 0 { // one may be for its forks, who are of no use without it
-		w.p.discard(ctx, forkName(w.vmName))
+	if w.snaps != nil && len(rec.SnapshotIDs) > 0 { // one may be for its forks, who are of no use without it
+		w.discard(ctx, forkName(w.vmName))
 	}
 	w.dropTag(ctx)
 	w.dropForks(ctx)
@@ -115,7 +115,7 @@ func (w *worker) findVM(ctx context.Context) (*vm.Record, error) {
 	if rec != nil {
 		ref = string(rec.ID)
 	}
-	got, err := w.p.Runtime.Inspect(ctx, ref)
+	got, err := w.vms.Inspect(ctx, ref)
 	switch {
 	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // a name no VM can have has no VM
 		return nil, nil

@@ -48,7 +48,7 @@ func (w *worker) source() source { return source{w.p.objects, w.tokens} }
 
 // launch has the VM made and remembers what its volumes hold.
 func (w *worker) launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	rec, err := w.p.Runtime.Launch(ctx, spec)
+	rec, err := w.vms.Launch(ctx, spec)
 	if err == nil {
 		w.fresh = map[string]sum{}
 		for _, v := range spec.Volumes {
@@ -174,7 +174,7 @@ func (k *keeper) refresh(ctx context.Context) error {
 		if old, ok := k.held[name]; ok && old == now {
 			continue
 		}
-		err = k.w.p.Runtime.UpdateVolume(ctx, string(k.id), name, files)
+		err = k.w.vms.UpdateVolume(ctx, string(k.id), name, files)
 		if errdefs.IsNotFound(err) { // the VM is going, or was made without this volume
 			err = nil
 		}

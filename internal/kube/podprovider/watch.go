@@ -152,7 +152,7 @@ func (w *worker) releaseEach(v *vigil, rec *vm.Record) {
 		x.released = true
 		v.hook(w.background(func(ctx context.Context) {
 			for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
-				err := w.p.Runtime.ReleaseContainer(ctx, string(rec.ID), r.Name)
+				err := w.vms.ReleaseContainer(ctx, string(rec.ID), r.Name)
 				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // an older agent holds nobody
 					return
 				}

@@ -19,7 +19,7 @@ import (
 // worker owns one pod: one goroutine, one step at a time. Others only leave word (update, apply, requestRemoval) and wake
 // it; a removal also interrupts the call it is in.
 type worker struct {
-	p      *Provider
+	tenant // for whom it reaches VMs and snapshots
 	log    *slog.Logger
 	key    string
 	uid    types.UID
@@ -86,6 +86,8 @@ type worker struct {
 	tidying  chore
 	saving   chore
 	stale    string // digest of a state for forks that is not of the VM to be forked
+	foreign  string // digest of a hibernated state by the VM's name that is not known for the VM's
+	why      error  // of foreign
 
 	offering chore // both with mu held
 	offers   vm.ID // whose state for forks is in the registry, or on its way there
@@ -108,7 +110,7 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 	key := pod.Namespace + "/" + pod.Name
 	log := p.Log.With("pod", key)
 	w := &worker{
-		p: p, log: log, key: key, uid: pod.UID, vmName: convert.VMName(pod),
+		tenant: p.on(ownerOf(pod)), log: log, key: key, uid: pod.UID, vmName: nameOf(pod, rec),
 		pod: bare(pod), status: pod.Status, gates: pod.Status.Conditions, rec: rec,
 		health: map[string]health{}, bowed: map[string]run{},
 		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
@@ -122,6 +124,17 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 	w.resume()
 	return w
 }
+
+// nameOf is the name of pod's VM: what rec has, if it is there. One that an earlier release made keeps its own.
+func nameOf(pod *corev1.Pod, rec *vm.Record) string {
+	if rec != nil {
+		return rec.Spec.Name
+	}
+	return convert.VMName(pod)
+}
+
+// vmKey is the VM's name as it is unique on the node.
+func (w *worker) vmKey() string { return w.owner.Qualify(w.vmName) }
 
 // resume takes from the pod's status what an earlier process knew.
 func (w *worker) resume() {

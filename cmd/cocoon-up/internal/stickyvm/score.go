@@ -63,8 +63,8 @@ const originKey fwk.StateKey = Name + "/origin"
 
 // origin is where the snapshot of a pod is. It is never changed.
 type origin struct {
-	snapshot string
-	classes  map[string]bool // of the CPUs there
+	snapshots []string        // its names on nodes
+	classes   map[string]bool // of the CPUs there
 }
 
 // Clone implements fwk.StateData.
@@ -73,12 +73,19 @@ func (o *origin) Clone() fwk.StateData { return o }
 // PreScore finds out what is known of the snapshot that the pod's VM is cloned from. Without one, or when no node has it,
 // Score is skipped.
 func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
-	o := &origin{snapshot: snapshotOf(pod), classes: map[string]bool{}}
-	if o.snapshot == "" {
-		return fwk.NewStatus(fwk.Skip)
+	o := &origin{classes: map[string]bool{}}
+	var holders []any
+	if name := snapshotOf(pod); name != "" {
+		o.snapshots = []string{pod.Namespace + "/" + name, name} // of the pod's namespace, and shared with all
 	}
-	holders, err := pl.holders.ByIndex(nodesBySnapshot, o.snapshot)
-	if err != nil || len(holders) == 0 { // there is such an index
+	for _, name := range o.snapshots {
+		found, err := pl.holders.ByIndex(nodesBySnapshot, name)
+		if err != nil { // there is such an index
+			return fwk.NewStatus(fwk.Skip)
+		}
+		holders = append(holders, found...)
+	}
+	if len(holders) == 0 {
 		return fwk.NewStatus(fwk.Skip)
 	}
 	for _, h := range holders {
@@ -101,8 +108,10 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, info
 	if !ok {
 		return 0, nil
 	}
-	if _, has := info.GetImageStates()[o.snapshot]; has {
-		return fwk.MaxNodeScore, nil
+	for _, name := range o.snapshots {
+		if _, has := info.GetImageStates()[name]; has {
+			return fwk.MaxNodeScore, nil
+		}
 	}
 	if o.classes[info.Node().Labels[classLabel]] {
 		return alikeScore, nil

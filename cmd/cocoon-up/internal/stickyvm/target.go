@@ -83,7 +83,7 @@ func keys(pod *v1.Pod) []string {
 	}
 	name := pod.Annotations[nameAnnotation]
 	if name == "" {
-		name = "vk-" + pod.Namespace + "-" + pod.Name
+		name = vmName(pod.Namespace, pod.Name)
 	}
 	return []string{cocoonKey(pod.Namespace, name)}
 }
@@ -134,9 +134,13 @@ func (pl *Plugin) resolve(pod *v1.Pod) (*target, *fwk.Status) {
 func (pl *Plugin) claimed(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 	name := vm[strings.LastIndexByte(vm, '/')+1:]
 	claim, status := pl.objects.claims.get(pod.Namespace, name)
+	if old := oldVMName(pod.Namespace, pod.Name); claim == nil && status.IsSuccess() && name == vmName(pod.Namespace, pod.Name) && name != old {
+		claim, status = pl.objects.claims.get(pod.Namespace, old) // made by an earlier release
+	}
 	if claim == nil || !status.IsSuccess() {
 		return &target{vm: vm}, status
 	}
+	name = claim.GetName()
 	text := func(field string) string {
 		s, _, _ := unstructured.NestedString(claim.Object, "status", field)
 		return s

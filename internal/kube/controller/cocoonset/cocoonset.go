@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ import (
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
 // fieldOwner is who the set's marks on pods belong to.
@@ -87,7 +90,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if r.Registry == nil {
 			break
 		}
-		if v.durable[name], err = r.Registry.Has(ctx, name, contract.HibernateSnapshotTag); err != nil {
+		if v.durable[name], err = r.durable(ctx, v, name); err != nil {
 			r.event(set, note{corev1.EventTypeWarning, "RegistryUnavailable", fmt.Sprintf("the registry cannot say whether VM %s is in it: %s", name, err)})
 			return ctrl.Result{RequeueAfter: registryPause}, nil
 		}
@@ -98,6 +101,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return r.carryOut(ctx, set, plan(v))
 }
 
+// durable reports whether the registry has the hibernated state of a VM of the set. One that has no pod, because it was put to
+// sleep before an upgrade, may still be where earlier releases kept it.
+func (r *Reconciler) durable(ctx context.Context, v view, name string) (bool, error) {
+	of := controller.VM{Namespace: v.set.Namespace, Name: name}
+	there, err := r.Registry.Has(ctx, of, contract.HibernateSnapshotTag)
+	if there || err != nil || slices.ContainsFunc(v.pods, func(pod *corev1.Pod) bool {
+		return contract.CanonicalVMName(pod.Namespace, convert.VMName(pod)) == name
+	}) {
+		return there, err
+	}
+	return r.Registry.HadOld(ctx, of, contract.HibernateSnapshotTag)
+}
+
 // claims are those of the set's VMs on nodes, by VM name.
 func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]*v1.VMPlacement, error) {
 	all := map[string]*v1.VMPlacement{}
@@ -105,8 +121,11 @@ func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]
 		return all, nil
 	}
 	for _, m := range members(set) {
-		claim := &v1.VMPlacement{}
-		switch err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: m.vmName()}, claim); {
+		claim, err := placement.Lookup(set.Namespace, m.vmName(), func(name string) (*v1.VMPlacement, error) {
+			claim := &v1.VMPlacement{}
+			return claim, r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: name}, claim)
+		})
+		switch {
 		case err == nil:
 			all[m.vmName()] = claim
 		case !apierrors.IsNotFound(err):
@@ -291,8 +310,9 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 // clear removes what the registry has of a VM that is gone. The snapshot that was taken before its deletion stays: that is
 // what the policy is for.
 func (r *Reconciler) clear(ctx context.Context, set *v1.CocoonSet, name string) error {
+	of := controller.VM{Namespace: set.Namespace, Name: name}
 	for _, tag := range []string{contract.HibernateSnapshotTag, contract.ForkSnapshotTag} {
-		if err := r.Registry.Delete(ctx, name, tag); err != nil {
+		if err := r.Registry.Delete(ctx, of, tag); err != nil {
 			return err
 		}
 	}
@@ -300,7 +320,7 @@ func (r *Reconciler) clear(ctx context.Context, set *v1.CocoonSet, name string) 
 	if contract.ShouldSnapshotVM(contract.VMSpec{SnapshotPolicy: set.Spec.SnapshotPolicy}, main) {
 		return nil
 	}
-	return r.Registry.Delete(ctx, name, contract.DefaultSnapshotTag)
+	return r.Registry.Delete(ctx, of, contract.DefaultSnapshotTag)
 }
 
 func (r *Reconciler) event(set *v1.CocoonSet, n note) {

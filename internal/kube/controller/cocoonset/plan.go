@@ -269,6 +269,7 @@ func (p *planner) bring(m member) {
 		if main == nil || !controller.Ready(main) || contract.Hibernate(main.Annotations) {
 			return // there is nothing to fork from yet
 		}
+		pod.Annotations[contract.KeyForkFrom] = convert.VMName(main) // of an earlier release it may be called otherwise
 		if p.set.Spec.Agent.ForkPolicy == v1.ForkPreferMainNode {
 			preferring(pod, main.Spec.NodeName)
 			if id := main.Annotations[contract.KeyID]; id != "" {
@@ -350,8 +351,8 @@ func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 func own(set *v1.CocoonSet, names []string) []string {
 	var all []string
 	for _, name := range append(strings.Split(set.Annotations[contract.KeyDeleteVMNames], ","), names...) {
-		if strings.HasPrefix(name, contract.VMName(set.Namespace, set.Name)+"-") {
-			all = append(all, name)
+		if contract.MayNameOf(set.Namespace, set.Name, name) {
+			all = append(all, contract.CanonicalVMName(set.Namespace, name))
 		}
 	}
 	slices.Sort(all)

@@ -152,6 +152,8 @@ func drifted(want, pod *corev1.Pod) bool {
 		return true
 	}
 	is.Storage, should.Storage = resource.Quantity{}, resource.Quantity{}
+	is.Name, is.ForkFrom = contract.CanonicalVMName(pod.Namespace, is.Name), contract.CanonicalVMName(pod.Namespace, is.ForkFrom)
+	should.ForkFrom = contract.CanonicalVMName(pod.Namespace, should.ForkFrom)
 	if !reflect.DeepEqual(is, should) || len(pod.Spec.Containers) == 0 {
 		return true
 	}

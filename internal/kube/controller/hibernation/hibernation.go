@@ -142,7 +142,7 @@ func (r *Reconciler) sleeping(ctx context.Context, h *v1.CocoonHibernation, s v1
 			return s, 0, nil
 		}
 		pause := confirmPause
-		there, err := r.Registry.Has(ctx, s.VMName, contract.HibernateSnapshotTag)
+		there, err := r.Registry.Has(ctx, controller.VM{Namespace: h.Namespace, Name: s.VMName}, contract.HibernateSnapshotTag)
 		if there {
 			r.phase(&s, h, v1.HibernationHibernated, "")
 			return s, 0, nil

@@ -13,6 +13,7 @@ import (
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/controller"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -110,14 +111,18 @@ func TestPlanFollowsTheMachine(t *testing.T) {
 // tags are those of a registry, VM:TAG; nil: it is away.
 type tags map[string]bool
 
-func (t tags) Has(_ context.Context, vmName, tag string) (bool, error) {
+func (t tags) Has(_ context.Context, of controller.VM, tag string) (bool, error) {
 	if t == nil {
 		return false, errors.New("away")
 	}
-	return t[vmName+":"+tag], nil
+	return t[of.Name+":"+tag], nil
 }
 
-func (t tags) Delete(context.Context, string, string) error { return errors.New("nobody deletes here") }
+func (t tags) HadOld(context.Context, controller.VM, string) (bool, error) { return false, nil }
+
+func (t tags) Delete(context.Context, controller.VM, string) error {
+	return errors.New("nobody deletes here")
+}
 
 // Only the tag of a VM that hibernates releases its claim: what was saved under another one is older than the state.
 func TestWhatTheRegistryReleases(t *testing.T) {
@@ -140,11 +145,11 @@ func TestWhatTheRegistryReleases(t *testing.T) {
 	} {
 		c.view.now = now
 		r := &Reconciler{Registry: c.has}
-		if a := r.decide(t.Context(), "vm", c.view); (a.release != "") != c.release || a.again != c.again {
+		if a := r.decide(t.Context(), controller.VM{Namespace: "ns", Name: "vm"}, c.view); (a.release != "") != c.release || a.again != c.again {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
-	if a := (&Reconciler{}).decide(t.Context(), "vm", view{claim: claim(), now: now}); a.release != "" || a.reason != v1.ReasonNodeRemoved {
+	if a := (&Reconciler{}).decide(t.Context(), controller.VM{Namespace: "ns", Name: "vm"}, view{claim: claim(), now: now}); a.release != "" || a.reason != v1.ReasonNodeRemoved {
 		t.Errorf("without a registry: %+v", a)
 	}
 }

@@ -59,7 +59,7 @@ type Reconciler struct {
 func (r *Reconciler) Setup(ctx context.Context, m ctrl.Manager, concurrency int) error {
 	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, byVM, func(o client.Object) []string {
 		if pod, _ := o.(*corev1.Pod); asks(pod) {
-			return []string{placement.NameOf(pod)}
+			return []string{vmOf(pod)}
 		}
 		return nil
 	}); err != nil {
@@ -78,12 +78,17 @@ func asks(pod *corev1.Pod) bool {
 	return err == nil && ask.Asked
 }
 
+// vmOf is the VM of pod, by the name that this release gives it.
+func vmOf(pod *corev1.Pod) string {
+	return contract.CanonicalVMName(pod.Namespace, placement.NameOf(pod))
+}
+
 func ofPod(_ context.Context, o client.Object) []reconcile.Request {
 	pod, ok := o.(*corev1.Pod)
 	if !ok || !asks(pod) {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: placement.NameOf(pod)}}}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: vmOf(pod)}}}
 }
 
 // ofNode looks through all claims: an index of a custom resource cannot be had before the API server knows the resource, and
@@ -124,20 +129,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	a := r.decide(ctx, req.Name, v)
+	a := r.decide(ctx, controller.VM{Namespace: req.Namespace, Name: req.Name}, v)
 	return ctrl.Result{RequeueAfter: a.again}, r.carryOut(ctx, v, a)
 }
 
 // decide plans the turn. Of a VM whose node is gone, and whose claim may end for that, it asks the registry: what hibernates
 // there can go on anywhere. An older snapshot of the VM there is not its state.
-func (r *Reconciler) decide(ctx context.Context, vmName string, v view) actions {
+func (r *Reconciler) decide(ctx context.Context, of controller.VM, v view) actions {
 	a := plan(v)
 	gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced
 	if !gone || r.Registry == nil || a.release != "" || v.claim.Spec.Release == v1.ReleaseNever {
 		return a
 	}
 	var err error
-	if v.durable, err = r.Registry.Has(ctx, vmName, contract.HibernateSnapshotTag); err != nil {
+	if v.durable, err = r.Registry.Has(ctx, of, contract.HibernateSnapshotTag); err != nil {
 		a.again = registryPause // and until then what is known is said
 		return a
 	}
@@ -146,6 +151,7 @@ func (r *Reconciler) decide(ctx context.Context, vmName string, v view) actions 
 
 func (r *Reconciler) view(ctx context.Context, name types.NamespacedName) (view, error) {
 	v := view{now: r.Now()}
+	name.Name = contract.CanonicalVMName(name.Namespace, name.Name)
 	var pods corev1.PodList
 	if err := r.Client.List(ctx, &pods, client.InNamespace(name.Namespace), client.MatchingFields{byVM: name.Name}); err != nil {
 		return v, fmt.Errorf("list pods: %w", err)
@@ -153,8 +159,11 @@ func (r *Reconciler) view(ctx context.Context, name types.NamespacedName) (view,
 	for i := range pods.Items {
 		v.pods = append(v.pods, &pods.Items[i])
 	}
-	claim := &v1.VMPlacement{}
-	switch err := r.Client.Get(ctx, name, claim); {
+	claim, err := placement.Lookup(name.Namespace, name.Name, func(vmName string) (*v1.VMPlacement, error) {
+		claim := &v1.VMPlacement{}
+		return claim, r.Client.Get(ctx, types.NamespacedName{Namespace: name.Namespace, Name: vmName}, claim)
+	})
+	switch {
 	case apierrors.IsNotFound(err):
 		return v, nil
 	case err != nil:

@@ -1,0 +1,79 @@
+package podprovider
+
+import (
+	"context"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+// This file is about what releases before owners left in the registry: at its root, by a name that VMs of two namespaces may
+// have had.
+
+// place is where the registry has a snapshot of a VM.
+type place struct {
+	ref, digest string
+	old         bool // where an earlier release kept it: it is used only if it says that it is the VM's
+}
+
+// where finds the tag of one of the tenant's VMs, also where an earlier release kept it. NotFound.
+func (t tenant) where(ctx context.Context, vmName, tag string) (place, error) {
+	at, err := t.ask(ctx, place{ref: t.ref(vmName, tag)})
+	old := contract.OldRepository(t.owner.Namespace, vmName)
+	if old == "" || !errdefs.IsNotFound(err) {
+		return at, err
+	}
+	return t.ask(ctx, place{ref: t.p.at(old, tag), old: true})
+}
+
+// ask asks the registry which snapshot is at a place. NotFound.
+func (t tenant) ask(ctx context.Context, at place) (place, error) {
+	var err error
+	at.digest, err = t.snaps.TagDigest(ctx, at.ref, t.p.cfg.Registry.Auth)
+	return at, err
+}
+
+// inherited is inherits, and removes what is not the VM's. It is not fetched again.
+func (w *worker) inherited(ctx context.Context, got snapshot.Snapshot, at place, pod string, ref contract.SnapshotRef) error {
+	err := w.inherits(got, at, ref.Repo, pod, ref.Tag)
+	if err != nil {
+		w.discard(ctx, got.ID)
+		w.foreign, w.why = at.digest, err
+	}
+	return err
+}
+
+// inherits fails unless a snapshot from an old place is the tenant's, and of that pod, "" for any. NotFound: it is another's.
+// FailedPrecondition: it does not say, and the operator has to.
+func (t tenant) inherits(snap snapshot.Snapshot, at place, vmName, pod, tag string) error {
+	namespace, of := snap.Labels[contract.VMLabelPodNamespace], snap.Labels[contract.VMLabelPodName]
+	switch {
+	case !at.old || namespace == t.owner.Namespace && (pod == "" || of == pod):
+		return nil
+	case namespace != "":
+		return errdefs.NotFoundf("the registry's %s is of another pod than %s/%s", at.ref, t.owner.Namespace, pod)
+	case t.p.cfg.Registry.TrustOld:
+		return nil
+	}
+	return errdefs.Preconditionf("%s was left by an earlier release and does not say whose it is: if it is of VM %s of namespace %s, the operator puts it in its place by"+
+		" `cocoon snapshot pull --name moved %[1]s` and `cocoon snapshot push moved %[4]s`; VK_TRUST_OLD_SNAPSHOTS=true has the node take all such snapshots for what their names say",
+		at.ref, vmName, t.owner.Namespace, t.ref(vmName, tag))
+}
+
+// dropOld deletes the tag where an earlier release kept it, if that is what the tenant has under digest. It is no harm when that
+// fails: nobody uses what does not say whose it is.
+func (t tenant) dropOld(ctx context.Context, vmName, tag, digest string) {
+	repo := contract.OldRepository(t.owner.Namespace, vmName)
+	if repo == "" || digest == "" {
+		return
+	}
+	ref := t.p.at(repo, tag)
+	got, err := t.snaps.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
+	if err == nil && got == digest {
+		err = t.snaps.DeleteTag(ctx, ref, t.p.cfg.Registry.Auth)
+	}
+	if err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
+		t.p.Log.Warn("snapshot of an earlier release stays in the registry", "op", ref, "err", err)
+	}
+}

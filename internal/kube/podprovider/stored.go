@@ -1,0 +1,113 @@
+package podprovider
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+// This file finds the snapshot that a pod's VM is cloned from: one of the pod's namespace or one that is shared with it, on this
+// node or in its registry.
+
+// stored is the snapshot of that name on this node, else from the registry. A force-pull annotation has the registry asked for
+// a newer one first; what is here stays until that is here too. shared says that the registry's public ones count.
+func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef, shared bool) (snapshot.Snapshot, error) {
+	give := w.p.turns.take(ctx, "snapshot "+w.owner.Qualify(ref.Local()))
+	if give == nil {
+		return snapshot.Snapshot{}, ctx.Err()
+	}
+	defer give()
+	here, err := w.findSnapshot(ctx, w.locals(ref)...)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return here, err
+	}
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	switch {
+	case err == nil && (!ask.ForcePull || !w.p.remote()):
+		return here, nil
+	case !w.p.remote():
+		return here, errdefs.NotFoundf("namespace %s has no snapshot %s on this node, and there is no registry to pull it from: set EPOCH_URL, import it with `cocoon snapshot import --name %s` "+
+			"and share it with `cocoon snapshot publish %[3]s --namespace %[1]s`", w.owner.Namespace, ref, ref.Local())
+	}
+	at, err := w.inRegistry(ctx, ref, shared)
+	if err != nil || here.ID != "" && at.digest == here.Digest {
+		return here, err
+	}
+	name, err := w.freeName(ctx, ref, here)
+	if err != nil {
+		return here, err
+	}
+	if at.old && w.foreign == at.digest {
+		return here, w.why
+	}
+	got, err := w.fetchSnapshot(ctx, at.ref, name)
+	if err == nil {
+		err = w.inherited(ctx, got, at, "", ref)
+	}
+	if err == nil && here.ID != "" && here.Owner.Namespace == w.owner.Namespace {
+		w.discard(ctx, here.ID)
+	}
+	return got, err
+}
+
+// locals are the names that the snapshot may have on this node.
+func (t tenant) locals(ref contract.SnapshotRef) (names []string) {
+	for _, repo := range contract.Aliases(t.owner.Namespace, ref.Repo) {
+		names = append(names, contract.SnapshotRef{Repo: repo, Tag: ref.Tag}.Locals()...)
+	}
+	return names
+}
+
+// freeName is a name of the snapshot on this node that the tenant has none under: beside here, which is used until another
+// is there. What a crash left under it goes.
+func (w *worker) freeName(ctx context.Context, ref contract.SnapshotRef, here snapshot.Snapshot) (string, error) {
+	for _, name := range ref.Locals() {
+		if name == here.Name && here.Owner.Namespace == w.owner.Namespace {
+			continue
+		}
+		left, err := w.findSnapshot(ctx, name)
+		if err == nil && left.Owner.Namespace == w.owner.Namespace {
+			err = w.snaps.RemoveSnapshot(ctx, left.ID)
+		}
+		if err == nil || errdefs.IsNotFound(err) {
+			return name, nil
+		}
+		return "", err
+	}
+	return "", errdefs.New(errdefs.Internal, "snapshot %s has no second name", ref) // it has two
+}
+
+// inRegistry is where the registry has the snapshot: the namespace's, else a public one, else that of a VM of an earlier release.
+func (t tenant) inRegistry(ctx context.Context, ref contract.SnapshotRef, shared bool) (at place, err error) {
+	switch {
+	case strings.HasPrefix(ref.Repo, "vk-"):
+		at, err = t.where(ctx, ref.Repo, ref.Tag)
+	default:
+		at, err = t.ask(ctx, place{ref: t.ref(ref.Repo, ref.Tag)})
+	}
+	if errdefs.IsNotFound(err) && shared && t.p.cfg.Registry.shares(ref) {
+		at, err = t.ask(ctx, place{ref: t.p.at(ref.Repo, ref.Tag)})
+	}
+	if errdefs.IsNotFound(err) {
+		return at, errdefs.NotFoundf("namespace %[1]s has no snapshot %[2]s on this node or in the registry, and none is shared with it: `cocoon snapshot publish %[3]s --namespace %[1]s` on the node "+
+			"shares one that is there, and VK_PUBLIC_REPOSITORIES names the repositories of the registry that are everybody's", t.owner.Namespace, ref, ref.Local())
+	}
+	return at, err
+}
+
+// shares reports whether every namespace may clone from ref. The states of VMs are nobody's to share.
+func (r Registry) shares(ref contract.SnapshotRef) bool {
+	if ref.Tag == contract.HibernateSnapshotTag || ref.Tag == contract.ForkSnapshotTag || strings.HasPrefix(path.Base(ref.Repo), "vk-") {
+		return false
+	}
+	return slices.ContainsFunc(r.Public, func(p string) bool {
+		return p == ref.Repo || strings.HasSuffix(p, "/") && strings.HasPrefix(ref.Repo, p)
+	})
+}
