@@ -147,6 +147,7 @@ func (machine) Info(context.Context) (nodewire.NodeInfo, error) {
 }
 func (machine) Doctor(context.Context) ([]nodewire.Check, error) { return nil, nil }
 func (machine) TeardownNetworks(context.Context) error           { return errdefs.Preconditionf("VM web runs") }
+
 func (machine) Strays(context.Context) ([]vm.Stray, error) {
 	return []vm.Stray{{ID: "lostlostlost", Name: "db", State: vm.StateRunning, Taps: []string{"tap1"}, PIDs: []int{7, 8}, Reason: "the journal does not know it"}}, nil
 }

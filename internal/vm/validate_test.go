@@ -75,9 +75,15 @@ func TestMatch(t *testing.T) {
 	kind := Kind{Noun: "VM", List: "cocoon vm list"}
 	prod, dev, operator := Owner{Namespace: "prod"}, Owner{Namespace: "dev"}, Owner{}
 	all := []Named{
-		{ID: "abcdef", Name: "web"}, {ID: "abcxyz", Name: "db"}, {ID: "qqqqqq", Name: "abcdef2"}, {ID: "zzzzzz", Name: "abc"},
-		{ID: "ppp111", Name: "web", Owner: prod}, {ID: "ddd111", Name: "web", Owner: dev},
-		{ID: "ppp222", Name: "only", Owner: prod}, {ID: "ppp333", Name: "two", Owner: prod}, {ID: "ddd333", Name: "two", Owner: dev},
+		{ID: "abcdef", Name: "web"},
+		{ID: "abcxyz", Name: "db"},
+		{ID: "qqqqqq", Name: "abcdef2"},
+		{ID: "zzzzzz", Name: "abc"},
+		{ID: "ppp111", Name: "web", Owner: prod},
+		{ID: "ddd111", Name: "web", Owner: dev},
+		{ID: "ppp222", Name: "only", Owner: prod},
+		{ID: "ppp333", Name: "two", Owner: prod},
+		{ID: "ddd333", Name: "two", Owner: dev},
 		{ID: "ddd444", Name: "abcxyz", Owner: dev}, // called as another's id
 		{ID: "ooo111", Name: "golden", Shared: []string{"prod"}},
 	}

@@ -24,8 +24,10 @@ type worker struct {
 
 // step does one verb to an object that it fits, if there is one.
 func (w *worker) step(ctx context.Context) {
-	verbs := []func(context.Context){w.create, w.run, w.run, w.hibernate, w.hibernate, w.wake, w.stop, w.remove, w.save, w.save, w.clone,
-		w.removeSnapshot, w.importImage, w.removeImage}
+	verbs := []func(context.Context){
+		w.create, w.run, w.run, w.hibernate, w.hibernate, w.wake, w.stop, w.remove, w.save, w.save, w.clone,
+		w.removeSnapshot, w.importImage, w.removeImage,
+	}
 	verbs[w.random.IntN(len(verbs))](ctx)
 }
 
