@@ -19,10 +19,10 @@ func address(nic *vm.NIC, ips []*types100.IPConfig, routes []*types.Route) {
 	gateways := map[bool]netip.Addr{} // of IPv6, and of IPv4
 	for _, ip := range ips {
 		addr, ok := netip.AddrFromSlice(plain(ip))
-		if !ok {
+		bits, size := ip.Address.Mask.Size()
+		if bits -= size - addr.BitLen(); !ok || size == 0 || bits < 0 || bits > addr.BitLen() { // an IPv4 one may be written as IPv6
 			continue
 		}
-		bits, _ := ip.Address.Mask.Size()
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && !gateways[addr.Is6()].IsValid() {
 			gateways[addr.Is6()] = gw.Unmap()
 		}
@@ -39,6 +39,9 @@ func address(nic *vm.NIC, ips []*types100.IPConfig, routes []*types.Route) {
 		return // somebody beyond the plugins decides, about routes too
 	}
 	for _, r := range routes {
+		if r == nil {
+			continue
+		}
 		to, ok := destination(r)
 		if !ok {
 			continue

@@ -53,6 +53,9 @@ func (n *Network) plug(ctx context.Context, list *libcni.NetworkConfigList, r *r
 	}
 	r.NIC.DHCP = true // somebody beyond the plugins answers
 	for _, i := range res.Interfaces {
+		if i == nil {
+			continue
+		}
 		give := n.cfg.Addresses[i.Name]
 		if give == nil || i.Sandbox != "" {
 			continue
@@ -97,23 +100,35 @@ func (n *Network) read(r *record, res *types100.Result) error {
 	if err != nil {
 		return err
 	}
-	var ips []*types100.IPConfig
-	for _, ip := range res.IPs {
-		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(res.Interfaces) || res.Interfaces[*ip.Interface].Name != r.link()) {
-			continue
-		}
-		ips = append(ips, ip)
-	}
-	address(&r.NIC, ips, res.Routes)
-	for _, s := range res.DNS.Nameservers {
-		if a, err := netip.ParseAddr(s); err == nil {
-			r.NIC.DNS = append(r.NIC.DNS, a.String())
-		}
-	}
-	if len(r.NIC.DNS) == 0 {
+	if fill(&r.NIC, r.link(), res); len(r.NIC.DNS) == 0 {
 		r.NIC.DNS = n.resolvers()
 	}
 	return nil
+}
+
+// fill gives nic what a result says of the link. Plugins are programs of others: any result that can be decoded is taken, with
+// what makes sense in it.
+func fill(nic *vm.NIC, link string, res *types100.Result) {
+	var ips []*types100.IPConfig
+	for _, ip := range res.IPs {
+		if ip != nil && (ip.Interface == nil || nameOf(res, *ip.Interface) == link) {
+			ips = append(ips, ip)
+		}
+	}
+	address(nic, ips, res.Routes)
+	for _, s := range res.DNS.Nameservers {
+		if a, err := netip.ParseAddr(s); err == nil {
+			nic.DNS = append(nic.DNS, a.String())
+		}
+	}
+}
+
+// nameOf is the name of a result's interface of that number, "" for none.
+func nameOf(res *types100.Result, i int) string {
+	if i < 0 || i >= len(res.Interfaces) || res.Interfaces[i] == nil {
+		return ""
+	}
+	return res.Interfaces[i].Name
 }
 
 func (n *Network) resolvers() []string {
