@@ -41,10 +41,10 @@ func (r *rig) forgetful() {
 func TestUnknownIsKeptAside(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
-	web := r.must(r.Launch(ctx, spec("web")))
+	r.must(r.Launch(ctx, spec("web")))
 	db := r.must(r.Create(ctx, spec("db")))
-	other := r.must(r.Launch(ctx, spec("other")))
-	web, other = r.await("web", "ready", ready), r.await("other", "ready", ready)
+	r.must(r.Launch(ctx, spec("other")))
+	web, other := r.await("web", "ready", ready), r.await("other", "ready", ready)
 	r.stop()
 	before := leftovers(t, r.dir, r.world)
 

@@ -40,10 +40,10 @@ func statusOf(err error) int {
 	case errdefs.AlreadyExists, errdefs.Conflict, errdefs.FailedPrecondition:
 		return http.StatusConflict
 	case errdefs.ResourceExhausted:
-		switch content.CodeOf(err) {
-		case content.Denied: // quota: trying again does not help
+		if content.CodeOf(err) == content.Denied { // quota: trying again does not help
 			return http.StatusForbidden
-		case content.TooManyRequests:
+		}
+		if content.CodeOf(err) == content.TooManyRequests {
 			return http.StatusTooManyRequests
 		}
 		return http.StatusInsufficientStorage

@@ -154,7 +154,7 @@ func (c *crasher) churn() {
 	all.Go(func() { c.guest(ctx) })
 	length := 2*time.Second + time.Duration(c.random.Int64N(int64(20*time.Second)))
 	reset := c.random.IntN(2) == 0
-	time.Sleep(length)
+	<-time.After(length) // the churn goes on meanwhile
 	before := c.answered.Load()
 	c.cutting.Store(true)
 	c.cut = time.Now()

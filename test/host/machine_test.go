@@ -344,7 +344,7 @@ func (m *machine) eventually(script string) {
 			m.t.Logf("%6.1fs until %s", time.Since(began).Seconds(), firstLine(script))
 			return
 		}
-		time.Sleep(500 * time.Millisecond)
+		<-time.After(500 * time.Millisecond)
 	}
 	journal, _ := m.run("journalctl --no-pager -q -u cocoond -n 60")
 	m.t.Fatalf("never: %s: %v\n%s\n%s", script, err, out, journal)

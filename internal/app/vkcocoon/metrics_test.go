@@ -45,7 +45,9 @@ func TestMetricsStayOnTheMachine(t *testing.T) {
 			}
 		}
 		cancel()
-		<-ended
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 		if got := strings.Contains(log.String(), "level=WARN"); got != warned {
 			t.Errorf("%q: warned %v: %s", host, got, log.String())
 		}

@@ -193,15 +193,16 @@ func TestCachedImagesAreOfWhoMayPullThem(t *testing.T) {
 	if err := r.store.Remove(t.Context(), ref, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.pullAs(h, "alice", "second", ref); err != nil {
+	if _, err := r.pullAs(h, "second", ref); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.wish(h, wish{"alice", hubUser, ref, never})
 	wantClass(t, "credentials of the image that was removed", err, errdefs.NotFound)
 }
 
-func (r *rig) pullAs(h *hub, namespace, user, ref string) (image.Image, error) {
-	return r.wish(h, wish{namespace, user, ref, image.PullIfNotPresent})
+// pullAs pulls on behalf of alice with the credentials of user.
+func (r *rig) pullAs(h *hub, user, ref string) (image.Image, error) {
+	return r.wish(h, wish{"alice", user, ref, image.PullIfNotPresent})
 }
 
 // Nothing of a credential can be read or tried out on another host.
@@ -210,7 +211,7 @@ func TestGrantsHoldNoSecrets(t *testing.T) {
 	h, _ := newOffice(t)
 	h.push(t, "team/app:1", "secret")
 	r := newRig(t, Config{Reach: loopback(t)})
-	img, err := r.pullAs(h, "alice", hubUser, h.host+"/team/app:1")
+	img, err := r.pullAs(h, hubUser, h.host+"/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,13 +230,13 @@ func TestGrantsHoldNoSecrets(t *testing.T) {
 	}
 	_, err = r.wish(h, wish{"alice", hubUser, h.host + "/team/app:1", image.PullNever})
 	wantClass(t, "the key is gone", err, errdefs.NotFound)
-	if _, err := r.pullAs(h, "alice", hubUser, h.host+"/team/app:1"); err != nil {
+	if _, err := r.pullAs(h, hubUser, h.host+"/team/app:1"); err != nil {
 		t.Errorf("asked anew: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.pullAs(h, "alice", hubUser, h.host+"/team/app:1"); err != nil {
+	if _, err := r.pullAs(h, hubUser, h.host+"/team/app:1"); err != nil {
 		t.Errorf("grants that are damaged: %v", err)
 	}
 }
@@ -290,7 +291,7 @@ func TestVerification(t *testing.T) {
 	ref := h.host + "/team/app:1"
 	for v, want := range map[Verification][2]bool{"": {false, true}, VerifyPulled: {false, true}, VerifyAll: {false, false}, VerifyNone: {true, true}} {
 		r := newRig(t, Config{Verify: v, Reach: loopback(t)})
-		if _, err := r.pullAs(h, "alice", hubUser, ref); err != nil {
+		if _, err := r.pullAs(h, hubUser, ref); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.store.Import(t.Context(), "hand", strings.NewReader(string(diskOf(7, 1<<20))), nil); err != nil {

@@ -128,8 +128,7 @@ func (j *Journal) verify(ctx context.Context, cfg Config) error {
 	revision := j.revision.Load()
 	mark, err := readMark(cfg.Path)
 	switch {
-	case errdefs.Is(err, errdefs.DataLoss) && cfg.Older:
-		mark = revision
+	case errdefs.Is(err, errdefs.DataLoss) && cfg.Older: // whatever it said
 	case err != nil:
 		return err
 	case mark > revision && !cfg.Older:

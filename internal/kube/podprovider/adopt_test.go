@@ -173,7 +173,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // one that never ran has nothing in it
 		e := newEngine()
 		launch(t, e, "dead", "node-1")
-		e.change(e.find(vmName).ID, func(r *vm.Record) { r.State, r.StartedAt = vm.StateCreated, time.Time{} })
+		e.change(e.web().ID, func(r *vm.Record) { r.State, r.StartedAt = vm.StateCreated, time.Time{} })
 		w := start(t, e)
 		defer w.stop()
 		w.create(pod())

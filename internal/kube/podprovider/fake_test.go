@@ -53,9 +53,17 @@ func (e *engine) note(kind vm.EventType, r *vm.Record) {
 }
 
 // find is the VM of that id or name, whoever it belongs to.
-func (e *engine) find(ref string) *vm.Record { return e.findFor(context.Background(), ref) }
+// web is the VM of the pod that most tests are about, nil when there is none.
+func (e *engine) web() *vm.Record {
+	for _, r := range e.recs {
+		if r.Spec.Name == vmName {
+			return r
+		}
+	}
+	return nil
+}
 
-// findFor is find on whose behalf ctx says: as the engine, it has nothing of anybody else.
+// findFor is the VM of ref on whose behalf ctx says: as the engine, it has nothing of anybody else.
 func (e *engine) findFor(ctx context.Context, ref string) *vm.Record {
 	for _, r := range e.recs {
 		if (string(r.ID) == ref || r.Spec.Name == ref) && visible(ctx, r) {
@@ -167,7 +175,7 @@ func begin(r *vm.Record) {
 // rerun has a run of a container of the test's VM end so, and the next one begin.
 func (e *engine) rerun(name string, code int) {
 	e.mu.Lock()
-	id := e.find(vmName).ID
+	id := e.web().ID
 	e.mu.Unlock()
 	e.change(id, func(r *vm.Record) {
 		r.Containers = slices.Clone(r.Containers)
@@ -229,7 +237,7 @@ func (e *engine) change(id vm.ID, f func(*vm.Record)) {
 // exit ends the main process of the test's VM.
 func (e *engine) exit(code int) {
 	e.mu.Lock()
-	r := e.find(vmName)
+	r := e.web()
 	e.mu.Unlock()
 	e.change(r.ID, func(r *vm.Record) {
 		r.State, r.AgentReady, r.ExitCode, r.Reason, r.StoppedAt = vm.StateStopped, false, &code, vm.ReasonExited, time.Now()
@@ -239,7 +247,7 @@ func (e *engine) exit(code int) {
 func (e *engine) vanish() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.find(vmName)
+	r := e.web()
 	delete(e.recs, r.ID)
 	e.note(vm.EventDeleted, r)
 }
@@ -460,7 +468,7 @@ func (e *engine) UpdateVolume(ctx context.Context, ref, volume string, files []v
 func (e *engine) volume(name string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, v := range e.find(vmName).Spec.Volumes {
+	for _, v := range e.web().Spec.Volumes {
 		if v.Name == name && len(v.Files) > 0 {
 			return string(v.Files[0].Data)
 		}

@@ -58,7 +58,7 @@ func ownAddress(addr netip.Addr) (bool, error) {
 	// Of a whole network that is local, no link shows the addresses; the kernel answers itself from the one that is asked.
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 9))) // nothing is sent
 	if err != nil {
-		return false, nil //nolint:nilerr // there is no way to it at all
+		return false, nil // there is no way to it at all
 	}
 	defer c.Close()
 	from, ok := c.LocalAddr().(*net.UDPAddr)
