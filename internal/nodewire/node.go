@@ -24,6 +24,8 @@ type NodeInfo struct {
 	VMs       map[string]int64 `json:"vms"` // how many in each state
 
 	NetworkDetails []Network `json:"network_details"` // as Networks, the default one first
+
+	Strays int `json:"strays"` // VMs that are here and not on record
 }
 
 // Network is one network of a node.
@@ -71,7 +73,7 @@ func EncodeNodeInfo(i NodeInfo) *nodev1.NodeInfo {
 		Version: i.Version, Hostname: i.Hostname, StateDir: i.StateDir, RunDir: i.RunDir, Pid: int64(i.PID),
 		StartedAtNs: EncodeTime(i.StartedAt), Cpus: int64(i.CPUs), Memory: i.Memory,
 		Drivers: each(i.Drivers, encodeDriver), Networks: slices.Clone(i.Networks), Vms: maps.Clone(i.VMs),
-		NetworkDetails: each(i.NetworkDetails, encodeNetwork),
+		NetworkDetails: each(i.NetworkDetails, encodeNetwork), Strays: int64(i.Strays),
 	}
 }
 
@@ -95,7 +97,7 @@ func DecodeNodeInfo(m *nodev1.NodeInfo) NodeInfo {
 		Version: m.GetVersion(), Hostname: m.GetHostname(), StateDir: m.GetStateDir(), RunDir: m.GetRunDir(), PID: int(m.GetPid()),
 		StartedAt: DecodeTime(m.GetStartedAtNs()), CPUs: int(m.GetCpus()), Memory: m.GetMemory(),
 		Drivers: each(m.GetDrivers(), decodeDriver), Networks: cloneSlice(m.GetNetworks()), VMs: cloneMap(m.GetVms()),
-		NetworkDetails: each(m.GetNetworkDetails(), decodeNetwork),
+		NetworkDetails: each(m.GetNetworkDetails(), decodeNetwork), Strays: int(m.GetStrays()),
 	}
 }
 

@@ -152,6 +152,7 @@ func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	n := 0
 	fill(t, reflect.ValueOf(&want).Elem(), &n, 0)
 	want.ImageManifest, want.MemoryBase, want.Disks, want.Boot, want.NIC, want.Record, want.Fresh = "", "", nil, vm.Boot{}, nil, vm.Record{}, false
+	want.Summed = false
 	b, err := proto.Marshal(EncodeSnapshot(want))
 	if err != nil {
 		t.Fatal(err)

@@ -5103,6 +5103,7 @@ type NodeInfo struct {
 	Networks       []string               `protobuf:"bytes,10,rep,name=networks,proto3" json:"networks,omitempty"`
 	Vms            map[string]int64       `protobuf:"bytes,11,rep,name=vms,proto3" json:"vms,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // by state
 	NetworkDetails []*Network             `protobuf:"bytes,12,rep,name=network_details,json=networkDetails,proto3" json:"network_details,omitempty"`                                // as networks, the default one first
+	Strays         int64                  `protobuf:"varint,13,opt,name=strays,proto3" json:"strays,omitempty"`                                                                     // VMs that are here and not on record
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -5219,6 +5220,13 @@ func (x *NodeInfo) GetNetworkDetails() []*Network {
 		return x.NetworkDetails
 	}
 	return nil
+}
+
+func (x *NodeInfo) GetStrays() int64 {
+	if x != nil {
+		return x.Strays
+	}
+	return 0
 }
 
 type Network struct {
@@ -8123,7 +8131,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\amapping\x18\x02 \x01(\tR\amapping\x12\x12\n" +
 	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\"\r\n" +
-	"\vInfoRequest\"\xd5\x03\n" +
+	"\vInfoRequest\"\xed\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1b\n" +
@@ -8137,7 +8145,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\bnetworks\x18\n" +
 	" \x03(\tR\bnetworks\x123\n" +
 	"\x03vms\x18\v \x03(\v2!.cocoon.node.v1.NodeInfo.VmsEntryR\x03vms\x12@\n" +
-	"\x0fnetwork_details\x18\f \x03(\v2\x17.cocoon.node.v1.NetworkR\x0enetworkDetails\x1a6\n" +
+	"\x0fnetwork_details\x18\f \x03(\v2\x17.cocoon.node.v1.NetworkR\x0enetworkDetails\x12\x16\n" +
+	"\x06strays\x18\r \x01(\x03R\x06strays\x1a6\n" +
 	"\bVmsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x81\x02\n" +

@@ -52,6 +52,7 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	i := nodewire.NodeInfo{
 		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
 		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
+		Strays: n.engine.StrayCount(),
 	}
 	i.NetworkDetails = n.nets.describe(ctx)
 	for _, d := range i.NetworkDetails {

@@ -231,7 +231,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p.node, err = node.New(node.Config{
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
-		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
+		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), Strays: n.strays(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
 		CPUClass: n.cfg.CPUClass, Snapshots: p.provider.Offered,
 	})
 	if err != nil {
@@ -246,6 +246,18 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	})
 	p.kubelet, err = n.kubelet(p)
 	return p, err
+}
+
+// strays returns how to ask for VMs that are not on record; nil when nobody knows.
+func (n *Node) strays() func(context.Context) (int, error) {
+	informer, ok := n.runtime.(Informer)
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context) (int, error) {
+		info, err := informer.Info(ctx)
+		return info.Strays, err
+	}
 }
 
 // hypervisor returns how to ask what VMs run on by default; nil when nobody knows.

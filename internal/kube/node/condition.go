@@ -26,6 +26,8 @@ const (
 	ConditionICMP corev1.NodeConditionType = "cocoonstack.io/ICMPProbe"
 	// ConditionHypervisor tells whether the hypervisor that VMs run on by default can be used.
 	ConditionHypervisor corev1.NodeConditionType = "cocoonstack.io/HypervisorUsable"
+	// ConditionComplete tells whether the engine has every VM on record that is on the machine.
+	ConditionComplete corev1.NodeConditionType = "cocoonstack.io/StateComplete"
 )
 
 // hypervisor is what the engine says of its default driver.
@@ -67,8 +69,16 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	case i >= 0:
 		out = append(out, before[i])
 	}
+	switch i := index(before, ConditionComplete); {
+	case n.strays != nil && *n.strays > 0:
+		add(ConditionComplete, false, "UnknownVMs", fmt.Sprintf("%d VMs are on the machine and not on record; they are kept aside, see `cocoon recover` there", *n.strays))
+	case n.strays != nil:
+		add(ConditionComplete, true, "EveryVMOnRecord", "every VM that is on the machine is on record")
+	case i >= 0:
+		out = append(out, before[i])
+	}
 	if measured != nil {
-		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor)...) // unknown is not pressure: what was said stands
+		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor, ConditionComplete)...) // unknown is not pressure: what was said stands
 	}
 	// low applies the edge that counts: the upper one while there is pressure already.
 	low := func(kind corev1.NodeConditionType, free, least int64) bool {

@@ -40,6 +40,8 @@ type Config struct {
 	Healthy    func() error // whether the VM engine answers
 	// Hypervisor says what VMs run on by default, or why they cannot; an Unavailable error is no answer. Nil: not known.
 	Hypervisor func(context.Context) (string, error)
+	// Strays counts the VMs on the machine that the engine does not have on record; an error is no answer. Nil: not known.
+	Strays func(context.Context) (int, error)
 	// Snapshots names what VMs can be cloned from here without a transfer, for schedulers; an error is no answer. Nil: not known.
 	Snapshots func(context.Context) ([]corev1.ContainerImage, error)
 	ICMP      probe.Socket // by what guests are pinged
@@ -58,7 +60,9 @@ type Node struct {
 	host stats.Host
 	turn int // of Run's goroutine alone
 	hv   hypervisor
-	has  []corev1.ContainerImage // snapshots, as they were last told
+
+	strays *int                    // as last told; nil: never
+	has    []corev1.ContainerImage // snapshots, as they were last told
 
 	mu     sync.Mutex
 	node   *corev1.Node
@@ -249,6 +253,11 @@ func (n *Node) ask(ctx context.Context) {
 			return
 		}
 		n.hv = hypervisor{asked: true, what: what, err: err}
+	}
+	if n.cfg.Strays != nil {
+		if count, err := n.cfg.Strays(ctx); err == nil {
+			n.strays = &count
+		}
 	}
 	if n.cfg.Snapshots != nil {
 		if has, err := n.cfg.Snapshots(ctx); err == nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,10 +165,11 @@ func TestStorageIsToldInSteps(t *testing.T) {
 func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	dir := proc(t)
 	var broken, lost error
-	has := []corev1.ContainerImage{{Names: []string{"base:v1"}, SizeBytes: 1}}
+	has, strays := []corev1.ContainerImage{{Names: []string{"base:v1"}, SizeBytes: 1}}, 0
 	n, err := New(Config{
 		Name: "node-1", Proc: dir, Root: "/", Healthy: func() error { return nil }, Sizes: Sizes{Storage: resource.MustParse("10Gi")},
 		Hypervisor: func(context.Context) (string, error) { return "qemu 7.2", broken }, CPUClass: "zen4",
+		Strays:    func(context.Context) (int, error) { return strays, lost },
 		Snapshots: func(context.Context) ([]corev1.ContainerImage, error) { return slices.Clone(has), lost },
 	})
 	if err != nil {
@@ -206,9 +208,15 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	if len(told) != 2 {
 		t.Error("no answer was taken for no snapshots")
 	}
-	lost = nil
+	if c := at(ConditionComplete); c.Status != corev1.ConditionTrue {
+		t.Errorf("nothing is unknown: %+v", c)
+	}
+	lost, strays = nil, 2
 	for range engineTurn {
 		n.refresh(t.Context())
+	}
+	if c := at(ConditionComplete); c.Status != corev1.ConditionFalse || c.Reason != "UnknownVMs" || !strings.HasPrefix(c.Message, "2 VMs") {
+		t.Errorf("two VMs are unknown: %+v", c)
 	}
 	if len(told) != 3 || len(told[2].Status.Images) != 0 {
 		t.Errorf("told %d times of snapshots that are gone", len(told))
