@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -137,7 +138,15 @@ func TestProvenGarbageGoes(t *testing.T) {
 
 // TestRebuild deletes the journal under twenty VMs in all states: all are back, and those that run never stop.
 func TestRebuild(t *testing.T) {
-	r := newRig(t)
+	var broken atomic.Bool
+	r := newRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			if broken.Load() && call == "network.Release" {
+				return errors.New("broken")
+			}
+			return nil
+		}
+	})
 	ctx := t.Context()
 	for i := range 20 {
 		name := fmt.Sprintf("vm-%02d", i)
@@ -154,16 +163,11 @@ func TestRebuild(t *testing.T) {
 			r.must(r.Hibernate(ctx, name, ""))
 		}
 	}
-	r.world.Fault = func(call string) error {
-		if call == "network.Release" {
-			return errors.New("broken")
-		}
-		return nil
-	}
+	broken.Store(true)
 	if err := r.Remove(ctx, "vm-02", true); err == nil {
 		t.Fatal("it was removed")
 	}
-	r.world.Fault = func(string) error { return nil }
+	broken.Store(false)
 	before, err := r.List(ctx)
 	if err != nil {
 		t.Fatal(err)
