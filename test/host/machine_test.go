@@ -376,7 +376,7 @@ func (m *machine) node() *nodeclient.Client {
 			journal, _ := m.run("journalctl --no-pager -q -u cocoond -n 60")
 			m.t.Fatalf("cocoond does not answer: %v\n%s", err, journal)
 		}
-		time.Sleep(500 * time.Millisecond)
+		<-time.After(500 * time.Millisecond)
 	}
 }
 
