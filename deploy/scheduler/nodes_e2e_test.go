@@ -99,7 +99,7 @@ func clonesFollow(t *testing.T, r *room, nodes map[string]*fakenode.Node) {
 	nodes[home].Start(t) // it asks the engine as it starts, and then once a minute
 	r.until("the node says what it has", func() bool {
 		n := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), home, metav1.GetOptions{}))
-		return len(n.Status.Images) == 1 && n.Status.Images[0].Names[0] == "base:v1"
+		return len(n.Status.Images) == 1 && n.Status.Images[0].Names[0] == r.name+"/base:v1"
 	})
 	const clones = 3
 	for i := range clones {
