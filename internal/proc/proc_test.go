@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,9 +32,9 @@ func TestMain(m *testing.M) {
 		fmt.Println(p.PID(), p.StartTime())
 		os.Exit(0)
 	}
-	if os.Getenv("PROC_TEST_RUN") != "" {
-		s := sh("exec /bin/sh -c 'echo $$; exec sleep 600' sh 600")
-		s.Out = os.Stdout
+	if how := os.Getenv("PROC_TEST_RUN"); how != "" {
+		s := sh(`exec /bin/sh -c 'read -r pid rest </proc/self/stat; echo "$pid"; exec sleep 600' sh 600`)
+		s.Out, s.Isolated = os.Stdout, how == "isolated"
 		_, err := Run(context.Background(), s, Limits{})
 		fmt.Println(err)
 		os.Exit(1)
@@ -277,7 +278,7 @@ func TestUnprivileged(t *testing.T) {
 	defer out.Close()
 	s := Spec{
 		Path: "/bin/cat", Args: []string{"cat", "/proc/self/status", "/proc/self/net/dev"}, Out: out,
-		User: &User{UID: 0x70000001, GID: 0x70000002}, NewNet: true, NewIPC: true,
+		User: &User{UID: 0x70000001, GID: 0x70000002}, Isolated: true,
 	}
 	p := start(t, s)
 	if got, err := p.Wait(t.Context()); err != nil || got.Code != 0 {
@@ -317,7 +318,125 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
+// An isolated process is number 1 of its namespace and sees nobody else in /proc. From outside it is found by its number there.
+func TestIsolated(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make namespaces")
+	}
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer out.Close()
+			in, err := os.CreateTemp(t.TempDir(), "in")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer in.Close()
+			uid := 0x70000010 + uint32(i)
+			if err := errors.Join(os.WriteFile(in.Name(), []byte("given"), 0o600), in.Chown(int(uid), int(uid))); err != nil {
+				t.Error(err)
+				return
+			}
+			s := sh("echo $$; cat /proc/self/fd/3; echo; ls /proc")
+			s.Files, s.Out, s.Isolated, s.User = []*os.File{in}, out, true, &User{UID: uid, GID: uid}
+			p, err := Start(s)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer p.Close()
+			if exit, err := p.Wait(t.Context()); err != nil || exit != (Exit{}) {
+				t.Errorf("Wait = %+v, %v", exit, err)
+			}
+			said, err := os.ReadFile(out.Name())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			words := strings.Fields(string(said))
+			if len(words) < 2 || words[0] != "1" || words[1] != "given" {
+				t.Errorf("the process said %q", said)
+				return
+			}
+			var pids []string
+			for _, name := range words[2:] {
+				if _, err := strconv.Atoi(name); err == nil {
+					pids = append(pids, name)
+				}
+			}
+			if !slices.Contains(pids, strconv.Itoa(p.PID())) || len(pids) != 2 { // the shell and ls
+				t.Errorf("process %d sees %v", p.PID(), pids)
+			}
+		})
+	}
+	all.Wait()
+	ours, _ := os.Readlink("/proc/self/ns/mnt")
+	for _, thread := range tasks(t) {
+		if theirs, err := os.Readlink(thread + "/ns/mnt"); err == nil && theirs != ours {
+			t.Errorf("%s has left for %s", thread, theirs)
+		}
+	}
+}
+
+// tasks lists the folders of this process's threads, once those that are about to end have ended.
+func tasks(t *testing.T) []string {
+	t.Helper()
+	ours, _ := os.Readlink("/proc/self/ns/mnt")
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(10 * time.Millisecond) {
+		all, err := filepath.Glob("/proc/self/task/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().After(deadline) || !slices.ContainsFunc(all, func(thread string) bool {
+			theirs, err := os.Readlink(thread + "/ns/mnt")
+			return err == nil && theirs != ours
+		}) {
+			return all
+		}
+	}
+}
+
 const zeros = "0000000000000000"
+
+// The main thread outlives whatever is done on it, and stands for the process in /proc.
+func TestOnThreadSparesTheMainThread(t *testing.T) {
+	for range 200 {
+		if err := OnThread(func() error {
+			if unix.Gettid() == unix.Getpid() {
+				return errors.New("f runs on the main thread")
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkStart has what it costs to isolate a process, side by side.
+func BenchmarkStart(b *testing.B) {
+	user := &User{UID: 0x70000001, GID: 0x70000001}
+	for name, s := range map[string]Spec{"plain": {}, "user": {User: user}, "isolated": {User: user, Isolated: true}} {
+		b.Run(name, func(b *testing.B) {
+			s.Path, s.Args = "/bin/true", []string{"true"}
+			for b.Loop() {
+				p, err := Start(s)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := p.Wait(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				_ = p.Close()
+			}
+		})
+	}
+}
 
 func TestStartFails(t *testing.T) {
 	_, err := Start(Spec{Path: "/nonexistent/x", Args: []string{"x"}})

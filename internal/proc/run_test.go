@@ -73,14 +73,25 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestRunDiesWithItsParent lets another process run one and kills that.
+// TestRunDiesWithItsParent lets another process run one and kills that. Process 1 of a namespace is no exception.
 func TestRunDiesWithItsParent(t *testing.T) {
+	for _, how := range []string{"plain", "isolated"} {
+		t.Run(how, func(t *testing.T) {
+			if how == "isolated" && os.Geteuid() != 0 {
+				t.Skip("needs root to make namespaces")
+			}
+			diesWithItsParent(t, how)
+		})
+	}
+}
+
+func diesWithItsParent(t *testing.T, how string) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), "PROC_TEST_RUN=1")
+	cmd.Env = append(os.Environ(), "PROC_TEST_RUN="+how)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

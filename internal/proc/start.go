@@ -24,8 +24,9 @@ type Spec struct {
 
 	User      *User    // nil keeps the caller's user and capabilities
 	CgroupDir *os.File // cgroup v2 folder in which the process is born; nil for the caller's
-	NewNet    bool     // its own, empty network namespace
-	NewIPC    bool     // its own IPC and UTS namespaces
+	// Isolated gives it namespaces of its own for network (an empty one), IPC, UTS and process ids, in which it is process 1. In
+	// its /proc there is no process of another user (from Linux 5.8 on; before, it sees their numbers and can do nothing to them).
+	Isolated bool
 
 	SmallPages bool // no transparent huge pages, not even where the process asks for them; ignored where Linux has none
 }
@@ -113,11 +114,8 @@ func (s Spec) inherit(fork func() (int, error)) (int, error) {
 
 func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
 	sys := &syscall.SysProcAttr{Setsid: true, PidFD: pidfd}
-	if s.NewNet {
-		sys.Cloneflags |= unix.CLONE_NEWNET
-	}
-	if s.NewIPC {
-		sys.Cloneflags |= unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if s.Isolated {
+		sys.Cloneflags |= unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID
 	}
 	if s.CgroupDir != nil {
 		if fd, err := rawFd(s.CgroupDir); err == nil {
@@ -131,7 +129,7 @@ func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
 }
 
 func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
-	if s.User == nil {
+	if s.User == nil && !s.Isolated {
 		return syscall.ForkExec(s.Path, s.Args, attr)
 	}
 	var pid int
@@ -144,6 +142,11 @@ func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
 
 // forkHere forks from this thread, which gives up for ever what the child must not have.
 func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
+	if s.Isolated {
+		if err := enterMounts(); err != nil {
+			return 0, err
+		}
+	}
 	if s.User != nil {
 		if err := dropBounding(); err != nil {
 			return 0, err
@@ -174,8 +177,13 @@ func dropBounding() error {
 func OnThread(f func() error) error {
 	errc := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends a thread whose goroutine ends locked
-		errc <- f()
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the main thread never dies, and /proc/PID tells of it; while it is held f gets another
+			errc <- OnThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		errc <- f() // stays locked: the runtime ends a thread whose goroutine ends locked
 	}()
 	return <-errc
 }

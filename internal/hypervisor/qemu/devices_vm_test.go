@@ -14,6 +14,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -177,12 +179,28 @@ func TestConfined(t *testing.T) {
 	if uid, err := proc.UID(i.PID()); err != nil || !d.ownUID(uid) {
 		t.Errorf("user %d, %v", uid, err)
 	}
-	for _, ns := range []string{"net", "ipc", "uts"} {
+	for _, ns := range []string{"net", "ipc", "uts", "pid", "mnt"} {
 		ours, _ := os.Readlink("/proc/self/ns/" + ns)
 		theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", i.PID(), ns))
 		if err != nil || ours == theirs {
 			t.Errorf("%s namespace %s is ours, %v", ns, theirs, err)
 		}
+	}
+	if inside := strings.Fields(got["NSpid"]); len(inside) < 2 || inside[len(inside)-1] != "1" {
+		t.Errorf("process ids, from outside to inside: %s", got["NSpid"])
+	}
+	// What a program sees that the hypervisor was made to run: itself and the hypervisor.
+	user, _, _ := strings.Cut(got["Uid"], "\t")
+	seen := run(t, "nsenter", "-t", fmt.Sprint(i.PID()), "-m", "--", "setpriv", "--reuid="+user, "--regid="+user,
+		"--clear-groups", "--bounding-set=-all", "ls", "/proc")
+	var pids []string
+	for _, name := range strings.Fields(seen) {
+		if _, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, name)
+		}
+	}
+	if !slices.Contains(pids, fmt.Sprint(i.PID())) || len(pids) != 2 {
+		t.Errorf("of the host's processes it sees %v", pids)
 	}
 	if g := d.cgroups(); g.usable() {
 		procs, err := os.ReadFile(filepath.Join(g.path(p.ID), "cgroup.procs"))

@@ -252,8 +252,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 	l.proc, err = proc.Start(proc.Spec{
 		Path: l.cmd.args[0], Args: l.cmd.args, Env: []string{"LANG=C"}, Files: l.files, Out: l.out,
 		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
-		CgroupDir: l.cgroup, NewNet: true, NewIPC: true,
-		SmallPages: l.cmd.smallPages,
+		CgroupDir: l.cgroup, Isolated: true, SmallPages: l.cmd.smallPages,
 	})
 	if err != nil {
 		return err

@@ -73,7 +73,7 @@ func (c Converter) Convert(ctx context.Context, format vm.DiskFormat, in, out, s
 		if uid == 0 {
 			uid = DefaultConverterUID
 		}
-		s.User, s.NewNet, s.NewIPC = &proc.User{UID: uid, GID: uid}, true, true
+		s.User, s.Isolated = &proc.User{UID: uid, GID: uid}, true
 		// It opens the files anew by their descriptors, which takes the rights of their owner.
 		for _, f := range []*os.File{in, out} {
 			if err := f.Chown(int(uid), int(uid)); err != nil {
