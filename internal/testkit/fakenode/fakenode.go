@@ -20,10 +20,10 @@ import (
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodeapi"
-	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -41,6 +41,10 @@ type Options struct {
 	Bootstrap      string // path of credentials with which the node gets its own, and its serving certificate, instead of Kubeconfig
 	EpochURL       string // registry of snapshots; "": none
 	EpochTokenFile string
+	Dir            string       // of everything; "": one of the test's
+	CloneDirs      []string     // that namespaces may clone from
+	Images         image.Store  // nil: one with Image alone
+	Puller         image.Puller // nil: finds what Images has; set it with Images
 }
 
 // Node is one virtual node. Its VMs outlive a Stop.
@@ -53,14 +57,37 @@ type Node struct {
 	guests *guests
 	net    *loopback
 	port   int
-	save   func(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
+	on     *Machine // nil: it is stopped
 	end    func() error
 }
 
 // Start runs a node until the test ends.
 func Start(t testing.TB, o Options) *Node {
 	t.Helper()
-	n := &Node{opts: o, dir: t.TempDir(), net: newLoopback(o.Name), log: slog.New(slog.DiscardHandler)}
+	n := prepare(t, o)
+	n.Start(t)
+	t.Cleanup(func() { n.Stop(t) })
+	return n
+}
+
+// Alone runs what a node stands on until the test ends, and no node: its caller has a provider of its own on the Machine.
+func Alone(t testing.TB, o Options) *Node {
+	t.Helper()
+	n := prepare(t, o)
+	var err error
+	if n.on, n.end, err = n.open(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Stop(t) })
+	return n
+}
+
+func prepare(t testing.TB, o Options) *Node {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = t.TempDir()
+	}
+	n := &Node{opts: o, dir: o.Dir, net: newLoopback(o.Name), log: slog.New(slog.DiscardHandler)}
 	if os.Getenv("FAKENODE_LOG") != "" {
 		n.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
@@ -77,10 +104,14 @@ func Start(t testing.TB, o Options) *Node {
 	}
 	n.port = l.Addr().(*net.TCPAddr).Port
 	l.Close()
-	n.Start(t)
-	t.Cleanup(func() { n.Stop(t) })
 	return n
 }
+
+// Machine is what the node stands on.
+func (n *Node) Machine() *Machine { return n.on }
+
+// GuestOf is what the guest of the VM with that id is, nil when it does not run.
+func (n *Node) GuestOf(id vm.ID) *Guest { return n.guests.of(id) }
 
 func (n *Node) state() string { return filepath.Join(n.dir, "state") }
 
@@ -104,7 +135,7 @@ func (n *Node) Crash(t testing.TB, vmName string) {
 // Save saves the VM of that name as a snapshot of this node.
 func (n *Node) Save(t testing.TB, vmName, name string) {
 	t.Helper()
-	if _, err := n.save(t.Context(), vmName, vm.SaveSpec{Name: name}); err != nil {
+	if _, err := n.on.SaveSnapshot(t.Context(), vmName, vm.SaveSpec{Name: name}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -126,50 +157,65 @@ func (n *Node) Stop(t testing.TB) {
 func (n *Node) Start(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(n.state(), "journal.db")})
+	machine, closeMachine, err := n.open(ctx)
 	if err != nil {
 		cancel()
 		t.Fatal(err)
-	}
-	snapshots, err := local.New(local.Config{Dir: filepath.Join(n.state(), "snapshots"), Log: n.log})
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	images := images{n.world.Images()}
-	e, err := engine.New(engine.Config{
-		StateDir: n.state(), RunDir: filepath.Join(n.dir, "run"), DefaultDriver: fake.Name, DefaultNetwork: n.net.Name(), Kernel: "/k", Initrd: "/i",
-	}, engine.Deps{
-		Journal: j, Drivers: map[string]hypervisor.Driver{fake.Name: fake.New(fake.Config{Guest: n.guests.dial}, n.host)}, Images: images,
-		Networks: network.Fixed{n.net.Name(): n.net}, Agents: n.guests, DiskAgents: n.guests, Seeds: n.world.Seeds(), Snapshots: snapshots, Log: n.log,
-	})
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	runtime := &runtime{Engine: e, puller: puller{images}}
-	runtime.Shelf = &nodeapi.Shelf{
-		Cloner: e, Images: images, Puller: puller{images}, Store: snapshots,
-		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
 	}
 	virtual, err := vkcocoon.New(vkcocoon.Config{
 		Kubeconfig: cmp.Or(n.opts.Identity, n.opts.Kubeconfig), NoRole: n.opts.Identity != "", BootstrapKubeconfig: n.opts.Bootstrap, CertDir: filepath.Join(n.dir, "pki"), ServingCSR: n.opts.Bootstrap != "",
 		NodeName: n.opts.Name, Pool: n.opts.Pool, NodeIP: "127.0.0.1", BindAddress: "127.0.0.1", KubeletPort: n.port, RootDir: n.state(), Orphans: "destroy",
 		EpochURL: n.opts.EpochURL, EpochTokenFile: n.opts.EpochTokenFile, CPU: "10k", Memory: "100Ti", Storage: "100Ti", Pods: 10000,
-	}, runtime, n.log)
+	}, machine, n.log)
 	if err != nil {
 		cancel()
-		t.Fatal(err)
+		t.Fatal(errors.Join(err, closeMachine()))
 	}
-	n.save = e.SaveSnapshot
-	engineEnded, nodeEnded := make(chan error, 1), make(chan error, 1)
-	ectx, cancelEngine := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the node that stands on it
-	go func() { engineEnded <- e.Run(ectx) }()
+	n.on = machine
+	nodeEnded := make(chan error, 1)
 	go func() { nodeEnded <- virtual.Run(ctx) }()
 	n.end = func() error {
 		cancel()
 		err := <-nodeEnded
-		cancelEngine()
-		return errors.Join(err, <-engineEnded, j.Close(), snapshots.Close())
+		return errors.Join(err, closeMachine()) // it outlives the node that stands on it
 	}
+}
+
+// open starts the machine and returns how to stop it.
+func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
+	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(n.state(), "journal.db")})
+	if err != nil {
+		return nil, nil, err
+	}
+	snapshots, err := local.New(local.Config{Dir: filepath.Join(n.state(), "snapshots"), Log: n.log})
+	if err != nil {
+		return nil, nil, errors.Join(err, j.Close())
+	}
+	store, pulls := n.opts.Images, n.opts.Puller
+	if store == nil {
+		own := images{n.world.Images()}
+		store, pulls = own, puller{own}
+	}
+	e, err := engine.New(engine.Config{
+		StateDir: n.state(), RunDir: filepath.Join(n.dir, "run"), DefaultDriver: fake.Name, DefaultNetwork: n.net.Name(), Kernel: "/k", Initrd: "/i",
+		CloneDirs: n.opts.CloneDirs,
+	}, engine.Deps{
+		Journal: j, Drivers: map[string]hypervisor.Driver{fake.Name: fake.New(fake.Config{Guest: n.guests.dial}, n.host)}, Images: store,
+		Networks: network.Fixed{n.net.Name(): n.net}, Agents: n.guests, DiskAgents: n.guests, Seeds: n.world.Seeds(), Snapshots: snapshots, Log: n.log,
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, j.Close())
+	}
+	m := &Machine{Engine: e, Puller: pulls}
+	m.Shelf = &nodeapi.Shelf{
+		Cloner: e, Images: store, Puller: pulls, Store: snapshots,
+		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
+	}
+	ended := make(chan error, 1)
+	ectx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	go func() { ended <- e.Run(ectx) }()
+	return m, func() error {
+		cancel()
+		return errors.Join(<-ended, j.Close(), snapshots.Close())
+	}, nil
 }

@@ -48,8 +48,9 @@ func (g *guests) id(name string) vm.ID {
 	return g.names[name]
 }
 
-func (g *guests) find(name string) *Guest {
-	id := g.id(name)
+func (g *guests) find(name string) *Guest { return g.of(g.id(name)) }
+
+func (g *guests) of(id vm.ID) *Guest {
 	if _, runs := g.host.Running()[id]; id == "" || !runs {
 		return nil
 	}

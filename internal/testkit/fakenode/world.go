@@ -19,16 +19,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// runtime is what the virtual node stands on.
-type runtime struct {
+// Machine is what a virtual node stands on.
+type Machine struct {
 	*engine.Engine
 	*nodeapi.Shelf
-	puller
+	image.Puller
 }
 
 var (
-	_ vkcocoon.Runtime      = (*runtime)(nil)
-	_ podprovider.Snapshots = (*runtime)(nil)
+	_ vkcocoon.Runtime      = (*Machine)(nil)
+	_ podprovider.Snapshots = (*Machine)(nil)
 )
 
 // diskSize is that of the disk with what a VM writes, bytes. It is a hole.

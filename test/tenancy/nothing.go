@@ -1,0 +1,37 @@
+package tenancy
+
+// nothing lists what of the contract names nothing that could be somebody's, and why.
+var nothing = map[string]string{
+	// Words and numbers.
+	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
+	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyAllowScaleDown": "it is on a Deployment, about its own pods",
+	"KeyVirtletVCPUs": size, "KeyVirtletDiskDriver": word, "KeyVirtletRootVolumeSize": size, "KeyVirtletCPUModel": word, "KeyVirtletCPUSetting": document,
+	"KeyVirtletSystemUUID": "the guest's own, in its firmware", "KeyVirtletChownMounts": word, "KeyVirtletImageType": word, "KeyVirtletMetaData": document,
+	"KeyVirtletUserData": document, "KeyVirtletUserDataOverwrite": word, "KeyVirtletUserDataScript": document, "KeyVirtletUserDataKey": "a key of the source",
+	"KeyVirtletUserDataEncoding": word, "KeyVirtletSSHKeys": document, "KeyVirtletForceDHCP": word, "MountScript": document,
+	"EncodingPlain": word, "EncodingBase64": word, "StickyWait": word, "StickyNever": word, "StickyScheduler": "the name of a profile",
+	"RoleSubAgent": word, "RoleToolbox": word,
+
+	// What the node or the manager writes, and reads of nobody's pods but to show it.
+	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
+	"KeyDeadLetter": told, "KeyRebuildHistory": told,
+	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
+
+	// Nodes, which are for all.
+	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,
+
+	// Beginnings of keys, and what others are made of.
+	"PrefixSet": prefix, "PrefixVM": prefix, "PrefixNode": prefix, "ContainerIDScheme": "it begins the ids in statuses, which the node writes",
+	"NodeAnnotations": "it lists keys", "Generation": size, "KeyError.Error": message, "Errors.Error": message,
+}
+
+// Reasons that several have.
+const (
+	word     = "a word of a closed list"
+	size     = "a number or a size"
+	document = "a document for the guest itself"
+	told     = "it tells what became of a pod, or a set, and nothing is looked up by it"
+	node     = "it names nodes, which are for all namespaces"
+	prefix   = "the beginning of keys"
+	message  = "a message"
+)
