@@ -486,6 +486,25 @@ func TestPullFromAPeer(t *testing.T) {
 			t.Errorf("%s: %v, want %v", from, err, class)
 		}
 	}
+	// What a peer does not say to be the namespace's is not taken for it, though its name were.
+	prod := vm.OnBehalf(ctx, vm.Owner{Namespace: "prod"})
+	for name, change := range map[string]struct {
+		of        vm.Owner
+		published []string
+		ok        bool
+	}{
+		"unsaid": {vm.Owner{}, nil, false}, "published-to-others": {vm.Owner{}, []string{"dev"}, false},
+		"own": {vm.Owner{Namespace: "prod"}, nil, true}, "published": {vm.Owner{}, []string{"prod"}, true}, "everybodys": {vm.Owner{}, []string{vm.Everyone}, true},
+	} {
+		theirs.mu.Lock()
+		snap := theirs.all["one"]
+		snap.Owner, snap.Published = change.of, change.published
+		theirs.all["one"] = snap
+		theirs.mu.Unlock()
+		if _, err := c.PullSnapshot(prod, from, name, snapshot.Auth{}, nil); (err == nil) != change.ok || !change.ok && !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	if _, err := c.PullSnapshot(ctx, from, "taken", snapshot.Auth{}, nil); !errdefs.Is(err, errdefs.AlreadyExists) {
 		t.Errorf("a name that is taken: %v", err)
 	}

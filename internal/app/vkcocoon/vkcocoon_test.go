@@ -194,6 +194,49 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
+func TestPublicRepositories(t *testing.T) {
+	for list, want := range map[string]string{
+		"": "", " , ": "", "base": "base", "team/base, team/,,v1.2/a_b": "team/base team/ v1.2/a_b",
+	} {
+		r, err := Config{PublicRepositories: list}.registry()
+		if got := strings.Join(r.Public, " "); err != nil || got != want {
+			t.Errorf("%q is %q, %v", list, got, err)
+		}
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], " +
+		"clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{
+		"/", "//", "team//", "/team", "team//base", "base:v2", "team/:v2", "base@sha256:abc", "http://epoch/base", "epoch:8080/base", "*", "team/*", "te am", "base;other", "-base", "base,..",
+	} {
+		if r, err := (Config{PublicRepositories: bad}).registry(); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "public repository") {
+			t.Errorf("%q is taken: %q, %v", bad, r.Public, err)
+		}
+		env := map[string]string{"VK_PUBLIC_REPOSITORIES": bad, "KUBECONFIG": kubeconfig}
+		var out bytes.Buffer
+		if code := Main(t.Context(), nil, func(k string) string { return env[k] }, &out, &out); code == 0 || !strings.Contains(out.String(), "public repository") {
+			t.Errorf("a start with %q: %d %s", bad, code, out.String())
+		}
+	}
+	for value, want := range map[string]bool{"": false, "true": true, "false": false} {
+		o, err := parse(nil, func(k string) string {
+			return map[string]string{"VK_TRUST_OLD_SNAPSHOTS": value, "VK_PUBLIC_REPOSITORIES": "base"}[k]
+		}, &bytes.Buffer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := o.registry(); err != nil || r.TrustOld != want || strings.Join(r.Public, " ") != "base" {
+			t.Errorf("trust %q: %+v, %v", value, r, err)
+		}
+	}
+	if _, err := parse(nil, func(k string) string { return map[string]string{"VK_TRUST_OLD_SNAPSHOTS": "perhaps"}[k] }, &bytes.Buffer{}); err == nil {
+		t.Error("VK_TRUST_OLD_SNAPSHOTS=perhaps is taken")
+	}
+}
+
 func TestWhereSnapshotsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	token, empty, ca := filepath.Join(dir, "token"), filepath.Join(dir, "empty"), filepath.Join(dir, "ca")

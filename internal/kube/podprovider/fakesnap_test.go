@@ -27,6 +27,7 @@ type shelf struct {
 	memory  map[vm.ID]string             // of VMs
 	saveAs  func() error
 	wakeAs  func() error
+	pullAs  func() error  // before anything of it is here
 	takes   time.Duration // of a save
 }
 
@@ -122,7 +123,10 @@ func (s *shelf) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, 
 	if _, taken := s.snaps[key]; taken {
 		return snap, errdefs.Existsf("snapshot %s is there already", snap.Name)
 	}
-	snap.ID, snap.CreatedAt, snap.Hypervisor, snap.NICs = string(vm.NewID()), time.Now(), "fake", 1
+	if snap.CreatedAt.IsZero() {
+		snap.CreatedAt = time.Now()
+	}
+	snap.ID, snap.Hypervisor, snap.NICs = string(vm.NewID()), "fake", 1
 	s.snaps[key], s.content[snap.ID] = snap, content
 	return snap, nil
 }
@@ -330,19 +334,21 @@ func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.
 	snap := s.registry.blobs[digest]
 	snap.Digest = digest
 	defer s.lock()()
+	if s.pullAs != nil {
+		if err := s.pullAs(); err != nil {
+			return snapshot.Snapshot{}, err
+		}
+	}
 	return s.keep(ctx, snap, name, s.registry.text[digest])
 }
 
 // keep is put of what came from elsewhere: what is another's is not there, what is nobody's becomes whose it is fetched for.
 func (s *shelf) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
-	o := vm.Behalf(ctx)
-	switch {
-	case snap.Owner.Operator():
-		snap.Owner = o
-	case !o.Reaches(snap.Owner):
-		return snap, errdefs.NotFoundf("no such snapshot")
+	heir, err := snap.Heir(vm.Behalf(ctx))
+	if err != nil {
+		return snap, err
 	}
-	snap.Name, snap.Published = name, nil
+	snap.Name, snap.Owner, snap.Published = name, heir, nil
 	return s.put(snap, content)
 }
 

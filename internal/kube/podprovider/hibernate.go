@@ -179,6 +179,9 @@ func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
 		w.publish(0)
 		return left
 	}
+	if snap, err := w.snaps.GetSnapshot(ctx, rec.Snapshot); err == nil {
+		w.slept = snap.Digest
+	}
 	got, err := w.snaps.Wake(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return time.Millisecond
@@ -320,7 +323,7 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 		return have, err
 	}
 	if at.old {
-		if w.foreign == at.digest {
+		if w.foreign.Digest == at.digest {
 			return have, w.why
 		}
 	} else if got, err := w.fromPeer(ctx, name, fits); err == nil || ctx.Err() != nil {
@@ -379,7 +382,9 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 		err = nil
 		if slept && w.p.remote() {
 			err = w.snaps.DeleteTag(ctx, w.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
-			w.dropOld(ctx, w.vmName, contract.HibernateSnapshotTag, left.Digest)
+			for _, digest := range w.olds(left) {
+				w.dropOld(ctx, w.vmName, contract.HibernateSnapshotTag, digest)
+			}
 		}
 	}
 	if ctx.Err() != nil {
@@ -394,6 +399,6 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 	if left.ID != "" {
 		w.discard(ctx, left.ID)
 	}
-	w.tidy, w.restored, w.tidying = true, false, chore{}
+	w.tidy, w.restored, w.slept, w.tidying = true, false, "", chore{}
 	return 0
 }

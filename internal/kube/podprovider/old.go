@@ -39,7 +39,8 @@ func (w *worker) inherited(ctx context.Context, got snapshot.Snapshot, at place,
 	err := w.inherits(got, at, ref.Repo, pod, ref.Tag)
 	if err != nil {
 		w.discard(ctx, got.ID)
-		w.foreign, w.why = at.digest, err
+		w.foreign, w.why = got, err
+		w.foreign.Digest = at.digest
 	}
 	return err
 }
@@ -59,6 +60,21 @@ func (t tenant) inherits(snap snapshot.Snapshot, at place, vmName, pod, tag stri
 	return errdefs.Preconditionf("%s was left by an earlier release and does not say whose it is: if it is of VM %s of namespace %s, the operator puts it in its place by"+
 		" `cocoon snapshot pull --name moved %[1]s` and `cocoon snapshot push moved %[4]s`; VK_TRUST_OLD_SNAPSHOTS=true has the node take all such snapshots for what their names say",
 		at.ref, vmName, t.owner.Namespace, t.ref(vmName, tag))
+}
+
+// sameState reports whether a and b are copies of one state of one VM, wherever each of them was.
+func sameState(a, b snapshot.Snapshot) bool {
+	return a.Source.VMID != "" && a.Source.VMID == b.Source.VMID && a.CreatedAt.Equal(b.CreatedAt)
+}
+
+// olds are the digests that the state from which the VM woke may have where an earlier release kept it: what it was pushed as
+// from here, or pulled as, or what waited there until the operator put a copy of it in its place.
+func (w *worker) olds(pulled snapshot.Snapshot) []string {
+	all := []string{w.slept, pulled.Digest}
+	if sameState(pulled, w.foreign) {
+		all = append(all, w.foreign.Digest)
+	}
+	return all
 }
 
 // dropOld deletes the tag where an earlier release kept it, if that is what the tenant has under digest. It is no harm when that

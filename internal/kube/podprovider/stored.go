@@ -44,7 +44,7 @@ func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.Snaps
 	if err != nil {
 		return here, err
 	}
-	if at.old && w.foreign == at.digest {
+	if at.old && w.foreign.Digest == at.digest {
 		return here, w.why
 	}
 	got, err := w.fetchSnapshot(ctx, at.ref, name)

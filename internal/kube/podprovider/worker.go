@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -85,9 +86,10 @@ type worker struct {
 	waking   chore
 	tidying  chore
 	saving   chore
-	stale    string // digest of a state for forks that is not of the VM to be forked
-	foreign  string // digest of a hibernated state by the VM's name that is not known for the VM's
-	why      error  // of foreign
+	stale    string            // digest of a state for forks that is not of the VM to be forked
+	slept    string            // digest under which the registry was given what the VM woke from here
+	foreign  snapshot.Snapshot // from an old place in the registry, and not known for the VM's
+	why      error             // of foreign
 
 	offering chore // both with mu held
 	offers   vm.ID // whose state for forks is in the registry, or on its way there
