@@ -4,26 +4,13 @@ import (
 	"net/netip"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/reach"
 )
 
-// alwaysClosed are addresses at which clouds tell a machine its identity and credentials. Guests are not that machine.
-var alwaysClosed = [...]string{
-	"169.254.0.0/16",     // link-local: AWS, Google, Azure, OpenStack, Oracle and most others
-	"168.63.129.16/32",   // Azure
-	"100.100.100.200/32", // Alibaba
-	"192.0.0.192/32",     // Oracle
-	"fd00:ec2::254/128",  // AWS
-	"fd20:ce::254/128",   // Google
-	"fd00:42::42/128",    // Scaleway
-}
-
-// AlwaysClosed are the addresses of clouds' metadata services.
+// AlwaysClosed are the addresses at which clouds tell a machine its identity and credentials: link-local ones and some others.
+// Guests are not that machine.
 func AlwaysClosed() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(alwaysClosed))
-	for _, s := range alwaysClosed {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
+	return append([]netip.Prefix{netip.MustParsePrefix("169.254.0.0/16")}, reach.Clouds()...)
 }
 
 // Closed says which networks guests do not reach. The zero value closes nothing.

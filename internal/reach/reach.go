@@ -1,8 +1,9 @@
 // Package reach decides to which addresses a connection may go that somebody other than the operator of the machine asked
 // for: so that a URL in a pod is no way to what only the machine reaches.
 //
-// It looks at the address that is dialled, after names are resolved and redirects followed; it knows no URLs and no
-// protocols, and resolves nothing itself.
+// KindOf says what an address is. Policy decides by it for what is downloaded, Fence for what a node asks of guests. Both look
+// at the address that is dialled, after names are resolved and redirects followed; they know no URLs and no protocols, and
+// resolve nothing themselves.
 package reach
 
 import (
@@ -117,9 +118,11 @@ func (p Policy) check(address string) error {
 	if err != nil {
 		return &refused{"an address that cannot be read"}
 	}
-	kind, private := kindOf(at.Addr().WithZone("").Unmap())
-	switch {
-	case kind == "" || private && p.Private:
+	kind := KindOf(at.Addr())
+	if kind == Public && own(at.Addr()) != nil {
+		kind = Node
+	}
+	if kind == Public || kind == Private && p.Private {
 		return nil
 	}
 	for _, n := range p.Networks {
@@ -127,85 +130,5 @@ func (p Policy) check(address string) error {
 			return nil
 		}
 	}
-	return &refused{kind}
-}
-
-// kindOf says what an address is, "" for a public one, and whether it is of a private network.
-func kindOf(a netip.Addr) (kind string, private bool) {
-	if inner, ok := embedded(a); ok {
-		a = inner
-	}
-	switch {
-	case in(a, metadata):
-		return "an address of cloud metadata", false
-	case a.IsLoopback() || a.IsUnspecified() || in(a, thisHost):
-		return "a loopback address", false
-	case a.IsLinkLocalUnicast():
-		return "a link-local address", false
-	case a.IsMulticast() || in(a, reserved):
-		return "a multicast or reserved address", false
-	case a.IsPrivate() || in(a, privates):
-		return "a private address", true
-	case own(a):
-		return "an address of the node itself", true
-	}
-	return "", false
-}
-
-func prefixes(list ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
-
-// metadata is where clouds tell a machine its identity and credentials, beside link-local addresses: Azure, Alibaba, Oracle,
-// AWS, Google, Scaleway.
-var metadata = prefixes("169.254.169.254/32", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128", "fd00:42::42/128")
-
-var (
-	thisHost = prefixes("0.0.0.0/8")
-	reserved = prefixes("240.0.0.0/4", "192.0.0.0/24", "fec0::/10", "100::/64")
-	privates = prefixes("100.64.0.0/10", "198.18.0.0/15", "64:ff9b:1::/48") // shared by carriers, benchmarks, local NAT64
-)
-
-func in(a netip.Addr, list []netip.Prefix) bool {
-	for _, p := range list {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
-}
-
-// embedded is the IPv4 address that an IPv6 address is translated to on its way: NAT64 and 6to4.
-func embedded(a netip.Addr) (netip.Addr, bool) {
-	b := a.As16()
-	switch {
-	case a.Is4():
-	case in(a, nat64):
-		return netip.AddrFrom4([4]byte(b[12:16])), true
-	case in(a, sixToFour):
-		return netip.AddrFrom4([4]byte(b[2:6])), true
-	}
-	return a, false
-}
-
-var nat64, sixToFour = prefixes("64:ff9b::/96"), prefixes("2002::/16")
-
-// own reports whether the machine has the address, or whether that cannot be told.
-func own(a netip.Addr) bool {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return true
-	}
-	for _, i := range all {
-		if n, ok := i.(*net.IPNet); ok {
-			if mine, ok := netip.AddrFromSlice(n.IP); ok && mine.Unmap() == a {
-				return true
-			}
-		}
-	}
-	return false
+	return &refused{kind.String()}
 }

@@ -14,20 +14,22 @@ import (
 )
 
 func TestKinds(t *testing.T) {
-	for addr, want := range map[string]string{
-		"127.0.0.1": "loopback", "127.9.9.9": "loopback", "::1": "loopback", "0.0.0.0": "loopback", "0.1.2.3": "loopback", "::": "loopback",
-		"::ffff:127.0.0.1": "loopback", "64:ff9b::7f00:1": "loopback", "2002:7f00:1::": "loopback",
-		"169.254.1.1": "link-local", "fe80::1": "link-local", "169.254.169.254": "metadata", "::ffff:169.254.169.254": "metadata",
-		"64:ff9b::a9fe:a9fe": "metadata", "fd00:ec2::254": "metadata", "100.100.100.200": "metadata", "168.63.129.16": "metadata",
-		"224.0.0.1": "multicast", "255.255.255.255": "reserved", "ff02::1": "multicast",
-		"10.1.2.3": "private", "172.16.0.1": "private", "172.31.255.255": "private", "192.168.0.1": "private", "100.64.0.1": "private",
-		"fd12::1": "private", "64:ff9b::a00:1": "private",
-		"172.32.0.1": "", "8.8.8.8": "", "1.1.1.1": "", "2001:4860:4860::8888": "", "100.128.0.1": "", "64:ff9b::808:808": "",
+	for addr, want := range map[string]Kind{
+		"127.0.0.1": Loopback, "127.9.9.9": Loopback, "::1": Loopback, "0.0.0.0": Nobody, "0.1.2.3": Nobody, "::": Nobody,
+		"::ffff:127.0.0.1": Loopback, "64:ff9b::7f00:1": Loopback, "2002:7f00:1::": Loopback, "::ffff:0.0.0.0": Nobody,
+		"169.254.1.1": LinkLocal, "fe80::1": LinkLocal, "fe80::1%lo": LinkLocal, "169.254.169.254": Metadata, "::ffff:169.254.169.254": Metadata,
+		"64:ff9b::a9fe:a9fe": Metadata, "fd00:ec2::254": Metadata, "100.100.100.200": Metadata, "168.63.129.16": Metadata, "192.0.0.192": Metadata,
+		"224.0.0.1": Many, "255.255.255.255": Many, "::ffff:255.255.255.255": Many, "ff02::1": Many, "240.0.0.1": Reserved, "192.0.0.1": Reserved, "100::1": Reserved, "fec0::1": Reserved,
+		"10.1.2.3": Private, "172.16.0.1": Private, "172.31.255.255": Private, "192.168.0.1": Private, "100.64.0.1": Private,
+		"fd12::1": Private, "64:ff9b::a00:1": Private, "64:ff9b:1::1": Private,
+		"172.32.0.1": Public, "8.8.8.8": Public, "1.1.1.1": Public, "2001:4860:4860::8888": Public, "100.128.0.1": Public, "64:ff9b::808:808": Public,
 	} {
-		kind, _ := kindOf(netip.MustParseAddr(addr).Unmap())
-		if want == "" && kind != "" || !strings.Contains(kind, want) {
-			t.Errorf("%s is %q, want %q", addr, kind, want)
+		if got := KindOf(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s is %s, want %s", addr, got, want)
 		}
+	}
+	if got := KindOf(netip.Addr{}); got != Nobody {
+		t.Errorf("no address is %s", got)
 	}
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -35,7 +37,7 @@ func TestKinds(t *testing.T) {
 	}
 	for _, a := range all { // of this machine: none is open
 		mine, _ := netip.AddrFromSlice(a.(*net.IPNet).IP)
-		if kind, _ := kindOf(mine.Unmap()); kind == "" {
+		if err := (Policy{}).check(netip.AddrPortFrom(mine.Unmap(), 80).String()); err == nil {
 			t.Errorf("%s of this machine is open", mine)
 		}
 	}

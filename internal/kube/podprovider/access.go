@@ -13,7 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -117,7 +117,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 		if err := p.forwardable(pod, ip); err != nil {
 			return err
 		}
-		dialer.Control = probe.Fence
+		dialer.Control = reach.Fence
 	}
 	dial, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()

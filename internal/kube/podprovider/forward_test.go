@@ -103,7 +103,8 @@ func TestForwardStatic(t *testing.T) {
 		"loopback, as IPv6":    {"::ffff:127.0.0.1", everything, "the node's loopback"},
 		"unspecified":          {"0.0.0.0", everything, "no address of anybody"},
 		"unspecified, by IPv6": {"::", everything, "no address of anybody"},
-		"metadata":             {"169.254.169.254", everything, "on the node's own link"},
+		"metadata":             {"169.254.169.254", everything, "a metadata service of clouds"},
+		"link-local":           {"169.254.1.1", everything, "an address of the node's own link"},
 		"multicast":            {"224.0.0.1", everything, "the address of many"},
 	} {
 		t.Run(name, func(t *testing.T) {

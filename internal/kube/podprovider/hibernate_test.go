@@ -334,7 +334,7 @@ func TestWakingFromAPeer(t *testing.T) {
 
 				here := newShelf(newEngine(), there.registry)
 				here.peers = map[string]*shelf{"node-2:7": there}
-				w = &world{t: t, engine: here.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &reach{}, shelf: here}
+				w = &world{t: t, engine: here.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, shelf: here}
 				cfg := keepingConfig(tc.bare)
 				cfg.Registry.Peers = []string{"node-1:7", "node-2:7"}
 				w.run(cfg)

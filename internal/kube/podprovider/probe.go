@@ -10,6 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -125,7 +126,7 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 		if err != nil {
 			return errdefs.Invalidf("its address %q is none", ip)
 		}
-		if err := probe.Forbidden(addr); err != nil {
+		if err := reach.Forbidden(addr); err != nil {
 			return err
 		}
 	}

@@ -21,13 +21,13 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// reach is a Prober whose answer a test decides.
-type reach struct {
+// answers is a Prober whose answer a test decides.
+type answers struct {
 	refuse atomic.Bool
 	slow   time.Duration
 }
 
-func (r *reach) Probe(ctx context.Context, _ string, _ int) error {
+func (r *answers) Probe(ctx context.Context, _ string, _ int) error {
 	select {
 	case <-time.After(r.slow):
 	case <-ctx.Done():
@@ -45,7 +45,7 @@ type world struct {
 	engine *engine
 	client *fake.Clientset
 	events *record.FakeRecorder
-	reach  *reach
+	reach  *answers
 	shelf  *shelf // nil: the node keeps no snapshots
 	claims Placements
 	p      *Provider
@@ -63,7 +63,7 @@ func startWith(t *testing.T, e *engine, cfg Config) *world {
 
 // begin makes what is around a provider, and starts it.
 func (w *world) begin(cfg Config) {
-	w.client, w.events, w.reach = fake.NewClientset(), record.NewFakeRecorder(1000), &reach{}
+	w.client, w.events, w.reach = fake.NewClientset(), record.NewFakeRecorder(1000), &answers{}
 	w.run(cfg)
 }
 

@@ -16,7 +16,7 @@ import (
 // keeping is a world whose node keeps snapshots, with a registry unless bare.
 func keeping(t *testing.T, s *shelf, bare bool) *world {
 	t.Helper()
-	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &reach{}, shelf: s}
+	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, shelf: s}
 	w.run(keepingConfig(bare))
 	return w
 }

@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -67,7 +67,7 @@ func (p *Provider) forwardable(pod, ip string) error {
 	if err != nil {
 		return errdefs.Preconditionf("the machine of pod %q is at %q, which is no address", pod, ip)
 	}
-	if err := probe.Forbidden(addr); err != nil {
+	if err := reach.Forbidden(addr); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(p.cfg.StaticForward, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {

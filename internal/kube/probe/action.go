@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/reach"
 )
 
 const (
@@ -198,7 +199,7 @@ func (t Target) dial(ctx context.Context, network, address string) (net.Conn, er
 	elsewhere := err != nil || host != t.IP
 	d := net.Dialer{Control: func(network, address string, c syscall.RawConn) error {
 		if elsewhere {
-			if err := Fence(network, address, c); err != nil {
+			if err := reach.Fence(network, address, c); err != nil {
 				return err
 			}
 		}
