@@ -217,7 +217,10 @@ func TestPublicRepositories(t *testing.T) {
 		}
 		env := map[string]string{"VK_PUBLIC_REPOSITORIES": bad, "KUBECONFIG": kubeconfig}
 		var out bytes.Buffer
-		if code := Main(t.Context(), nil, func(k string) string { return env[k] }, &out, &out); code == 0 || !strings.Contains(out.String(), "public repository") {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for one that is taken
+		code := Main(ctx, nil, func(k string) string { return env[k] }, &out, &out)
+		cancel()
+		if code == 0 || !strings.Contains(out.String(), "public repository") {
 			t.Errorf("a start with %q: %d %s", bad, code, out.String())
 		}
 	}
