@@ -24,6 +24,7 @@ type shelf struct {
 	mu      sync.Mutex
 	snaps   map[string]snapshot.Snapshot // by name, as it is unique on the node
 	content map[string]string            // of snapshots, by id
+	kept    []string                     // NAMESPACE/NAME of all that were ever here
 	memory  map[vm.ID]string             // of VMs
 	saveAs  func() error
 	wakeAs  func() error
@@ -127,7 +128,7 @@ func (s *shelf) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, 
 		snap.CreatedAt = time.Now()
 	}
 	snap.ID, snap.Hypervisor, snap.NICs = string(vm.NewID()), "fake", 1
-	s.snaps[key], s.content[snap.ID] = snap, content
+	s.snaps[key], s.content[snap.ID], s.kept = snap, content, append(s.kept, key)
 	return snap, nil
 }
 
@@ -328,6 +329,10 @@ func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.
 	}
 	defer leave()
 	digest, ok := s.registry.tags[from]
+	if _, pinned, is := strings.Cut(from, "@"); is {
+		digest = pinned
+		_, ok = s.registry.text[digest]
+	}
 	if !ok {
 		return snapshot.Snapshot{}, errdefs.NotFoundf("the registry has no %s", from)
 	}

@@ -314,7 +314,7 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 	have, err := w.findSnapshot(ctx, name)
 	switch {
 	case err == nil && fits(have):
-		return have, w.inherited(ctx, have, at, pod.Name, ref)
+		return have, nil
 	case err == nil:
 		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
 			return have, err
@@ -323,10 +323,9 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 		return have, err
 	}
 	if at.old {
-		if w.foreign.Digest == at.digest {
-			return have, w.why
-		}
-	} else if got, err := w.fromPeer(ctx, name, fits); err == nil || ctx.Err() != nil {
+		return w.fetchOld(ctx, at, name, pod.Name, ref)
+	}
+	if got, err := w.fromPeer(ctx, name, fits); err == nil || ctx.Err() != nil {
 		return got, err
 	}
 	if !w.p.remote() {
@@ -340,7 +339,7 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 		w.discard(ctx, got.ID)
 		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed while it was fetched", w.vmName)
 	}
-	return got, w.inherited(ctx, got, at, pod.Name, ref)
+	return got, nil
 }
 
 // fromPeer fetches the VM's hibernated state from the first peer that has one that fits. NotFound.

@@ -2,6 +2,8 @@ package podprovider
 
 import (
 	"context"
+	"path"
+	"strings"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -16,6 +18,9 @@ type place struct {
 	ref, digest string
 	old         bool // where an earlier release kept it: it is used only if it says that it is the VM's
 }
+
+// pinned is the place's snapshot by its digest, whatever is there by now.
+func (p place) pinned() string { return p.ref[:strings.LastIndexByte(p.ref, ':')] + "@" + p.digest }
 
 // where finds the tag of one of the tenant's VMs, also where an earlier release kept it. NotFound.
 func (t tenant) where(ctx context.Context, vmName, tag string) (place, error) {
@@ -34,15 +39,33 @@ func (t tenant) ask(ctx context.Context, at place) (place, error) {
 	return at, err
 }
 
-// inherited is inherits, and removes what is not the VM's. It is not fetched again.
-func (w *worker) inherited(ctx context.Context, got snapshot.Snapshot, at place, pod string, ref contract.SnapshotRef) error {
-	err := w.inherits(got, at, ref.Repo, pod, ref.Tag)
+// fetchOld fetches a snapshot from an old place under a local name, if it is the tenant's, of that pod, "" for any. Until that is
+// known it is the operator's on this node: what is the namespace's, any pod of it may clone.
+func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
+	if w.foreign.Digest == at.digest {
+		return snapshot.Snapshot{}, w.why
+	}
+	give := w.p.turns.take(ctx, "old "+at.digest)
+	if give == nil {
+		return snapshot.Snapshot{}, ctx.Err()
+	}
+	defer give()
+	node := tenant{p: w.p, snaps: w.p.node.snaps}
+	unclaimed := "unclaimed-" + strings.ReplaceAll(at.digest, ":", "-")
+	if left, err := node.findSnapshot(ctx, unclaimed); err == nil && left.Owner.Operator() { // of a process that was killed
+		node.discard(ctx, left.ID)
+	}
+	got, err := node.pullSnapshot(ctx, at.pinned(), unclaimed)
 	if err != nil {
-		w.discard(ctx, got.ID)
+		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", at.ref, err)
+	}
+	defer node.discard(context.WithoutCancel(ctx), got.ID)
+	if err := w.inherits(got, at, ref.Repo, pod, ref.Tag); err != nil {
 		w.foreign, w.why = got, err
 		w.foreign.Digest = at.digest
+		return got, err
 	}
-	return err
+	return w.fetchSnapshot(ctx, at.pinned(), name) // most of it is here already
 }
 
 // inherits fails unless a snapshot from an old place is the tenant's, and of that pod, "" for any. NotFound: it is another's.
@@ -53,7 +76,7 @@ func (t tenant) inherits(snap snapshot.Snapshot, at place, vmName, pod, tag stri
 	case !at.old || namespace == t.owner.Namespace && (pod == "" || of == pod):
 		return nil
 	case namespace != "":
-		return errdefs.NotFoundf("the registry's %s is of another pod than %s/%s", at.ref, t.owner.Namespace, pod)
+		return errdefs.NotFoundf("the registry's %s is not of %s", at.ref, path.Join(t.owner.Namespace, pod))
 	case t.p.cfg.Registry.TrustOld:
 		return nil
 	}

@@ -106,8 +106,11 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 				if _, there := tc.there[old]; tc.want == woken && tc.knows != "" && s.registry.has("prod-eu/vk--prod-eu.db", "hibernate") != "" {
 					t.Errorf("it is awake and asleep in the registry, old %v", there)
 				}
-				if n := s.registry.called("pull " + registryURL + "/" + old); n > 1 {
+				if n := s.registry.called("pull " + registryURL + "/" + repo + "@sha256:" + old); n > 1 && tc.knows != old {
 					t.Errorf("what is not the VM's was pulled %d times", n)
+				}
+				if tc.knows == "" && len(s.kept) > 0 && strings.Contains(strings.Join(s.kept, " "), "/") { // not for a moment
+					t.Errorf("of the namespace were %v", s.kept)
 				}
 				if s.names() != "" {
 					t.Errorf("left on the node: %s", s.names())

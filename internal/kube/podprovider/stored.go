@@ -44,12 +44,11 @@ func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.Snaps
 	if err != nil {
 		return here, err
 	}
-	if at.old && w.foreign.Digest == at.digest {
-		return here, w.why
-	}
-	got, err := w.fetchSnapshot(ctx, at.ref, name)
-	if err == nil {
-		err = w.inherited(ctx, got, at, "", ref)
+	var got snapshot.Snapshot
+	if at.old {
+		got, err = w.fetchOld(ctx, at, name, "", ref)
+	} else {
+		got, err = w.fetchSnapshot(ctx, at.ref, name)
 	}
 	if err == nil && here.ID != "" && here.Owner.Namespace == w.owner.Namespace {
 		w.discard(ctx, here.ID)
