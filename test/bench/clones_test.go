@@ -78,12 +78,12 @@ func clones(t *testing.T, results *table) {
 	hibernation(t, d, ready, results)
 }
 
-// poolMetrics is in the network namespace of the benchmarks.
-const poolMetrics = "127.0.0.1:9477"
+// engineMetrics is in the network namespace of the benchmarks.
+const engineMetrics = "127.0.0.1:9477"
 
 // pooled compares a VM from the pool with one that boots.
 func pooled(t *testing.T, results *table) {
-	d := start(t, fmt.Sprintf("pool: {size: 1, memory: %d}\nmetricsAddr: %s\n", int64(guestMemory), poolMetrics))
+	d := start(t, fmt.Sprintf("pool: {size: 1, memory: %d}\nmetricsAddr: %s\n", int64(guestMemory), engineMetrics))
 	ready := watchReady(t, d.Client)
 	must(d.Launch(t.Context(), spec("source")))(t)
 	ready.wait(t, "source")
@@ -95,7 +95,7 @@ func pooled(t *testing.T, results *table) {
 			ready.wait(t, fmt.Sprintf("cold-%d", n))
 		})
 		if n > 0 {
-			until(t, time.Minute, "a clone is in the pool", func() bool { return waiting(t) == 1 })
+			until(t, time.Minute, "a clone is in the pool", func() bool { return engineMetric(t, "cocoon_pool_entries") == 1 })
 		}
 		c := timed(func() {
 			must(d.Clone(t.Context(), vm.CloneSpec{Snapshot: "base", Name: fmt.Sprintf("clone-%d", n)}))(t)
@@ -109,20 +109,20 @@ func pooled(t *testing.T, results *table) {
 	ratio(results, "clone from the pool (A), cold boot (B): until the agent has set it up", clone.median(), cold.median(), 1.0/15, cloneRounds)
 }
 
-// waiting asks cocoond how many clones are in its pool.
-func waiting(t *testing.T) (n int) {
+// engineMetric returns a metric without labels of the cocoond whose metrics are at engineMetrics.
+func engineMetric(t *testing.T, name string) (value float64) {
 	t.Helper()
-	reply, err := http.Get("http://" + poolMetrics + "/metrics")
+	reply, err := http.Get("http://" + engineMetrics + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer reply.Body.Close()
 	for s := bufio.NewScanner(reply.Body); s.Scan(); {
-		if _, err := fmt.Sscanf(s.Text(), "cocoon_pool_entries %d", &n); err == nil {
-			return n
+		if _, err := fmt.Sscanf(s.Text(), name+" %g", &value); err == nil {
+			return value
 		}
 	}
-	t.Fatal("cocoond has no metric of its pool")
+	t.Fatalf("cocoond has no metric %s", name)
 	return 0
 }
 

@@ -119,9 +119,9 @@ func recordNode(t *testing.T, kubeconfig string) (engine *daemon, node *program)
 }
 
 // recordEngine starts a cocoond whose VMs are records with a disk, a tap and an address.
-func recordEngine(t *testing.T) *daemon {
+func recordEngine(t *testing.T, config ...string) *daemon {
 	t.Helper()
-	engine := start(t, "driver: fake\nnetwork: {instance: many, bridge: ccmany, subnet: 10.201.0.0/20}\nlog: {level: warn}\n")
+	engine := start(t, strings.Join(append(config, "driver: fake", "network: {instance: many, bridge: ccmany, subnet: 10.201.0.0/20}", "log: {level: warn}", ""), "\n"))
 	disk := filepath.Join(t.TempDir(), "disk.qcow2")
 	run(t, "qemu-img", "create", "-q", "-f", "qcow2", disk, "1M")
 	file := must(os.Open(disk))(t)

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -14,22 +15,40 @@ import (
 // records has a thousand VMs come up and go that are records but for their disk, tap and address, without a cluster: what
 // is left is the time of cocoond alone.
 func records(t *testing.T, results *table) {
-	d := recordEngine(t)
+	d := recordEngine(t, "metricsAddr: "+engineMetrics)
 	var conns []*nodeclient.Client
 	for range clients {
 		conns = append(conns, d.connect(t))
 	}
 	name := func(n int) string { return fmt.Sprintf("record-%d", n) }
+	launch := func(c *nodeclient.Client, n int) error {
+		_, err := c.Launch(t.Context(), vm.Spec{Name: name(n), Image: recordDisk, NICs: []vm.NICSpec{{}}}.Default())
+		return err
+	}
+	remove := func(c *nodeclient.Client, n int) error { return c.Remove(t.Context(), name(n), true) }
+	syncs := func() float64 { return engineMetric(t, "cocoon_journal_syncs_total") }
+
+	const alone = 20
+	before := syncs()
+	for n := range alone {
+		if err := errors.Join(launch(conns[0], n), remove(conns[0], n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	aloneSyncs := (syncs() - before) / alone
+
 	phase := func(do func(*nodeclient.Client, int) error) (rate float64, cpu time.Duration) {
 		before := cpuOf(t, d.pid)
 		took := spreadOver(t, conns, manyPods, do)
 		return manyPods / took.Seconds(), cpuOf(t, d.pid) - before
 	}
-	up, upCPU := phase(func(c *nodeclient.Client, n int) error {
-		_, err := c.Launch(t.Context(), vm.Spec{Name: name(n), Image: recordDisk, NICs: []vm.NICSpec{{}}}.Default())
-		return err
+	before = syncs()
+	up, upCPU := phase(launch)
+	down, downCPU := phase(remove)
+	results.add(row{
+		what: fmt.Sprintf("syncs of the journal for a VM that is launched and removed: one after the other (A), %d at a time (B)", clients),
+		a:    fmt.Sprintf("%.2f", aloneSyncs), b: fmt.Sprintf("%.2f", (syncs()-before)/manyPods), n: manyPods,
 	})
-	down, downCPU := phase(func(c *nodeclient.Client, n int) error { return c.Remove(t.Context(), name(n), true) })
 	results.add(row{
 		what: "VMs that are records with a disk and a tap: launched (A), removed (B)", a: fmt.Sprintf("%.0f /s", up), b: fmt.Sprintf("%.0f /s", down), n: manyPods,
 	})

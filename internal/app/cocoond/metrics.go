@@ -24,6 +24,8 @@ const (
 type metrics struct {
 	registry   *prometheus.Registry
 	operations *prometheus.HistogramVec
+
+	journalSyncs prometheus.Counter
 	imageMetrics
 	snapshotMetrics
 }
@@ -35,10 +37,13 @@ func newMetrics() *metrics {
 			Name: "cocoon_operation_duration_seconds", Help: "Time operations on VMs took, by outcome.",
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"op", "outcome"}),
+		journalSyncs: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "cocoon_journal_syncs_total", Help: "Syncs of the journal; each serves all requests that wait when it begins.",
+		}),
 	}
 	m.imageMetrics = newImageMetrics(m.registry)
 	m.snapshotMetrics = newSnapshotMetrics(m.registry)
-	m.registry.MustRegister(m.operations, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.operations, m.journalSyncs, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

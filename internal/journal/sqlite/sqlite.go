@@ -33,7 +33,7 @@ type Config struct {
 	History int    // events kept for watchers that come back; 0 is DefaultHistory
 	Older   bool   // a file that is older than the mark is taken as it is
 
-	// Synced, if not nil, is called after each sync, before those who wait for it go on. For tests of what is on the disk.
+	// Synced, if not nil, is called after each sync, before those who wait for it go on.
 	Synced func()
 }
 
