@@ -1,8 +1,9 @@
 // Package records keeps a copy of each VM's row of the journal in the VM's own folder, from which the journal can be made
 // anew, and refuses a journal that is older than these copies.
 //
-// A copy is written after its change is in the journal and before the caller hears of it; it is synced to the disk within
-// a moment, by Run, since the journal itself is what survives a power cut. The package makes and removes no folder.
+// A copy is written once its change is one that survives a power cut, by Sync, so before a verb answers, or by Run a moment
+// later. A copy that says more than the journal is therefore proof against the journal, also after a power cut. The copy itself
+// is synced by Run. The package makes and removes no folder.
 package records
 
 import (
@@ -34,7 +35,7 @@ type file struct {
 	journal.Row
 }
 
-// syncEvery is how long a copy stays unsynced at most while Run keeps up.
+// syncEvery is how long a copy stays unwritten or unsynced at most while Run keeps up.
 const syncEvery = time.Second
 
 // Config says where the folders are.
@@ -51,7 +52,10 @@ type Keeper struct {
 
 	mu      sync.Mutex
 	intents map[vm.ID]journal.Intent
-	dirty   map[vm.ID]bool // not synced
+	pending map[vm.ID]journal.Row // not written
+	dirty   map[vm.ID]bool        // not synced
+
+	writing sync.Mutex // of who writes copies, so that none is replaced by an older one
 }
 
 var _ journal.Journal = (*Keeper)(nil)
@@ -61,7 +65,7 @@ func New(cfg Config, j journal.Journal) *Keeper {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{Journal: j, cfg: cfg, intents: map[vm.ID]journal.Intent{}, dirty: map[vm.ID]bool{}}
+	return &Keeper{Journal: j, cfg: cfg, intents: map[vm.ID]journal.Intent{}, pending: map[vm.ID]journal.Row{}, dirty: map[vm.ID]bool{}}
 }
 
 // Load implements journal.Journal, and brings the copies up to date with it: a killed process may not have come so far.
@@ -84,9 +88,9 @@ func (k *Keeper) Load(ctx context.Context) ([]vm.Record, []journal.Intent, error
 		if old, err := k.Kept(r.ID); err == nil && old.Record.Revision == r.Revision && (old.Intent == nil) == (row.Intent == nil) {
 			continue
 		}
-		k.write(row)
+		k.owe(row)
 	}
-	return rs, ins, nil
+	return rs, ins, k.Sync(ctx)
 }
 
 // check refuses a journal of which the copies prove that it has been more than it is.
@@ -161,7 +165,7 @@ func (k *Keeper) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm.
 	r, err := k.Journal.Begin(ctx, in, r)
 	if err == nil {
 		k.note(r.ID, &in)
-		k.write(k.row(r))
+		k.owe(k.row(r))
 	}
 	return r, err
 }
@@ -175,7 +179,7 @@ func (k *Keeper) Step(ctx context.Context, id vm.ID, step string, r vm.Record) (
 		k.mu.Unlock()
 		in.Step = step
 		k.note(id, &in)
-		k.write(k.row(r))
+		k.owe(k.row(r))
 	}
 	return r, err
 }
@@ -185,7 +189,7 @@ func (k *Keeper) Settle(ctx context.Context, r vm.Record) (vm.Record, error) {
 	r, err := k.Journal.Settle(ctx, r)
 	if err == nil {
 		k.note(r.ID, nil)
-		k.write(k.row(r))
+		k.owe(k.row(r))
 	}
 	return r, err
 }
@@ -194,7 +198,7 @@ func (k *Keeper) Settle(ctx context.Context, r vm.Record) (vm.Record, error) {
 func (k *Keeper) Update(ctx context.Context, r vm.Record) (vm.Record, error) {
 	r, err := k.Journal.Update(ctx, r)
 	if err == nil {
-		k.write(k.row(r))
+		k.owe(k.row(r))
 	}
 	return r, err
 }
@@ -204,8 +208,52 @@ func (k *Keeper) Forget(ctx context.Context, id vm.ID) error {
 	err := k.Journal.Forget(ctx, id)
 	if err == nil {
 		k.note(id, nil)
+		k.mu.Lock()
+		delete(k.pending, id)
+		k.mu.Unlock()
 	}
 	return err
+}
+
+// Sync implements journal.Journal: what was changed before it survives a power cut, and the copies say so.
+func (k *Keeper) Sync(ctx context.Context) error {
+	revision := k.Revision()
+	if err := k.Journal.Sync(ctx); err != nil {
+		return err
+	}
+	k.writing.Lock() // also waits for who is about to write what was changed before
+	defer k.writing.Unlock()
+	for _, row := range k.due(revision) {
+		k.write(row)
+	}
+	return nil
+}
+
+// Close implements journal.Journal.
+func (k *Keeper) Close() error {
+	err := k.Sync(context.Background())
+	return errors.Join(err, k.Journal.Close())
+}
+
+// owe notes a row whose copy is to be written.
+func (k *Keeper) owe(row journal.Row) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pending[row.Record.ID] = row
+}
+
+// due takes the rows to be written that are of revision or before.
+func (k *Keeper) due(revision int64) []journal.Row {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var rows []journal.Row
+	for id, row := range k.pending {
+		if row.Record.Revision <= revision {
+			rows = append(rows, row)
+			delete(k.pending, id)
+		}
+	}
+	return rows
 }
 
 func (k *Keeper) path(id vm.ID) string { return filepath.Join(k.cfg.Dir, string(id), File) }
@@ -254,22 +302,30 @@ func (k *Keeper) write(row journal.Row) {
 	k.mu.Unlock()
 }
 
-// Run syncs copies until ctx ends, and once more then.
+// Run writes and syncs copies until ctx ends, and once more then.
 func (k *Keeper) Run(ctx context.Context) error {
 	t := time.NewTicker(syncEvery)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			k.flush()
+			k.flush(context.WithoutCancel(ctx))
 			return nil
 		case <-t.C:
-			k.flush()
+			k.flush(ctx)
 		}
 	}
 }
 
-func (k *Keeper) flush() {
+func (k *Keeper) flush(ctx context.Context) {
+	k.mu.Lock()
+	owed := len(k.pending) > 0
+	k.mu.Unlock()
+	if owed {
+		if err := k.Sync(ctx); err != nil && ctx.Err() == nil {
+			k.cfg.Log.Warn("records of VMs not copied into their folders", "err", err)
+		}
+	}
 	k.mu.Lock()
 	todo := k.dirty
 	k.dirty = map[vm.ID]bool{}

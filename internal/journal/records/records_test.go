@@ -29,7 +29,7 @@ func TestContract(t *testing.T) {
 	journaltest.Run(t, func(t *testing.T, dir string, history int) journal.Journal { return open(t, dir, history) })
 }
 
-// TestCopies goes through the life of a VM: its copy is its row in the journal at each moment.
+// TestCopies goes through the life of a VM: its copy is its row in the journal whenever that is synced.
 func TestCopies(t *testing.T) {
 	dir := t.TempDir()
 	k := open(t, dir, 0)
@@ -48,6 +48,9 @@ func TestCopies(t *testing.T) {
 	}
 	holds := func(what, step string) {
 		t.Helper()
+		if err := k.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		row, err := k.Kept(r.ID)
 		if err != nil || !reflect.DeepEqual(row.Record, r) {
 			t.Errorf("%s: the copy is %+v, %v; want %+v", what, row.Record, err, r)
@@ -116,6 +119,9 @@ func TestRefuses(t *testing.T) {
 			if _, err := k.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r); err != nil {
 				t.Fatal(err)
 			}
+			if err := k.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		},
 		"a folder without a record": func(t *testing.T, dir string) {
 			folder := filepath.Join(dir, "vms", string(vm.NewID()))
@@ -140,4 +146,75 @@ func TestRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPowerCut takes away what was not synced of the journal and leaves everything else, as a power cut may: the journal that
+// is left is never older than a copy.
+func TestPowerCut(t *testing.T) {
+	dir, synced := t.TempDir(), t.TempDir()
+	carry := func(from, to string) {
+		t.Helper()
+		for _, suffix := range []string{"", "-wal"} {
+			text, err := os.ReadFile(filepath.Join(from, "journal.db"+suffix))
+			if err == nil {
+				err = os.WriteFile(filepath.Join(to, "journal.db"+suffix), text, 0o600)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	j, err := sqlite.Open(t.Context(), sqlite.Config{Path: filepath.Join(dir, "journal.db"), Synced: func() { carry(dir, synced) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := records.New(records.Config{Dir: filepath.Join(dir, "vms")}, j)
+	defer k.Close()
+	if _, _, err := k.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cut := func(when string, wantMessage string) {
+		t.Helper()
+		left := t.TempDir()
+		carry(synced, left)
+		if err := os.CopyFS(filepath.Join(left, "vms"), os.DirFS(filepath.Join(dir, "vms"))); err != nil {
+			t.Fatal(err)
+		}
+		after := open(t, left, 0)
+		defer after.Close()
+		rs, _, err := after.Load(t.Context())
+		if err != nil || len(rs) != 1 || rs[0].Message != wantMessage {
+			t.Errorf("a power cut %s: %+v, %v", when, rs, err)
+			return
+		}
+		if row, err := after.Kept(rs[0].ID); err != nil || row.Record.Message != wantMessage {
+			t.Errorf("a power cut %s: the copy is %+v, %v", when, row.Record, err)
+		}
+	}
+	r := journaltest.Record("web")
+	if err := os.MkdirAll(filepath.Join(dir, "vms", string(r.ID)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.Message = "answered"
+	if r, err = k.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = k.Settle(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cut("after the answer", "answered")
+	r.Message = "told to nobody"
+	if r, err = k.Update(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	cut("after a change that nobody waits for", "answered")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := k.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	cut("when its copy was written", "told to nobody")
 }
