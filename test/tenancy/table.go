@@ -14,10 +14,11 @@ const (
 	notSupported = "PodNotSupported"
 	createError  = "CreateContainerError"
 	leftBehind   = "VMLeftBehind"
+	pullBackOff  = "ImagePullBackOff"
 
 	another     = "is the name of a VM of another namespace"
 	noSnapshot  = "has no snapshot"
-	notItsOwn   = "is of another pod"
+	notItsOwn   = "no snapshot there is of namespace dev"
 	doesNotSay  = "does not say whose it is"
 	notListed   = "the operator lists"
 	operatorsIs = "the operator's networks, images and folders are no namespace's"
@@ -119,15 +120,15 @@ var rows = append([]Row{
 		Name: "id as a name", Ask: run(contract.KeyName, "{id:nap}"), Cells: all(boots()),
 	},
 	{
-		Name: "short id as a name", Ask: run(contract.KeyName, "{short:nap}"), Cells: all(boots()),
+		Name: "short id as a name", Ask: run(contract.KeyName, "{short:nap}"), Quick: alike, Cells: all(boots()),
 	},
 	{ // pod dev/eu-run and an earlier release's pod dev-eu/run have the same
 		Name: "name that an older VM has", Ask: run(contract.KeyName, "vk-dev-eu-run"), Forms: []string{"OldVMName", "CanonicalVMName", "Aliases", "dashedPrefix"},
-		Cells: [4]Cell{unmade, boots(), unmade, unmade}, Quick: older,
+		Cells: [4]Cell{unmade, boots(), unmade, unmade}, Quick: earlier,
 	},
 	{
 		Name: "name of its own", Ask: run(), Pods: map[Whose]string{Own: "left", Foreign: "eu-left", Operators: "made", Public: "offered"},
-		Cells: [4]Cell{waits(leftBehind, "orphan policy"), boots(), boots(), goesOn(Public)}, Takes: []string{"vk-dev-offered"}, Quick: older,
+		Cells: [4]Cell{waits(leftBehind, "orphan policy"), boots(), boots(), goesOn(Public)}, Takes: []string{"vk-dev-offered"}, Quick: earlier,
 	},
 
 	// Snapshots by the forms of their names.
@@ -173,7 +174,7 @@ var rows = append([]Row{
 	},
 	{
 		Name: "repository with what is another's", Ask: clone("stray:1"),
-		Cells: [4]Cell{none("the repository is one"), waits(createError, "no snapshot there is of namespace dev"), none("what the operator puts there is the namespace's"), none("what the operator puts there is the namespace's")},
+		Cells: [4]Cell{none("the repository is one"), waits(createError, notItsOwn), none("what the operator puts there is the namespace's"), none("what the operator puts there is the namespace's")},
 	},
 	{
 		Name: "path of a repository", Ask: clone("{ns}/app:1"),
@@ -209,15 +210,15 @@ var rows = append([]Row{
 		Name: "snapshot by short id", Ask: clone("{shortsnapshot:fork}"), Cells: all(waits(createError, noSnapshot)),
 	},
 	{
-		Name: "snapshot of an earlier release", Ask: clone("{flat}"), Forms: []string{"OldRepository"}, Quick: older,
+		Name: "snapshot of an earlier release", Ask: clone("{flat}"), Forms: []string{"OldRepository"}, Quick: earlier,
 		Cells: [4]Cell{goesOn(Operators), foreign(), waits(createError, noSnapshot), goesOn(Operators)}, // the operator put them there
 	},
 	{
-		Name: "ambiguous snapshot of an earlier release", Ask: clone("vk-dev-eu-flat"), Quick: older,
+		Name: "ambiguous snapshot of an earlier release", Ask: clone("vk-dev-eu-flat"), Quick: earlier,
 		Cells: [4]Cell{unmade, waits(createError, notItsOwn), unmade, unmade},
 	},
 	{
-		Name: "snapshot that does not say whose it is", Ask: clone("vk-dev-bare"), Quick: older,
+		Name: "snapshot that does not say whose it is", Ask: clone("vk-dev-bare"), Quick: earlier,
 		Cells: [4]Cell{unmade, unmade, waits(createError, doesNotSay), unmade},
 	},
 
@@ -237,7 +238,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{goesOn(Own), foreign(), waits(createError, noSnapshot), goesOn(Public)},
 	},
 	{
-		Name: "fork of an older VM", Ask: ask(contract.KeyForkFrom, "vk-dev-eu-main"), Quick: older,
+		Name: "fork of an older VM", Ask: ask(contract.KeyForkFrom, "vk-dev-eu-main"), Quick: earlier,
 		Cells: [4]Cell{unmade, waits(createError, noSnapshot), unmade, unmade},
 	},
 	{
@@ -263,12 +264,12 @@ var rows = append([]Row{
 		Cells: [4]Cell{goesOn(Own), foreign(), waits(createError, doesNotSay), waits(createError, doesNotSay)},
 	},
 	{
-		Name: "restored by its own name", Ask: managed(contract.KeyRestoreFromHibernate, "true"), Quick: older,
+		Name: "restored by its own name", Ask: managed(contract.KeyRestoreFromHibernate, "true"), Quick: earlier,
 		Pods:  map[Whose]string{Own: "asleep-2", Foreign: "eu-asleep", Operators: "bare"},
 		Cells: [4]Cell{goesOn(Own), waits(createError, "the registry has no hibernated state of it"), waits(createError, doesNotSay), none("the states of VMs are nobody's to share")},
 	},
 	{
-		Name: "managed by its own name", Ask: managed(contract.KeyMode, "run"), Quick: older,
+		Name: "managed by its own name", Ask: managed(contract.KeyMode, "run"), Quick: earlier,
 		Pods:  map[Whose]string{Own: "asleep-3", Foreign: "eu-asleep-2", Operators: "bare-2"},
 		Cells: [4]Cell{goesOn(Own), boots(), waits(createError, doesNotSay), none("the states of VMs are nobody's to share")},
 	},
@@ -277,7 +278,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{sleeps(), foreign(), waits(createError, doesNotSay), waits(createError, doesNotSay)},
 	},
 	{
-		Name: "hibernated when it has run", Ask: run(contract.KeyName, "{plain:doze}", contract.KeyHibernate, "true"),
+		Name: "hibernated when it has run", Ask: run(contract.KeyName, "{plain:doze}", contract.KeyHibernate, "true"), Quick: alike,
 		Cells: [4]Cell{sleeps(), sleeps(), sleeps(), sleeps()},
 	},
 	{
@@ -285,11 +286,11 @@ var rows = append([]Row{
 		Cells: [4]Cell{boots(), foreign(), boots(), boots()},
 	},
 	{
-		Name: "offered for forks", Ask: run(contract.KeyName, "{main}", contract.KeyOfferFork, "true"),
+		Name: "offered for forks", Ask: run(contract.KeyName, "{main}", contract.KeyOfferFork, "true"), Quick: alike,
 		Cells: [4]Cell{boots(), foreign(), boots(), boots()},
 	},
 	{
-		Name: "evicted to the registry", Ask: run(contract.KeyName, "{going}", contract.KeyEvictionPolicy, "hibernate"),
+		Name: "evicted to the registry", Ask: run(contract.KeyName, "{going}", contract.KeyEvictionPolicy, "hibernate"), Quick: alike,
 		Cells: [4]Cell{boots(), foreign(), boots(), boots()},
 	},
 
@@ -311,13 +312,37 @@ var rows = append([]Row{
 		Cells: [4]Cell{none(operatorsIs), none(operatorsIs), none("the machine of the node is one"), stands()},
 	},
 
-	// Networks, images, sets.
+	// Images that the node has: each is of whom its registry lets read it.
+	{
+		Name: "image", Image: "{image:app}", Ask: run(), More: credentials(corev1.PullIfNotPresent),
+		Cells: [4]Cell{boots(), waits(pullBackOff, "Back-off pulling"), waits(pullBackOff, "Back-off pulling"), boots()},
+	},
+	{
+		Name: "image that is not to be pulled", Image: "{image:app}", Ask: run(), More: credentials(corev1.PullNever), Cells: cached("ErrImageNeverPull"),
+	},
+	{
+		Name: "image to be pulled", Image: "{image:app}", Ask: run(), More: credentials(corev1.PullAlways), Cells: cached(pullBackOff),
+	},
+	{
+		Name: "image by digest", Image: "{imagedigest:app}", Ask: run(), More: credentials(corev1.PullIfNotPresent), Cells: cached(pullBackOff),
+	},
+	{
+		Name: "image by id", Image: "{imageid:app}", Ask: run(), More: credentials(corev1.PullIfNotPresent), Cells: cached(pullBackOff),
+	},
+	{
+		Name: "image by short id", Image: "{imageshort:app}", Ask: run(), More: credentials(corev1.PullNever), Cells: cached("ErrImageNeverPull"),
+	},
+	{
+		Name: "image as an annotation", Ask: run(contract.KeyImage, "{image:app}"), More: credentials(corev1.PullIfNotPresent), Cells: cached(pullBackOff),
+	},
+
+	// Networks and sets.
 	{
 		Name: "network", Ask: run(contract.KeyNetwork, "{network:any}"),
 		Cells: [4]Cell{none(operatorsIs), none(operatorsIs), none("all that a node has are for all"), boots()},
 	},
 	{
-		Name: "place in a set", Ask: managed(contract.KeyMode, "run", contract.KeyGeneration, "1"),
+		Name: "place in a set", Quick: "a cluster collects pods whose set is not there", Ask: managed(contract.KeyMode, "run", contract.KeyGeneration, "1"),
 		On:    map[string]string{contract.LabelSetName: "{ns}-set", contract.LabelSetRole: contract.RoleMain, contract.LabelSetSlot: "0"},
 		Forms: []string{"RoleMain", "OwnerKind", "MayNameOf", "SlotOf", "Member.Set", "Member.Main"},
 		More: func(p *corev1.Pod, w Whose) {
@@ -326,7 +351,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{boots(), boots(), none("sets are a namespace's"), none("sets are a namespace's")},
 	},
 	{
-		Name: "labels of VMs", Ask: run(),
+		Name: "labels of VMs", Ask: run(), Quick: alike,
 		On: map[string]string{
 			contract.VMLabelNode: "node-1", contract.VMLabelPodNamespace: "{ns}", contract.VMLabelPodName: "db", contract.VMLabelPodUID: "{uid:db}", contract.VMLabelSave: "true",
 		},
@@ -334,8 +359,11 @@ var rows = append([]Row{
 	},
 }, sources()...)
 
-// older is why a row is for the quick version.
-const older = "it needs what an earlier release left"
+// earlier is why a row is for the quick version.
+const earlier = "it needs what an earlier release left"
+
+// alike is why a row is for the quick version: real guests are dear.
+const alike = "a row beside it runs as many guests"
 
 // sources are the annotations of Virtlet that name ConfigMaps and Secrets.
 func sources() (rows []Row) {
@@ -354,6 +382,22 @@ func sources() (rows []Row) {
 		}
 	}
 	return rows
+}
+
+// cached are the cells of an image that the node has and that is not the pod's to run.
+func cached(reason string) [4]Cell {
+	c := waits(reason, "")
+	return [4]Cell{none("the row of images runs it"), c, c, none("the row of images runs it")}
+}
+
+// PullSecret is the Secret with which Dev's pods read its own repositories.
+const PullSecret = "registry"
+
+func credentials(policy corev1.PullPolicy) func(*corev1.Pod, Whose) {
+	return func(p *corev1.Pod, _ Whose) {
+		p.Spec.Containers[0].ImagePullPolicy = policy
+		p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: PullSecret}}
+	}
 }
 
 // with is m and one annotation more.

@@ -36,7 +36,7 @@ func (d *daemon) serve(h *host) *served {
 // remote talks to registries of snapshots.
 func (d *daemon) remote(h *host) snapshot.Remote {
 	return registry.New(registry.Config{
-		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, Log: d.log.With("component", "snapshot"),
+		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, OwnerOf: ownerOf, Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }
 

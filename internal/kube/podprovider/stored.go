@@ -34,7 +34,7 @@ func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.Snaps
 		return here, nil
 	case !w.p.remote():
 		return here, errdefs.NotFoundf("namespace %s has no snapshot %s on this node, and there is no registry to pull it from: set EPOCH_URL, import it with `cocoon snapshot import --name %s` "+
-			"and share it with `cocoon snapshot publish %[3]s --namespace %[1]s`", w.owner.Namespace, ref, ref.Local())
+			"and share it with `cocoon snapshot publish %[3]s --to %[1]s`", w.owner.Namespace, ref, ref.Local())
 	}
 	at, err := w.inRegistry(ctx, ref, shared)
 	if err != nil || here.ID != "" && at.digest == here.Digest {
@@ -95,7 +95,7 @@ func (t tenant) inRegistry(ctx context.Context, ref contract.SnapshotRef, shared
 		at, err = t.ask(ctx, place{ref: t.p.at(ref.Repo, ref.Tag)})
 	}
 	if errdefs.IsNotFound(err) {
-		return at, errdefs.NotFoundf("namespace %[1]s has no snapshot %[2]s on this node or in the registry, and none is shared with it: `cocoon snapshot publish %[3]s --namespace %[1]s` on the node "+
+		return at, errdefs.NotFoundf("namespace %[1]s has no snapshot %[2]s on this node or in the registry, and none is shared with it: `cocoon snapshot publish %[3]s --to %[1]s` on the node "+
 			"shares one that is there, and VK_PUBLIC_REPOSITORIES names the repositories of the registry that are everybody's", t.owner.Namespace, ref, ref.Local())
 	}
 	return at, err

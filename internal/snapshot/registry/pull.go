@@ -125,6 +125,9 @@ func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m 
 		return digest, m, config, record, fmt.Errorf("its record: %w", err)
 	}
 	record, err = parseRecord(raw, config)
+	if err == nil && record.Owner.Operator() && p.c.cfg.OwnerOf != nil {
+		record.Owner = p.c.cfg.OwnerOf(record.Labels)
+	}
 	return digest, m, config, record, err
 }
 

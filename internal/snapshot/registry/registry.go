@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 const (
@@ -41,6 +42,9 @@ type Config struct {
 	Whole bool
 	// Uncompressed leaves the chunks as they are: for networks faster than compression.
 	Uncompressed bool
+
+	// OwnerOf is the owner of a snapshot from before there were owners, by its labels; nil: the operator.
+	OwnerOf func(labels map[string]string) vm.Owner
 
 	HTTP ociclient.Config
 	Log  *slog.Logger // nil discards

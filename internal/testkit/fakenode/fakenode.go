@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"testing"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
@@ -41,10 +42,11 @@ type Options struct {
 	Bootstrap      string // path of credentials with which the node gets its own, and its serving certificate, instead of Kubeconfig
 	EpochURL       string // registry of snapshots; "": none
 	EpochTokenFile string
-	Dir            string       // of everything; "": one of the test's
-	CloneDirs      []string     // that namespaces may clone from
-	Images         image.Store  // nil: one with Image alone
-	Puller         image.Puller // nil: finds what Images has; set it with Images
+	Dir            string   // of everything; "": one of the test's
+	CloneDirs      []string // that namespaces may clone from
+
+	// Images puts what else there is beside the node's own images, of which Image is one; nil: nothing.
+	Images func(image.Store, image.Puller) (image.Store, image.Puller)
 }
 
 // Node is one virtual node. Its VMs outlive a Stop.
@@ -181,6 +183,11 @@ func (n *Node) Start(t testing.TB) {
 	}
 }
 
+// ownerOf is the owner of what was made before there were owners, as cocoond finds it.
+func ownerOf(labels map[string]string) vm.Owner {
+	return vm.Owner{Namespace: labels[contract.VMLabelPodNamespace], PodUID: labels[contract.VMLabelPodUID]}
+}
+
 // open starts the machine and returns how to stop it.
 func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(n.state(), "journal.db")})
@@ -191,10 +198,10 @@ func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, j.Close())
 	}
-	store, pulls := n.opts.Images, n.opts.Puller
-	if store == nil {
-		own := images{n.world.Images()}
-		store, pulls = own, puller{own}
+	own := images{n.world.Images()}
+	store, pulls := image.Store(own), image.Puller(puller{own})
+	if n.opts.Images != nil {
+		store, pulls = n.opts.Images(store, pulls)
 	}
 	e, err := engine.New(engine.Config{
 		StateDir: n.state(), RunDir: filepath.Join(n.dir, "run"), DefaultDriver: fake.Name, DefaultNetwork: n.net.Name(), Kernel: "/k", Initrd: "/i",
@@ -209,7 +216,7 @@ func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 	m := &Machine{Engine: e, Puller: pulls}
 	m.Shelf = &nodeapi.Shelf{
 		Cloner: e, Images: store, Puller: pulls, Store: snapshots,
-		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), Log: n.log}, snapshots),
+		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), OwnerOf: ownerOf, Log: n.log}, snapshots),
 	}
 	ended := make(chan error, 1)
 	ectx, cancel := context.WithCancel(context.WithoutCancel(ctx))

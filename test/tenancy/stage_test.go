@@ -1,0 +1,569 @@
+package tenancy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (s *stage) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// world is what differs between the versions: the cluster, and what is behind the node.
+type world interface {
+	// create makes a pod as the operator of the cluster does, and author as who may edit one namespace: why is what admission
+	// says to refuse it.
+	create(p *corev1.Pod)
+	author(p *corev1.Pod) (why string)
+	// change changes a pod, remove deletes it.
+	change(namespace, name string, f func(*corev1.Pod))
+	remove(namespace, name string)
+	// remembers is the secret that the guest of a VM has, and which boot of its it is in; "" when it has none.
+	remembers(rec vm.Record) (secret, boot string)
+	// again has the node start anew.
+	again()
+	// closed looks at the doors of the kubelet API to the pods of static machines.
+	closed(cases []Case)
+}
+
+// machine is the node below the cluster, as its operator has it.
+type machine interface {
+	podprovider.Runtime
+	podprovider.Snapshots
+	PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error)
+	ExportSnapshotDir(ctx context.Context, ref, dir string) error
+}
+
+// stage is a Stage.
+type stage struct {
+	t       *testing.T
+	world   world
+	client  kubernetes.Interface // the operator's
+	machine machine
+	url     string // of the registry
+	token   string
+	listed  string // folder that namespaces may clone from
+	other   string // one that they may not
+	kept    string // where the node keeps its snapshots
+	image   string // that everybody may run
+	network string
+	hub     *hub
+	images  map[Whose]image.Image
+	front   bool          // webhooks stand in front of the node
+	pace    time.Duration // of looking again
+}
+
+// patience is how long a pod may take to come to where it has to, on a machine that does much else.
+const patience = 4 * time.Minute
+
+// until asks again until there is nothing to say against it.
+func (s *stage) until(what string, why func() string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(patience); ; <-time.After(s.pace) {
+		text := why()
+		if text == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%s: %s", what, text)
+		}
+	}
+}
+
+// as is a context on behalf of a namespace, or of the operator.
+func (s *stage) as(namespace string) context.Context {
+	return vm.OnBehalf(s.t.Context(), vm.Owner{Namespace: namespace})
+}
+
+func (s *stage) get(namespace, name string) *corev1.Pod {
+	s.t.Helper()
+	p, err := s.client.CoreV1().Pods(namespace).Get(s.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	s.check(err)
+	return p
+}
+
+// Pods implements Stage.
+func (s *stage) Pods(all ...Victim) {
+	s.t.Helper()
+	for _, v := range all {
+		p := (Case{Row: &Row{}}).Pod(s.image, nil)
+		p.Namespace, p.Name, p.Annotations = v.Namespace, v.Name, maps.Clone(v.Annotations)
+		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: secretName, Value: v.Secret}}
+		p.Spec.Containers[0].Command = keeps
+		s.world.create(p)
+	}
+	for _, v := range all {
+		s.until(v.String(), func() string { return unlike(s.sees(s.get(v.Namespace, v.Name)), GoesOn, v.Secret) })
+		if v.Annotations[contract.KeyOfferFork] == "" {
+			continue
+		}
+		s.until("forks of "+v.String(), func() string {
+			_, err := s.machine.TagDigest(s.t.Context(), s.url+"/"+contract.Repository(v.Namespace, contract.VMName(v.Namespace, v.Name))+":fork", snapshot.Auth{Token: s.token})
+			return text(err)
+		})
+	}
+}
+
+// keeps is a main process that has its secret in a file in memory.
+var keeps = []string{"sh", "-c", "echo \"$" + secretName + "\" >" + secretFile + "; exec sleep 1000000"}
+
+// secretFile is that file.
+const secretFile = "/dev/shm/secret"
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// secretName is the variable in which guests have their secret.
+const secretName = "SECRET"
+
+// Hibernate implements Stage.
+func (s *stage) Hibernate(all ...Victim) {
+	s.t.Helper()
+	for _, v := range all {
+		s.world.change(v.Namespace, v.Name, func(p *corev1.Pod) { p.Annotations[contract.KeyHibernate] = "true" })
+	}
+	for _, v := range all {
+		s.until(v.String(), func() string {
+			p := s.get(v.Namespace, v.Name)
+			if life := p.Annotations[contract.KeyLifecycleState]; life != string(contract.LifecycleHibernated) {
+				return "it is " + life + " " + p.Annotations[contract.KeyLifecycleMessage]
+			}
+			return ""
+		})
+	}
+}
+
+// Delete implements Stage.
+func (s *stage) Delete(all ...Victim) {
+	s.t.Helper()
+	for _, v := range all {
+		s.world.remove(v.Namespace, v.Name)
+	}
+	for _, v := range all {
+		s.until(v.String(), func() string {
+			if s.get(v.Namespace, v.Name) != nil {
+				return "it is there still"
+			}
+			return ""
+		})
+	}
+}
+
+// Launch implements Stage.
+func (s *stage) Launch(all ...ByHand) {
+	s.t.Helper()
+	ids := make([]vm.ID, len(all))
+	for i, h := range all {
+		spec := vm.Spec{Name: h.Name, Image: s.image, CPUs: 1, Memory: 256 << 20, Labels: h.Labels, Offered: h.Offered, NICs: []vm.NICSpec{{}}}
+		spec.Process.Entrypoint, spec.Process.Env = keeps, []vm.EnvVar{{Name: secretName, Value: h.Secret}}
+		rec, err := s.machine.Launch(s.as(h.Namespace), spec.Default())
+		s.check(err)
+		ids[i] = rec.ID
+	}
+	for i, h := range all {
+		s.until(h.Name, func() string {
+			rec, err := s.machine.Inspect(s.t.Context(), string(ids[i]))
+			s.check(err)
+			if secret, _ := s.world.remembers(rec); !rec.AgentReady || secret != h.Secret {
+				return fmt.Sprintf("it is %s, ready %v, and remembers %q", rec.State, rec.AgentReady, secret)
+			}
+			return ""
+		})
+	}
+}
+
+// Save implements Stage.
+func (s *stage) Save(name, snap string, labels map[string]string, published ...string) {
+	s.t.Helper()
+	_, err := s.machine.SaveSnapshot(s.t.Context(), name, vm.SaveSpec{Name: snap, Labels: labels})
+	s.check(err)
+	_, err = s.machine.PublishSnapshot(s.t.Context(), snap, published)
+	s.check(err)
+}
+
+// Rest implements Stage.
+func (s *stage) Rest(name, snap string) {
+	s.t.Helper()
+	_, err := s.machine.Hibernate(s.t.Context(), name, snap)
+	s.check(err)
+}
+
+// Push implements Stage.
+func (s *stage) Push(namespace, snap, to string) {
+	s.t.Helper()
+	_, err := s.machine.PushSnapshot(s.as(namespace), snap, s.url+"/"+to, snapshot.Auth{Token: s.token}, nil)
+	s.check(err)
+}
+
+// Forget implements Stage.
+func (s *stage) Forget(snap string) {
+	s.t.Helper()
+	s.check(s.machine.RemoveSnapshot(s.t.Context(), snap))
+}
+
+// Export implements Stage.
+func (s *stage) Export(namespace, snap string, listed bool) {
+	s.t.Helper()
+	dir := s.other
+	if listed {
+		dir = s.listed
+	}
+	s.check(s.machine.ExportSnapshotDir(s.t.Context(), vm.Owner{Namespace: namespace}.Qualify(snap), filepath.Join(dir, snap)))
+}
+
+// Link implements Stage.
+func (s *stage) Link(namespace, snap string) {
+	s.t.Helper()
+	s.check(os.Symlink(s.folder(namespace, snap), filepath.Join(s.listed, "link-"+snap)))
+}
+
+// folder is where the node keeps a snapshot.
+func (s *stage) folder(namespace, snap string) string {
+	x, err := s.machine.GetSnapshot(s.as(namespace), snap)
+	s.check(err)
+	return filepath.Join(s.kept, x.ID)
+}
+
+// Image implements Stage.
+func (s *stage) Image(w Whose) {
+	s.t.Helper()
+	s.hub.put(s.t, w)
+	ns := ""
+	if w == Own || w == Foreign {
+		ns = w.prefix()
+	}
+	img, err := s.machine.Pull(s.as(ns), image.PullRequest{Name: s.hub.name(w), Policy: image.PullIfNotPresent, Auth: s.hub.auth(w)}, func(image.Progress) {})
+	s.check(err)
+	s.images[w] = img
+	if w != Own {
+		return
+	}
+	config := fmt.Appendf(nil, `{"auths":{%q:{"username":%q,"password":%q}}}`, s.hub.host, w.prefix(), w.Secret())
+	_, err = s.client.CoreV1().Secrets(Dev).Create(s.t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: Dev, Name: PullSecret}, Type: corev1.SecretTypeDockerConfigJson, Data: map[string][]byte{corev1.DockerConfigJsonKey: config},
+	}, metav1.CreateOptions{})
+	s.check(err)
+}
+
+// Object implements Stage.
+func (s *stage) Object(namespace, name string) {
+	s.t.Helper()
+	meta, data := metav1.ObjectMeta{Namespace: namespace, Name: name}, map[string]string{"authorized_keys": "ssh-ed25519 AAAA of " + namespace, "a": "b", "authorized_keys_path": "/a", "authorized_keys_encoding": "plain", "a_path": "/b", "a_encoding": "plain"}
+	_, err := s.client.CoreV1().ConfigMaps(namespace).Create(s.t.Context(), &corev1.ConfigMap{ObjectMeta: meta, Data: data}, metav1.CreateOptions{})
+	s.check(err)
+	secret := &corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{}}
+	for k, v := range data {
+		secret.Data[k] = []byte(v)
+	}
+	_, err = s.client.CoreV1().Secrets(namespace).Create(s.t.Context(), secret, metav1.CreateOptions{})
+	s.check(err)
+}
+
+// find is what the cells ask of the stage.
+func (s *stage) find(w Whose, kind, thing string) string {
+	s.t.Helper()
+	ns := ""
+	if w == Own || w == Foreign {
+		ns = w.prefix()
+	}
+	name := w.VM(thing)
+	if thing == "found" {
+		name = w.prefix() + "-found"
+	}
+	switch snap, img := "fork-"+w.VM("db"), s.images[w]; kind {
+	case "image":
+		return s.hub.name(w)
+	case "imagedigest":
+		return strings.TrimSuffix(s.hub.name(w), ":1") + "@" + img.Digest
+	case "imageid":
+		return img.ID
+	case "imageshort":
+		return strings.TrimPrefix(img.ID, "sha256:")[:12]
+	case "network":
+		return s.network
+	case "snapshot", "shortsnapshot":
+		x, err := s.machine.GetSnapshot(s.as(ns), snap)
+		s.check(err)
+		if kind == "shortsnapshot" {
+			return x.ID[:10]
+		}
+		return x.ID
+	case "store":
+		return s.folder(ns, snap)
+	case "link":
+		return filepath.Join(s.listed, "link-"+snap)
+	case "dir":
+		if w == Operators {
+			return filepath.Join(s.other, snap)
+		}
+		return filepath.Join(s.listed, snap)
+	}
+	rec, err := s.machine.Inspect(s.as(ns), name)
+	s.check(err)
+	switch kind {
+	case "id":
+		return string(rec.ID)
+	case "short":
+		return string(rec.ID)[:10]
+	case "ip":
+		return rec.NICs[0].IP
+	case "uid":
+		return rec.Spec.Labels[contract.VMLabelPodUID]
+	}
+	s.t.Fatalf("the table asks for %s of %s", kind, thing)
+	return ""
+}
+
+// seen is what became of a pod.
+type seen struct {
+	state        State
+	secret       string
+	reason, says string
+	vm           vm.ID
+}
+
+func (x seen) String() string {
+	return fmt.Sprintf("%s %q %s %q", x.state, x.secret, x.reason, x.says)
+}
+
+// sees says what became of p.
+func (s *stage) sees(p *corev1.Pod) (x seen) {
+	s.t.Helper()
+	if p == nil {
+		return seen{state: "gone"}
+	}
+	all, err := s.machine.List(s.as(p.Namespace))
+	s.check(err)
+	if convert.Static(p) { // which says what it likes
+		all = nil
+	}
+	for _, rec := range all { // the one that the pod says, or that was made for it
+		if rec.Spec.Labels[contract.VMLabelPodUID] == string(p.UID) || len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].ContainerID == contract.ContainerIDScheme+string(rec.ID) {
+			x.vm = rec.ID
+			x.secret, _ = s.world.remembers(rec)
+		}
+	}
+	var c corev1.ContainerState
+	if len(p.Status.ContainerStatuses) > 0 {
+		c = p.Status.ContainerStatuses[0].State
+	}
+	ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	switch {
+	case p.Status.Phase == corev1.PodFailed:
+		x.state, x.reason, x.says = Fails, p.Status.Reason, p.Status.Message
+	case p.Annotations[contract.KeyLifecycleState] == string(contract.LifecycleHibernated):
+		x.state = Sleeps
+	case c.Waiting != nil:
+		x.state, x.reason, x.says = Waits, c.Waiting.Reason, c.Waiting.Message
+	case convert.Static(p) && c.Running != nil: // that it is ready, its address says, which may be one that nobody asks
+		x.state = Stands
+	case !ready:
+	case x.secret != "":
+		x.state = GoesOn
+	case x.vm != "":
+		x.state = Boots
+	}
+	return x
+}
+
+// unlike says what of x is not as it should be. "" of is any secret.
+func unlike(x seen, state State, of string) string {
+	if x.state != state || of != "" && x.secret != of {
+		return x.String()
+	}
+	return ""
+}
+
+// not says how x is not the outcome.
+func (o Outcome) not(x seen) string {
+	of := ""
+	if o.State == GoesOn {
+		of = o.Of.Secret()
+	}
+	why := unlike(x, o.State, of)
+	if why == "" && (o.State == Waits || o.State == Fails) && (x.reason != o.Reason || !strings.Contains(x.says, o.Says)) {
+		why = x.String()
+	}
+	if why == "" && x.vm != "" && (o.State == Waits || o.State == Fails || o.State == Stands) {
+		why = "a VM was made"
+	}
+	return why
+}
+
+// matrix runs the cells.
+func (s *stage) matrix(all []Case) {
+	s.t.Helper()
+	before := s.others()
+	var cases []Case
+	for _, c := range all {
+		refusal := s.world.author(c.Pod(s.image, s.find))
+		want := c.Cell.Refused
+		if !s.front {
+			want = ""
+		}
+		switch {
+		case want == "" && refusal != "":
+			s.t.Errorf("%s: it is refused: %s", c, refusal)
+		case !strings.Contains(refusal, want), want != "" && refusal == "":
+			s.t.Errorf("%s: admission says %q, want %q", c, refusal, want)
+		case refusal == "":
+			cases = append(cases, c)
+		}
+	}
+	s.settle(cases, false)
+	s.world.closed(cases)
+	s.unchanged("while the pods are there", before)
+	s.world.again()
+	s.settle(cases, true)
+	s.unchanged("when the node has started anew", before)
+	for _, c := range cases {
+		s.world.remove(Dev, c.PodName())
+	}
+	for _, c := range cases {
+		s.until(c.String()+" goes", func() string {
+			if s.get(Dev, c.PodName()) != nil {
+				return "it is there still"
+			}
+			return ""
+		})
+	}
+	s.unchanged("when the pods are gone", before)
+	s.t.Logf("%d cells, %d of them admitted", len(all), len(cases))
+}
+
+// settle waits until each case has come to what the table says, and looks once more when all have.
+func (s *stage) settle(cases []Case, later bool) {
+	s.t.Helper()
+	want := func(c Case) Outcome {
+		if later && c.Cell.Later != nil {
+			return *c.Cell.Later
+		}
+		return c.Cell.Node
+	}
+	for range 2 { // what is tried again and again is seen once more when all others have come to their end
+		for _, c := range cases {
+			s.await(c, want(c))
+		}
+	}
+}
+
+// await waits until the pod of the case has come to its outcome. It must not have anybody's memory on the way there but what the
+// outcome says.
+func (s *stage) await(c Case, want Outcome) {
+	s.t.Helper()
+	for deadline := time.Now().Add(patience); ; <-time.After(s.pace) {
+		x := s.sees(s.get(Dev, c.PodName()))
+		why := want.not(x)
+		switch {
+		case why == "":
+			return
+		case x.secret != "" && (want.State != GoesOn || x.secret != want.Of.Secret()), time.Now().After(deadline):
+			s.t.Errorf("%s: it %s; want that it %s", c, why, want)
+			return
+		}
+	}
+}
+
+// others is all that there is of others than Dev: VMs with what they remember, snapshots, and the tags of the registry.
+func (s *stage) others() map[string]string {
+	s.t.Helper()
+	out := map[string]string{}
+	var takes []string
+	for i := range rows {
+		takes = append(takes, rows[i].Takes...)
+	}
+	all, err := s.machine.List(s.t.Context())
+	s.check(err)
+	for _, r := range all {
+		if r.Owner.Namespace == Dev || slices.Contains(takes, r.Spec.Name) {
+			continue
+		}
+		secret, boot := s.world.remembers(r)
+		out["VM "+r.Owner.Qualify(r.Spec.Name)] = fmt.Sprint(r.ID, " ", r.State, " ", r.StartedAt, " ", r.Snapshot, " ", secret, " ", boot)
+	}
+	snaps, err := s.machine.ListSnapshots(s.t.Context())
+	s.check(err)
+	for _, x := range snaps {
+		if x.Owner.Namespace != Dev {
+			out["snapshot "+x.Owner.Qualify(x.Name)] = fmt.Sprint(x.ID, " ", x.Digest, " ", x.Published)
+		}
+	}
+	var catalog struct{ Repositories []string }
+	s.read("/v2/_catalog?n=1000", &catalog)
+	for _, repo := range catalog.Repositories {
+		if strings.HasPrefix(repo, Dev+"/") {
+			continue
+		}
+		var list struct{ Tags []string }
+		s.read("/v2/"+repo+"/tags/list", &list)
+		for _, tag := range list.Tags {
+			digest, err := s.machine.TagDigest(s.t.Context(), s.url+"/"+repo+":"+tag, snapshot.Auth{Token: s.token})
+			s.check(err)
+			out["tag "+repo+":"+tag] = digest
+		}
+	}
+	return out
+}
+
+// read asks the registry.
+func (s *stage) read(path string, into any) {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+path, nil)
+	s.check(err)
+	req.Header.Set("Authorization", "Bearer "+s.token)
+	resp, err := http.DefaultClient.Do(req)
+	s.check(err)
+	defer resp.Body.Close()
+	s.check(json.NewDecoder(resp.Body).Decode(into))
+}
+
+// unchanged compares what others have with what they had.
+func (s *stage) unchanged(when string, before map[string]string) {
+	s.t.Helper()
+	after := s.others()
+	for _, what := range slices.Sorted(maps.Keys(before)) {
+		if now, there := after[what]; !there {
+			s.t.Errorf("%s: %s is gone", when, what)
+		} else if now != before[what] {
+			s.t.Errorf("%s: %s was %s and is %s", when, what, before[what], now)
+		}
+	}
+	for what := range after {
+		if _, there := before[what]; !there {
+			s.t.Errorf("%s: there is %s now", when, what)
+		}
+	}
+}
