@@ -1,4 +1,5 @@
-package deploy_test
+// Package systemd_test tries what the units ask of systemd.
+package systemd_test
 
 import (
 	"errors"
@@ -13,7 +14,7 @@ import (
 )
 
 // dieBy is set in a process that plays a daemon which goes wrong.
-const dieBy = "DEPLOY_TEST_DIE_BY"
+const dieBy = "UNIT_TEST_DIE_BY"
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(dieBy) {
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 // TestFaultsAreRestarted: systemd starts a daemon anew that panicked, or that its watchdog has ended (SIGABRT). A Go program ends by
 // both with the code of a bad command line, after which it is left alone, unless its environment says otherwise.
 func TestFaultsAreRestarted(t *testing.T) {
-	units, err := filepath.Glob("systemd/*.service")
+	units, err := filepath.Glob("*.service")
 	if err != nil || len(units) < 3 {
 		t.Fatal(units, err)
 	}
