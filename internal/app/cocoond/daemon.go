@@ -101,7 +101,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, func() { logFailure(d.log, "journal not closed cleanly", j.Close()) })
+	closers = append(closers, func() { logFailure(d.log, "journal not closed cleanly", j.Close()) }) //nolint:contextcheck // ctx has ended by then
 	if err := d.images.Open(ctx); err != nil {
 		return nil, err
 	}

@@ -207,7 +207,7 @@ func TestPowerCut(t *testing.T) {
 	}
 	cut("after the answer", "answered")
 	r.Message = "told to nobody"
-	if r, err = k.Update(t.Context(), r); err != nil {
+	if _, err = k.Update(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 	cut("after a change that nobody waits for", "answered")
