@@ -1,4 +1,4 @@
-//go:build tenancy
+//go:build e2e
 
 package tenancy
 
@@ -40,10 +40,6 @@ import (
 
 // TestTenancyMatrixOnACluster runs the cells as a service account that may edit one namespace, on a whole cluster with real guests:
 // with the webhooks, and then without, those whose pods the webhooks refuse, wait or fail. The others reach the node alike.
-//
-// It is not in the e2e tier yet: it has a tag of its own until a whole run has passed. After `make build`, as root:
-//
-//	go test -trimpath -tags tenancy -exec $PWD/hack/alone.sh -timeout 30m -v -run OnACluster ./test/tenancy
 func TestTenancyMatrixOnACluster(t *testing.T) {
 	c := newCluster(t)
 	began := time.Now()
