@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -349,6 +350,9 @@ func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.
 
 // keep is put of what came from elsewhere: what is another's is not there, what is nobody's becomes whose it is fetched for.
 func (s *shelf) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
+	if snap.Owner.Operator() { // of a release before owners
+		snap.Owner.Namespace = snap.Labels[contract.VMLabelPodNamespace]
+	}
 	heir, err := snap.Heir(vm.Behalf(ctx))
 	if err != nil {
 		return snap, err

@@ -40,7 +40,7 @@ func (t tenant) ask(ctx context.Context, at place) (place, error) {
 }
 
 // fetchOld fetches a snapshot from an old place under a local name, if it is the tenant's, of that pod, "" for any. Until that is
-// known it is the operator's on this node: what is the namespace's, any pod of it may clone.
+// known it is on this node as whosever it says that it is, else the operator's: what is the namespace's, any pod of it may clone.
 func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
 	if w.foreign.Digest == at.digest {
 		return snapshot.Snapshot{}, w.why
@@ -52,7 +52,7 @@ func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref c
 	defer give()
 	node := tenant{p: w.p, snaps: w.p.node.snaps}
 	unclaimed := "unclaimed-" + strings.ReplaceAll(at.digest, ":", "-")
-	if left, err := node.findSnapshot(ctx, unclaimed); err == nil && left.Owner.Operator() { // of a process that was killed
+	if left, err := node.findSnapshot(ctx, unclaimed); err == nil { // of a process that was killed
 		node.discard(ctx, left.ID)
 	}
 	got, err := node.pullSnapshot(ctx, at.pinned(), unclaimed)

@@ -109,7 +109,7 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 				if n := s.registry.called("pull " + registryURL + "/" + repo + "@sha256:" + old); n > 1 && tc.knows != old {
 					t.Errorf("what is not the VM's was pulled %d times", n)
 				}
-				if tc.knows == "" && len(s.kept) > 0 && strings.Contains(strings.Join(s.kept, " "), "/") { // not for a moment
+				if tc.knows == "" && tc.there[old].Labels[contract.VMLabelPodNamespace] != "prod-eu" && strings.Contains(strings.Join(s.kept, " "), "prod-eu/") { // not for a moment
 					t.Errorf("of the namespace were %v", s.kept)
 				}
 				if s.names() != "" {
@@ -142,6 +142,35 @@ func TestAnOldStateWaitsForTheOperator(t *testing.T) {
 			t.Errorf("it is awake, and the registry has %v", s.registry.tags)
 		}
 	})
+}
+
+// A process that was killed between has left what it looked at, as whosever it is.
+func TestAnOldStateIsLookedAtAgain(t *testing.T) {
+	for name, snap := range map[string]snapshot.Snapshot{"of the pod": says("prod-eu", "db"), "of nobody knows whom": {}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newKept()
+				s.registry.put("vk-prod-eu-db:hibernate", "slept", snap)
+				left := snap
+				left.Name, left.Owner.Namespace = "unclaimed-sha256-slept", snap.Labels[contract.VMLabelPodNamespace]
+				if _, err := s.put(left, "slept"); err != nil {
+					t.Fatal(err)
+				}
+				w := keeping(t, s, true)
+				w.stop()
+				cfg := keepingConfig(false)
+				cfg.Registry.TrustOld = true
+				w.run(cfg)
+				defer w.stop()
+				w.create(pod(of("prod-eu", "db"), managedRun))
+				w.pass(time.Minute)
+				expect(t, w.see("prod-eu", "db"), "Running running ready")
+				if s.knows("vk--prod-eu.db") != "slept" || s.names() != "" {
+					t.Errorf("the guest knows %q, here is %s", s.knows("vk--prod-eu.db"), s.names())
+				}
+			})
+		})
+	}
 }
 
 // Two pods whose VMs an earlier release could not tell apart: each wakes with its own memory, and the other's stays.
