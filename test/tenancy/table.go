@@ -19,6 +19,7 @@ const (
 	another     = "is the name of a VM of another namespace"
 	noSnapshot  = "has no snapshot"
 	notItsOwn   = "no snapshot there is of namespace dev"
+	notOfIt     = ":latest is not of dev"
 	doesNotSay  = "does not say whose it is"
 	notListed   = "the operator lists"
 	operatorsIs = "the operator's networks, images and folders are no namespace's"
@@ -215,7 +216,7 @@ var rows = append([]Row{
 	},
 	{
 		Name: "ambiguous snapshot of an earlier release", Ask: clone("vk-dev-eu-flat"), Quick: earlier,
-		Cells: [4]Cell{unmade, waits(createError, notItsOwn), unmade, unmade},
+		Cells: [4]Cell{unmade, waits(createError, notOfIt), unmade, unmade},
 	},
 	{
 		Name: "snapshot that does not say whose it is", Ask: clone("vk-dev-bare"), Quick: earlier,
