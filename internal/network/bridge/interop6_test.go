@@ -31,7 +31,7 @@ func startStateful(t *testing.T, cfg Config) *Network {
 // settled waits for the link-local address, which clients ask from.
 func (g guest) settled() guest {
 	g.t.Helper()
-	waitFor(g.t, "the guest has a link-local address", func() bool { return len(g.addresses6(false)) > 0 })
+	waitFor(g.t, "the guest has a link-local address", func() bool { return slices.ContainsFunc(g.addresses6(false), netip.Addr.IsLinkLocalUnicast) })
 	return g
 }
 
@@ -161,7 +161,7 @@ func TestConversation6(t *testing.T) {
 // Without the mode nobody answers, and the port is closed.
 func TestSLAACHasNoDHCPv6(t *testing.T) {
 	n := start6(t, Config{NAT: true})
-	g := newGuest(t, n, "a").joined()
+	g := newGuest(t, n, "a").joined().settled()
 	if len(g.nic.Addresses) != 0 {
 		t.Errorf("the guest is to set %v", g.nic.Addresses)
 	}
