@@ -53,12 +53,12 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 	}
 	build := func(m *machine, back *undo.Stack) (vm.Record, error) { return e.buildClone(ctx, m, h, images, back) }
 	if !e.pooled(r, spec) {
-		c, err := e.raise(ctx, r, opClone, build)
+		c, err := e.buildNew(ctx, r, opClone, build)
 		return c, damaged(h.Snapshot(), err)
 	}
 	c, hit, err := e.claim(ctx, h.Snapshot(), r)
 	if !hit {
-		c, err = e.raise(ctx, r, opClone, build)
+		c, err = e.buildNew(ctx, r, opClone, build)
 	}
 	if err == nil {
 		e.refill(r, spec, hit)
@@ -284,13 +284,13 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 		}
 		r.Resume = &resume
 	}
-	f := firing{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.journal.Settle, change: func(to *vm.Record) {
+	f := launchOptions{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.journal.Settle, change: func(to *vm.Record) {
 		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
 	}}
 	if r.Cloned {
 		f.log, f.incoming = e.foreignLogs(m), cloneOf(h, r)
 	}
-	return e.fire(ctx, m, r, f, back)
+	return e.launchProcess(ctx, m, r, f, back)
 }
 
 // cloneOf is the saved state of h for the clone r.

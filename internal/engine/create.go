@@ -44,16 +44,16 @@ const (
 // Create makes the VM of spec and leaves it ready to start.
 // Errors: InvalidArgument and NotFound (image) before anything is changed, AlreadyExists; any other failure is undone.
 func (e *Engine) Create(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	return e.bring(ctx, spec, opCreate)
+	return e.createVM(ctx, spec, opCreate)
 }
 
 // Launch is Create and Start in one. When the start fails the VM is undone entirely; what happens after its process
 // runs (a guest that does not come up) is in its record.
 func (e *Engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	return e.bring(ctx, spec, opLaunch)
+	return e.createVM(ctx, spec, opLaunch)
 }
 
-func (e *Engine) bring(caller context.Context, spec vm.Spec, op string) (vm.Record, error) {
+func (e *Engine) createVM(caller context.Context, spec vm.Spec, op string) (vm.Record, error) {
 	anySize := spec.Storage == 0
 	spec = spec.Clone().Default()
 	if err := spec.Validate(); err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) bring(caller context.Context, spec vm.Spec, op string) (vm.Reco
 	}
 	defer leave()
 	began := time.Now()
-	r, err := e.bringUp(ctx, spec, anySize, op)
+	r, err := e.planAndCreate(ctx, spec, anySize, op)
 	if err != nil {
 		return vm.Record{}, e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, spec.Name, err))
 	}
@@ -78,8 +78,8 @@ type diskSizer interface {
 	DiskSize(ctx context.Context, img image.Image) (int64, error)
 }
 
-// bringUp reserves, begins, acts, and undoes on failure. With anySize the storage of spec is only the default.
-func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op string) (vm.Record, error) {
+// planAndCreate reserves, begins, acts, and undoes on failure. With anySize the storage of spec is only the default.
+func (e *Engine) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, op string) (vm.Record, error) {
 	img, err := e.images.Get(ctx, spec.Image)
 	if err != nil {
 		return vm.Record{}, err
@@ -100,13 +100,13 @@ func (e *Engine) bringUp(ctx context.Context, spec vm.Spec, anySize bool, op str
 	if err != nil {
 		return vm.Record{}, err
 	}
-	return e.raise(ctx, r, op, func(m *machine, back *undo.Stack) (vm.Record, error) {
+	return e.buildNew(ctx, r, op, func(m *machine, back *undo.Stack) (vm.Record, error) {
 		return e.build(ctx, m, append([]image.Image{img}, more...), spec.Volumes, op, back)
 	})
 }
 
-// raise makes r a VM under an intent, which build settles. When it fails nothing of the VM stays.
-func (e *Engine) raise(ctx context.Context, r vm.Record, op string, build func(*machine, *undo.Stack) (vm.Record, error)) (vm.Record, error) {
+// buildNew makes r a VM under an intent, which build settles. When it fails nothing of the VM stays.
+func (e *Engine) buildNew(ctx context.Context, r vm.Record, op string, build func(*machine, *undo.Stack) (vm.Record, error)) (vm.Record, error) {
 	if err := e.index.reserve(r.Owner.Qualify(r.Spec.Name), r.ID); err != nil {
 		return vm.Record{}, err
 	}
@@ -176,7 +176,7 @@ func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, vo
 	if _, err := e.commit(ctx, m, e.step(stepLaunch), complete); err != nil {
 		return r, err
 	}
-	return e.ignite(ctx, m, back)
+	return e.bootVM(ctx, m, back)
 }
 
 // unbuild takes back what a failed creation did and returns why it failed. What cannot be taken back keeps the VM in

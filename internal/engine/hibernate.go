@@ -62,12 +62,12 @@ func (e *Engine) hibernate(ctx context.Context, m *machine, name string) (vm.Rec
 	frozen := r.Disks
 	x, err := e.shoot(ctx, m, c, draft, snapshot.Snapshot{Name: name, Description: "vm " + m.name() + " hibernated"})
 	if err != nil {
-		return m.record(), e.goOn(ctx, m, pauser, err)
+		return m.record(), e.undoHibernate(ctx, m, pauser, err)
 	}
 	if err := e.endHeld(ctx, m, c.run); err != nil {
-		return e.takeBack(ctx, m, pauser, x, frozen, err)
+		return e.undoStored(ctx, m, pauser, x, frozen, err)
 	}
-	return e.asleep(ctx, m, x.ID, frozen)
+	return e.recordHibernated(ctx, m, x.ID, frozen)
 }
 
 // endHeld ends the process of a guest whose state is durable elsewhere. The guest, being paused, notices nothing.
@@ -81,9 +81,9 @@ func (e *Engine) endHeld(ctx context.Context, m *machine, run *run) error {
 	return nil
 }
 
-// asleep writes down that m is hibernated. Its disks are those that its guest knows: what a process may write from now
+// recordHibernated writes down that m is hibernated. Its disks are those that its guest knows: what a process may write from now
 // on goes to overlays on them.
-func (e *Engine) asleep(ctx context.Context, m *machine, id string, frozen []vm.Disk) (vm.Record, error) {
+func (e *Engine) recordHibernated(ctx context.Context, m *machine, id string, frozen []vm.Disk) (vm.Record, error) {
 	change := func(r *vm.Record) {
 		r.State, r.Handle, r.PID, r.AgentReady = vm.StateHibernated, nil, 0, false
 		r.Snapshot, r.Disks = id, frozen
@@ -110,9 +110,9 @@ func (e *Engine) assume(m *machine, change func(*vm.Record)) vm.Record {
 	return r
 }
 
-// goOn has a guest run again whose hibernation failed with cause before its state was durable.
-func (e *Engine) goOn(ctx context.Context, m *machine, pauser hypervisor.Pauser, cause error) error {
-	err := e.unhold(ctx, m, pauser)
+// undoHibernate has a guest run again whose hibernation failed with cause before its state was durable.
+func (e *Engine) undoHibernate(ctx context.Context, m *machine, pauser hypervisor.Pauser, cause error) error {
+	err := e.resumeGuest(ctx, m, pauser)
 	if err != nil {
 		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; restart cocoond or the VM", err))
 		e.fail(ctx, m, m.record().Reason, err)
@@ -123,8 +123,8 @@ func (e *Engine) goOn(ctx context.Context, m *machine, pauser hypervisor.Pauser,
 	return cause
 }
 
-// unhold has the guest go on. One that has ended meanwhile is no error: its end is noted as any other.
-func (e *Engine) unhold(ctx context.Context, m *machine, pauser hypervisor.Pauser) error {
+// resumeGuest has the guest go on. One that has ended meanwhile is no error: its end is noted as any other.
+func (e *Engine) resumeGuest(ctx context.Context, m *machine, pauser hypervisor.Pauser) error {
 	run := m.run.Load()
 	if run == nil || run.over() {
 		return nil
@@ -136,11 +136,11 @@ func (e *Engine) unhold(ctx context.Context, m *machine, pauser hypervisor.Pause
 	return nil
 }
 
-// takeBack has a guest run again whose process cannot be ended with cause, although its state is durable. The journal
+// undoStored has a guest run again whose process cannot be ended with cause, although its state is durable. The journal
 // says so first: from then on no recovery takes the snapshot for the VM.
 //
 // A process that has ended after all leaves the snapshot as the VM.
-func (e *Engine) takeBack(ctx context.Context, m *machine, pauser hypervisor.Pauser, x snapshot.Snapshot, frozen []vm.Disk, cause error) (vm.Record, error) {
+func (e *Engine) undoStored(ctx context.Context, m *machine, pauser hypervisor.Pauser, x snapshot.Snapshot, frozen []vm.Disk, cause error) (vm.Record, error) {
 	ctx = context.WithoutCancel(ctx)
 	_, err := e.commit(ctx, m, e.step(stepUndo), func(*vm.Record) {})
 	if err == nil {
@@ -148,7 +148,7 @@ func (e *Engine) takeBack(ctx context.Context, m *machine, pauser hypervisor.Pau
 	}
 	if run := m.run.Load(); errdefs.IsNotFound(err) || run == nil || run.over() {
 		e.reclaim(ctx, m, run)
-		return e.asleep(ctx, m, x.ID, frozen)
+		return e.recordHibernated(ctx, m, x.ID, frozen)
 	}
 	if err != nil {
 		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; its state is in snapshot %s", err, x.Name))

@@ -109,7 +109,9 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	defer r.link.set(nil, false)
 	setUp := e.setUp
 	if m.record().Resume != nil {
-		setUp = func(ctx context.Context, m *machine, agent guest.Agent) error { return e.bringBack(ctx, m, r, agent) }
+		setUp = func(ctx context.Context, m *machine, agent guest.Agent) error {
+			return e.setUpResumed(ctx, m, r, agent)
+		}
 	}
 	if err := setUp(ctx, m, agent); err != nil {
 		if lost(err) {
@@ -134,7 +136,7 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	heeded := make(chan struct{})
 	go func() {
 		defer close(heeded)
-		e.heed(ctx, m, r, agent)
+		e.checkAlive(ctx, m, r, agent)
 	}()
 	defer func() { cancel(); <-pumped; <-heeded }()
 
@@ -153,7 +155,7 @@ func (e *Engine) setUp(ctx context.Context, m *machine, agent guest.Agent) error
 	limited, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
 	defer cancel()
 	if m.record().ImageType == vm.ImageOCI { // a disk guest has them from its seed
-		if err := e.bringVolumes(limited, m, agent); err != nil {
+		if err := e.pushVolumes(limited, m, agent); err != nil {
 			return err
 		}
 	}

@@ -38,7 +38,7 @@ func (e *Engine) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_
 		if en == nil {
 			return r, false, nil
 		}
-		if err := en.goOn(ctx); err != nil {
+		if err := en.resume(ctx); err != nil {
 			e.log.Warn("clone in the pool does not go on", "vm", en.id, "err", err)
 			e.evict(ctx, en)
 			continue
@@ -51,7 +51,7 @@ func (e *Engine) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_
 		}
 		r.ID = en.id
 		built := false
-		claimed, err := e.raise(ctx, r, opClone, func(m *machine, back *undo.Stack) (vm.Record, error) {
+		claimed, err := e.buildNew(ctx, r, opClone, func(m *machine, back *undo.Stack) (vm.Record, error) {
 			built = true
 			return e.buildClaimed(ctx, m, x, en, back)
 		})
@@ -62,8 +62,8 @@ func (e *Engine) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_
 	}
 }
 
-// goOn has the guest of an entry run.
-func (en *entry) goOn(ctx context.Context) error {
+// resume makes the guest of an entry run.
+func (en *entry) resume(ctx context.Context) error {
 	pauser, ok := hypervisor.As[hypervisor.Pauser](en.inst)
 	if !ok {
 		return errdefs.Unsupportedf("its driver cannot have it go on")
@@ -95,7 +95,7 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 			return r, errdefs.New(errdefs.Internal, "interface %d was %s on %s in the pool and is %s on %s", i, en.rec.NICs[i].MAC, en.rec.NICs[i].Tap, nic.MAC, nic.Tap)
 		}
 	}
-	f := firing{inst: en.inst, log: e.foreignLogs(m), done: e.journal.Settle, change: func(to *vm.Record) {
+	f := launchOptions{inst: en.inst, log: e.foreignLogs(m), done: e.journal.Settle, change: func(to *vm.Record) {
 		to.Disks, to.NICs = en.rec.Disks, en.rec.NICs
 		resume := *to.Resume
 		resume.MACs = nil
@@ -104,7 +104,7 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 		}
 		to.Resume = &resume
 	}}
-	return e.fire(ctx, m, r, f, back)
+	return e.launchProcess(ctx, m, r, f, back)
 }
 
 // refill has the pool filled after a VM was cloned as spec says.

@@ -121,11 +121,11 @@ func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent)
 	if err != nil {
 		return // Run ends
 	}
-	e.takeUp(ctx, m, in, release)
+	e.recoverHeld(ctx, m, in, release)
 }
 
-// takeUp recovers m, which is held, and releases it.
-func (e *Engine) takeUp(ctx context.Context, m *machine, in *journal.Intent, release func()) {
+// recoverHeld recovers m, which is held, and releases it.
+func (e *Engine) recoverHeld(ctx context.Context, m *machine, in *journal.Intent, release func()) {
 	var err error
 	later := false // a worker holds the VM on
 	defer func() {
@@ -141,7 +141,7 @@ func (e *Engine) takeUp(ctx context.Context, m *machine, in *journal.Intent, rel
 	} else {
 		op = in.Op
 		e.log.Info("unfinished operation", "vm", m.id, "op", op, "step", in.Step)
-		later, err = e.resume(ctx, m, *in, release)
+		later, err = e.recoverIntent(ctx, m, *in, release)
 	}
 	if err != nil && ctx.Err() == nil {
 		e.log.Error("vm not recovered", "vm", m.id, "op", op, "err", err)
@@ -149,9 +149,9 @@ func (e *Engine) takeUp(ctx context.Context, m *machine, in *journal.Intent, rel
 	}
 }
 
-// resume finishes or undoes an operation that was cut off. When that takes a while it goes on in a worker, which
+// recoverIntent finishes or undoes an operation that was cut off. When that takes a while it goes on in a worker, which
 // releases the VM: later is true then.
-func (e *Engine) resume(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
+func (e *Engine) recoverIntent(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
 	switch in.Op {
 	case opCreate, opLaunch, opClone:
 		return false, e.undoCreate(ctx, m)

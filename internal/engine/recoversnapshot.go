@@ -110,7 +110,7 @@ func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.In
 		if err := e.detach(ctx, m.record().NICs, false); err != nil {
 			return err
 		}
-		_, err := e.asleep(ctx, m, args.Snapshot, below(m.record().Disks))
+		_, err := e.recordHibernated(ctx, m, args.Snapshot, below(m.record().Disks))
 		return err
 	}
 	if err := e.adopt(ctx, m); err != nil {
@@ -160,7 +160,7 @@ func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent,
 	if len(r.Handle) > 0 && (in.Step == stepClean || r.AgentReady || !there) { // it was awake and has ended
 		return false, e.settle(ctx, m, e.adopt(ctx, m))
 	}
-	return false, e.stillAsleep(ctx, m, args)
+	return false, e.recoverHibernated(ctx, m, args)
 }
 
 // recoverAnswer waits for the guest of a VM that was being woken, in a worker.
@@ -175,15 +175,15 @@ func (e *Engine) recoverAnswer(ctx context.Context, m *machine, args snapshotArg
 	e.life.spawn(func(ctx context.Context) {
 		defer release()
 		defer h.Release()
-		if _, err := e.woken(ctx, m, h, was); err != nil && e.life.serving.Err() == nil {
+		if _, err := e.settleWoken(ctx, m, h, was); err != nil && e.life.serving.Err() == nil {
 			e.log.Error("unfinished operation not finished", "vm", m.id, "op", opWake, "err", err)
 		}
 	})
 	return nil
 }
 
-// stillAsleep notes that m, which has no process, is hibernated as before an attempt to wake it.
-func (e *Engine) stillAsleep(ctx context.Context, m *machine, args snapshotArgs) error {
+// recoverHibernated notes that m, which has no process, is hibernated as before an attempt to wake it.
+func (e *Engine) recoverHibernated(ctx context.Context, m *machine, args snapshotArgs) error {
 	r := m.record()
 	if err := e.reap(ctx, r); err != nil {
 		return err

@@ -75,7 +75,7 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 		e.tidy(m)
 		return m.record(), err
 	}
-	return e.goBack(context.WithoutCancel(ctx), m, h, disks, args)
+	return e.restoreFrom(context.WithoutCancel(ctx), m, h, disks, args)
 }
 
 // restorable refuses a snapshot to which r cannot go back.
@@ -117,19 +117,19 @@ func (e *Engine) clear(ctx context.Context, m *machine) error {
 	return err
 }
 
-// goBack has m, which has no process any more, go on from h with the given disks, and settles whatever happens.
-func (e *Engine) goBack(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, args snapshotArgs) (vm.Record, error) {
+// restoreFrom has m, which has no process any more, go on from h with the given disks, and settles whatever happens.
+func (e *Engine) restoreFrom(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, args snapshotArgs) (vm.Record, error) {
 	was := m.record()
 	var back undo.Stack
-	if _, err := e.relive(ctx, m, h, disks, &back); err != nil {
-		return e.notBackAt(ctx, m, was, &back, damaged(h.Snapshot(), err))
+	if _, err := e.startRestored(ctx, m, h, disks, &back); err != nil {
+		return e.undoRestore(ctx, m, was, &back, damaged(h.Snapshot(), err))
 	}
-	return e.relived(ctx, m, h.Snapshot(), was, args)
+	return e.settleRestored(ctx, m, h.Snapshot(), was, args)
 }
 
-// relived waits for the guest of m, which has just gone back to x, and settles: what it was before goes, or it is that, was,
+// settleRestored waits for the guest of m, which has just gone back to x, and settles: what it was before goes, or it is that, was,
 // again.
-func (e *Engine) relived(ctx context.Context, m *machine, x snapshot.Snapshot, was vm.Record, args snapshotArgs) (vm.Record, error) {
+func (e *Engine) settleRestored(ctx context.Context, m *machine, x snapshot.Snapshot, was vm.Record, args snapshotArgs) (vm.Record, error) {
 	if args.Slept != "" { // until then nobody removes what it slept in
 		e.settling.Store(args.Slept, true)
 		defer e.settling.Delete(args.Slept)
@@ -142,14 +142,14 @@ func (e *Engine) relived(ctx context.Context, m *machine, x snapshot.Snapshot, w
 			e.fail(ctx, m, vm.ReasonStartFailed, err)
 			return m.record(), err
 		}
-		return e.notBackAt(ctx, m, was, &undo.Stack{}, err)
+		return e.undoRestore(ctx, m, was, &undo.Stack{}, err)
 	}
 	err := e.conclude(ctx, m, args.Slept, args.Files...)
 	return m.record(), err
 }
 
-// notBackAt makes m, which has not gone back because of err, what it was before.
-func (e *Engine) notBackAt(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, err error) (vm.Record, error) {
+// undoRestore makes m, which has not gone back because of err, what it was before.
+func (e *Engine) undoRestore(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, err error) (vm.Record, error) {
 	if undone := back.Run(ctx); undone != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
 	}
@@ -165,8 +165,8 @@ func (e *Engine) notBackAt(ctx context.Context, m *machine, was vm.Record, back 
 	return m.record(), err
 }
 
-// relive starts the process of a VM that goes back.
-func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, back *undo.Stack) (vm.Record, error) {
+// startRestored starts the process of a VM that goes back.
+func (e *Engine) startRestored(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, back *undo.Stack) (vm.Record, error) {
 	r, live := m.record(), h.Snapshot().Live
 	if !live {
 		boot, err := e.boot(r.Spec, r.ImageType) // where the kernel is may have changed since
@@ -191,7 +191,7 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 	if r.Disks, err = e.seed(ctx, r, nics); err != nil {
 		return r, err
 	}
-	f := firing{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.step(stepAnswer)}
+	f := launchOptions{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.step(stepAnswer)}
 	if live {
 		r.Resume = &vm.Resume{}
 		for _, n := range h.Snapshot().NIC {
@@ -222,7 +222,7 @@ func (e *Engine) relive(ctx context.Context, m *machine, h snapshot.Held, disks 
 			to.Snapshot = ""
 		}
 	}
-	return e.fire(ctx, m, r, f, back)
+	return e.launchProcess(ctx, m, r, f, back)
 }
 
 // recoverRestore goes on with a restore from where it ended the process of the VM, in a worker, and undoes one that was
@@ -234,7 +234,7 @@ func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Inte
 	}
 	done := in.Step == stepClean || in.Step == stepAnswer && m.record().AgentReady
 	if in.Step == stepAnswer && !done {
-		return e.recoverRelived(ctx, m, args, release)
+		return e.recoverRestored(ctx, m, args, release)
 	}
 	if in.Step == stepDisks || done {
 		err := e.adopt(ctx, m)
@@ -262,8 +262,8 @@ func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Inte
 	return true, nil
 }
 
-// recoverRelived waits for the guest of a VM that was going back, in a worker. One whose process has ended is what it was.
-func (e *Engine) recoverRelived(ctx context.Context, m *machine, args snapshotArgs, release func()) (later bool, err error) {
+// recoverRestored waits for the guest of a VM that was going back, in a worker. One whose process has ended is what it was.
+func (e *Engine) recoverRestored(ctx context.Context, m *machine, args snapshotArgs, release func()) (later bool, err error) {
 	if args.Was == nil {
 		return false, errdefs.DataLossf("the arguments of its unfinished restore are damaged")
 	}
@@ -284,7 +284,7 @@ func (e *Engine) recoverRelived(ctx context.Context, m *machine, args snapshotAr
 		}
 		e.reclaim(ctx, m, nil)
 		cause := errdefs.Preconditionf("going back to snapshot %s was cut off when cocoond ended; restore it again", args.Snapshot)
-		if _, err := e.notBackAt(ctx, m, was, &undo.Stack{}, cause); !errors.Is(err, cause) {
+		if _, err := e.undoRestore(ctx, m, was, &undo.Stack{}, cause); !errors.Is(err, cause) {
 			return false, err
 		}
 		return false, nil
@@ -294,7 +294,7 @@ func (e *Engine) recoverRelived(ctx context.Context, m *machine, args snapshotAr
 	}
 	e.life.spawn(func(ctx context.Context) {
 		defer release()
-		if _, err := e.relived(ctx, m, x, was, args); err != nil && e.life.serving.Err() == nil {
+		if _, err := e.settleRestored(ctx, m, x, was, args); err != nil && e.life.serving.Err() == nil {
 			e.log.Error("unfinished operation not finished", "vm", m.id, "op", opRestore, "err", err)
 		}
 	})
@@ -316,7 +316,7 @@ func (e *Engine) finishRestore(ctx context.Context, m *machine, args snapshotArg
 		return m.record(), err
 	}
 	defer h.Release()
-	return e.goBack(context.WithoutCancel(ctx), m, h, disks, args)
+	return e.restoreFrom(context.WithoutCancel(ctx), m, h, disks, args)
 }
 
 // again ends what is left of the process of m and makes its disks anew.

@@ -26,10 +26,10 @@ func newMachineID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// bringBack is setUp for a guest that went on from saved state: it is told who it is and what time it is, in one call,
+// setUpResumed is setUp for a guest that went on from saved state: it is told who it is and what time it is, in one call,
 // gets its carrier back, and is ready then. Until that has happened its state is not lost, whatever fails: it is tried
 // again with the next session.
-func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent guest.Agent) error {
+func (e *Engine) setUpResumed(ctx context.Context, m *machine, run *run, agent guest.Agent) error {
 	limit := e.cfg.AgentTimeout
 	if m.record().ImageType != vm.ImageOCI {
 		limit = max(limit, diskGuestTimeout)
@@ -61,7 +61,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 	if ok {
 		var err error
 		if r, err = e.swapped(ctx, m, run); err != nil {
-			return e.notBack(ctx, m, err)
+			return e.setUpFailed(ctx, m, err)
 		}
 		reply, err = resumer.Resumed(ctx, resumedOf(r))
 		if foreign(r) && errdefs.Is(err, errdefs.Unsupported) { // its owner does not let it: as if nobody could
@@ -69,7 +69,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 			return nil
 		}
 		if err != nil {
-			return e.notBack(ctx, m, err)
+			return e.setUpFailed(ctx, m, err)
 		}
 	}
 	if err := e.skipLogs(m, reply); err != nil {
@@ -77,7 +77,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 	}
 	if foreign(r) {
 		if err := linksUp(ctx, run, r); err != nil {
-			return e.notBack(ctx, m, err)
+			return e.setUpFailed(ctx, m, err)
 		}
 	}
 	if resume.Fresh {
@@ -85,7 +85,7 @@ func (e *Engine) bringBack(ctx context.Context, m *machine, run *run, agent gues
 			return err
 		}
 	} else if r.ImageType == vm.ImageOCI && !cold && len(r.Spec.Volumes) > 0 { // they may have changed while it was away
-		if err := e.bringVolumes(ctx, m, agent); err != nil {
+		if err := e.pushVolumes(ctx, m, agent); err != nil {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
@@ -134,16 +134,16 @@ func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent, l
 func (e *Engine) introduce(ctx context.Context, m *machine, agent guest.Agent) error {
 	r := m.record()
 	if r.ImageType == vm.ImageOCI {
-		if err := e.bringVolumes(ctx, m, agent); err != nil {
+		if err := e.pushVolumes(ctx, m, agent); err != nil {
 			return err
 		}
 	}
 	return agent.Setup(ctx, setupOf(r))
 }
 
-// notBack notes why a guest is not itself yet. The error makes the session end and another one try again: a guest whose
+// setUpFailed notes why a guest is not itself yet. The error makes the session end and another one try again: a guest whose
 // state may be the only copy is never ended for it.
-func (e *Engine) notBack(ctx context.Context, m *machine, cause error) error {
+func (e *Engine) setUpFailed(ctx context.Context, m *machine, cause error) error {
 	if text := "its guest has not come to itself: " + cause.Error(); !lost(cause) && m.record().Message != text {
 		e.log.Warn("resumed guest not brought to itself, trying again", "vm", m.id, "err", cause)
 		if _, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { r.Message = text }); err != nil {

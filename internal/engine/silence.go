@@ -12,12 +12,12 @@ import (
 // misses is how many answers in a row a guest must owe before it is silent: one may be late because we were stopped.
 const misses = 2
 
-// heed asks the guest now and then whether it is there, and gives its session up when it is not: all calls in it end, and
+// checkAlive asks the guest now and then whether it is there, and gives its session up when it is not: all calls in it end, and
 // the next session begins when the guest answers again. The stream itself does not end when a kernel dies.
 //
 // It is no keep-alive of gRPC for two reasons: the guest of an agent of before ends a session that is tried so often, and
 // a guest that is being saved stands still for as long as that takes. Other agents try their sessions themselves.
-func (e *Engine) heed(ctx context.Context, m *machine, r *run, agent guest.Agent) {
+func (e *Engine) checkAlive(ctx context.Context, m *machine, r *run, agent guest.Agent) {
 	if r.link.kind != vm.ImageOCI {
 		return
 	}

@@ -186,7 +186,7 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 		return x, err
 	}
 	if c.run != nil {
-		base, err := draft.Base(ctx, kin(m.record())...)
+		base, err := draft.Base(ctx, relatedSnapshots(m.record())...)
 		if err != nil {
 			return x, err
 		}
@@ -219,9 +219,9 @@ func (e *Engine) manifestOf(ctx context.Context, digest string) string {
 	return img.Digest
 }
 
-// kin are the snapshots whose memory that of r is most like: those taken of it, the last one first, then that which it
+// relatedSnapshots are the snapshots whose memory that of r is most like: those taken of it, the last one first, then that which it
 // goes on from.
-func kin(r vm.Record) []string {
+func relatedSnapshots(r vm.Record) []string {
 	ids := slices.Clone(r.SnapshotIDs)
 	slices.Reverse(ids)
 	if r.Snapshot != "" {

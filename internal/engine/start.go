@@ -73,7 +73,7 @@ func (e *Engine) startable(r vm.Record) error {
 // bootUp plugs and starts m under the intent that is open, and settles it whatever happens.
 func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record, error) {
 	var back undo.Stack
-	r, err := e.plugAndIgnite(ctx, m, step, &back)
+	r, err := e.attachAndBoot(ctx, m, step, &back)
 	if err == nil {
 		e.shorten(ctx, m)
 		return r, nil
@@ -94,7 +94,7 @@ func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record
 	return r, err
 }
 
-func (e *Engine) plugAndIgnite(ctx context.Context, m *machine, step string, back *undo.Stack) (vm.Record, error) {
+func (e *Engine) attachAndBoot(ctx context.Context, m *machine, step string, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	boot, err := e.boot(r.Spec, r.ImageType) // where the kernel is may have changed since
 	if err != nil {
@@ -117,16 +117,16 @@ func (e *Engine) plugAndIgnite(ctx context.Context, m *machine, step string, bac
 	}); err != nil {
 		return r, err
 	}
-	return e.ignite(ctx, m, back)
+	return e.bootVM(ctx, m, back)
 }
 
-// ignite boots m as its record says, settles the intent and attends to it from then on.
-func (e *Engine) ignite(ctx context.Context, m *machine, back *undo.Stack) (vm.Record, error) {
-	return e.fire(ctx, m, m.record(), firing{log: m.log.Begin, done: e.journal.Settle}, back)
+// bootVM boots m as its record says, settles the intent and attends to it from then on.
+func (e *Engine) bootVM(ctx context.Context, m *machine, back *undo.Stack) (vm.Record, error) {
+	return e.launchProcess(ctx, m, m.record(), launchOptions{log: m.log.Begin, done: e.journal.Settle}, back)
 }
 
-// firing is how a process comes to be and what is written down of it.
-type firing struct {
+// launchOptions is how a process comes to be and what is written down of it.
+type launchOptions struct {
 	ready    func() error         // waits for what has to be there before it is written down; may be nil
 	inst     hypervisor.Instance  // that runs already; nil: one is launched
 	incoming *hypervisor.Incoming // nil: it boots
@@ -135,8 +135,8 @@ type firing struct {
 	done     put
 }
 
-// fire starts the process of m as r says, which may be ahead of its record, writes it down and attends to it.
-func (e *Engine) fire(ctx context.Context, m *machine, r vm.Record, f firing, back *undo.Stack) (vm.Record, error) {
+// launchProcess starts the process of m as r says, which may be ahead of its record, writes it down and attends to it.
+func (e *Engine) launchProcess(ctx context.Context, m *machine, r vm.Record, f launchOptions, back *undo.Stack) (vm.Record, error) {
 	d, err := e.driver(r.Driver)
 	if err != nil {
 		return m.record(), err

@@ -177,7 +177,7 @@ func (e *Engine) adoptStray(ctx context.Context, id vm.ID, name string) (vm.Reco
 		return r, err
 	}
 	e.strays.drop(id)
-	e.takeUp(context.WithoutCancel(ctx), m, in, release)
+	e.recoverHeld(context.WithoutCancel(ctx), m, in, release)
 	return m.record(), nil
 }
 

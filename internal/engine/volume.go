@@ -100,9 +100,9 @@ func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error 
 	}
 }
 
-// bringVolumes brings all volumes of files to a guest that is about to be set up. Preconditions: m.link has agent, so
+// pushVolumes brings all volumes of files to a guest that is about to be set up. Preconditions: m.link has agent, so
 // that who writes a volume from now on brings it, too.
-func (e *Engine) bringVolumes(ctx context.Context, m *machine, agent guest.Agent) error {
+func (e *Engine) pushVolumes(ctx context.Context, m *machine, agent guest.Agent) error {
 	unlock, err := m.volumes.take(ctx)
 	if err != nil {
 		return err

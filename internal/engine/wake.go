@@ -53,15 +53,15 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 		return r, err
 	}
 	var back undo.Stack
-	if _, err := e.rouse(ctx, m, h, accel, &back); err != nil {
-		return e.sleepOn(ctx, m, r, &back, damaged(h.Snapshot(), err))
+	if _, err := e.resumeSleeping(ctx, m, h, accel, &back); err != nil {
+		return e.undoWake(ctx, m, r, &back, damaged(h.Snapshot(), err))
 	}
-	return e.woken(ctx, m, h, r)
+	return e.settleWoken(ctx, m, h, r)
 }
 
-// woken waits for the guest of m, which has just gone on from h, and settles: it is awake, and what it slept in goes; or it
+// settleWoken waits for the guest of m, which has just gone on from h, and settles: it is awake, and what it slept in goes; or it
 // is as it was, was, again.
-func (e *Engine) woken(ctx context.Context, m *machine, h snapshot.Held, was vm.Record) (vm.Record, error) {
+func (e *Engine) settleWoken(ctx context.Context, m *machine, h snapshot.Held, was vm.Record) (vm.Record, error) {
 	ctx = context.WithoutCancel(ctx) // whoever asked may go: it is awake or asleep in the end
 	if err := e.proven(m, h.Snapshot()); err != nil {
 		if e.life.serving.Err() != nil {
@@ -71,7 +71,7 @@ func (e *Engine) woken(ctx context.Context, m *machine, h snapshot.Held, was vm.
 			e.fail(ctx, m, vm.ReasonWakeFailed, err)
 			return m.record(), err
 		}
-		return e.sleepOn(ctx, m, was, &undo.Stack{}, err)
+		return e.undoWake(ctx, m, was, &undo.Stack{}, err)
 	}
 	h.Release()
 	if err := e.conclude(ctx, m, was.Snapshot); err != nil {
@@ -135,8 +135,8 @@ func (e *Engine) unusable(ctx context.Context, m *machine, err error) (vm.Record
 	return m.record(), err
 }
 
-// rouse has m go on from h. Nothing is written to the journal before the process runs: until then the VM is hibernated.
-func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel vm.Accel, back *undo.Stack) (vm.Record, error) {
+// resumeSleeping has m go on from h. Nothing is written to the journal before the process runs: until then the VM is hibernated.
+func (e *Engine) resumeSleeping(ctx context.Context, m *machine, h snapshot.Held, accel vm.Accel, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	if err := e.makeDirs(m.id); err != nil { // the runtime folder is gone after a reboot of the host
 		return r, err
@@ -161,7 +161,7 @@ func (e *Engine) rouse(ctx context.Context, m *machine, h snapshot.Held, accel v
 	incoming := incomingOf(h)
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
 	startedAt, restarts := r.StartedAt, r.Restarts
-	return e.fire(ctx, m, r, firing{
+	return e.launchProcess(ctx, m, r, launchOptions{
 		ready: e.syncing(m.id, disks), incoming: incoming, log: m.log.Resume, done: e.step(stepAnswer),
 		change: func(to *vm.Record) {
 			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
@@ -177,8 +177,8 @@ func macsOf(nics []vm.NIC) (macs []string) {
 	return macs
 }
 
-// sleepOn leaves m hibernated, as was, after an attempt to wake it that failed with cause.
-func (e *Engine) sleepOn(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, cause error) (vm.Record, error) {
+// undoWake leaves m hibernated, as was, after an attempt to wake it that failed with cause.
+func (e *Engine) undoWake(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, cause error) (vm.Record, error) {
 	if err := back.Run(ctx); err != nil {
 		cause = errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
