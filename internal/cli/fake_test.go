@@ -33,7 +33,7 @@ type node struct {
 	record         vm.Record
 	pulls          puller
 	store          store
-	shelf          shelf
+	catalog        catalog
 	env            map[string]string
 }
 
@@ -165,7 +165,7 @@ func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, 
 	t.Helper()
 	dir := t.TempDir()
 	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{
-		Engine: n, Images: &n.store, Puller: &n.pulls, Pusher: &n.shelf, Snapshots: &n.shelf, Host: machine{}, Log: slog.New(slog.DiscardHandler),
+		Engine: n, Images: &n.store, Puller: &n.pulls, Pusher: &n.catalog, Snapshots: &n.catalog, Host: machine{}, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

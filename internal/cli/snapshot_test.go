@@ -30,8 +30,8 @@ var warm = snapshot.Snapshot{
 	Live: true, Size: 96 << 20, Pause: 12345678, Method: "precopy", CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
 }
 
-// shelf carries warm anywhere and back.
-type shelf struct {
+// catalog carries warm anywhere and back.
+type catalog struct {
 	nodeapi.Snapshots // panics for what is not written here
 
 	imported []byte
@@ -45,46 +45,46 @@ type shelf struct {
 	behalf    vm.Owner
 }
 
-func (s *shelf) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
+func (s *catalog) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	if ref != warm.Name && ref != warm.ID {
 		return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
 	}
 	return warm, nil
 }
 
-func (s *shelf) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
+func (s *catalog) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
 	return []snapshot.Snapshot{warm}, nil
 }
 
-func (s *shelf) PublishSnapshot(ctx context.Context, _ string, namespaces []string) (snapshot.Snapshot, error) {
+func (s *catalog) PublishSnapshot(ctx context.Context, _ string, namespaces []string) (snapshot.Snapshot, error) {
 	s.published, s.behalf = namespaces, vm.Behalf(ctx)
 	x := warm
 	x.Published = namespaces
 	return x, nil
 }
 
-func (s *shelf) ExportSnapshot(_ context.Context, _ string, w io.Writer) error {
+func (s *catalog) ExportSnapshot(_ context.Context, _ string, w io.Writer) error {
 	_, err := io.WriteString(w, "all of it")
 	return err
 }
 
-func (s *shelf) ExportSnapshotDir(_ context.Context, _, dir string) error {
+func (s *catalog) ExportSnapshotDir(_ context.Context, _, dir string) error {
 	s.dir = dir
 	return nil
 }
 
-func (s *shelf) ImportSnapshot(_ context.Context, name, description string, r io.Reader, progress func(int64)) (snap snapshot.Snapshot, err error) {
+func (s *catalog) ImportSnapshot(_ context.Context, name, description string, r io.Reader, progress func(int64)) (snap snapshot.Snapshot, err error) {
 	s.imported, err = io.ReadAll(r)
 	progress(int64(len(s.imported)))
 	return snapshot.Snapshot{ID: "new", Name: name, Description: description}, err
 }
 
-func (s *shelf) ImportSnapshotDir(_ context.Context, name, _, dir string) (snapshot.Snapshot, error) {
+func (s *catalog) ImportSnapshotDir(_ context.Context, name, _, dir string) (snapshot.Snapshot, error) {
 	s.dir = dir
 	return snapshot.Snapshot{ID: "new", Name: name}, nil
 }
 
-func (s *shelf) PushSnapshot(_ context.Context, _, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *catalog) PushSnapshot(_ context.Context, _, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	s.ref, s.auth = to, auth
 	progress(snapshot.Progress{Phase: "sending", Done: 1, Total: 2})
 	pushed := warm
@@ -92,17 +92,17 @@ func (s *shelf) PushSnapshot(_ context.Context, _, to string, auth snapshot.Auth
 	return pushed, nil
 }
 
-func (s *shelf) PullSnapshot(_ context.Context, from, name string, auth snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *catalog) PullSnapshot(_ context.Context, from, name string, auth snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	s.ref, s.auth = from, auth
 	return snapshot.Snapshot{ID: "new", Name: name, Digest: "sha256:m"}, nil
 }
 
-func (s *shelf) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+func (s *catalog) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
 	s.withAuth = auth
 	return s.node.Clone(ctx, spec)
 }
 
-func (s *shelf) Push(_ context.Context, r image.PushRequest, _ func(image.Progress)) (string, error) {
+func (s *catalog) Push(_ context.Context, r image.PushRequest, _ func(image.Progress)) (string, error) {
 	s.image = r
 	return "sha256:m", nil
 }
@@ -153,8 +153,8 @@ func TestPublishSaysToWhom(t *testing.T) {
 	} {
 		n := &node{}
 		code, out, errOut := serve(t, n)("", append([]string{"snapshot", "publish", "warm"}, tt.args...)...)
-		if code != tt.code || !slices.Equal(n.shelf.published, tt.want) || code == 0 && !strings.Contains(out, "PUBLISHED") {
-			t.Errorf("%q: %d %q %q, published to %q", tt.args, code, out, errOut, n.shelf.published)
+		if code != tt.code || !slices.Equal(n.catalog.published, tt.want) || code == 0 && !strings.Contains(out, "PUBLISHED") {
+			t.Errorf("%q: %d %q %q, published to %q", tt.args, code, out, errOut, n.catalog.published)
 		}
 	}
 }
@@ -163,11 +163,11 @@ func TestPublishSaysToWhom(t *testing.T) {
 func TestNamespaceActsOnItsBehalf(t *testing.T) {
 	n := &node{env: map[string]string{"COCOON_ON_BEHALF": `{"namespace":"dev","pod_uid":"p"}`}}
 	cocoon := serve(t, n)
-	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 0 || n.shelf.behalf != (vm.Owner{Namespace: "dev", PodUID: "p"}) {
-		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.shelf.behalf)
+	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 0 || n.catalog.behalf != (vm.Owner{Namespace: "dev", PodUID: "p"}) {
+		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.catalog.behalf)
 	}
-	if code, _, errOut := cocoon("", "--namespace", "prod", "snapshot", "publish", "warm", "--none"); code != 0 || n.shelf.behalf != (vm.Owner{Namespace: "prod"}) {
-		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.shelf.behalf)
+	if code, _, errOut := cocoon("", "--namespace", "prod", "snapshot", "publish", "warm", "--none"); code != 0 || n.catalog.behalf != (vm.Owner{Namespace: "prod"}) {
+		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.catalog.behalf)
 	}
 	n.env["COCOON_ON_BEHALF"] = "{"
 	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 2 || !strings.Contains(errOut, "COCOON_ON_BEHALF") {
@@ -299,18 +299,18 @@ func TestExportToFileAndBack(t *testing.T) {
 	if b, err := os.ReadFile(path); err != nil || string(b) != "all of it" {
 		t.Errorf("what it leads to holds %q, %v", b, err)
 	}
-	if code, out, errOut := cocoon("", "snapshot", "import", "--name", "copy", path); code != 0 || !strings.Contains(out, "copy ") || len(n.shelf.imported) == 0 {
+	if code, out, errOut := cocoon("", "snapshot", "import", "--name", "copy", path); code != 0 || !strings.Contains(out, "copy ") || len(n.catalog.imported) == 0 {
 		t.Errorf("from a file: %d %q %q", code, out, errOut)
 	}
-	if code, _, errOut := cocoon("from a pipe", "snapshot", "import", "--name", "copy", "--description", "d", "-o", "json"); code != 0 || string(n.shelf.imported) != "from a pipe" {
-		t.Errorf("from stdin: %d %q, got %q", code, errOut, n.shelf.imported)
+	if code, _, errOut := cocoon("from a pipe", "snapshot", "import", "--name", "copy", "--description", "d", "-o", "json"); code != 0 || string(n.catalog.imported) != "from a pipe" {
+		t.Errorf("from stdin: %d %q, got %q", code, errOut, n.catalog.imported)
 	}
 	t.Chdir(dir)
-	if code, _, errOut := cocoon("", "snapshot", "export", "warm", "--to-dir", "out"); code != 0 || n.shelf.dir != filepath.Join(dir, "out") {
-		t.Errorf("to a folder: %d %q, went to %q", code, errOut, n.shelf.dir)
+	if code, _, errOut := cocoon("", "snapshot", "export", "warm", "--to-dir", "out"); code != 0 || n.catalog.dir != filepath.Join(dir, "out") {
+		t.Errorf("to a folder: %d %q, went to %q", code, errOut, n.catalog.dir)
 	}
-	if code, _, errOut := cocoon("", "snapshot", "import", "--name", "x", "--from-dir", "in"); code != 0 || n.shelf.dir != filepath.Join(dir, "in") {
-		t.Errorf("from a folder: %d %q, came from %q", code, errOut, n.shelf.dir)
+	if code, _, errOut := cocoon("", "snapshot", "import", "--name", "x", "--from-dir", "in"); code != 0 || n.catalog.dir != filepath.Join(dir, "in") {
+		t.Errorf("from a folder: %d %q, came from %q", code, errOut, n.catalog.dir)
 	}
 }
 
@@ -363,17 +363,17 @@ func TestPushAndPullProveWhoTheyAre(t *testing.T) {
 	} {
 		n := &node{env: c.env}
 		cocoon := serve(t, n)
-		if code, out, errOut := cocoon("", append([]string{"snapshot", "push", "warm", "https://Reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || out != "sha256:m\n" || errOut != "" || !reflect.DeepEqual(n.shelf.auth, c.want) {
-			t.Errorf("%s: push: %d %q %q, came as %+v", name, code, out, errOut, n.shelf.auth)
+		if code, out, errOut := cocoon("", append([]string{"snapshot", "push", "warm", "https://Reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || out != "sha256:m\n" || errOut != "" || !reflect.DeepEqual(n.catalog.auth, c.want) {
+			t.Errorf("%s: push: %d %q %q, came as %+v", name, code, out, errOut, n.catalog.auth)
 		}
-		n.shelf.auth = snapshot.Auth{}
-		if code, _, errOut := cocoon("", append([]string{"snapshot", "pull", "--name", "x", "reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || !reflect.DeepEqual(n.shelf.auth, c.want) || n.shelf.ref != "reg.example:5000/team/warm:v1" {
-			t.Errorf("%s: pull: %d %q, came as %+v", name, code, errOut, n.shelf.auth)
+		n.catalog.auth = snapshot.Auth{}
+		if code, _, errOut := cocoon("", append([]string{"snapshot", "pull", "--name", "x", "reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || !reflect.DeepEqual(n.catalog.auth, c.want) || n.catalog.ref != "reg.example:5000/team/warm:v1" {
+			t.Errorf("%s: pull: %d %q, came as %+v", name, code, errOut, n.catalog.auth)
 		}
 		code, out, errOut := cocoon("", append([]string{"image", "push", "demo", "reg.example:5000/demo"}, c.args...)...)
 		want := image.PushRequest{Ref: "demo", To: "reg.example:5000/demo", Token: c.want.Token, Username: c.want.Username, Password: c.want.Password, CA: c.want.CA}
-		if code != 0 || out != "sha256:m\n" || !reflect.DeepEqual(n.shelf.image, want) {
-			t.Errorf("%s: image push: %d %q %q, came as %+v", name, code, out, errOut, n.shelf.image)
+		if code != 0 || out != "sha256:m\n" || !reflect.DeepEqual(n.catalog.image, want) {
+			t.Errorf("%s: image push: %d %q %q, came as %+v", name, code, out, errOut, n.catalog.image)
 		}
 	}
 	n := &node{env: map[string]string{"EPOCH_TOKEN": "not for everybody"}}
@@ -398,7 +398,7 @@ func TestPushAndPullProveWhoTheyAre(t *testing.T) {
 func TestClone(t *testing.T) {
 	ready := vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web-2"}, State: vm.StateRunning, ImageType: vm.ImageOCI, AgentReady: true, Cloned: true, Snapshot: "zyx"}
 	n := &node{record: ready}
-	n.shelf.node = n
+	n.catalog.node = n
 	cocoon := serve(t, n)
 	code, out, errOut := cocoon("", "vm", "clone", "--name", "web-2", "--storage", "40G", "--hostname", "h", "--ssh-host-keys", "--label", "a=b", "--network", "lan", "--output", "json", "warm")
 	want := vm.CloneSpec{
@@ -417,8 +417,8 @@ func TestClone(t *testing.T) {
 	if err := os.WriteFile(docker, []byte(`{"auths":{"r":{"auth":"bWU6cHc="}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errOut = cocoon("", "vm", "clone", "--pull", "--auth-file", docker, "warm"); code != 0 || len(n.shelf.withAuth) != 1 || n.shelf.withAuth[0].Username != "me" {
-		t.Errorf("%d %q, image with %+v", code, errOut, n.shelf.withAuth)
+	if code, _, errOut = cocoon("", "vm", "clone", "--pull", "--auth-file", docker, "warm"); code != 0 || len(n.catalog.withAuth) != 1 || n.catalog.withAuth[0].Username != "me" {
+		t.Errorf("%d %q, image with %+v", code, errOut, n.catalog.withAuth)
 	}
 }
 

@@ -67,7 +67,7 @@ type Engine interface {
 	Wake(ctx context.Context, ref string) (vm.Record, error)
 }
 
-// Snapshots carries snapshots in and out: a Shelf, or what stands around one.
+// Snapshots carries snapshots in and out: a Catalog, or what stands around one.
 type Snapshots interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
@@ -218,7 +218,7 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 	nodev1.RegisterVMsServer(g, &vms{engine: s.deps.Engine, snapshots: s.deps.Snapshots})
 	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller, pusher: s.deps.Pusher, engine: s.deps.Engine})
 	if s.deps.Snapshots != nil {
-		nodev1.RegisterSnapshotsServer(g, &snapshots{engine: s.deps.Engine, shelf: s.deps.Snapshots})
+		nodev1.RegisterSnapshotsServer(g, &snapshots{engine: s.deps.Engine, catalog: s.deps.Snapshots})
 	}
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: s.deps.Engine})
 	return g

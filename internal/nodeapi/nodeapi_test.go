@@ -36,7 +36,7 @@ type scripted struct {
 	console        func(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	logs           func(ctx context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	imports        func(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error)
-	snapshots      *nodeapi.Shelf
+	snapshots      *nodeapi.Catalog
 	pusher         image.Pusher
 	cloned         vm.CloneSpec
 }

@@ -16,8 +16,8 @@ import (
 
 // TestBehalfCrossesTheWire has calls and streams arrive on behalf of whom the client made them.
 func TestBehalfCrossesTheWire(t *testing.T) {
-	sh := &told{shelf: newShelf("warm")}
-	c := serveShelf(t, &scripted{}, sh.shelf, func(s *nodeapi.Shelf) { s.Store = sh })
+	sh := &told{catalog: newCatalog("warm")}
+	c := serveCatalog(t, &scripted{}, sh.catalog, func(s *nodeapi.Catalog) { s.Store = sh })
 	prod := vm.Owner{Namespace: "prod", PodUID: "p", SetUID: "s"}
 	for _, who := range []vm.Owner{{}, prod} {
 		ctx := vm.OnBehalf(t.Context(), who)
@@ -33,11 +33,11 @@ func TestBehalfCrossesTheWire(t *testing.T) {
 
 // TestOnlyTheOperatorPublishes, and only what is the operator's; folders of the node are the operator's too.
 func TestOnlyTheOperatorPublishes(t *testing.T) {
-	sh := newShelf("golden", "db")
+	sh := newCatalog("golden", "db")
 	db := sh.all["db"]
 	db.Owner = vm.Owner{Namespace: "prod"}
 	sh.all["db"] = db
-	c := serveShelf(t, &scripted{}, sh, nil)
+	c := serveCatalog(t, &scripted{}, sh, nil)
 	prod := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"})
 	for what, err := range map[string]error{
 		"publish":     second(c.PublishSnapshot(prod, "golden", []string{"prod"})),
@@ -64,20 +64,20 @@ func TestOnlyTheOperatorPublishes(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// told is a shelf that notes on whose behalf it was asked last.
+// told is a catalog that notes on whose behalf it was asked last.
 type told struct {
-	*shelf
+	*catalog
 	who vm.Owner
 }
 
 func (s *told) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 	s.who = vm.Behalf(ctx)
-	return s.shelf.Get(ctx, ref)
+	return s.catalog.Get(ctx, ref)
 }
 
 func (s *told) List(ctx context.Context) ([]snapshot.Snapshot, error) {
 	s.who = vm.Behalf(ctx)
-	return s.shelf.List(ctx)
+	return s.catalog.List(ctx)
 }
 
 // strict is an origin whose images are the operator's alone.
@@ -101,9 +101,9 @@ func TestASnapshotGivesNoRightToItsImage(t *testing.T) {
 		"of the namespace": {vm.Owner{Namespace: "prod"}, 1, false},
 		"published":        {vm.Owner{}, 0, true},
 	} {
-		sh, o := newShelf(), &origin{err: errdefs.Preconditionf("the registry refuses access")}
+		sh, o := newCatalog(), &origin{err: errdefs.Preconditionf("the registry refuses access")}
 		sh.all["s"] = snapshot.Snapshot{ID: "id", Name: "s", Owner: c.owner, Published: []string{"prod"}, ImageDigest: "sha256:here", Image: "victim/app:1"}
-		client := serveShelf(t, &scripted{}, sh, func(s *nodeapi.Shelf) { s.Images, s.Puller = strict{o}, o })
+		client := serveCatalog(t, &scripted{}, sh, func(s *nodeapi.Catalog) { s.Images, s.Puller = strict{o}, o })
 		_, err := client.CloneWithImage(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"}), vm.CloneSpec{Snapshot: "s", Name: "copy"}, nil)
 		if (err == nil) != c.ok || err != nil && !errdefs.IsFailedPrecondition(err) || len(o.asked) != c.asked {
 			t.Errorf("%s: %v, asked %d times", name, err, len(o.asked))
@@ -113,7 +113,7 @@ func TestASnapshotGivesNoRightToItsImage(t *testing.T) {
 
 // The store of images is the operator's: others name images, and do not list, copy, replace or remove them.
 func TestImagesAreTheOperatorsToKeep(t *testing.T) {
-	c := serveShelf(t, &scripted{}, newShelf(), nil)
+	c := serveCatalog(t, &scripted{}, newCatalog(), nil)
 	prod := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"})
 	for what, err := range map[string]error{
 		"list":    second(c.ListImages(prod)),

@@ -22,7 +22,7 @@ func parsePeer(from string) (addr, name string, err error) {
 }
 
 // pullFromPeer feeds another node's export to the store, which verifies it file by file and shows it when it is complete.
-func (s *Shelf) pullFromPeer(ctx context.Context, from, name string, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *Catalog) pullFromPeer(ctx context.Context, from, name string, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	addr, ref, err := parsePeer(from)
 	if err != nil {
 		return snapshot.Snapshot{}, err

@@ -15,8 +15,8 @@ import (
 
 type snapshots struct {
 	nodev1.UnimplementedSnapshotsServer
-	engine Engine
-	shelf  Snapshots
+	engine  Engine
+	catalog Snapshots
 }
 
 func (s *snapshots) Save(ctx context.Context, r *nodev1.SaveRequest) (*nodev1.Snapshot, error) {
@@ -25,7 +25,7 @@ func (s *snapshots) Save(ctx context.Context, r *nodev1.SaveRequest) (*nodev1.Sn
 }
 
 func (s *snapshots) List(_ *nodev1.ListSnapshotsRequest, stream grpc.ServerStreamingServer[nodev1.Snapshot]) error {
-	all, err := s.shelf.ListSnapshots(stream.Context())
+	all, err := s.catalog.ListSnapshots(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (s *snapshots) List(_ *nodev1.ListSnapshotsRequest, stream grpc.ServerStrea
 }
 
 func (s *snapshots) Inspect(ctx context.Context, r *nodev1.InspectSnapshotRequest) (*nodev1.Snapshot, error) {
-	return encodeSnapshot(s.shelf.GetSnapshot(ctx, r.GetRef()))
+	return encodeSnapshot(s.catalog.GetSnapshot(ctx, r.GetRef()))
 }
 
 func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest) (*nodev1.RemoveSnapshotResponse, error) {
@@ -46,15 +46,15 @@ func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest)
 }
 
 func (s *snapshots) Publish(ctx context.Context, r *nodev1.PublishSnapshotRequest) (*nodev1.Snapshot, error) {
-	return encodeSnapshot(s.shelf.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
+	return encodeSnapshot(s.catalog.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
 }
 
 func (s *snapshots) Export(r *nodev1.ExportSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
 	if r.GetToDir() != "" {
-		return s.shelf.ExportSnapshotDir(stream.Context(), r.GetRef(), r.GetToDir())
+		return s.catalog.ExportSnapshotDir(stream.Context(), r.GetRef(), r.GetToDir())
 	}
 	w := exportWriter(stream)
-	if err := s.shelf.ExportSnapshot(stream.Context(), r.GetRef(), w); err != nil {
+	if err := s.catalog.ExportSnapshot(stream.Context(), r.GetRef(), w); err != nil {
 		return err
 	}
 	return w.Flush()
@@ -71,24 +71,24 @@ func (s *snapshots) Import(stream grpc.BidiStreamingServer[nodev1.ImportSnapshot
 	}
 	out := transferReporter(stream)
 	if start.GetFromDir() != "" {
-		return sendSnapshot(stream, out)(s.shelf.ImportSnapshotDir(stream.Context(), start.GetName(), start.GetDescription(), start.GetFromDir()))
+		return sendSnapshot(stream, out)(s.catalog.ImportSnapshotDir(stream.Context(), start.GetName(), start.GetDescription(), start.GetFromDir()))
 	}
 	next := func() ([]byte, error) {
 		m, err := stream.Recv()
 		return m.GetChunk(), err
 	}
 	progress := func(n int64) { out.report(snapshot.Progress{Phase: "importing", Done: n, Total: -1}) }
-	return sendSnapshot(stream, out)(s.shelf.ImportSnapshot(stream.Context(), start.GetName(), start.GetDescription(), &chunks{what: "snapshot", next: next}, progress))
+	return sendSnapshot(stream, out)(s.catalog.ImportSnapshot(stream.Context(), start.GetName(), start.GetDescription(), &chunks{what: "snapshot", next: next}, progress))
 }
 
 func (s *snapshots) Push(r *nodev1.PushSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.TransferResponse]) error {
 	out := transferReporter(stream)
-	return sendSnapshot(stream, out)(s.shelf.PushSnapshot(stream.Context(), r.GetRef(), r.GetTo(), nodewire.DecodeAuth(r.GetAuth()), out.report))
+	return sendSnapshot(stream, out)(s.catalog.PushSnapshot(stream.Context(), r.GetRef(), r.GetTo(), nodewire.DecodeAuth(r.GetAuth()), out.report))
 }
 
 func (s *snapshots) Pull(r *nodev1.PullSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.TransferResponse]) error {
 	out := transferReporter(stream)
-	return sendSnapshot(stream, out)(s.shelf.PullSnapshot(stream.Context(), r.GetFrom(), r.GetName(), nodewire.DecodeAuth(r.GetAuth()), out.report))
+	return sendSnapshot(stream, out)(s.catalog.PullSnapshot(stream.Context(), r.GetFrom(), r.GetName(), nodewire.DecodeAuth(r.GetAuth()), out.report))
 }
 
 func (s *snapshots) Tag(ctx context.Context, r *nodev1.TagRequest) (*nodev1.TagResponse, error) {
@@ -97,11 +97,11 @@ func (s *snapshots) Tag(ctx context.Context, r *nodev1.TagRequest) (*nodev1.TagR
 	case r.GetDelete() && r.GetCheck():
 		return nil, errdefs.Invalidf("a tag is either deleted or the registry checked, not both")
 	case r.GetDelete():
-		return &nodev1.TagResponse{}, s.shelf.DeleteTag(ctx, r.GetRef(), auth)
+		return &nodev1.TagResponse{}, s.catalog.DeleteTag(ctx, r.GetRef(), auth)
 	case r.GetCheck():
-		return &nodev1.TagResponse{}, s.shelf.CheckRegistry(ctx, r.GetRef(), auth)
+		return &nodev1.TagResponse{}, s.catalog.CheckRegistry(ctx, r.GetRef(), auth)
 	}
-	digest, err := s.shelf.TagDigest(ctx, r.GetRef(), auth)
+	digest, err := s.catalog.TagDigest(ctx, r.GetRef(), auth)
 	return &nodev1.TagResponse{Digest: digest}, err
 }
 

@@ -24,16 +24,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A door may be given the client, or the engine and a shelf.
+// A door may be given the client, or the engine and a catalog.
 var (
 	_ nodeapi.Snapshots = (*nodeclient.Client)(nil)
-	_ nodeapi.Snapshots = (*nodeapi.Shelf)(nil)
+	_ nodeapi.Snapshots = (*nodeapi.Catalog)(nil)
 	_ nodeapi.Cloner    = (*nodeclient.Client)(nil)
 	_ nodeapi.Peer      = (*nodeclient.Client)(nil)
 )
 
-// shelf is a snapshot store and a registry of byte strings, in memory.
-type shelf struct {
+// catalog is a snapshot store and a registry of byte strings, in memory.
+type catalog struct {
 	snapshot.Store  // panics for what is not written here
 	snapshot.Remote // likewise
 
@@ -47,8 +47,8 @@ type shelf struct {
 	ended chan error        // … and here how that went
 }
 
-func newShelf(names ...string) *shelf {
-	s := &shelf{all: map[string]snapshot.Snapshot{}, bytes: map[string][]byte{}}
+func newCatalog(names ...string) *catalog {
+	s := &catalog{all: map[string]snapshot.Snapshot{}, bytes: map[string][]byte{}}
 	for i, n := range names {
 		snap := snapshot.Snapshot{ID: fmt.Sprintf("id%d", i), Name: n, Image: "demo:1", ImageDigest: "sha256:here", Size: 9}
 		s.all[n], s.bytes[snap.ID] = snap, []byte("content of "+n)
@@ -56,7 +56,7 @@ func newShelf(names ...string) *shelf {
 	return s
 }
 
-func (s *shelf) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
+func (s *catalog) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, snap := range s.all {
@@ -67,7 +67,7 @@ func (s *shelf) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
 }
 
-func (s *shelf) List(context.Context) (all []snapshot.Snapshot, err error) {
+func (s *catalog) List(context.Context) (all []snapshot.Snapshot, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, snap := range s.all {
@@ -78,14 +78,14 @@ func (s *shelf) List(context.Context) (all []snapshot.Snapshot, err error) {
 
 type held struct {
 	snapshot.Held
-	s    *shelf
+	s    *catalog
 	snap snapshot.Snapshot
 }
 
 func (h held) Snapshot() snapshot.Snapshot { return h.snap }
 func (h held) Release()                    { h.s.mu.Lock(); h.s.held--; h.s.mu.Unlock() }
 
-func (s *shelf) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
+func (s *catalog) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	snap, err := s.Get(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -96,11 +96,11 @@ func (s *shelf) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	return held{s: s, snap: snap}, nil
 }
 
-func (s *shelf) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {
+func (s *catalog) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {
 	return s.Hold(ctx, filepath.Base(dir))
 }
 
-func (s *shelf) Export(_ context.Context, h snapshot.Held, w io.Writer) error {
+func (s *catalog) Export(_ context.Context, h snapshot.Held, w io.Writer) error {
 	if s.drop {
 		_, _ = io.WriteString(w, "cont")
 		return errdefs.Unavailablef("the disk went away")
@@ -109,15 +109,15 @@ func (s *shelf) Export(_ context.Context, h snapshot.Held, w io.Writer) error {
 	return err
 }
 
-func (s *shelf) ExportDir(_ context.Context, _ snapshot.Held, dir string) error {
+func (s *catalog) ExportDir(_ context.Context, _ snapshot.Held, dir string) error {
 	return errdefs.Preconditionf("would write to %s", dir)
 }
 
-func (s *shelf) ImportDir(_ context.Context, name, description, dir string) (snapshot.Snapshot, error) {
+func (s *catalog) ImportDir(_ context.Context, name, description, dir string) (snapshot.Snapshot, error) {
 	return snapshot.Snapshot{Name: name, Description: description, Digest: dir}, nil
 }
 
-func (s *shelf) Import(_ context.Context, name, description string, r io.Reader, progress func(int64)) (snapshot.Snapshot, error) {
+func (s *catalog) Import(_ context.Context, name, description string, r io.Reader, progress func(int64)) (snapshot.Snapshot, error) {
 	if s.began != nil {
 		s.began <- struct{}{}
 	}
@@ -139,7 +139,7 @@ func (s *shelf) Import(_ context.Context, name, description string, r io.Reader,
 	return snap, nil
 }
 
-func (s *shelf) Update(_ context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
+func (s *catalog) Update(_ context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, snap := range s.all {
@@ -152,7 +152,7 @@ func (s *shelf) Update(_ context.Context, ref string, change func(*snapshot.Snap
 	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot %s", ref)
 }
 
-func (s *shelf) Push(_ context.Context, h snapshot.Held, ref string, auth snapshot.Auth, progress func(snapshot.Progress)) (string, error) {
+func (s *catalog) Push(_ context.Context, h snapshot.Held, ref string, auth snapshot.Auth, progress func(snapshot.Progress)) (string, error) {
 	s.auth = auth
 	for i := range int64(1000) { // more than a client wants to hear
 		progress(snapshot.Progress{Phase: "sending", Done: i + 1, Total: 1000, Moved: i})
@@ -161,7 +161,7 @@ func (s *shelf) Push(_ context.Context, h snapshot.Held, ref string, auth snapsh
 	return "sha256:pushed", nil
 }
 
-func (s *shelf) Pull(ctx context.Context, ref, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *catalog) Pull(ctx context.Context, ref, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	s.auth = auth
 	b, ok := s.bytes[ref]
 	if !ok {
@@ -176,15 +176,15 @@ func (s *shelf) Pull(ctx context.Context, ref, name string, auth snapshot.Auth, 
 	return s.Import(ctx, name, "", bytes.NewReader(b), func(n int64) { progress(snapshot.Progress{Phase: "fetching", Done: n, Total: -1}) })
 }
 
-func (s *shelf) Digest(_ context.Context, ref string, _ snapshot.Auth) (string, error) {
+func (s *catalog) Digest(_ context.Context, ref string, _ snapshot.Auth) (string, error) {
 	return "sha256:of-" + ref, nil
 }
 
-func (s *shelf) Delete(_ context.Context, ref string, _ snapshot.Auth) error {
+func (s *catalog) Delete(_ context.Context, ref string, _ snapshot.Auth) error {
 	return errdefs.Preconditionf("%s is locked", ref)
 }
 
-func (s *shelf) Check(_ context.Context, _ string, a snapshot.Auth) error {
+func (s *catalog) Check(_ context.Context, _ string, a snapshot.Auth) error {
 	if a.Token != "good" {
 		return errdefs.Preconditionf("the registry refused the credentials")
 	}
@@ -216,10 +216,10 @@ func (s *scripted) Wake(_ context.Context, ref string) (vm.Record, error) {
 	return vm.Record{ID: vm.ID(ref), State: vm.StateRunning, Resume: &vm.Resume{MACs: []string{"m"}}, Cloned: true, SnapshotIDs: []string{"a"}}, nil
 }
 
-// serveShelf runs a server with snapshots.
-func serveShelf(t *testing.T, s *scripted, sh *shelf, more func(*nodeapi.Shelf)) *nodeclient.Client {
+// serveCatalog runs a server with snapshots.
+func serveCatalog(t *testing.T, s *scripted, sh *catalog, more func(*nodeapi.Catalog)) *nodeclient.Client {
 	t.Helper()
-	s.snapshots = &nodeapi.Shelf{Cloner: s, Store: sh, Remote: sh}
+	s.snapshots = &nodeapi.Catalog{Cloner: s, Store: sh, Remote: sh}
 	if more != nil {
 		more(s.snapshots)
 	}
@@ -228,8 +228,8 @@ func serveShelf(t *testing.T, s *scripted, sh *shelf, more func(*nodeapi.Shelf))
 }
 
 func TestSnapshotVerbs(t *testing.T) {
-	sh := newShelf("one")
-	c, ctx := serveShelf(t, &scripted{}, sh, nil), t.Context()
+	sh := newCatalog("one")
+	c, ctx := serveCatalog(t, &scripted{}, sh, nil), t.Context()
 	spec := vm.SaveSpec{Name: "s", Description: "d", Quiesce: true, Labels: map[string]string{"a": "b"}}
 	want := snapshot.Snapshot{Name: "s", Description: "d", Quiesced: true, Labels: spec.Labels, Source: snapshot.Source{VMName: "web"}, Pause: time.Second}
 	if got, err := c.SaveSnapshot(ctx, "web", spec); err != nil || !reflect.DeepEqual(got, want) {
@@ -259,9 +259,9 @@ func TestSnapshotVerbs(t *testing.T) {
 }
 
 func TestExportAndImport(t *testing.T) {
-	sh := newShelf("one")
+	sh := newCatalog("one")
 	sh.bytes["id0"] = bytes.Repeat([]byte("0123456789abcdef"), 100_000)
-	c, ctx := serveShelf(t, &scripted{}, sh, nil), t.Context()
+	c, ctx := serveCatalog(t, &scripted{}, sh, nil), t.Context()
 	var out bytes.Buffer
 	if err := c.ExportSnapshot(ctx, "one", &out); err != nil || !bytes.Equal(out.Bytes(), sh.bytes["id0"]) {
 		t.Fatalf("export: %d bytes, %v", out.Len(), err)
@@ -302,9 +302,9 @@ func TestExportAndImport(t *testing.T) {
 
 // Neither a source that fails nor a client that goes away looks like the end of a snapshot.
 func TestHalfAnImportIsNone(t *testing.T) {
-	sh := newShelf()
+	sh := newCatalog()
 	sh.began, sh.ended = make(chan struct{}, 2), make(chan error, 1)
-	c := serveShelf(t, &scripted{}, sh, nil)
+	c := serveCatalog(t, &scripted{}, sh, nil)
 	broken := errdefs.New(errdefs.DataLoss, "disk on fire")
 	_, err := c.ImportSnapshot(t.Context(), "x", "", io.MultiReader(strings.NewReader("half"), reader(func([]byte) (int, error) {
 		<-sh.began
@@ -328,8 +328,8 @@ func TestHalfAnImportIsNone(t *testing.T) {
 }
 
 func TestPushAndPull(t *testing.T) {
-	sh := newShelf("one")
-	c, ctx := serveShelf(t, &scripted{}, sh, nil), t.Context()
+	sh := newCatalog("one")
+	c, ctx := serveCatalog(t, &scripted{}, sh, nil), t.Context()
 	auth := snapshot.Auth{Token: "secret", CA: []byte("pem")}
 	var reports []snapshot.Progress
 	got, err := c.PushSnapshot(ctx, "one", "reg.example/one:v1", auth, func(p snapshot.Progress) { reports = append(reports, p) })
@@ -360,9 +360,9 @@ func TestPushAndPull(t *testing.T) {
 }
 
 func TestPullEndsWithItsClient(t *testing.T) {
-	sh := newShelf()
+	sh := newCatalog()
 	sh.began, sh.ended, sh.bytes["r"] = make(chan struct{}, 1), make(chan error, 1), []byte("endless")
-	c := serveShelf(t, &scripted{}, sh, nil)
+	c := serveCatalog(t, &scripted{}, sh, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-sh.began; cancel() }()
 	if _, err := c.PullSnapshot(ctx, "r", "x", snapshot.Auth{}, nil); !errors.Is(err, context.Canceled) {
@@ -420,10 +420,10 @@ func TestCloneFetchesTheVeryImage(t *testing.T) {
 		"nameless":    {snap: snapshot.Snapshot{ImageDigest: "sha256:a", Image: "sha256:a"}, class: errdefs.NotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sh, o, s := newShelf(), &origin{pulled: c.comes, err: c.err}, &scripted{}
+			sh, o, s := newCatalog(), &origin{pulled: c.comes, err: c.err}, &scripted{}
 			c.snap.ID, c.snap.Name = "id", "s"
 			sh.all["s"] = c.snap
-			client := serveShelf(t, s, sh, func(sh *nodeapi.Shelf) { sh.Images, sh.Puller = o, o })
+			client := serveCatalog(t, s, sh, func(sh *nodeapi.Catalog) { sh.Images, sh.Puller = o, o })
 			if c.spec.FromDir == "" {
 				c.spec.Snapshot = "s"
 			}
@@ -456,15 +456,15 @@ func TestPullFromAPeer(t *testing.T) {
 	}
 	addr := l.Addr().String()
 	l.Close()
-	theirs, ours := newShelf("one"), newShelf("taken")
+	theirs, ours := newCatalog("one"), newCatalog("taken")
 	theirs.bytes["id0"] = bytes.Repeat([]byte("0123456789abcdef"), 100_000)
-	there := &scripted{snapshots: &nodeapi.Shelf{Store: theirs}}
+	there := &scripted{snapshots: &nodeapi.Catalog{Store: theirs}}
 	serve(t, there, nodeapi.Config{TCP: addr, TLS: files})
 
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)
 	cfg := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair(t, ca, caKey)}}
-	c, ctx := serveShelf(t, &scripted{}, ours, func(s *nodeapi.Shelf) {
+	c, ctx := serveCatalog(t, &scripted{}, ours, func(s *nodeapi.Catalog) {
 		s.Dial = func(addr string) (nodeapi.Peer, error) { return nodeclient.DialTLS(addr, cfg) }
 	}), t.Context()
 
@@ -515,7 +515,7 @@ func TestPullFromAPeer(t *testing.T) {
 	if _, err := c.GetSnapshot(ctx, "cut"); !errdefs.IsNotFound(err) {
 		t.Errorf("half a snapshot is there: %v", err)
 	}
-	alone := serveShelf(t, &scripted{}, newShelf(), nil)
+	alone := serveCatalog(t, &scripted{}, newCatalog(), nil)
 	if _, err := alone.PullSnapshot(ctx, from, "x", snapshot.Auth{}, nil); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "peer: {ca, cert, key}") {
 		t.Errorf("a node without a certificate: %v", err)
 	}

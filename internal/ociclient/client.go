@@ -166,7 +166,7 @@ func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &restless{Conn: c, stall: 2 * stall}, nil
+		return &stallConn{Conn: c, stall: 2 * stall}, nil
 	}
 	if len(ca) == 0 {
 		return t, nil
@@ -182,14 +182,14 @@ func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
 	return t, nil
 }
 
-// restless is a connection that breaks when nothing moves in either direction.
-type restless struct {
+// stallConn is a connection that breaks when nothing moves in either direction.
+type stallConn struct {
 	net.Conn
 
 	stall time.Duration
 }
 
-func (c *restless) Read(p []byte) (int, error) {
+func (c *stallConn) Read(p []byte) (int, error) {
 	if err := c.SetReadDeadline(time.Now().Add(c.stall)); err != nil {
 		return 0, err
 	}
@@ -197,7 +197,7 @@ func (c *restless) Read(p []byte) (int, error) {
 }
 
 // ReadFrom writes what r has, in pieces that stay in the processor's cache.
-func (c *restless) ReadFrom(r io.Reader) (int64, error) {
+func (c *stallConn) ReadFrom(r io.Reader) (int64, error) {
 	buf := sendBuffers.Get().(*[]byte)
 	defer sendBuffers.Put(buf)
 	return io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{r}, *buf)
@@ -206,7 +206,7 @@ func (c *restless) ReadFrom(r io.Reader) (int64, error) {
 var sendBuffers = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
 
 // Write moves the deadline of the read that waits for the answer, too.
-func (c *restless) Write(p []byte) (int, error) {
+func (c *stallConn) Write(p []byte) (int, error) {
 	if err := c.SetDeadline(time.Now().Add(c.stall)); err != nil {
 		return 0, err
 	}

@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 )
 
-// A virtual node in this process has the engine itself and the shelf of its snapshots.
+// A virtual node in this process has the engine itself and the catalog of its snapshots.
 var (
 	_ podprovider.Snapshots = (*served)(nil)
 	_ vkcocoon.Informer     = (*served)(nil)

@@ -23,9 +23,9 @@ func (empty) Pool() engine.PoolStats                                   { return 
 
 func (empty) StrayCount() int { return 0 }
 
-type emptyShelf struct{}
+type emptyCatalog struct{}
 
-func (emptyShelf) List(context.Context) ([]snapshot.Snapshot, error) { return nil, nil }
+func (emptyCatalog) List(context.Context) ([]snapshot.Snapshot, error) { return nil, nil }
 
 // described is a collector that is only asked what it has.
 type described struct{ prometheus.Collector }
@@ -35,6 +35,6 @@ func (described) Collect(chan<- prometheus.Metric) {}
 func TestMetricsAreDocumented(t *testing.T) {
 	m := newMetrics()
 	m.watch(empty{})
-	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyShelf{}}, poolCollector{empty{}}, strayCollector{empty{}}, described{networkCollector{}})
+	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyCatalog{}}, poolCollector{empty{}}, strayCollector{empty{}}, described{networkCollector{}})
 	metricsdoc.Check(t, "cocoond", m.registry)
 }

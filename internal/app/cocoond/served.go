@@ -18,7 +18,7 @@ import (
 type served struct {
 	*engine.Engine
 	image.Puller
-	*nodeapi.Shelf
+	*nodeapi.Catalog
 	metrics *metrics
 	nets    *networks
 	node    *node
@@ -27,7 +27,7 @@ type served struct {
 // serve joins what the doors get.
 func (d *daemon) serve(h *host) *served {
 	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h)}
-	s.Shelf = &nodeapi.Shelf{
+	s.Catalog = &nodeapi.Catalog{
 		Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}
 	return s
@@ -107,18 +107,18 @@ func (s *served) Wake(ctx context.Context, ref string) (r vm.Record, err error) 
 	return s.Engine.Wake(ctx, ref)
 }
 
-// PushSnapshot is the shelf's.
+// PushSnapshot is the catalog's.
 func (s *served) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
 	watched, done := s.metrics.transfer("push", progress)
 	defer done(&err)
-	return s.Shelf.PushSnapshot(ctx, ref, to, auth, watched)
+	return s.Catalog.PushSnapshot(ctx, ref, to, auth, watched)
 }
 
-// PullSnapshot is the shelf's.
+// PullSnapshot is the catalog's.
 func (s *served) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
 	watched, done := s.metrics.transfer("pull", progress)
 	defer done(&err)
-	return s.Shelf.PullSnapshot(ctx, from, name, auth, watched)
+	return s.Catalog.PullSnapshot(ctx, from, name, auth, watched)
 }
 
 // Reset removes every VM and then what the network made. The network comes up again with the next VM.

@@ -21,16 +21,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// shelf is a registry in this process, which may be down.
-type shelf struct {
+// catalog is a registry in this process, which may be down.
+type catalog struct {
 	t    *testing.T
 	down bool
 	registry
 }
 
-func newShelf(t *testing.T) *shelf {
+func newCatalog(t *testing.T) *catalog {
 	t.Helper()
-	s := &shelf{t: t}
+	s := &catalog{t: t}
 	h := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.down {
@@ -45,7 +45,7 @@ func newShelf(t *testing.T) *shelf {
 }
 
 // put pushes a manifest with a record of that media type.
-func (s *shelf) put(repo, tag, media, record string) {
+func (s *catalog) put(repo, tag, media, record string) {
 	s.t.Helper()
 	err := s.session(s.t.Context(), repo, tag, ociclient.Push, func(ctx context.Context, session *ociclient.Session) error {
 		var layers []ociclient.Descriptor
@@ -80,7 +80,7 @@ func recordOf(t *testing.T, x snapshot.Snapshot) string {
 }
 
 // has reports whether REPOSITORY:TAG is there.
-func (s *shelf) has(repo, tag string) bool {
+func (s *catalog) has(repo, tag string) bool {
 	s.t.Helper()
 	err := s.session(s.t.Context(), repo, tag, ociclient.Pull, func(ctx context.Context, session *ociclient.Session) error {
 		_, err := session.Head(ctx, tag)
@@ -119,7 +119,7 @@ func TestWhatEarlierReleasesLeft(t *testing.T) {
 		"of a name that it could not": {"vk---prod-eu.db-abcdefghijklmnop", artifact.MediaVMConfig, labels("prod-eu"), "vk---prod-eu.db-abcdefghijklmnop", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newShelf(t)
+			s := newCatalog(t)
 			if tc.repo != "" {
 				s.put(tc.repo, tag, tc.media, tc.record)
 			}
@@ -153,7 +153,7 @@ func TestWhatEarlierReleasesLeft(t *testing.T) {
 
 // What nobody can tell is said, and nothing is deleted on a guess.
 func TestARegistryThatDoesNotAnswer(t *testing.T) {
-	s := newShelf(t)
+	s := newCatalog(t)
 	of := controller.VM{Namespace: "prod", Name: "vk-prod-db"}
 	s.put("vk-prod-db", "hibernate", artifact.MediaVMConfig, recordOf(t, snapshot.Snapshot{Labels: map[string]string{contract.VMLabelPodNamespace: "prod"}}))
 	s.down = true

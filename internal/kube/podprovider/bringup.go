@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// bringUp has the pod's VM made, or finds out why not.
-func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
+// createAndStart has the pod's VM made, or finds out why not.
+func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if errs := convert.Check(pod); len(errs) > 0 {
 		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
 		return 0
@@ -42,7 +42,7 @@ func (w *worker) bringUp(ctx context.Context, pod *corev1.Pod) time.Duration {
 	switch {
 	case err != nil:
 		reason, _ := waiting(err)
-		return w.retry(ctx, reason, err, choreFirst, choreMost)
+		return w.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
 	case sleeps && contract.Hibernate(pod.Annotations) && !w.here(ctx):
 		return w.sleeps("")
 	case sleeps:

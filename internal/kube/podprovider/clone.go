@@ -98,7 +98,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) time.Dura
 		w.refuse(reason, err.Error())
 		return 0
 	}
-	return w.retry(ctx, reason, err, choreFirst, choreMost)
+	return w.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
 }
 
 // cloneOnce makes a VM unless one of the name is there. spec is asked only when there is none.

@@ -24,7 +24,7 @@ func TestClones(t *testing.T) {
 		}
 		return asks(m)
 	}
-	template := func(t *testing.T, s *shelf, name string) {
+	template := func(t *testing.T, s *fakeSnapshots, name string) {
 		t.Helper()
 		rec, err := s.Launch(t.Context(), vm.Spec{Name: "template", Image: "x"}.Default())
 		if err != nil {

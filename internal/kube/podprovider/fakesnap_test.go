@@ -16,11 +16,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// shelf is Snapshots in memory, of the VMs of an engine. What a guest knows is in memories; a snapshot keeps a copy.
-type shelf struct {
+// fakeSnapshots is Snapshots in memory, of the VMs of an engine. What a guest knows is in memories; a snapshot keeps a copy.
+type fakeSnapshots struct {
 	*engine
 	registry *registry
-	peers    map[string]*shelf // by host:port
+	peers    map[string]*fakeSnapshots // by host:port
 
 	mu      sync.Mutex
 	snaps   map[string]snapshot.Snapshot // by name, as it is unique on the node
@@ -49,11 +49,11 @@ func newRegistry() *registry {
 	return &registry{tags: map[string]string{}, blobs: map[string]snapshot.Snapshot{}, text: map[string]string{}}
 }
 
-func newShelf(e *engine, r *registry) *shelf {
-	return &shelf{engine: e, registry: r, snaps: map[string]snapshot.Snapshot{}, content: map[string]string{}, memory: map[vm.ID]string{}}
+func newFakeSnapshots(e *engine, r *registry) *fakeSnapshots {
+	return &fakeSnapshots{engine: e, registry: r, snaps: map[string]snapshot.Snapshot{}, content: map[string]string{}, memory: map[vm.ID]string{}}
 }
 
-var _ Snapshots = (*shelf)(nil)
+var _ Snapshots = (*fakeSnapshots)(nil)
 
 func (r *registry) enter(call string) (func(), error) {
 	r.mu.Lock()
@@ -90,15 +90,15 @@ func (r *registry) has(repo, tag string) string {
 }
 
 // fail sets what a save or a wake ends with.
-func (s *shelf) fail(how *func() error, with func() error) {
+func (s *fakeSnapshots) fail(how *func() error, with func() error) {
 	defer s.lock()()
 	*how = with
 }
 
-func (s *shelf) lock() func() { s.mu.Lock(); return s.mu.Unlock }
+func (s *fakeSnapshots) lock() func() { s.mu.Lock(); return s.mu.Unlock }
 
 // knows sets and tells what the guest of a VM has in its memory.
-func (s *shelf) knows(name string, set ...string) string {
+func (s *fakeSnapshots) knows(name string, set ...string) string {
 	rec, err := s.Inspect(context.Background(), name)
 	if err != nil {
 		return "no VM"
@@ -110,7 +110,7 @@ func (s *shelf) knows(name string, set ...string) string {
 	return s.memory[rec.ID]
 }
 
-func (s *shelf) names() string {
+func (s *fakeSnapshots) names() string {
 	defer s.lock()()
 	var out []string
 	for _, snap := range s.snaps {
@@ -120,7 +120,7 @@ func (s *shelf) names() string {
 }
 
 // put keeps a snapshot under its name. Preconditions: mu is held.
-func (s *shelf) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, error) {
+func (s *fakeSnapshots) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, error) {
 	key := snap.Owner.Qualify(snap.Name)
 	if _, taken := s.snaps[key]; taken {
 		return snap, errdefs.Existsf("snapshot %s is there already", snap.Name)
@@ -133,7 +133,7 @@ func (s *shelf) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, 
 	return snap, nil
 }
 
-func (s *shelf) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
+func (s *fakeSnapshots) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
 	leave, err := s.enter("save " + spec.Name)
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -156,7 +156,7 @@ func (s *shelf) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) 
 	return s.put(snapshot.Snapshot{Name: spec.Name, Owner: rec.Owner, Labels: spec.Labels, Source: snapshot.Source{VMID: rec.ID, VMName: rec.Spec.Name}}, s.memory[rec.ID])
 }
 
-func (s *shelf) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []image.RegistryAuth) (vm.Record, error) {
+func (s *fakeSnapshots) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []image.RegistryAuth) (vm.Record, error) {
 	leave, err := s.enter("clone " + c.Name)
 	if err != nil {
 		return vm.Record{}, err
@@ -188,7 +188,7 @@ func (s *shelf) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []image.Re
 }
 
 // resumeSoon has the agent tell the guest who it is. Preconditions: the engine's mu is held.
-func (s *shelf) resumeSoon(r *vm.Record) {
+func (s *fakeSnapshots) resumeSoon(r *vm.Record) {
 	if s.boot < 0 {
 		return // nobody answers
 	}
@@ -198,7 +198,7 @@ func (s *shelf) resumeSoon(r *vm.Record) {
 	})
 }
 
-func (s *shelf) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
+func (s *fakeSnapshots) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
 	snap, err := s.SaveSnapshot(ctx, ref, vm.SaveSpec{Name: name})
 	if err != nil {
 		return vm.Record{}, err
@@ -214,7 +214,7 @@ func (s *shelf) Hibernate(ctx context.Context, ref, name string) (vm.Record, err
 	return *r, nil
 }
 
-func (s *shelf) Wake(ctx context.Context, ref string) (vm.Record, error) {
+func (s *fakeSnapshots) Wake(ctx context.Context, ref string) (vm.Record, error) {
 	leave, err := s.enter("wake")
 	if err != nil {
 		return vm.Record{}, err
@@ -246,7 +246,7 @@ func (s *shelf) Wake(ctx context.Context, ref string) (vm.Record, error) {
 }
 
 // get resolves a name or an id: of the owner's, else of what the operator shares with it. Preconditions: mu is held.
-func (s *shelf) get(ctx context.Context, ref string) (found snapshot.Snapshot, err error) {
+func (s *fakeSnapshots) get(ctx context.Context, ref string) (found snapshot.Snapshot, err error) {
 	o := vm.Behalf(ctx)
 	for _, snap := range s.snaps {
 		if snap.Name != ref && snap.ID != ref {
@@ -266,24 +266,24 @@ func (s *shelf) get(ctx context.Context, ref string) (found snapshot.Snapshot, e
 }
 
 // publish shares a snapshot of the operator's.
-func (s *shelf) publish(name string, namespaces ...string) {
+func (s *fakeSnapshots) publish(name string, namespaces ...string) {
 	defer s.lock()()
 	snap := s.snaps[name]
 	snap.Published = namespaces
 	s.snaps[name] = snap
 }
 
-func (s *shelf) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
+func (s *fakeSnapshots) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
 	defer s.lock()()
 	return slices.Collect(maps.Values(s.snaps)), nil
 }
 
-func (s *shelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+func (s *fakeSnapshots) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 	defer s.lock()()
 	return s.get(ctx, ref)
 }
 
-func (s *shelf) RemoveSnapshot(ctx context.Context, ref string) error {
+func (s *fakeSnapshots) RemoveSnapshot(ctx context.Context, ref string) error {
 	defer s.lock()()
 	snap, err := s.get(ctx, ref)
 	if err == nil && !vm.Behalf(ctx).Reaches(snap.Owner) {
@@ -293,7 +293,7 @@ func (s *shelf) RemoveSnapshot(ctx context.Context, ref string) error {
 	return err
 }
 
-func (s *shelf) PushSnapshot(ctx context.Context, ref, to string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *fakeSnapshots) PushSnapshot(ctx context.Context, ref, to string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	leave, err := s.registry.enter("push " + to)
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -310,7 +310,7 @@ func (s *shelf) PushSnapshot(ctx context.Context, ref, to string, _ snapshot.Aut
 	return snap, nil
 }
 
-func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *fakeSnapshots) PullSnapshot(ctx context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	if rest, ok := strings.CutPrefix(from, peerScheme); ok {
 		host, theirs, _ := strings.Cut(rest, "/")
 		peer := s.peers[host]
@@ -349,7 +349,7 @@ func (s *shelf) PullSnapshot(ctx context.Context, from, name string, _ snapshot.
 }
 
 // keep is put of what came from elsewhere: what is another's is not there, what is nobody's becomes whose it is fetched for.
-func (s *shelf) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
+func (s *fakeSnapshots) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
 	if snap.Owner.Operator() { // of a release before owners
 		snap.Owner.Namespace = snap.Labels[contract.VMLabelPodNamespace]
 	}
@@ -361,7 +361,7 @@ func (s *shelf) keep(ctx context.Context, snap snapshot.Snapshot, name, content 
 	return s.put(snap, content)
 }
 
-func (s *shelf) TagDigest(_ context.Context, ref string, _ snapshot.Auth) (string, error) {
+func (s *fakeSnapshots) TagDigest(_ context.Context, ref string, _ snapshot.Auth) (string, error) {
 	leave, err := s.registry.enter("ask " + ref)
 	if err != nil {
 		return "", err
@@ -373,7 +373,7 @@ func (s *shelf) TagDigest(_ context.Context, ref string, _ snapshot.Auth) (strin
 	return "", errdefs.NotFoundf("the registry has no %s", ref)
 }
 
-func (s *shelf) DeleteTag(_ context.Context, ref string, _ snapshot.Auth) error {
+func (s *fakeSnapshots) DeleteTag(_ context.Context, ref string, _ snapshot.Auth) error {
 	leave, err := s.registry.enter("delete " + ref)
 	if err != nil {
 		return err
@@ -383,7 +383,7 @@ func (s *shelf) DeleteTag(_ context.Context, ref string, _ snapshot.Auth) error 
 	return nil
 }
 
-func (s *shelf) CheckRegistry(_ context.Context, ref string, _ snapshot.Auth) error {
+func (s *fakeSnapshots) CheckRegistry(_ context.Context, ref string, _ snapshot.Auth) error {
 	leave, err := s.registry.enter("check " + ref)
 	if err != nil {
 		return err

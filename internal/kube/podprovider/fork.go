@@ -47,7 +47,7 @@ func (w *worker) hasOffered(err error) (news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err == nil {
-		w.offering = chore{}
+		w.offering = retryTask{}
 		return false
 	}
 	w.offers = ""

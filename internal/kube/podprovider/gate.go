@@ -57,8 +57,8 @@ func (p *Provider) willDelete(uid types.UID) bool {
 	return true
 }
 
-// ledger remembers the pods that workers delete, and for a while those that they have deleted.
-type ledger struct {
+// deletionLog remembers the pods that workers delete, and for a while those that they have deleted.
+type deletionLog struct {
 	mu   sync.Mutex
 	pods map[types.UID]time.Time // when it was deleted; zero: not yet
 }
@@ -66,14 +66,14 @@ type ledger struct {
 // remember is how long a deleted pod may still turn up in somebody's cache.
 const remember = time.Minute
 
-func (l *ledger) has(uid types.UID) bool {
+func (l *deletionLog) has(uid types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, ok := l.pods[uid]
 	return ok
 }
 
-func (l *ledger) add(uid types.UID) {
+func (l *deletionLog) add(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pods == nil {
@@ -87,7 +87,7 @@ func (l *ledger) add(uid types.UID) {
 	l.pods[uid] = time.Time{}
 }
 
-func (l *ledger) done(uid types.UID) {
+func (l *deletionLog) done(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, ok := l.pods[uid]; ok {

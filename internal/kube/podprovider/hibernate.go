@@ -19,7 +19,7 @@ import (
 // awake looks after a running VM: it goes to sleep if that is wanted, else it is kept running.
 func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
 	if !contract.Hibernate(pod.Annotations) || w.snaps == nil {
-		w.dozing = chore{}
+		w.dozing = retryTask{}
 		var wait time.Duration
 		if up(rec) && itself(rec, w.answers()) {
 			wait = sooner(w.tidyUp(ctx, rec), w.offer(pod, rec))
@@ -62,7 +62,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 		return w.notAsleep(ctx, eventHibernateFailed, err)
 	}
 	w.p.Metrics.save.Observe(time.Since(began).Seconds())
-	w.stopVigil()
+	w.stopMonitor()
 	w.take(got)
 	return time.Millisecond
 }
@@ -96,7 +96,7 @@ func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.D
 
 // asleep looks after a hibernated VM: what it is in is brought to the registry and then it stays, or it is woken.
 func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
-	w.stopVigil()
+	w.stopMonitor()
 	w.stopKeeper()
 	if !contract.Hibernate(pod.Annotations) {
 		return w.wakeLocal(ctx, rec)
@@ -140,7 +140,7 @@ func (w *worker) sleeps(snap string) time.Duration {
 		w.event(corev1.EventTypeNormal, eventHibernated, "VM %s is hibernated", w.vmName)
 		w.log.Info("vm hibernated", "snapshot", snap)
 	}
-	w.dozing, w.kept = chore{}, snap
+	w.dozing, w.kept = retryTask{}, snap
 	w.setLife(contract.LifecycleHibernated, "")
 	w.publish(0)
 	return 0
@@ -189,7 +189,7 @@ func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
 	w.p.Metrics.done("wake", err)
 	if err == nil {
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
-		w.waking, w.dozing, w.kept = chore{}, chore{}, ""
+		w.waking, w.dozing, w.kept = retryTask{}, retryTask{}, ""
 		w.taken(got)
 		return time.Millisecond
 	}
@@ -299,7 +299,7 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) time
 	})
 	if err == nil {
 		w.restored = true
-		w.goesOn(pod, &rec) // to the guest it is no new start
+		w.keepHealth(pod, &rec) // to the guest it is no new start
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 	}
 	return w.cloned(ctx, rec, err)
@@ -398,6 +398,6 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 	if left.ID != "" {
 		w.discard(ctx, left.ID)
 	}
-	w.tidy, w.restored, w.slept, w.tidying = true, false, "", chore{}
+	w.tidy, w.restored, w.slept, w.tidying = true, false, "", retryTask{}
 	return 0
 }

@@ -215,7 +215,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		return s.registry
 	}
 	synctest.Test(t, func(t *testing.T) { // recreated awake: a fresh boot would lose the state
-		s := newShelf(newEngine(), slept(t))
+		s := newFakeSnapshots(newEngine(), slept(t))
 		w := keeping(t, s, false)
 		defer w.stop()
 		w.create(pod(managedRun))
@@ -228,7 +228,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		w.expectTold("Normal Pulling Pulling snapshot", "Normal Woken")
 	})
 	synctest.Test(t, func(t *testing.T) { // recreated asleep: it stays so until it is woken
-		s := newShelf(newEngine(), slept(t))
+		s := newFakeSnapshots(newEngine(), slept(t))
 		w := keeping(t, s, false)
 		defer w.stop()
 		w.create(pod(managedRun, asks(map[string]string{contract.KeyHibernate: "true"})))
@@ -243,7 +243,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // without the registry nobody knows, and nothing boots
-		s := newShelf(newEngine(), slept(t))
+		s := newFakeSnapshots(newEngine(), slept(t))
 		s.registry.fall(errdefs.Unavailablef("away"))
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -272,7 +272,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // asleep, and its state is gone: it does not start afresh behind anybody's back
-		s := newShelf(newEngine(), slept(t))
+		s := newFakeSnapshots(newEngine(), slept(t))
 		clear(s.registry.tags)
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -332,9 +332,9 @@ func TestWakingFromAPeer(t *testing.T) {
 					there.snaps["default/"+snap.Name] = snap
 				}
 
-				here := newShelf(newEngine(), there.registry)
-				here.peers = map[string]*shelf{"node-2:7": there}
-				w = &world{t: t, engine: here.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, shelf: here}
+				here := newFakeSnapshots(newEngine(), there.registry)
+				here.peers = map[string]*fakeSnapshots{"node-2:7": there}
+				w = &world{t: t, engine: here.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, fakeSnapshots: here}
 				cfg := keepingConfig(tc.bare)
 				cfg.Registry.Peers = []string{"node-1:7", "node-2:7"}
 				w.run(cfg)

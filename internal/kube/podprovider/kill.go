@@ -17,59 +17,59 @@ import (
 // leastGrace is what is left of the grace however long preStop took.
 const leastGrace = 2 * time.Second
 
-// sentence is that a container is to be killed, and then restarted if the pod's policy allows that.
-type sentence struct {
+// killRequest is that a container is to be killed, and then restarted if the pod's policy allows that.
+type killRequest struct {
 	message string    // for the Killing Event
 	grace   *int64    // seconds; nil: the pod's
 	run     time.Time // of the VM that is to be stopped for it
 	told    bool      // and, where the VM goes on, being carried out
 }
 
-func (s *sentence) graceIn(pod *corev1.Pod) time.Duration {
+func (s *killRequest) graceIn(pod *corev1.Pod) time.Duration {
 	if s.grace != nil {
 		return convert.Seconds(*s.grace)
 	}
 	return convert.Grace(pod)
 }
 
-// condemn passes a sentence on the run that x is over; the first one counts. Preconditions: mu is held.
-func (w *worker) condemn(x *lookout, s sentence) {
-	if !w.on(x) || x.sentence != nil {
+// requestKill passes a sentence on the run that x is over; the first one counts. Preconditions: mu is held.
+func (w *worker) requestKill(x *containerMonitor, s killRequest) {
+	if !w.on(x) || x.killRequest != nil {
 		return
 	}
-	x.sentence = &s
+	x.killRequest = &s
 	if x.run.number == 0 { // the container is the VM
-		w.condemnVM(s, x.run.vm)
+		w.requestVMStop(s, x.run.vm)
 	}
 	w.poke()
 }
 
-// condemnVM has the VM of that run stopped for s. Preconditions: mu is held.
-func (w *worker) condemnVM(s sentence, run time.Time) {
-	if w.sentence == nil || !w.sentence.run.Equal(run) {
+// requestVMStop has the VM of that run stopped for s. Preconditions: mu is held.
+func (w *worker) requestVMStop(s killRequest, run time.Time) {
+	if w.killRequest == nil || !w.killRequest.run.Equal(run) {
 		s.run = run
-		w.sentence = &s
+		w.killRequest = &s
 	}
 }
 
-// condemned is the sentence for which the VM of rec's run is to be stopped, nil when there is none.
-func (w *worker) condemned(rec *vm.Record) *sentence {
+// requestedStop is the sentence for which the VM of rec's run is to be stopped, nil when there is none.
+func (w *worker) requestedStop(rec *vm.Record) *killRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.sentence == nil || !w.sentence.run.Equal(rec.StartedAt) {
+	if w.killRequest == nil || !w.killRequest.run.Equal(rec.StartedAt) {
 		return nil
 	}
-	return w.sentence
+	return w.killRequest
 }
 
-// carryOut stops the VM; what is restarted is seen to when it has ended.
-func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *sentence) time.Duration {
+// stopForKill stops the VM; what is restarted is seen to when it has ended.
+func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *killRequest) time.Duration {
 	if !s.told {
 		s.told = true
 		w.log.Info("container killed", "vm", rec.ID, "op", s.message)
 		w.event(corev1.EventTypeNormal, eventKilling, "%s", s.message)
 	}
-	w.stopVigil()
+	w.stopMonitor()
 	w.publish(0)
 	got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, s.graceIn(pod)))
 	if ctx.Err() != nil {
@@ -83,15 +83,15 @@ func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, rec *vm.Record, 
 	return time.Millisecond
 }
 
-// carryOutEach has the containers killed that a sentence is passed on, each by itself, while the VM goes on.
-func (w *worker) carryOutEach(v *vigil, pod *corev1.Pod, rec *vm.Record) {
-	var due []*lookout
+// killRequested has the containers killed that a sentence is passed on, each by itself, while the VM goes on.
+func (w *worker) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record) {
+	var due []*containerMonitor
 	w.mu.Lock()
 	for name, x := range v.watches {
-		if x.run.number == 0 || x.sentence == nil || x.sentence.told {
+		if x.run.number == 0 || x.killRequest == nil || x.killRequest.told {
 			continue
 		}
-		x.sentence.told = true
+		x.killRequest.told = true
 		h := w.health[name]
 		h.ready = false
 		w.health[name] = h
@@ -106,11 +106,11 @@ func (w *worker) carryOutEach(v *vigil, pod *corev1.Pod, rec *vm.Record) {
 
 // killContainer ends the run that x is over; the guest sees to the next one. Where the guest's agent cannot do that, the
 // VM is stopped instead.
-func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Record, x *lookout) {
+func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Record, x *containerMonitor) {
 	name := x.container.Name
-	w.log.Info("container killed", "vm", rec.ID, "op", x.sentence.message)
-	w.event(corev1.EventTypeNormal, eventKilling, "%s", x.sentence.message)
-	grace := w.preStop(ctx, []*corev1.Container{x.container}, rec, x.sentence.graceIn(pod))
+	w.log.Info("container killed", "vm", rec.ID, "op", x.killRequest.message)
+	w.event(corev1.EventTypeNormal, eventKilling, "%s", x.killRequest.message)
+	grace := w.preStop(ctx, []*corev1.Container{x.container}, rec, x.killRequest.graceIn(pod))
 	for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
 		err := w.vms.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
 		switch {
@@ -119,7 +119,7 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 		case errdefs.Is(err, errdefs.Unsupported):
 			w.log.Info("vm stopped for its container: its guest's agent is older", "vm", rec.ID, "err", err)
 			w.mu.Lock()
-			w.condemnVM(*x.sentence, x.run.vm)
+			w.requestVMStop(*x.killRequest, x.run.vm)
 			w.poke()
 			w.mu.Unlock()
 			return
@@ -132,7 +132,7 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 
 // postStart runs the hook that comes after the process of x's container began. Until it has ended well the container is not
 // running, and if it fails it is killed.
-func (w *worker) postStart(ctx context.Context, v *vigil, x *lookout) {
+func (w *worker) postStart(ctx context.Context, v *guestMonitor, x *containerMonitor) {
 	began, c := time.Now(), x.container
 	target, _ := w.aim(c)
 	err := target.Hook(ctx, c.Lifecycle.PostStart)
@@ -143,7 +143,7 @@ func (w *worker) postStart(ctx context.Context, v *vigil, x *lookout) {
 		w.log.Warn("postStart hook failed", "op", c.Name, "err", err)
 		w.event(corev1.EventTypeWarning, eventPostStart, "PostStartHook failed: %s", err)
 		w.mu.Lock()
-		w.condemn(x, sentence{message: eventPostStart})
+		w.requestKill(x, killRequest{message: eventPostStart})
 		w.mu.Unlock()
 		return
 	}

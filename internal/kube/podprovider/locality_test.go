@@ -11,7 +11,7 @@ import (
 )
 
 func TestOffered(t *testing.T) {
-	s := &shelf{snaps: map[string]snapshot.Snapshot{}}
+	s := &fakeSnapshots{snaps: map[string]snapshot.Snapshot{}}
 	p := &Provider{}
 	p.node.snaps = s
 	offered := func() (names []string) {

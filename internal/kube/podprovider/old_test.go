@@ -303,32 +303,32 @@ func TestPublicRepositories(t *testing.T) {
 // A force-pull that fails leaves what is here where it is, and says why; when it works again the newer one is taken.
 func TestAForcePullThatFails(t *testing.T) {
 	for name, tc := range map[string]struct {
-		break_ func(*shelf)
-		mend   func(*shelf)
+		break_ func(*fakeSnapshots)
+		mend   func(*fakeSnapshots)
 		why    string
 	}{
 		"the registry is away": {
-			func(s *shelf) { s.registry.fall(errdefs.Unavailablef("the registry is away")) },
-			func(s *shelf) { s.registry.fall(nil) },
+			func(s *fakeSnapshots) { s.registry.fall(errdefs.Unavailablef("the registry is away")) },
+			func(s *fakeSnapshots) { s.registry.fall(nil) },
 			"the registry is away",
 		},
 		"in the middle": {
-			func(s *shelf) {
+			func(s *fakeSnapshots) {
 				s.fail(&s.pullAs, func() error { return errdefs.DataLossf("the disk is damaged there") })
 			},
-			func(s *shelf) { s.fail(&s.pullAs, nil) },
+			func(s *fakeSnapshots) { s.fail(&s.pullAs, nil) },
 			"pull snapshot " + registryURL + "/default/base:latest: the disk is damaged there",
 		},
 		"it is gone there": {
-			func(s *shelf) { delete(s.registry.tags, registryURL+"/default/base:latest") },
-			func(s *shelf) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
+			func(s *fakeSnapshots) { delete(s.registry.tags, registryURL+"/default/base:latest") },
+			func(s *fakeSnapshots) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
 			"namespace default has no snapshot base:latest on this node or in the registry",
 		},
 		"it is another's there": {
-			func(s *shelf) {
+			func(s *fakeSnapshots) {
 				s.registry.put("default/base:latest", "stolen", snapshot.Snapshot{Owner: vm.Owner{Namespace: "prod"}})
 			},
-			func(s *shelf) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
+			func(s *fakeSnapshots) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
 			"no snapshot there is of namespace default",
 		},
 	} {

@@ -126,7 +126,7 @@ type Provider struct {
 	byUID    map[types.UID]*worker
 	holders  map[string]*worker // by namespace and VM name: the last worker that was given the name
 	adopters map[vm.ID]*worker  // of VMs that bear no label of ours
-	leaving  ledger
+	leaving  deletionLog
 	turns    turns         // of those who would make the same snapshot
 	pace     *rate.Limiter // of statuses that may wait
 	objects  *objects

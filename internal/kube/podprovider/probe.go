@@ -31,23 +31,23 @@ const (
 	probeHead     = 250 * time.Millisecond // how long a fresh guest's first status waits for its first probes
 )
 
-// vigil watches one run of one guest: whether it can be reached, and how its containers do.
-type vigil struct {
-	duties
-	run     time.Time           // its start
-	watches map[string]*lookout // over the present runs of containers, by name; under the worker's mu
-	first   chan struct{}       // closed after its first verdict
+// guestMonitor watches one run of one guest: whether it can be reached, and how its containers do.
+type guestMonitor struct {
+	backgroundTasks
+	run     time.Time                    // its start
+	watches map[string]*containerMonitor // over the present runs of containers, by name; under the worker's mu
+	first   chan struct{}                // closed after its first verdict
 
 	mu     sync.Mutex
 	unseen int // verdicts that first waits for
 }
 
-func newVigil(run time.Time) *vigil {
-	return &vigil{run: run, watches: map[string]*lookout{}, first: make(chan struct{})}
+func newGuestMonitor(run time.Time) *guestMonitor {
+	return &guestMonitor{run: run, watches: map[string]*containerMonitor{}, first: make(chan struct{})}
 }
 
 // expect has first wait for one more verdict, unless that is too late; seen tells of one.
-func (v *vigil) expect() bool {
+func (v *guestMonitor) expect() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	select {
@@ -59,7 +59,7 @@ func (v *vigil) expect() bool {
 	}
 }
 
-func (v *vigil) seen() {
+func (v *guestMonitor) seen() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.unseen--; v.unseen == 0 {
@@ -67,20 +67,20 @@ func (v *vigil) seen() {
 	}
 }
 
-// startVigil begins to watch the present run of the guest. One that is trusted counts as ready until it fails.
-func (w *worker) startVigil(pod *corev1.Pod, rec *vm.Record, trusted bool) *vigil {
-	v := newVigil(rec.StartedAt)
+// startMonitor begins to watch the present run of the guest. One that is trusted counts as ready until it fails.
+func (w *worker) startMonitor(pod *corev1.Pod, rec *vm.Record, trusted bool) *guestMonitor {
+	v := newGuestMonitor(rec.StartedAt)
 	w.mu.Lock()
-	w.vigil, w.ready = v, trusted
+	w.guestMonitor, w.ready = v, trusted
 	w.mu.Unlock()
 	v.expect()
-	w.keepWatch(v, pod, rec, trusted)
+	w.monitorContainers(v, pod, rec, trusted)
 	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
 	return v
 }
 
 // reach is the check whether the guest can be reached.
-func (w *worker) reach(v *vigil, ready bool) probe.Check {
+func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
 	failures, pause, first := 0, probeFirst, true
 	return func(ctx context.Context) (time.Duration, bool) {
 		limit := probeGuess
@@ -138,11 +138,11 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// stopVigil ends the watch, and with it the readiness that only a watch can tell.
-func (w *worker) stopVigil() {
+// stopMonitor ends the watch, and with it the readiness that only a watch can tell.
+func (w *worker) stopMonitor() {
 	w.mu.Lock()
-	v := w.vigil
-	w.vigil, w.ready, w.unready = nil, false, ""
+	v := w.guestMonitor
+	w.guestMonitor, w.ready, w.unready = nil, false, ""
 	w.mu.Unlock()
 	if v == nil {
 		return

@@ -41,15 +41,15 @@ func (r *answers) Probe(ctx context.Context, _ string, _ int) error {
 
 // world is a provider with everything around it, on the bubble's clock.
 type world struct {
-	t      *testing.T
-	engine *engine
-	client *fake.Clientset
-	events *record.FakeRecorder
-	reach  *answers
-	shelf  *shelf // nil: the node keeps no snapshots
-	claims Placements
-	p      *Provider
-	stop   func()
+	t             *testing.T
+	engine        *engine
+	client        *fake.Clientset
+	events        *record.FakeRecorder
+	reach         *answers
+	fakeSnapshots *fakeSnapshots // nil: the node keeps no snapshots
+	claims        Placements
+	p             *Provider
+	stop          func()
 }
 
 func start(t *testing.T, e *engine) *world { return startWith(t, e, Config{}) }
@@ -71,8 +71,8 @@ func (w *world) begin(cfg Config) {
 func (w *world) run(cfg Config) {
 	cfg.Node = convert.Node{Name: "node-1", IP: "192.0.2.1"}
 	var snapshots Snapshots
-	if w.shelf != nil {
-		snapshots = w.shelf
+	if w.fakeSnapshots != nil {
+		snapshots = w.fakeSnapshots
 	}
 	p, err := New(cfg, Deps{
 		Snapshots: snapshots, Placements: w.claims,

@@ -38,7 +38,7 @@ func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, 
 	case ctx.Err() != nil:
 		return time.Millisecond, false
 	case err == nil:
-		w.saving, w.saved = chore{}, rec.ID
+		w.saving, w.saved = retryTask{}, rec.ID
 		w.log.Info("vm saved before it is removed", "vm", rec.ID)
 		return 0, true
 	}

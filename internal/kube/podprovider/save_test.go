@@ -162,7 +162,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 }
 
 func TestDeletingTheHibernated(t *testing.T) {
-	asleep := func(t *testing.T, s *shelf, bare bool, change ...func(*corev1.Pod)) *world {
+	asleep := func(t *testing.T, s *fakeSnapshots, bare bool, change ...func(*corev1.Pod)) *world {
 		t.Helper()
 		w := keeping(t, s, bare)
 		w.create(pod(change...))

@@ -14,7 +14,7 @@ import (
 )
 
 // Snapshots saves VMs, makes others go on from what was saved, and carries it to registries and back. The engine with the
-// node API's shelf is one, the client of the node API another. Refs of registries are [http[s]://]HOST[:PORT]/REPOSITORY:TAG.
+// node API's catalog is one, the client of the node API another. Refs of registries are [http[s]://]HOST[:PORT]/REPOSITORY:TAG.
 type Snapshots interface {
 	// SaveSnapshot saves a running VM, which goes on, or the disks of a stopped one.
 	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
@@ -170,25 +170,25 @@ func (t *turns) take(ctx context.Context, name string) (give func()) {
 	}
 }
 
-// chore is something that is tried again until it works: after 1 s, 2 s … 60 s.
-type chore struct {
+// retryTask is something that is tried again until it works: after 1 s, 2 s … 60 s.
+type retryTask struct {
 	tries int
 	next  time.Time
 	cause string
 }
 
 const (
-	choreFirst = time.Second
-	choreMost  = time.Minute
+	retryTaskFirst = time.Second
+	retryTaskMost  = time.Minute
 )
 
 // left is how long the next try has to wait.
-func (c *chore) left() time.Duration { return time.Until(c.next) }
+func (c *retryTask) left() time.Duration { return time.Until(c.next) }
 
 // failed notes that it did not work, and reports whether that is news.
-func (c *chore) failed(err error) (news bool) {
+func (c *retryTask) failed(err error) (news bool) {
 	c.tries++
-	c.next = time.Now().Add(delay(choreFirst, choreMost, c.tries))
+	c.next = time.Now().Add(delay(retryTaskFirst, retryTaskMost, c.tries))
 	news = c.cause != err.Error()
 	c.cause = err.Error()
 	return news

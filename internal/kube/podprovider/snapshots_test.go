@@ -14,9 +14,9 @@ import (
 )
 
 // keeping is a world whose node keeps snapshots, with a registry unless bare.
-func keeping(t *testing.T, s *shelf, bare bool) *world {
+func keeping(t *testing.T, s *fakeSnapshots, bare bool) *world {
 	t.Helper()
-	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, shelf: s}
+	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, fakeSnapshots: s}
 	w.run(keepingConfig(bare))
 	return w
 }
@@ -28,7 +28,7 @@ func keepingConfig(bare bool) Config {
 	return Config{Registry: Registry{URL: registryURL + "/"}}
 }
 
-func newKept() *shelf { return newShelf(newEngine(), newRegistry()) }
+func newKept() *fakeSnapshots { return newFakeSnapshots(newEngine(), newRegistry()) }
 
 func asks(m map[string]string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {

@@ -22,7 +22,7 @@ import (
 // attend adopts the machine of a static pod and watches whether it can be reached.
 func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
 	w.mu.Lock()
-	watched := w.vigil != nil
+	watched := w.guestMonitor != nil
 	w.mu.Unlock()
 	if watched {
 		w.publish(0)
@@ -37,10 +37,10 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
 		w.p.Metrics.done("create", nil)
 	}
-	v := newVigil(time.Time{})
+	v := newGuestMonitor(time.Time{})
 	trusted := w.trusted
 	w.mu.Lock()
-	w.vigil, w.ready = v, trusted
+	w.guestMonitor, w.ready = v, trusted
 	w.mu.Unlock()
 	v.expect()
 	v.add(w.p.probes.Start(0, w.reach(v, trusted)))

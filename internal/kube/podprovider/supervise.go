@@ -20,24 +20,24 @@ const forgiveAfter = 2
 func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.again, w.due, w.pause = false, time.Time{}, pause{}
 	if !up(rec) {
-		w.stopVigil()
+		w.stopMonitor()
 		w.publish(w.p.cfg.Settle)
 		return
 	}
 	w.announce(rec)
-	if w.vigil == nil || !w.vigil.run.Equal(rec.StartedAt) {
-		w.stopVigil()
+	if w.guestMonitor == nil || !w.guestMonitor.run.Equal(rec.StartedAt) {
+		w.stopMonitor()
 		trusted := w.trusted
 		w.trusted = false
-		w.awaitVerdict(ctx, w.startVigil(pod, rec, trusted))
+		w.awaitVerdict(ctx, w.startMonitor(pod, rec, trusted))
 	} else {
-		w.keepWatch(w.vigil, pod, rec, false)
+		w.monitorContainers(w.guestMonitor, pod, rec, false)
 	}
 	w.publish(0)
 }
 
 // awaitVerdict gives the first probes a moment, so that a guest that answers at once is Running and Ready in one write.
-func (w *worker) awaitVerdict(ctx context.Context, v *vigil) {
+func (w *worker) awaitVerdict(ctx context.Context, v *guestMonitor) {
 	t := time.NewTimer(probeHead)
 	defer t.Stop()
 	select {
@@ -49,7 +49,7 @@ func (w *worker) awaitVerdict(ctx context.Context, v *vigil) {
 
 // stopped decides what follows the end of a run: another run after a pause, or the end of the pod.
 func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
-	w.stopVigil()
+	w.stopMonitor()
 	if !w.restarts(pod, rec) {
 		w.again = false
 		w.publish(0)
@@ -155,7 +155,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 // evict gives up a pod: Failed, told, and its object deleted so that its controller makes another. What is left of its VM
 // goes as with any deleted pod.
 func (w *worker) evict(ctx context.Context, reason, message string) time.Duration {
-	w.stopVigil()
+	w.stopMonitor()
 	w.stopKeeper()
 	w.log.Warn("pod evicted", "op", reason, "err", message)
 	w.again, w.verdict = false, &verdict{reason: reason, message: message}
@@ -202,17 +202,17 @@ func (w *worker) inTime(pod *corev1.Pod, wait time.Duration) time.Duration {
 // bringUpBefore is bringUp, which ends with the pod's active deadline: that counts from when the pod came here.
 func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if pod.Spec.ActiveDeadlineSeconds == nil {
-		return w.bringUp(ctx, pod)
+		return w.createAndStart(ctx, pod)
 	}
 	w.publish(w.p.cfg.Settle) // it says since when
 	limited, cancel := context.WithTimeout(ctx, w.late(pod))
 	defer cancel()
-	return w.bringUp(limited, pod)
+	return w.createAndStart(limited, pod)
 }
 
 // expire stops a pod that used up its active deadline, also one that has no VM yet.
 func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
-	w.stopVigil()
+	w.stopMonitor()
 	if rec == nil { // a launch that was cut off may have left one
 		var err error
 		if rec, err = w.findVM(ctx); err != nil {

@@ -16,7 +16,7 @@ import (
 // to try again. The caller's ctx is cancelled when a shorter grace is wanted.
 func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) {
 	const again = time.Second
-	w.stopVigil()
+	w.stopMonitor()
 	w.stopKeeper()
 	if !r.confirmed {
 		switch gone, leaving, err := w.askServer(ctx); {

@@ -41,7 +41,7 @@ const (
 )
 
 // watchContainer begins the probes of the container that x is over, whose process began then.
-func (w *worker) watchContainer(v *vigil, x *lookout, began time.Time) {
+func (w *worker) watchContainer(v *guestMonitor, x *containerMonitor, began time.Time) {
 	c := x.container
 	if h := w.healthOf(c.Name); !h.started {
 		w.watchBy(v, x, kindStartup, c.StartupProbe, began)
@@ -51,7 +51,7 @@ func (w *worker) watchContainer(v *vigil, x *lookout, began time.Time) {
 	w.watchBy(v, x, kindReadiness, c.ReadinessProbe, began)
 }
 
-func (w *worker) watchBy(v *vigil, x *lookout, kind string, p *corev1.Probe, began time.Time) {
+func (w *worker) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *corev1.Probe, began time.Time) {
 	if p == nil {
 		return
 	}
@@ -67,7 +67,7 @@ func (w *worker) watchBy(v *vigil, x *lookout, kind string, p *corev1.Probe, beg
 			return 0, false
 		}
 		verdict := judge.Take(result)
-		more := w.rule(x, kind, p, verdict, why)
+		more := w.applyVerdict(x, kind, p, verdict, why)
 		if kind == kindStartup && verdict == probe.Success {
 			w.watchContainer(v, x, began)
 		}
@@ -115,8 +115,8 @@ func (w *worker) probeContainer(ctx context.Context, c *corev1.Container, kind s
 	return result, why
 }
 
-// rule notes what a verdict means for the container of x, and reports whether the probe goes on.
-func (w *worker) rule(x *lookout, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
+// applyVerdict notes what a verdict means for the container of x, and reports whether the probe goes on.
+func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
 	if verdict == probe.Unknown {
 		return true
 	}
@@ -146,7 +146,7 @@ func (w *worker) rule(x *lookout, kind string, p *corev1.Probe, verdict probe.Re
 		if w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever || convert.IsSidecar(c) {
 			message += ", will be restarted"
 		}
-		w.condemn(x, sentence{message: message, grace: p.TerminationGracePeriodSeconds})
+		w.requestKill(x, killRequest{message: message, grace: p.TerminationGracePeriodSeconds})
 		return false
 	case kind == kindStartup:
 		h.started = true

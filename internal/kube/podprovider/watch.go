@@ -48,8 +48,8 @@ func hasPostStart(c *corev1.Container) bool {
 	return c.Lifecycle != nil && c.Lifecycle.PostStart != nil
 }
 
-// duties are what goes on until somebody stops it: probes and hooks.
-type duties struct {
+// backgroundTasks are what goes on until somebody stops it: probes and hooks.
+type backgroundTasks struct {
 	held  sync.Mutex
 	over  bool
 	tasks []*probe.Task
@@ -57,7 +57,7 @@ type duties struct {
 }
 
 // add has stop end t. hook does the same for a running hook.
-func (d *duties) add(t *probe.Task) {
+func (d *backgroundTasks) add(t *probe.Task) {
 	d.held.Lock()
 	defer d.held.Unlock()
 	d.tasks = append(d.tasks, t)
@@ -66,7 +66,7 @@ func (d *duties) add(t *probe.Task) {
 	}
 }
 
-func (d *duties) hook(cancel context.CancelFunc) {
+func (d *backgroundTasks) hook(cancel context.CancelFunc) {
 	d.held.Lock()
 	defer d.held.Unlock()
 	d.hooks = append(d.hooks, cancel)
@@ -75,7 +75,7 @@ func (d *duties) hook(cancel context.CancelFunc) {
 	}
 }
 
-func (d *duties) stop() {
+func (d *backgroundTasks) stop() {
 	d.held.Lock()
 	defer d.held.Unlock()
 	d.over = true
@@ -87,22 +87,24 @@ func (d *duties) stop() {
 	}
 }
 
-// lookout is over one run of one container.
-type lookout struct {
-	duties
-	container *corev1.Container
-	run       run
-	sentence  *sentence // on the run; under the worker's mu
-	released  bool      // the guest is told that it has started; of the worker's goroutine alone
+// containerMonitor is over one run of one container.
+type containerMonitor struct {
+	backgroundTasks
+	container   *corev1.Container
+	run         run
+	killRequest *killRequest // on the run; under the worker's mu
+	released    bool         // the guest is told that it has started; of the worker's goroutine alone
 }
 
 // holds reports whether others may wait for the container to start.
-func (x *lookout) holds() bool { return x.container.StartupProbe != nil || hasPostStart(x.container) }
+func (x *containerMonitor) holds() bool {
+	return x.container.StartupProbe != nil || hasPostStart(x.container)
+}
 
-// keepWatch sees to it that v watches what runs now: first the postStart hook of a container, once per run, then its startup
+// monitorContainers sees to it that v watches what runs now: first the postStart hook of a container, once per run, then its startup
 // probe, then the others. Of a run that an earlier process watched, or that was asleep, only what has changed is news; a
 // trusted guest's containers count as ready until they fail.
-func (w *worker) keepWatch(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bool) {
+func (w *worker) monitorContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Record, trusted bool) {
 	for _, c := range convert.Observed(pod) {
 		now, runs := runOf(rec, c.Name)
 		w.mu.Lock()
@@ -114,7 +116,7 @@ func (w *worker) keepWatch(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bo
 		delete(v.watches, c.Name)
 		before, known := w.health[c.Name]
 		known = known && before.run.is(now) && !before.starting
-		x := &lookout{container: c, run: now}
+		x := &containerMonitor{container: c, run: now}
 		h := fresh(c, now)
 		began := time.Now()
 		if known {
@@ -136,13 +138,13 @@ func (w *worker) keepWatch(v *vigil, pod *corev1.Pod, rec *vm.Record, trusted bo
 			w.watchContainer(v, x, began)
 		}
 	}
-	w.carryOutEach(v, pod, rec)
+	w.killRequested(v, pod, rec)
 	w.releaseEach(v, rec)
 }
 
 // releaseEach has the guest start the containers that wait for one that has started by now: its agent knows neither probes
 // nor hooks.
-func (w *worker) releaseEach(v *vigil, rec *vm.Record) {
+func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 	for i, r := range rec.Containers {
 		x, h := v.watches[r.Name], w.healthOf(r.Name)
 		waiting := slices.ContainsFunc(rec.Containers[i+1:], func(c vm.ContainerRecord) bool { return c.Status.StartedAt.IsZero() })
@@ -168,8 +170,8 @@ func fresh(c *corev1.Container, r run) health {
 	return health{run: r, starting: hasPostStart(c), started: c.StartupProbe == nil, ready: c.ReadinessProbe == nil}
 }
 
-// goesOn notes that the containers of rec's guest run on, though under a VM that is new.
-func (w *worker) goesOn(pod *corev1.Pod, rec *vm.Record) {
+// keepHealth notes that the containers of rec's guest run on, though under a VM that is new.
+func (w *worker) keepHealth(pod *corev1.Pod, rec *vm.Record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range convert.Observed(pod) {
@@ -180,7 +182,9 @@ func (w *worker) goesOn(pod *corev1.Pod, rec *vm.Record) {
 }
 
 // on reports whether x is a lookout that goes on. Preconditions: mu is held.
-func (w *worker) on(x *lookout) bool { return w.vigil != nil && w.vigil.watches[x.container.Name] == x }
+func (w *worker) on(x *containerMonitor) bool {
+	return w.guestMonitor != nil && w.guestMonitor.watches[x.container.Name] == x
+}
 
 // shownHealth is the health that the status tells. Of a run that is not watched yet nothing is known. Preconditions: mu is
 // held.

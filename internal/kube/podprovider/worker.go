@@ -32,22 +32,22 @@ type worker struct {
 	wake   chan struct{}
 	freed  chan struct{} // closed when the VM is gone for good
 
-	mu        sync.Mutex
-	pod       *corev1.Pod           // as the API server has it, but for the status
-	status    corev1.PodStatus      // as we see it
-	gates     []corev1.PodCondition // as others set them
-	rec       *vm.Record            // our VM as last heard of; nil: none (yet)
-	heard     map[vm.ID]vm.Event    // of VMs with our label before we know which is ours
-	lost      bool                  // the engine says our VM is gone
-	removal   *removal              // wanted
-	interrupt context.CancelFunc    // ends the call the worker is in
-	keeper    *keeper               // of the VM's volumes; set by the worker's goroutine alone
-	ready     bool                  // the guest can be reached
-	unready   string
-	vigil     *vigil            // over the present run; nil: nobody watches
-	health    map[string]health // of the containers, by name
-	bowed     map[string]run    // of the containers, whose preStop hooks have run
-	sentence  *sentence         // for which the VM is to be stopped
+	mu           sync.Mutex
+	pod          *corev1.Pod           // as the API server has it, but for the status
+	status       corev1.PodStatus      // as we see it
+	gates        []corev1.PodCondition // as others set them
+	rec          *vm.Record            // our VM as last heard of; nil: none (yet)
+	heard        map[vm.ID]vm.Event    // of VMs with our label before we know which is ours
+	lost         bool                  // the engine says our VM is gone
+	removal      *removal              // wanted
+	interrupt    context.CancelFunc    // ends the call the worker is in
+	keeper       *keeper               // of the VM's volumes; set by the worker's goroutine alone
+	ready        bool                  // the guest can be reached
+	unready      string
+	guestMonitor *guestMonitor     // over the present run; nil: nobody watches
+	health       map[string]health // of the containers, by name
+	bowed        map[string]run    // of the containers, whose preStop hooks have run
+	killRequest  *killRequest      // for which the VM is to be stopped
 
 	// Of the worker's goroutine alone.
 	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
@@ -82,17 +82,17 @@ type worker struct {
 	kept     string // snapshot that the VM hibernates in and that is known to be where it should be
 	saved    vm.ID  // was saved before its removal
 	hinted   string // the hint that was told
-	dozing   chore
-	waking   chore
-	tidying  chore
-	saving   chore
+	dozing   retryTask
+	waking   retryTask
+	tidying  retryTask
+	saving   retryTask
 	stale    string            // digest of a state for forks that is not of the VM to be forked
 	slept    string            // digest under which the registry was given what the VM woke from here
 	foreign  snapshot.Snapshot // from an old place in the registry, and not known for the VM's
 	why      error             // of foreign
 
-	offering chore // both with mu held
-	offers   vm.ID // whose state for forks is in the registry, or on its way there
+	offering retryTask // both with mu held
+	offers   vm.ID     // whose state for forks is in the registry, or on its way there
 }
 
 // removal is how the pod shall go. An unconfirmed one is checked with the API server first.
@@ -160,7 +160,7 @@ func (w *worker) resume() {
 // run works until the VM is gone for good or ctx (the node's life) ends.
 func (w *worker) run(ctx context.Context) {
 	defer close(w.freed)
-	defer w.stopVigil()
+	defer w.stopMonitor()
 	defer w.stopKeeper()
 	w.background = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
@@ -227,8 +227,8 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	var wait time.Duration
 	switch rec.State {
 	case vm.StateRunning:
-		if s := w.condemned(rec); s != nil {
-			wait = w.carryOut(ctx, pod, rec, s)
+		if s := w.requestedStop(rec); s != nil {
+			wait = w.stopForKill(ctx, pod, rec, s)
 		} else {
 			wait = w.awake(ctx, pod, rec)
 		}
@@ -392,7 +392,7 @@ func (w *worker) forget() {
 	w.rec, w.lost = nil, false
 }
 
-func (w *worker) setReady(v *vigil, ready bool, why error) {
+func (w *worker) setReady(v *guestMonitor, ready bool, why error) {
 	text := ""
 	if why != nil {
 		text = why.Error()
@@ -400,7 +400,7 @@ func (w *worker) setReady(v *vigil, ready bool, why error) {
 	w.mu.Lock()
 	fell := w.ready && !ready
 	// Of an earlier run, or a new wording of the same, which is not worth a write.
-	idle := w.vigil != v || w.ready == ready && (w.unready == "") == (text == "")
+	idle := w.guestMonitor != v || w.ready == ready && (w.unready == "") == (text == "")
 	if !idle {
 		w.ready, w.unready = ready, text
 		w.poke()

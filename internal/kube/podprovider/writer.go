@@ -101,11 +101,11 @@ func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hol
 		w.runs = true
 		w.spawn()
 	}
-	w.rouse()
+	w.signal()
 }
 
-// rouse has run look again.
-func (w *writer) rouse() {
+// signal has run look again.
+func (w *writer) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -126,7 +126,7 @@ func (w *writer) flush(ctx context.Context) error {
 		if done {
 			return nil
 		}
-		w.rouse()
+		w.signal()
 		select {
 		case <-change:
 		case <-ctx.Done():
@@ -141,7 +141,7 @@ func (w *writer) stop() {
 	defer w.mu.Unlock()
 	w.gone, w.want = true, nil
 	w.settled()
-	w.rouse()
+	w.signal()
 }
 
 // lost reports whether the server is known to have no such pod.

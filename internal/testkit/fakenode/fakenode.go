@@ -214,7 +214,7 @@ func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 		return nil, nil, errors.Join(err, j.Close())
 	}
 	m := &Machine{Engine: e, Puller: pulls}
-	m.Shelf = &nodeapi.Shelf{
+	m.Catalog = &nodeapi.Catalog{
 		Cloner: e, Images: store, Puller: pulls, Store: snapshots,
 		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), OwnerOf: ownerOf, Log: n.log}, snapshots),
 	}

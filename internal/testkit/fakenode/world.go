@@ -22,7 +22,7 @@ import (
 // Machine is what a virtual node stands on.
 type Machine struct {
 	*engine.Engine
-	*nodeapi.Shelf
+	*nodeapi.Catalog
 	image.Puller
 }
 

@@ -33,10 +33,10 @@ type ImageGetter interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 }
 
-// Shelf is what the API does with snapshots beyond one call of engine, store or remote: it joins them. Its methods are
+// Catalog is what the API does with snapshots beyond one call of engine, store or remote: it joins them. Its methods are
 // those of nodeclient.Client, so that a door in the same process can use it as another one uses the client.
 // What it lacks (nil) it refuses as Unsupported.
-type Shelf struct {
+type Catalog struct {
 	Cloner Cloner
 	Images ImageGetter
 	Puller image.Puller
@@ -46,18 +46,18 @@ type Shelf struct {
 }
 
 // GetSnapshot resolves a name, an id or a unique prefix of one.
-func (s *Shelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+func (s *Catalog) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 	return s.Store.Get(ctx, ref)
 }
 
 // ListSnapshots returns every snapshot, sorted by name.
-func (s *Shelf) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
+func (s *Catalog) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
 	return s.Store.List(ctx)
 }
 
 // PublishSnapshot replaces the namespaces that may clone from a snapshot: vm.Everyone for all, none for its owner alone. The
 // operator alone may.
-func (s *Shelf) PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error) {
+func (s *Catalog) PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error) {
 	if err := operatorOnly(ctx, "publish a snapshot"); err != nil {
 		return snapshot.Snapshot{}, err
 	}
@@ -89,7 +89,7 @@ func operatorOnly(ctx context.Context, what string) error {
 }
 
 // ExportSnapshot writes a snapshot as a tar stream.
-func (s *Shelf) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
+func (s *Catalog) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
 	h, err := s.Store.Hold(ctx, ref)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (s *Shelf) ExportSnapshot(ctx context.Context, ref string, w io.Writer) err
 }
 
 // ExportSnapshotDir copies a snapshot into a folder.
-func (s *Shelf) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
+func (s *Catalog) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
 	if err := folder(ctx, "export", dir); err != nil {
 		return err
 	}
@@ -112,12 +112,12 @@ func (s *Shelf) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
 }
 
 // ImportSnapshot stores what ExportSnapshot wrote.
-func (s *Shelf) ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
+func (s *Catalog) ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
 	return s.Store.Import(ctx, name, description, r, progress)
 }
 
 // ImportSnapshotDir registers a folder that ExportSnapshotDir made.
-func (s *Shelf) ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
+func (s *Catalog) ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
 	if err := folder(ctx, "import", dir); err != nil {
 		return snapshot.Snapshot{}, err
 	}
@@ -141,7 +141,7 @@ func absolute(op, dir string) error {
 }
 
 // PushSnapshot sends a snapshot to a registry and notes under which digest it is there.
-func (s *Shelf) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *Catalog) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	remote, err := s.remote()
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -159,7 +159,7 @@ func (s *Shelf) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.
 }
 
 // PullSnapshot fetches a snapshot from a registry, or from a peer.
-func (s *Shelf) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *Catalog) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	if strings.HasPrefix(from, PeerScheme) {
 		return s.pullFromPeer(ctx, from, name, heard(progress))
 	}
@@ -171,7 +171,7 @@ func (s *Shelf) PullSnapshot(ctx context.Context, from, name string, auth snapsh
 }
 
 // TagDigest asks a registry which manifest ref is.
-func (s *Shelf) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
+func (s *Catalog) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
 	remote, err := s.remote()
 	if err != nil {
 		return "", err
@@ -180,7 +180,7 @@ func (s *Shelf) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (
 }
 
 // DeleteTag removes a tag, or a manifest when ref has a digest, from a registry.
-func (s *Shelf) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
+func (s *Catalog) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
 	remote, err := s.remote()
 	if err != nil {
 		return err
@@ -189,7 +189,7 @@ func (s *Shelf) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) e
 }
 
 // CheckRegistry asks whether the registry of ref answers and takes the credentials.
-func (s *Shelf) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
+func (s *Catalog) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
 	remote, err := s.remote()
 	if err != nil {
 		return err
@@ -197,7 +197,7 @@ func (s *Shelf) CheckRegistry(ctx context.Context, ref string, auth snapshot.Aut
 	return remote.Check(ctx, ref, auth)
 }
 
-func (s *Shelf) remote() (snapshot.Remote, error) {
+func (s *Catalog) remote() (snapshot.Remote, error) {
 	if s.Remote == nil {
 		return nil, errdefs.Unsupportedf("this cocoond talks to no registries of snapshots")
 	}
@@ -205,7 +205,7 @@ func (s *Shelf) remote() (snapshot.Remote, error) {
 }
 
 // CloneWithImage makes sure that the image of the snapshot is here, by its digest, and clones.
-func (s *Shelf) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+func (s *Catalog) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
 	snap, err := s.snapshotOf(ctx, spec)
 	if err != nil {
 		return vm.Record{}, err
@@ -219,7 +219,7 @@ func (s *Shelf) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []im
 	return s.Cloner.Clone(ctx, spec)
 }
 
-func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Snapshot, error) {
+func (s *Catalog) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Snapshot, error) {
 	if spec.FromDir == "" {
 		return s.Store.Get(ctx, spec.Snapshot)
 	}
@@ -238,7 +238,7 @@ func (s *Shelf) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Sna
 }
 
 // fetchImages pulls the images of snap.
-func (s *Shelf) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
+func (s *Catalog) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
 	for _, want := range snap.Images() {
 		if err := s.fetchImage(ctx, snap, want, auth); err != nil {
 			return err
@@ -252,7 +252,7 @@ func (s *Shelf) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []
 //
 // What stands on an image does not give the right to it: a snapshot from a registry can name any digest. Those that the
 // operator shares do.
-func (s *Shelf) fetchImage(ctx context.Context, x snapshot.Snapshot, want snapshot.Image, auth []image.RegistryAuth) error {
+func (s *Catalog) fetchImage(ctx context.Context, x snapshot.Snapshot, want snapshot.Image, auth []image.RegistryAuth) error {
 	if x.Owner.Operator() {
 		ctx = vm.OnBehalf(ctx, x.Owner)
 	}
