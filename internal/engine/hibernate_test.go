@@ -47,8 +47,9 @@ func TestHibernateAndWake(t *testing.T) {
 	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "x"})
 	wantClass(t, "save a hibernated VM", err, errdefs.FailedPrecondition)
 	wantClass(t, "remove what it is in", r.RemoveSnapshot(ctx, slept.Snapshot), errdefs.FailedPrecondition)
-	if left := leftovers(t, r.dir, r.world); len(left) != 3 { // its folders, its lease and its snapshot; the run folder is there too
-		t.Logf("left while it is hibernated: %v", left)
+	want := []string{"leases/" + rec.NICs[0].IP, "run/vms/" + string(rec.ID), "snapshots/" + slept.Snapshot, "state/vms/" + string(rec.ID)}
+	if left := leftovers(t, r.dir, r.world); !slices.Equal(left, want) {
+		t.Errorf("hibernated, the VM has %v, want %v", left, want)
 	}
 	r.restart()
 	if left := leftovers(t, r.dir, r.world); !slices.Contains(left, "leases/"+rec.NICs[0].IP) {
