@@ -1,9 +1,9 @@
-// Package admission answers the API server's admission webhooks: it refuses CocoonSets and CocoonHibernations that cannot
-// work in ways that their schema cannot say, completes and checks the pods of VMs, and keeps VMs that hold state from
-// being scaled away or evicted.
+// Package admission serves the API server's admission webhooks. It refuses CocoonSets and CocoonHibernations that cannot work
+// but that their schema allows. It completes and validates the pods of VMs. It prevents scale-downs and evictions from losing
+// VMs that hold state.
 //
-// Every answer follows from the request and from caches; nothing is written but the wish that an evicted VM hibernates,
-// and not even that for a dry run.
+// Every answer depends only on the request and on caches. The only write marks an evicted VM to hibernate; a dry run does not
+// even write that.
 package admission
 
 import (
@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller"
 )
 
-// Where the webhooks are served; deploy/manager/webhook.yaml names them.
+// Paths of the webhooks; deploy/manager/webhook.yaml names them.
 const (
 	PathPod         = "/mutate"
 	PathCheckPod    = "/validate-pod"
@@ -31,19 +31,19 @@ const (
 	PathEviction    = "/validate-eviction"
 )
 
-// Webhooks are all of them. All fields are needed but Registry.
+// Webhooks is the set of all admission webhooks. All fields are required except Registry.
 type Webhooks struct {
 	// Client reads pods, nodes, CocoonSets and VMPlacements from a cache, and marks pods.
 	Client client.Client
-	// Live reads Deployments and StatefulSets, which nobody here caches.
+	// Live reads Deployments and StatefulSets, which the manager does not cache.
 	Live     client.Reader
 	Registry controller.Registry // nil: no VM is ever durable
-	// CloneDirs are the folders of nodes from which pods may be cloned.
+	// CloneDirs are the node directories from which pods may be cloned.
 	CloneDirs []string
 	Metrics   *Metrics
 }
 
-// Register has s serve the webhooks.
+// Register registers the webhooks with s.
 func (w *Webhooks) Register(s webhook.Server) {
 	decoder := ctrladmission.NewDecoder(w.Client.Scheme())
 	for path, h := range map[string]ctrladmission.Handler{
@@ -58,7 +58,7 @@ func (w *Webhooks) Register(s webhook.Server) {
 	}
 }
 
-// Metrics count what was answered.
+// Metrics counts the answers.
 type Metrics struct{ answers *prometheus.CounterVec }
 
 // NewMetrics registers the counters with r.
@@ -91,7 +91,7 @@ func (m *Metrics) counted(name string, h ctrladmission.Handler) ctrladmission.Ha
 	})
 }
 
-// refuse is the answer of the API server's own validation to such errors; none allow the request.
+// refuse answers like the API server's own validation: errs deny the request, and an empty list allows it.
 func refuse(kind schema.GroupKind, name string, errs field.ErrorList) ctrladmission.Response {
 	if len(errs) == 0 {
 		return ctrladmission.Allowed("")
@@ -107,17 +107,17 @@ func deny(err apierrors.APIStatus) ctrladmission.Response {
 	return resp
 }
 
-// unreadable answers a request that does not hold what it should.
+// unreadable answers a request that cannot be decoded.
 func unreadable(err error) ctrladmission.Response {
 	return ctrladmission.Errored(http.StatusBadRequest, err)
 }
 
-// failed answers when we could not find out.
+// failed answers when a lookup or another internal step failed.
 func failed(err error) ctrladmission.Response {
 	return ctrladmission.Errored(http.StatusInternalServerError, err)
 }
 
-// fresh leaves out the errors that the object had before: what is stored already may be changed in other ways.
+// fresh removes the errors that the object had before, so that an invalid stored object can still be changed in other ways.
 func fresh(now, before field.ErrorList) field.ErrorList {
 	had := map[string]bool{}
 	for _, e := range before {

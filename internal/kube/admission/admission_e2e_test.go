@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// Everything against a real API server, with the managers as they are shipped.
+// All webhooks against a real API server, with the managers as shipped.
 func TestAdmission(t *testing.T) {
 	r := newRig(t)
 	t.Run("sets", r.sets)
@@ -36,7 +36,7 @@ func TestAdmission(t *testing.T) {
 	t.Run("files", r.files)
 }
 
-// refused applies a manifest, which must be refused with all of the words.
+// refused applies a manifest that must be refused with all of the words.
 func (r *rig) refused(t *testing.T, manifest string, words ...string) {
 	t.Helper()
 	out, err := r.TryKubectl(t, manifest, "apply", "--dry-run=server", "-f", "-")
@@ -55,20 +55,20 @@ func setManifest(namespace, name, spec string) string {
 	return fmt.Sprintf("apiVersion: cocoonset.cocoonstack.io/v1\nkind: CocoonSet\nmetadata: {namespace: %s, name: %s}\nspec: %s\n", namespace, name, spec)
 }
 
-// What the schema cannot say. Each rule by itself is in the table of TestCheckSet.
+// Rules that the schema cannot express. The table of TestCheckSet covers each rule.
 func (r *rig) sets(t *testing.T) {
 	long := strings.Repeat("n", 64)
 	r.refused(t, setManifest("default", long, `{agent: {mode: run, image: a}}`), "is invalid: metadata.name", "63")
 	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a, storage: "-1Gi"}}`), "spec.agent.storage", "must be a positive quantity")
 	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a}, toolboxes: [{name: t, mode: static, staticIP: x, staticVMID: id}]}`), "spec.toolboxes[0].staticIP", "must be an IP address")
 
-	// The VMs of a long name, and of two sets whose namespaces and names are the same with a dash between them, have names of their
-	// own. The first of the two sleeps, so that it makes no pods.
+	// VMs of a set with a long name have distinct names. So have those of two sets whose namespace and name are equal when
+	// joined by a dash. The first of these sets is suspended, so that it creates no pods.
 	r.Kubectl(t, setManifest("default", long[1:], `{agent: {mode: run, image: a}}`), "apply", "--dry-run=server", "-f", "-")
 	r.Kubectl(t, setManifest("default", "b-c", `{suspend: true, agent: {mode: run, image: a}}`), "apply", "-f", "-")
 	r.Kubectl(t, "", "create", "namespace", "default-b")
 	r.Kubectl(t, setManifest("default-b", "c", `{agent: {mode: run, image: a}}`), "apply", "--dry-run=server", "-f", "-")
-	// An update that leaves the spec alone is nobody's business; one of the spec is.
+	// An update that leaves the spec unchanged is allowed; one that changes the spec is checked.
 	r.Kubectl(t, "", "label", "cocoonset", "b-c", "a=b")
 	out, err := r.TryKubectl(t, "", "patch", "cocoonset", "b-c", "--type=merge", "-p", `{"spec":{"agent":{"storage":"0"}}}`)
 	if err == nil || !strings.Contains(out, "spec.agent.storage") {
@@ -126,12 +126,12 @@ func (r *rig) pods(t *testing.T) {
 	if got := ours(pod); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	for _, tol := range pod.Spec.Tolerations { // the API server gives others five minutes
+	for _, tol := range pod.Spec.Tolerations { // other pods get five minutes from the API server
 		if tol.TolerationSeconds != nil {
 			t.Errorf("a VM with state leaves a node that is away: %+v", tol)
 		}
 	}
-	// A pod made of one that was completed is the same again.
+	// A pod created from a completed one stays the same.
 	pod.ResourceVersion, pod.UID = "", ""
 	again, err := json.Marshal(pod)
 	if err != nil {
@@ -167,7 +167,7 @@ func (r *rig) pods(t *testing.T) {
 	}
 }
 
-// Another webhook changes the pod after ours, and ours is asked again: it finds nothing to do.
+// Another webhook changes the pod after ours. Then ours is called again and changes nothing.
 func (r *rig) reinvocation(t *testing.T) {
 	late := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -203,7 +203,7 @@ func (r *rig) reinvocation(t *testing.T) {
 	}, `yes {"vm.cocoonstack.io/name":"vk-default-p"} {"cocoonstack.io/pool":"default"}`)
 }
 
-// answers counts what both managers answered to pods that are created.
+// answers counts the answers of both managers for created pods.
 func (r *rig) answers(t *testing.T, result string) int {
 	t.Helper()
 	sum := 0

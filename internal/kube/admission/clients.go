@@ -8,15 +8,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 )
 
-// Clients says who may ask: with a certificate, in the handshake of TLS, that one of the authorities has signed. The server
-// must ask for certificates (tls.RequestClientCert).
+// Clients says which callers may use the webhooks. A caller must present a certificate in the TLS handshake that one of the
+// authorities has signed. The server must request certificates (tls.RequestClientCert).
 type Clients struct {
-	// Authorities returns how to verify, for each request anew; false: nobody can be verified.
+	// Authorities returns the verify options. It is called for each request. false: no client can be verified.
 	Authorities func() (x509.VerifyOptions, bool)
 	Names       []string // common names; nil: every certificate of the authorities
 }
 
-// Guarded is s of which no webhook answers anybody else. Preconditions: c's Authorities are set.
+// Guarded returns s with webhooks that answer only these clients. Precondition: c.Authorities is set.
 func (c Clients) Guarded(s webhook.Server) webhook.Server { return guarded{s, c} }
 
 type guarded struct {
@@ -29,7 +29,7 @@ func (g guarded) Register(path string, h http.Handler) {
 	g.Server.Register(path, g.clients.guard(h))
 }
 
-// guard refuses before anything of the body is read. The status is what the API server tells its user.
+// guard refuses other clients before it reads the body. The API server reports the status to its user.
 func (c Clients) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {

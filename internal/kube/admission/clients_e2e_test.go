@@ -24,17 +24,17 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// asking is the name in the certificate by which the API server of the rig asks webhooks.
+// asking is the name in the certificate with which the rig's API server calls webhooks.
 const asking = "apiserver-webhooks"
 
-// access is how the managers know the API server, and it itself: by a certificate.
+// access is the certificate authority by which the managers recognize the API server, and its directory.
 type access struct {
 	authority *tls.Certificate
 	dir       string
 }
 
-// newAccess writes an authority, ca.crt, and admission.yaml, the AdmissionConfiguration of an API server that asks with a
-// certificate of it.
+// newAccess writes an authority, ca.crt, and admission.yaml, the AdmissionConfiguration of an API server that has a client
+// certificate of this authority.
 func newAccess(t *testing.T) access {
 	a := access{authority: admission.Pair(t, "clients", nil, nil), dir: t.TempDir()}
 	client := admission.Pair(t, asking, a.authority, nil)
@@ -67,7 +67,7 @@ func encode(kind string, der []byte) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 }
 
-// Everything else in this package is asked by the API server with its certificate; who comes without is told nothing.
+// In all other tests of this package the API server calls with its certificate; clients without it get no answer.
 func (r *rig) strangers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cert *tls.Certificate
@@ -95,7 +95,7 @@ func (r *rig) strangers(t *testing.T) {
 	}
 }
 
-// A manager whose certificate somebody else keeps, in files that change under it.
+// A manager whose certificate is managed externally, in files that change while it runs.
 func (r *rig) files(t *testing.T) {
 	for _, m := range r.managers {
 		m.kill(t)
@@ -154,7 +154,7 @@ func (r *rig) files(t *testing.T) {
 	}
 }
 
-// trust has the API server trust who signed what webhooks serve, as a keeper of certificates does.
+// trust makes the API server trust the webhooks' authority, as a certificate manager does.
 func (r *rig) trust(t *testing.T, bundle []byte) {
 	t.Helper()
 	hooks := r.kube.AdmissionregistrationV1()

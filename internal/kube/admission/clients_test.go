@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// pair makes a certificate that parent signs, or itself where there is none.
+// pair creates a certificate that parent signs, or a self-signed one if parent is nil.
 func pair(t *testing.T, name string, parent *tls.Certificate, change func(*x509.Certificate)) *tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -94,7 +94,7 @@ func TestClients(t *testing.T) {
 			t.Errorf("%s: %d, want %d", name, got, tc.want)
 		}
 	}
-	authority = theirs // another file
+	authority = theirs // the file has changed
 	if got := ask(pair(t, "apiserver", theirs, nil)); got != http.StatusTeapot {
 		t.Errorf("of the new authority: %d", got)
 	}

@@ -20,7 +20,7 @@ func pemOf(s *httptest.Server) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 }
 
-// A node is drained: the VM hibernates, goes to the other node and goes on there.
+// A node is drained: the VM hibernates, moves to the other node and resumes there.
 func (r *rig) drain(t *testing.T) {
 	r.Kubectl(t, setManifest("default", "team", `{agent: {mode: run, image: demo}}`), "apply", "-f", "-")
 	running := func() string {
@@ -34,7 +34,7 @@ func (r *rig) drain(t *testing.T) {
 		return r.kube.CoreV1().Pods("default").EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "team-0"}, DeleteOptions: &metav1.DeleteOptions{DryRun: dry}})
 	}
 
-	// The node takes pods: nothing happens to the VM, and whoever asks learns what to do.
+	// The node accepts pods: the VM does not change, and the client learns what to do.
 	if err := evict(); !apierrors.IsTooManyRequests(err) || !strings.Contains(err.Error(), "cordon node "+from) {
 		t.Errorf("an eviction on a node that takes pods: %v", err)
 	}
@@ -42,7 +42,7 @@ func (r *rig) drain(t *testing.T) {
 		t.Error("and its VM is told to hibernate")
 	}
 	r.Kubectl(t, "", "cordon", from)
-	// Only to see what would be.
+	// A dry run changes nothing.
 	kubetest.Eventually(t, "the dry run", func() string {
 		if out, err := r.TryKubectl(t, "", "drain", from, "--dry-run=server", "--timeout=5s"); err != nil {
 			return out
@@ -52,7 +52,7 @@ func (r *rig) drain(t *testing.T) {
 	if contract.Hibernate(r.mainPod(t).Annotations) {
 		t.Error("a dry run told the VM to hibernate")
 	}
-	// Begun and given up: it wakes.
+	// Started and cancelled: it wakes.
 	kubetest.Eventually(t, "the eviction", func() string {
 		if err := evict(); !apierrors.IsTooManyRequests(err) {
 			t.Fatalf("the pod may go although the state of its VM is nowhere: %v", err)
@@ -79,7 +79,7 @@ func (r *rig) drain(t *testing.T) {
 	}
 	r.Kubectl(t, "", "uncordon", from)
 
-	// Whose VM nobody wants to keep goes as pods go; whose shall stay, stays.
+	// A VM whose state may be lost is evicted like any pod; one that must stay is not evicted.
 	r.Kubectl(t, "", "annotate", "pod", "team-0", contract.KeyEvictionPolicy+"=refuse")
 	kubetest.Eventually(t, "the refusal", func() string {
 		if err := evict(); !apierrors.IsForbidden(err) {
@@ -97,7 +97,7 @@ func (r *rig) drain(t *testing.T) {
 	r.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=60s")
 }
 
-// One manager is as good as two. Without any, what the webhooks guard is refused, and nothing else is.
+// One manager is enough. Without any, only requests that the webhooks guard are refused.
 func (r *rig) replicas(t *testing.T) {
 	create := func(namespace, spec string) error {
 		_, err := r.TryKubectl(t, podManifest(namespace, "p", "", spec), "create", "--dry-run=server", "-f", "-")

@@ -19,13 +19,13 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// evictionGuard has a VM that would lose its state hibernate before its pod is evicted.
+// evictionGuard makes a VM that would lose its state hibernate before its pod is evicted.
 type evictionGuard struct {
 	client   client.Client
 	registry controller.Registry
 }
 
-// registryLimit is how long the registry may take to answer: less than the API server waits for us.
+// registryLimit is the timeout for the registry. It is shorter than the time that the API server waits for the webhook.
 const registryLimit = 3 * time.Second
 
 // Handle implements admission.Handler.
@@ -37,7 +37,7 @@ func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) c
 	pod := &corev1.Pod{}
 	switch err := g.client.Get(ctx, client.ObjectKey{Namespace: req.Namespace, Name: req.Name}, pod); {
 	case apierrors.IsNotFound(err):
-		return ctrladmission.Allowed("") // the API server knows
+		return ctrladmission.Allowed("") // the API server reports that itself
 	case err != nil:
 		return failed(fmt.Errorf("get pod %s: %w", req.Name, err))
 	}
@@ -59,18 +59,19 @@ func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) c
 		return ctrladmission.Allowed("")
 	case v.Answer == eviction.Refuse:
 		return deny(apierrors.NewForbidden(corev1.Resource("pods/eviction"), req.Name, errors.New(v.Why)))
-	case dry: // what it would come to
+	case dry: // report what a real request would do
 		return ctrladmission.Allowed("").WithWarnings(v.Why)
 	case v.Hibernate:
 		if err := eviction.Hibernate(ctx, g.client, pod); err != nil {
 			return failed(fmt.Errorf("tell VM of pod %s to hibernate: %w", req.Name, err))
 		}
 	}
-	// No pause is suggested: clients would wait it out in silence. kubectl drain says why and asks again after five seconds.
+	// No retry delay is suggested: clients would wait for it silently. kubectl drain prints the reason and retries after five
+	// seconds.
 	return deny(apierrors.NewTooManyRequests(v.Why, 0))
 }
 
-// dryRun reports whether nothing is to happen: kubectl drain says so in the eviction, others in the request.
+// dryRun reports whether the request is a dry run: kubectl drain sets it in the eviction, other clients in the request.
 func dryRun(req ctrladmission.Request) (bool, error) {
 	if req.DryRun != nil && *req.DryRun {
 		return true, nil

@@ -1,4 +1,4 @@
 package admission
 
-// Pair makes a certificate for a client that parent signs, or an authority where there is none.
+// Pair creates a certificate for a client that parent signs, or an authority if parent is nil.
 var Pair = pair

@@ -30,9 +30,9 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/podgen"
 )
 
-// world is what the webhooks can look up: one pod, one node and one claim under whatever name they ask for.
+// world holds what the webhooks can look up: one pod, one node and one claim, returned for any name.
 type world struct {
-	client.Client // nil: nothing else is asked
+	client.Client // nil: no other method is called
 	scheme        *runtime.Scheme
 	pod           *corev1.Pod
 	claim         *v1.VMPlacement
@@ -73,7 +73,7 @@ func (w *world) Patch(context.Context, client.Object, client.Patch, ...client.Pa
 	return nil
 }
 
-// served are the webhooks of w by path.
+// served returns the webhooks of w by path.
 type served struct {
 	webhook.Server // nil: only Register is called
 	at             map[string]http.Handler
@@ -87,7 +87,7 @@ func serve(w *world) map[string]http.Handler {
 	return s.at
 }
 
-// ask sends body to one of the webhooks. The answer of a webhook is always one that the API server understands.
+// ask sends body to one of the webhooks. The answer must always be one that the API server understands.
 func ask(t *testing.T, h http.Handler, body []byte) *admissionv1.AdmissionResponse {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", bytes.NewReader(body))
@@ -125,8 +125,8 @@ func review(t *testing.T, op admissionv1.Operation, namespace string, now, old r
 	return out
 }
 
-// FuzzPods has the webhooks answer for any pod: completing changes what it may and no more, once and for all; what it has
-// completed the checker knows; what the checker allows has keys that can be read; and VMs are not scaled away.
+// FuzzPods calls the webhooks for any pod. Completion changes only what it may, and is idempotent. The checker recognizes
+// what was completed. What it allows has valid keys. VMs are not scaled down.
 func FuzzPods(f *testing.F) {
 	for i, s := range podgen.Seeds() {
 		f.Add(s, i%2 == 0, int32(i%4), int32(i%3))
@@ -178,7 +178,7 @@ func FuzzPods(f *testing.F) {
 	})
 }
 
-// onlyPlacing fails when patch touches what it must not.
+// onlyPlacing fails if patch changes anything else than allowed.
 func onlyPlacing(t *testing.T, patch []byte) {
 	t.Helper()
 	if len(patch) == 0 {
@@ -193,7 +193,7 @@ func onlyPlacing(t *testing.T, patch []byte) {
 		for _, p := range []string{"/metadata/annotations", "/spec/tolerations", "/spec/nodeSelector", "/spec/affinity"} {
 			allowed = allowed || o.Path == p || strings.HasPrefix(o.Path, p+"/")
 		}
-		// Volumes that nobody mounts name what annotations name; those of the pod stay.
+		// Unmounted volumes name the objects of annotations; the pod's own volumes stay.
 		allowed = allowed || o.Op == "add" && (o.Path == "/spec/volumes" || strings.HasPrefix(o.Path, "/spec/volumes/"))
 		if !allowed {
 			t.Errorf("the patch does %s to %s", o.Op, o.Path)
@@ -201,7 +201,7 @@ func onlyPlacing(t *testing.T, patch []byte) {
 	}
 }
 
-// scaled has a Deployment of such pods scaled.
+// scaled scales a Deployment of such pods.
 func scaled(t *testing.T, h http.Handler, pod *corev1.Pod, was, is int32) {
 	t.Helper()
 	of := func(n int32) *appsv1.Deployment {
@@ -211,7 +211,7 @@ func scaled(t *testing.T, h http.Handler, pod *corev1.Pod, was, is int32) {
 		return d
 	}
 	old, now := of(was), of(is)
-	now.Spec.Template.Spec, now.Spec.Template.ObjectMeta = corev1.PodSpec{}, metav1.ObjectMeta{} // hiding that they are VMs
+	now.Spec.Template.Spec, now.Spec.Template.ObjectMeta = corev1.PodSpec{}, metav1.ObjectMeta{} // hide that they are VMs
 	resp := ask(t, h, review(t, admissionv1.Update, pod.Namespace, now, old))
 	if resp == nil {
 		t.Fatal("no answer")
@@ -226,7 +226,8 @@ func scaled(t *testing.T, h http.Handler, pod *corev1.Pod, was, is int32) {
 	}
 }
 
-// FuzzReviews sends any bytes to every webhook. Each answers as the API server understands, and marks no pod for a dry run.
+// FuzzReviews sends any bytes to every webhook. Each answer must be valid for the API server, and a dry run must not mark a
+// pod.
 func FuzzReviews(f *testing.F) {
 	for _, s := range []string{
 		``, `{}`, `[]`, `{"request":{}}`, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"CREATE","object":{"kind":"Pod","apiVersion":"v1"}}}`,

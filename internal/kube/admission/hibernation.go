@@ -14,8 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// hibernationChecker refuses the hibernation of what cannot hibernate. That there is one for a pod says the schema; a pod
-// that is not there yet may come.
+// hibernationChecker refuses the hibernation of pods that cannot hibernate. The schema ensures that a pod is named. A pod
+// that does not exist is allowed, because it may be created later.
 type hibernationChecker struct {
 	decoder ctrladmission.Decoder
 	pods    client.Reader

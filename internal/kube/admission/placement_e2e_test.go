@@ -16,7 +16,7 @@ import (
 
 const staying = `annotations: {vm.cocoonstack.io/sticky: wait}`
 
-// stays has a VM stay on its node by the default way: the webhook binds its next pod there, and the stock scheduler obeys.
+// stays keeps a VM on its node in the default way: the webhook binds its next pod there, and the stock scheduler follows.
 func (r *rig) stays(t *testing.T) {
 	claims := func() string {
 		return r.Kubectl(t, "", "get", "vmplacements", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion} {end}`)
@@ -56,7 +56,7 @@ func (r *rig) stays(t *testing.T) {
 	}
 	r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=60s")
 
-	// A dry run is told what would be, and nothing is written. The managers know of the claim by their cache.
+	// A dry run reports what would happen, and writes nothing. The managers know the claim from their cache.
 	kubetest.Eventually(t, "the pod would be bound to", func() string { return bound(create(manifest("stays"), "--dry-run=server")) }, home)
 	before := claims()
 	again := create(manifest("stays"), "--dry-run=server")
@@ -67,7 +67,7 @@ func (r *rig) stays(t *testing.T) {
 		t.Errorf("a dry run makes a pod: %s", out)
 	}
 
-	// Again and again it goes there, whichever node has more room.
+	// Every next pod goes there, whichever node has more room.
 	var pod *corev1.Pod
 	for range 3 {
 		if pod = create(manifest("stays")); bound(pod) != home || pod.Spec.SchedulerName != corev1.DefaultSchedulerName {
@@ -77,7 +77,7 @@ func (r *rig) stays(t *testing.T) {
 		r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=60s")
 	}
 
-	// What was written out of the cluster and renamed is another VM, which nothing binds: neither the claim nor the stamp.
+	// A pod that was exported and renamed is another VM. Neither the claim nor the stamp binds it.
 	copied := pod.DeepCopy()
 	copied.ObjectMeta = metav1.ObjectMeta{Name: "copied", Namespace: "default", Annotations: pod.Annotations}
 	delete(copied.Annotations, contract.KeyName)
@@ -97,7 +97,7 @@ func (r *rig) stays(t *testing.T) {
 	if got := create(string(text), "--dry-run=server"); bound(got) != home {
 		t.Errorf("another pod of the VM is bound to %q", bound(got))
 	}
-	// Released, it goes anywhere.
+	// After the release, it may go to any node.
 	r.Kubectl(t, "", "delete", "vmplacement", "vk-default-stays")
 	kubetest.Eventually(t, "the pod would be bound to", func() string { return bound(create(manifest("stays"), "--dry-run=server")) }, "")
 }

@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// podCompleter gives a pod that asks for a VM what it needs to come to a virtual node.
+// podCompleter adds to a pod that asks for a VM what it needs to be scheduled to a virtual node.
 type podCompleter struct {
 	decoder ctrladmission.Decoder
 	claims  client.Reader
@@ -38,14 +38,15 @@ func (c *podCompleter) Handle(ctx context.Context, req ctrladmission.Request) ct
 	if req.Operation != admissionv1.Create || !tolerates(pod.Spec.Tolerations) && !asks(pod) {
 		return ctrladmission.Allowed("")
 	}
-	// Both sides as this version knows pods: what a newer API server has beside that is in neither, and stays.
+	// Both sides hold only the fields that this version knows. Fields of a newer API server are in neither side, so the patch
+	// keeps them.
 	before, err := json.Marshal(pod)
 	if err != nil {
 		return failed(err)
 	}
 	changed := complete(pod)
 	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == contract.OwnerKind {
-		return patched(before, pod, changed) // who made it has stamped it
+		return patched(before, pod, changed) // the controller that created it has stamped it
 	}
 	claim, err := c.claim(ctx, pod)
 	if err != nil {
@@ -55,7 +56,7 @@ func (c *podCompleter) Handle(ctx context.Context, req ctrladmission.Request) ct
 	return patched(before, pod, changed || stamped)
 }
 
-// patched answers with what changed since before.
+// patched answers with the difference between before and pod.
 func patched(before []byte, pod *corev1.Pod, changed bool) ctrladmission.Response {
 	if !changed {
 		return ctrladmission.Allowed("")
@@ -67,10 +68,10 @@ func patched(before []byte, pod *corev1.Pod, changed bool) ctrladmission.Respons
 	return ctrladmission.PatchResponseFromRaw(before, after)
 }
 
-// claim is that of the pod's VM, nil when there is none.
+// claim returns the claim of the pod's VM, or nil if it has none.
 func (c *podCompleter) claim(ctx context.Context, pod *corev1.Pod) (*v1.VMPlacement, error) {
 	name := placement.NameOf(pod)
-	if ask, _ := contract.ParseSticky(pod.Annotations); !ask.Asked || name == "" { // what is wrong with it is said when the pod is checked
+	if ask, _ := contract.ParseSticky(pod.Annotations); !ask.Asked || name == "" { // podChecker reports errors of the annotation
 		return nil, nil
 	}
 	claim, err := placement.Lookup(pod.Namespace, name, func(name string) (*v1.VMPlacement, error) {
@@ -86,8 +87,8 @@ func (c *podCompleter) claim(ctx context.Context, pod *corev1.Pod) (*v1.VMPlacem
 	return claim, nil
 }
 
-// tolerates reports whether one of the tolerations is for the taint of our nodes by name. Who tolerates everything does
-// not mean us.
+// tolerates reports whether one of the tolerations names the taint of our nodes. A pod that tolerates every taint does not
+// match.
 func tolerates(list []corev1.Toleration) bool {
 	for _, t := range list {
 		if t.Key == contract.TaintKey && (t.Operator == corev1.TolerationOpExists || t.Value == contract.TaintValue) {
@@ -97,7 +98,7 @@ func tolerates(list []corev1.Toleration) bool {
 	return false
 }
 
-// asks reports whether the pod asks for a VM by what is said on it: a pool of ours, or how its VM shall be.
+// asks reports whether the pod's metadata or node selector asks for a VM: it names one of our pools or has VM annotations.
 func asks(pod *corev1.Pod) bool {
 	if pod.Spec.NodeSelector[contract.LabelPool] != "" || pod.Labels[contract.LabelPool] != "" || pod.Annotations[contract.LabelPool] != "" {
 		return true
@@ -114,14 +115,14 @@ func saysVM(annotations map[string]string) bool {
 	return false
 }
 
-// defaultPool is where VMs run that name no pool.
+// defaultPool is the pool of VMs that name no pool.
 const defaultPool = "default"
 
-// complete gives the pod its VM's name, the toleration, the pool, and volumes of what its annotations name, where it lacks them,
-// and reports whether it did. What the pod says itself stays; a second call changes nothing.
+// complete adds what the pod lacks: its VM's name, the toleration, the pool, and volumes for the objects that its annotations
+// name. It reports whether it changed the pod. It keeps what the pod already says, and a second call changes nothing.
 func complete(pod *corev1.Pod) bool {
 	changed := false
-	if pod.Name != "" && pod.Annotations[contract.KeyName] == "" { // the API server has not made up a name for others yet
+	if pod.Name != "" && pod.Annotations[contract.KeyName] == "" { // for other pods the API server has not generated a name yet
 		pod.Annotations = with(pod.Annotations, contract.KeyName, contract.VMName(pod.Namespace, pod.Name))
 		changed = true
 	}
@@ -149,7 +150,8 @@ func with(m map[string]string, key, value string) map[string]string {
 	return m
 }
 
-// poolOf is the pool that the pod is to run in: what it says, or the default one unless it chooses its nodes in another way.
+// poolOf returns the pool in which the pod is to run: the one that it names, else the default pool unless the pod selects its
+// nodes in another way.
 func poolOf(pod *corev1.Pod) string {
 	for _, said := range []map[string]string{pod.Spec.NodeSelector, pod.Labels, pod.Annotations} {
 		if pool := said[contract.LabelPool]; pool != "" {
@@ -163,11 +165,11 @@ func poolOf(pod *corev1.Pod) string {
 	return defaultPool
 }
 
-// defaultStay is how long the API server lets a pod that does not say stay on a node that is away, in seconds.
+// defaultStay is how long, in seconds, the API server by default lets a pod stay on a node that is not ready or unreachable.
 const defaultStay = 300
 
-// stay has a VM whose state matters stay on a node that is away for a while: the VM is still there, and its pod must be too.
-// It changes what the API server put there, and nothing that the user chose.
+// stay keeps a VM with state on a node that is not ready or unreachable: the VM still exists, so its pod must exist too. It
+// changes only the default of the API server, not what the user chose.
 func stay(list []corev1.Toleration) (changed bool) {
 	for i := range list {
 		t := &list[i]
@@ -179,7 +181,7 @@ func stay(list []corev1.Toleration) (changed bool) {
 	return changed
 }
 
-// podChecker refuses pods that say of their VM what nobody could understand, and warns of what our nodes refuse.
+// podChecker refuses pods with VM settings that are invalid, and warns of pods that our nodes refuse.
 type podChecker struct {
 	decoder   ctrladmission.Decoder
 	cloneDirs []string
@@ -193,20 +195,20 @@ func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrlad
 	}
 	pod.Namespace = req.Namespace
 	if req.Operation != admissionv1.Create || !tolerates(pod.Spec.Tolerations) || pod.Spec.NodeSelector[contract.LabelPool] == "" {
-		return ctrladmission.Allowed("") // not surely ours
+		return ctrladmission.Allowed("") // the pod may not be ours
 	}
 	if errs := checkPod(pod, c.cloneDirs); len(errs) > 0 {
 		return refuse(corev1.SchemeGroupVersion.WithKind("Pod").GroupKind(), pod.Name, errs)
 	}
 	resp := ctrladmission.Allowed("")
-	for _, e := range convert.Check(pod) { // a node of another version may be able to
+	for _, e := range convert.Check(pod) { // only a warning: a node of another version may accept it
 		resp = resp.WithWarnings("cocoon nodes of this version refuse the pod: " + e.Error())
 	}
 	return resp
 }
 
-// checkPod refuses annotations that are none of the contract's, names that the pod may not give or use, and folders of the node
-// that are not listed for it.
+// checkPod refuses unknown or invalid annotations of the contract, names that the pod may not give or use, and node
+// directories that are not listed in cloneDirs.
 func checkPod(pod *corev1.Pod, cloneDirs []string) field.ErrorList {
 	errs := append(convert.CheckKeys(pod), convert.CheckNames(pod)...)
 	ask, _ := contract.ParseVMSpec(pod.Annotations)

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// What a pod may not say of VMs is refused before a node sees it.
+// Invalid VM settings of a pod are refused before a node sees it.
 func TestCheckPod(t *testing.T) {
 	dirs := []string{"/srv/golden", "/srv/more/"}
 	const name, image, mode, fork, dir, managed = contract.KeyName, contract.KeyImage, contract.KeyMode, contract.KeyForkFrom, contract.KeyCloneFromDir, contract.KeyManaged
@@ -24,7 +24,7 @@ func TestCheckPod(t *testing.T) {
 		"a name of its own":                {"prod", map[string]string{name: "agent"}, ""},
 		"another's name":                   {"prod", map[string]string{name: "vk-victim-db"}, name + "]: Forbidden: \"vk-victim-db\" is the name of a VM of another namespace"},
 		"another's name, with a dash":      {"prod", map[string]string{name: "vk--prod-eu.db"}, name + "]: Forbidden"},
-		"the old name that two may have":   {"prod", map[string]string{name: "vk-prod-eu-db"}, ""}, // owners tell them apart
+		"the old name that two may have":   {"prod", map[string]string{name: "vk-prod-eu-db"}, ""}, // owners distinguish them
 		"its name by the old rule":         {"prod-eu", map[string]string{name: "vk-prod-eu-db"}, ""},
 		"no name of a VM":                  {"prod", map[string]string{name: "no/name"}, name + "]: Invalid"},
 		"a fork of another's":              {"prod", map[string]string{fork: "vk-victim-db"}, fork + "]: Forbidden"},

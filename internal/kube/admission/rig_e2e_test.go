@@ -23,8 +23,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
-// rig is a control plane with what deploy/ ships, two managers with the shipped rights behind one address that answer the API
-// server alone, a registry and two nodes whose VMs are records.
+// rig is a control plane with what deploy/ ships, two managers with the shipped permissions behind one address that answer
+// only the API server, a registry, and two nodes whose VMs are only records.
 type rig struct {
 	*kubetest.Cluster
 	kube     *kubernetes.Clientset
@@ -66,7 +66,7 @@ func newRig(t *testing.T) *rig {
 		t.Cleanup(func() { m.kill(t) })
 		m.start(t)
 	}
-	// Ready would be a lie: nobody asks them yet.
+	// They must not be ready yet: the API server does not call them yet.
 	for _, m := range r.managers {
 		kubetest.Eventually(t, "the reason why a manager is not ready", func() string {
 			if _, text := get(t, "http://"+m.probe+"/readyz?verbose"); strings.Contains(text, "[+]webhook-server ok") && strings.Contains(text, "[-]webhook-certificate failed") {
@@ -135,7 +135,7 @@ func (m *replica) ready(t *testing.T) {
 	}, "")
 }
 
-// balance is an address whose connections go to a manager that answers, as those to a Service do.
+// balance returns an address that forwards connections to a manager that answers, like a Service.
 func (r *rig) balance(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -161,7 +161,7 @@ func (r *rig) balance(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// dial connects to the nth manager, or to the next that answers; nil: none does.
+// dial connects to the nth manager, or to the next one that answers; nil: none answers.
 func (r *rig) dial(n int) net.Conn {
 	for i := range r.managers {
 		if c, err := net.Dial("tcp", r.managers[(n+i)%len(r.managers)].webhooks); err == nil {
@@ -194,7 +194,7 @@ func get(t *testing.T, url string) (int, string) {
 	return resp.StatusCode, string(text)
 }
 
-// setting is a number of up.json.
+// setting returns a number from up.json.
 func setting(t *testing.T, dir, key string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "up.json"))

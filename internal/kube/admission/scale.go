@@ -15,14 +15,14 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// scaleGuard keeps Deployments and StatefulSets of VMs from being scaled down: nobody could say which VMs go, and what is
-// in them.
+// scaleGuard refuses to scale down Deployments and StatefulSets of VMs: nobody can choose which VMs, with their state, are
+// deleted.
 type scaleGuard struct {
 	decoder ctrladmission.Decoder
 	live    client.Reader
 }
 
-// workload is what matters of a Deployment or StatefulSet.
+// workload holds the relevant fields of a Deployment or StatefulSet.
 type workload struct {
 	replicas    int32
 	template    *corev1.PodTemplateSpec
@@ -51,8 +51,8 @@ func (w workload) vms() bool {
 
 func (w workload) allowed() bool { return w.annotations[contract.KeyAllowScaleDown] == "true" }
 
-// Handle implements admission.Handler. The object as it was decides whether it is one of VMs: an update that takes the
-// toleration out and scales down at once does not get past.
+// Handle implements admission.Handler. The old object decides whether the pods are VMs: an update cannot evade the check by
+// removing the toleration and scaling down at the same time.
 func (g *scaleGuard) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
 	old, now, err := g.read(ctx, req)
 	switch {
@@ -68,7 +68,7 @@ func (g *scaleGuard) Handle(ctx context.Context, req ctrladmission.Request) ctrl
 		old.replicas, now.replicas, contract.KeyAllowScaleDown)))
 }
 
-// read returns the workload as it is and as it shall be.
+// read returns the workload before and after the request.
 func (g *scaleGuard) read(ctx context.Context, req ctrladmission.Request) (old, now workload, err error) {
 	stateful := req.Resource.Resource == "statefulsets"
 	if req.SubResource == "scale" {

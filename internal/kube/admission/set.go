@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// setChecker refuses CocoonSets whose pods or VMs could not be made.
+// setChecker refuses CocoonSets whose pods or VMs could not be created.
 type setChecker struct {
 	decoder ctrladmission.Decoder
 	sets    client.Reader
@@ -50,7 +50,7 @@ func (c *setChecker) Handle(ctx context.Context, req ctrladmission.Request) ctrl
 	return refuse(v1.GroupVersion.WithKind("CocoonSet").GroupKind(), set.Name, errs)
 }
 
-// checkSet is everything about a set by itself that its schema cannot say.
+// checkSet checks what the schema cannot express about a single set.
 func checkSet(set *v1.CocoonSet) field.ErrorList {
 	spec := field.NewPath("spec")
 	agent := &set.Spec.Agent
@@ -72,14 +72,14 @@ func checkSet(set *v1.CocoonSet) field.ErrorList {
 			if a, err := netip.ParseAddr(t.StaticIP); err != nil || a.Zone() != "" {
 				errs = append(errs, field.Invalid(path.Child("staticIP"), t.StaticIP, "must be an IP address"))
 			}
-			continue // it makes no VM
+			continue // it creates no VM
 		}
 		errs = append(errs, checkImage(set.Namespace, t.Mode, t.Image, path.Child("image"))...)
 	}
 	return errs
 }
 
-// labelled refuses a name that cannot be in a label, as it is on the pods of a set.
+// labelled refuses a name that is not a valid label value: the pods of a set carry it in a label.
 func labelled(path *field.Path, value string) field.ErrorList {
 	if why := validation.IsValidLabelValue(value); len(why) > 0 {
 		return field.ErrorList{field.Invalid(path, value, strings.Join(why, "; "))}
@@ -97,7 +97,7 @@ func dns(path *field.Path, value string) field.ErrorList {
 // checkImage refuses what cannot name an image, or a snapshot of the namespace.
 func checkImage(namespace string, mode contract.Mode, image string, path *field.Path) field.ErrorList {
 	if image == "" {
-		return nil // the schema's to say
+		return nil // the schema reports that
 	}
 	if mode == contract.ModeClone {
 		ref, err := contract.ParseSnapshotRef(image)
@@ -115,7 +115,7 @@ func checkImage(namespace string, mode contract.Mode, image string, path *field.
 	return nil
 }
 
-// checkOptions refuses sizes that no pod may have.
+// checkOptions refuses VM options that are invalid for a pod.
 func checkOptions(o *v1.VMOptions, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if o.Storage != nil && o.Storage.Sign() <= 0 {
@@ -169,7 +169,7 @@ func checkEnvFrom(from []corev1.EnvFromSource, path *field.Path) field.ErrorList
 	return errs
 }
 
-// taken are the names of the pods that a set makes.
+// taken holds the names of the pods that a set creates.
 type taken struct {
 	prefix    string
 	replicas  int32
@@ -195,8 +195,8 @@ func (t taken) has(name string) bool {
 	return ok && err == nil && strconv.FormatInt(n, 10) == slot && n >= 0 && int32(n) <= t.replicas
 }
 
-// checkNamesTaken refuses a set one of whose pods, and VMs, would have the name of another set's: names are made of set and slot,
-// joined by a dash, which both may hold. Sets of other namespaces are in nobody's way.
+// checkNamesTaken refuses a set if a pod of it, and so a VM, would have the name of another set's. A name is set and slot
+// joined by a dash, and both may contain dashes. Sets of other namespaces cannot conflict.
 func checkNamesTaken(set *v1.CocoonSet, others []v1.CocoonSet) field.ErrorList {
 	const why = "the pod %s is that of CocoonSet %s; choose another name"
 	mine := namesOf(set)

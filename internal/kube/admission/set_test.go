@@ -20,13 +20,13 @@ func set(t *testing.T, namespace, name, spec string) v1.CocoonSet {
 	return s
 }
 
-// One pod, and its VM, is that of one set: the dashes of set and slot make no second one.
+// A pod, and its VM, belongs to one set: dashes in set and slot do not make a second set own it.
 func TestNamesTaken(t *testing.T) {
 	const one, four = `{agent: {image: a}}`, `{agent: {image: a, replicas: 4}}`
 	for name, c := range map[string]struct {
 		namespace, set, spec    string
 		namespace2, set2, spec2 string
-		field                   string // "": both may be
+		field                   string // "": both are valid
 	}{
 		"the same in another namespace": {"a", "b", one, "c", "b", one, ""},
 		"dashes move":                   {"a", "b-c", one, "a-b", "c", one, ""},
@@ -50,7 +50,7 @@ func TestNamesTaken(t *testing.T) {
 
 func TestCheckSet(t *testing.T) {
 	long := strings.Repeat("n", 50)
-	for _, c := range []struct{ namespace, name, spec, field string }{ // field "": it is taken
+	for _, c := range []struct{ namespace, name, spec, field string }{ // field "": the set is accepted
 		{"default", "s", `{nodeName: n1, agent: {image: "team/base:v1", storage: 10Gi, envFrom: [{secretRef: {name: e}}], resources: {requests: {cpu: 1}, limits: {cpu: 2, memory: 1Gi}}}}`, ""},
 		{"default", "s", `{agent: {mode: run, image: "https://example.com/a.qcow2"}, toolboxes: [{name: w, mode: static, staticIP: "10.0.0.9", staticVMID: x}]}`, ""},
 		{"default", long, `{agent: {image: a}}`, ""},
@@ -87,7 +87,7 @@ func TestCheckSet(t *testing.T) {
 	}
 }
 
-// What was wrong before may stay wrong: the set must still be changeable otherwise.
+// Errors that existed before are tolerated: the set must stay changeable otherwise.
 func TestFresh(t *testing.T) {
 	old := set(t, "default", "s", `{nodeName: "a b", agent: {image: a}}`)
 	now := set(t, "default", "s", `{nodeName: "a b", suspend: true, agent: {image: a, storage: "0"}}`)
@@ -152,7 +152,7 @@ spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: E
 	}
 }
 
-// Who tolerates everything, or another provider, is not ours.
+// A pod that tolerates every taint, or another provider's, is not ours.
 func TestTolerates(t *testing.T) {
 	for _, c := range []struct {
 		t    corev1.Toleration

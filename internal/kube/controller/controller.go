@@ -1,5 +1,5 @@
-// Package controller is what the controllers of Cocoon's custom resources have in common: what they need of the registry,
-// and how they read and mark the pods of VMs. It reconciles nothing itself; see its sub-packages.
+// Package controller holds what the controllers of Cocoon's custom resources share: the interface to the registry, and
+// functions that read and mark the pods of VMs. It reconciles nothing itself; see its sub-packages.
 package controller
 
 import (
@@ -19,23 +19,24 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// VM says which VM is meant: names are those of its namespace.
+// VM identifies a VM: names are unique in a namespace.
 type VM struct{ Namespace, Name string }
 
-// Registry is what controllers ask of the registry of snapshots. A VM's are below its namespace; see contract.Repository.
+// Registry is what controllers need from the snapshot registry. A VM's snapshots are below its namespace; see
+// contract.Repository.
 type Registry interface {
-	// Has reports whether a snapshot of the VM is there under the tag, durable and complete.
+	// Has reports whether the registry has a durable, complete snapshot of the VM under the tag.
 	Has(ctx context.Context, of VM, tag string) (bool, error)
-	// HadOld reports whether one is where releases before owners kept it, and does not say that it is another namespace's. Its
-	// node makes sure of that before it uses it.
+	// HadOld reports whether a snapshot exists where releases without owners kept it, and is not recorded as another
+	// namespace's. The node verifies that before it uses the snapshot.
 	HadOld(ctx context.Context, of VM, tag string) (bool, error)
-	// Delete removes the tag, also where earlier releases kept it, if what is there says that it is of the VM's namespace. One
-	// that is not there is no error.
+	// Delete removes the tag, also where earlier releases kept it, if the snapshot is recorded as one of the VM's namespace. A
+	// missing tag is no error.
 	Delete(ctx context.Context, of VM, tag string) error
 }
 
-// Mark makes hibernate and generation the pod's annotations of that owner, and of no other. Several owners may wish that a
-// VM hibernates: it wakes when none does any more. A pod that is gone, or is another by now, is no error.
+// Mark makes hibernate and generation the only annotations of the pod that this owner sets. Several owners may request
+// hibernation; the VM wakes when none requests it any more. A pod that is deleted or replaced is no error.
 func Mark(ctx context.Context, c client.Client, owner string, pod *corev1.Pod, hibernate bool, generation string) error {
 	annotations := map[string]string{}
 	if hibernate {
@@ -48,7 +49,7 @@ func Mark(ctx context.Context, c client.Client, owner string, pod *corev1.Pod, h
 	return IgnoreStale(c.Apply(ctx, apply, client.FieldOwner(owner), client.ForceOwnership))
 }
 
-// Marked reports whether owner wishes, through Mark, that the pod's VM hibernates.
+// Marked reports whether owner has requested, through Mark, that the pod's VM hibernates.
 func Marked(pod *corev1.Pod, owner string) bool {
 	for _, f := range pod.ManagedFields {
 		if f.Manager == owner && f.Operation == metav1.ManagedFieldsOperationApply && f.FieldsV1 != nil {
@@ -58,7 +59,8 @@ func Marked(pod *corev1.Pod, owner string) bool {
 	return false
 }
 
-// IgnoreStale takes an object that has changed meanwhile, or is gone, for no error: the change brings the next turn.
+// IgnoreStale ignores the errors of an object that was changed or deleted meanwhile: that change triggers the next
+// reconciliation.
 func IgnoreStale(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -66,7 +68,7 @@ func IgnoreStale(err error) error {
 	return err
 }
 
-// Ready reports whether the pod's VM serves.
+// Ready reports whether the pod's VM is ready.
 func Ready(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && conditionTrue(pod, corev1.PodReady)
 }
@@ -80,13 +82,13 @@ func conditionTrue(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return false
 }
 
-// Life is the life of the pod's VM as its node tells it.
+// Life is the lifecycle of the pod's VM as its node reports it.
 func Life(pod *corev1.Pod) contract.Lifecycle {
 	l, _ := contract.ParseLifecycle(pod.Annotations)
 	return l
 }
 
-// Failed reports whether the pod's VM has failed for good, and why.
+// Failed reports whether the pod's VM has failed permanently, and why.
 func Failed(pod *corev1.Pod) (why string, failed bool) {
 	life := Life(pod)
 	switch {
@@ -98,27 +100,26 @@ func Failed(pod *corev1.Pod) (why string, failed bool) {
 	return "", false
 }
 
-// Hibernated reports whether the node says that the VM is hibernated, in answer to the generation that the pod was last
-// marked with.
+// Hibernated reports whether the node reports the VM as hibernated for the generation with which the pod was last marked.
 func Hibernated(pod *corev1.Pod) bool {
 	life := Life(pod)
 	return contract.Hibernate(pod.Annotations) && life.State == contract.LifecycleHibernated && answers(life.Observed, contract.Generation(pod.Annotations))
 }
 
-// Awake reports whether the VM runs and is itself, in answer to the generation that the pod was last marked with.
+// Awake reports whether the VM is restored and ready for the generation with which the pod was last marked.
 func Awake(pod *corev1.Pod) bool {
 	life := Life(pod)
 	return !contract.Hibernate(pod.Annotations) && life.State == contract.LifecycleReady && answers(life.Observed, contract.Generation(pod.Annotations)) && Ready(pod)
 }
 
-// answers reports whether a state observed at one generation answers for another.
+// answers reports whether the observed generation is at least the requested one.
 func answers(observed, asked string) bool {
 	a, _ := strconv.ParseInt(asked, 10, 64)
 	o, _ := strconv.ParseInt(observed, 10, 64)
 	return o >= a
 }
 
-// PodChanged lets through changes of a pod that mean something to who follows its VM: not heartbeats and not times.
+// PodChanged passes pod changes that matter to controllers that follow the VM. It drops heartbeats and timestamp changes.
 func PodChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		old, ok := e.ObjectOld.(*corev1.Pod)

@@ -14,9 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Check returns everything about pod that its VM could not honour; nothing at all means that Spec will do.
-// What a VM may safely ignore, because it isolates more strongly or because the default suits nobody who asks for it by
-// name, passes: dropped capabilities, seccomp.
+// Check returns everything about pod that its VM cannot provide; an empty list means that Spec can be used. It accepts
+// settings that a VM may safely ignore because it isolates more strongly, such as dropped capabilities and seccomp.
 func Check(pod *corev1.Pod) field.ErrorList {
 	if Static(pod) {
 		return checkStatic(pod)
@@ -32,7 +31,7 @@ func Check(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// checkAnnotations refuses bad keys and those that ask for what this node does not have.
+// checkAnnotations refuses invalid keys and those that ask for what this node does not have.
 func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	ask, err := contract.ParseVMSpec(pod.Annotations)
@@ -51,7 +50,7 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// badKeys turns what the contract's parsers found into errors of the pod.
+// badKeys turns the errors of the contract's parsers into errors of the pod.
 func badKeys(err error) (errs field.ErrorList) {
 	bad, _ := errors.AsType[contract.Errors](err)
 	for _, e := range bad {
@@ -88,7 +87,7 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// checkSecurity looks at what the pod and its container at that path ask for together.
+// checkSecurity checks the combined settings of the pod and its container at that path.
 func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	no := func(when bool, path *field.Path, why string) {
@@ -145,7 +144,7 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// checkHooks refuses what the kubelet only fails at later.
+// checkHooks refuses hooks at which the kubelet only fails later.
 func checkHooks(l *corev1.Lifecycle, path *field.Path) field.ErrorList {
 	if l == nil {
 		return nil
@@ -164,7 +163,7 @@ func checkHooks(l *corev1.Lifecycle, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// foreign refuses resources other than those every VM has.
+// foreign refuses resources other than those that every VM has.
 func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Path, string)) {
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		switch name {
@@ -175,7 +174,7 @@ func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Pa
 	}
 }
 
-// checkVM asks the engine's own rules, so that a pod that can never run is told so at once.
+// checkVM applies the engine's own rules, so that a pod that can never run is refused at once.
 func checkVM(pod *corev1.Pod) field.ErrorList {
 	if err := Spec(pod, Node{}, nil).Validate(); err != nil {
 		return field.ErrorList{field.Invalid(field.NewPath("spec"), pod.Name, err.Error())}
@@ -183,8 +182,8 @@ func checkVM(pod *corev1.Pod) field.ErrorList {
 	return nil
 }
 
-// CheckNames returns the names that pod gives VMs and snapshots of its namespace and that no VM may have, or only one of another
-// namespace. The name that a pod gets without saying one is always right.
+// CheckNames returns the names of VMs and snapshots in pod that are invalid or belong to another namespace. The default name
+// of a pod is always valid.
 func CheckNames(pod *corev1.Pod) field.ErrorList {
 	if Static(pod) {
 		return nil
@@ -213,7 +212,7 @@ func CheckNames(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// CheckKeys returns the annotations of pod whose values nobody could understand, whatever a node is able to do.
+// CheckKeys returns the annotations of pod whose values are invalid for any node.
 func CheckKeys(pod *corev1.Pod) field.ErrorList {
 	_, spec := contract.ParseVMSpec(pod.Annotations)
 	_, runtime := contract.ParseVMRuntime(pod.Annotations)

@@ -21,12 +21,13 @@ import (
 // defaultSSHKey is the key of VirtletSSHKeySource when it names none.
 const defaultSSHKey = "authorized_keys"
 
-// CloudInit is what the Virtlet annotations of pod give its guest's cloud-init, nil when there are none: then a disk
-// guest gets the generated documents alone. A source that is not there or has the wrong content is a FailedPrecondition
-// error: the pod waits until somebody mends it. Other errors are the Resolver's own. No error quotes a source.
+// CloudInit returns what the Virtlet annotations of pod add to its guest's cloud-init. It returns nil without such
+// annotations: then a disk guest gets only the generated documents. A source that is missing or has invalid content is a
+// FailedPrecondition error: the pod waits until somebody fixes it. Other errors are the Resolver's own. No error quotes a
+// source.
 //
-// The user-data is, first match wins: the value of one key of the source; the script; the source's keys with the
-// annotation's document merged over them, or with VirtletCloudInitUserDataOverwrite that document alone.
+// The user-data is, first match wins: the value of one key of the source; the script; the source's keys with the annotation's
+// document merged over them, or with VirtletCloudInitUserDataOverwrite that document alone.
 func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudInit, error) {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	if !ask.CloudInit() {
@@ -93,7 +94,7 @@ func (s sources) userData(ctx context.Context, ask contract.Virtlet) (string, er
 	return doc, errdefs.As(errdefs.FailedPrecondition, err)
 }
 
-// expandMounts puts in what mounts the volumes: nothing. The files of a disk guest are there before a script runs.
+// expandMounts replaces the mount script by nothing: the files of a disk guest exist before a script runs.
 func expandMounts(doc string) string { return strings.ReplaceAll(doc, contract.MountScript, "") }
 
 func (s sources) sshKeys(ctx context.Context, ask contract.Virtlet) ([]string, error) {
@@ -126,7 +127,7 @@ func lines(to []string, text string) []string {
 	return to
 }
 
-// files reads keys X with X_path beside them, and X_encoding: base64 unless it says plain.
+// files reads each key X with its keys X_path and X_encoding; the encoding is base64 unless it is plain.
 func (s sources) files(ctx context.Context, src contract.Source) ([]cloudinit.File, error) {
 	const what = contract.KeyVirtletFiles
 	data, err := s.read(ctx, what, src)
@@ -157,7 +158,7 @@ func (s sources) files(ctx context.Context, src contract.Source) ([]cloudinit.Fi
 	return files, nil
 }
 
-// attribute reports whether key says something of another key.
+// attribute reports whether key describes another key.
 func attribute(data map[string]string, key, suffix string) bool {
 	of, ok := strings.CutSuffix(key, suffix)
 	if ok {
@@ -166,7 +167,7 @@ func attribute(data map[string]string, key, suffix string) bool {
 	return ok
 }
 
-// read returns the content of src; none for no source.
+// read returns the content of src, or nil without a source.
 func (s sources) read(ctx context.Context, what string, src contract.Source) (map[string]string, error) {
 	if src == (contract.Source{}) {
 		return nil, nil
@@ -214,7 +215,8 @@ func decode(what string, src contract.Source, key, text string) (string, error) 
 	return string(b), nil
 }
 
-// checkVirtlet refuses annotations that can never work, sources aside. The documents are not repeated: they may be secret.
+// checkVirtlet refuses annotations that can never work, without reading sources. Errors do not quote the documents: they may
+// be secret.
 func checkVirtlet(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	ask, err := contract.ParseVirtlet(pod.Annotations)
@@ -232,7 +234,7 @@ func checkVirtlet(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// Ignored names annotations of Virtlet that are understood and change nothing here, in words for an Event.
+// Ignored describes, for an Event, the annotations of Virtlet that are valid but have no effect here.
 func Ignored(pod *corev1.Pod) []string {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	var out []string

@@ -60,7 +60,7 @@ var store = objects{
 	"secret/pw":   {"password": "hush", "runcmd": "[ls]"},
 }
 
-// The rules of Virtlet's annotations, each by its name.
+// The rules of Virtlet's annotations, by name.
 func TestVirtletAnnotations(t *testing.T) {
 	files := func(doc string, f ...cloudinit.File) string {
 		out, err := cloudinit.AddFiles(doc, f)
@@ -159,7 +159,7 @@ func TestVirtletAnnotations(t *testing.T) {
 	}
 }
 
-// The pod waits for what may still be mended, and no message quotes what may be secret.
+// The pod waits for what can still be fixed, and no message quotes what may be secret.
 func TestVirtletSourcesThatCannotBeUsed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		annotations []string

@@ -11,17 +11,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Several reports whether pod's VM runs containers, rather than the one process that a VM is.
+// Several reports whether pod's VM runs separate containers instead of one main process.
 func Several(pod *corev1.Pod) bool {
 	return len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0
 }
 
-// IsSidecar reports whether an init container is kept running.
+// IsSidecar reports whether an init container keeps running.
 func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-// containers are all of pod in the order in which they start.
+// containers returns all containers of pod in the order in which they start.
 func containers(pod *corev1.Pod) []*corev1.Container {
 	var out []*corev1.Container
 	for i := range pod.Spec.InitContainers {
@@ -33,7 +33,7 @@ func containers(pod *corev1.Pod) []*corev1.Container {
 	return out
 }
 
-// containerPath is the path of the i-th of containers in the manifest.
+// containerPath returns the path of the i-th of containers in the manifest.
 func containerPath(pod *corev1.Pod, i int) *field.Path {
 	if n := len(pod.Spec.InitContainers); i >= n {
 		return field.NewPath("spec", "containers").Index(i - n)
@@ -59,15 +59,15 @@ func several(pod *corev1.Pod, env Environment) []vm.Container {
 	return out
 }
 
-// holds reports whether those after c, the i-th of containers, wait until the node says that it has started: a sidecar's
-// startup probe has succeeded, a postStart hook has ended.
+// holds reports whether the containers after c, the i-th of containers, wait until the node reports that c has started: its
+// startup probe (sidecars only) has succeeded, or its postStart hook has ended.
 func holds(pod *corev1.Pod, i int, c *corev1.Container) bool {
 	n := len(pod.Spec.InitContainers)
 	hooked := c.Lifecycle != nil && c.Lifecycle.PostStart != nil
 	return i < n && IsSidecar(c) && (hooked || c.StartupProbe != nil) || i >= n && i < n+len(pod.Spec.Containers)-1 && hooked
 }
 
-// Observed are the containers of pod that may have probes and hooks, in the order in which they start.
+// Observed returns the containers of pod that may have probes and hooks, in the order in which they start.
 func Observed(pod *corev1.Pod) []*corev1.Container {
 	return slices.DeleteFunc(containers(pod), func(c *corev1.Container) bool {
 		return slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == c.Name && !IsSidecar(&i) })
@@ -85,7 +85,7 @@ func restart(pod *corev1.Pod) vm.RestartPolicy {
 	return vm.RestartAlways
 }
 
-// checkContainers refuses what only a VM of one process can be, and what containers of one cannot be told apart by.
+// checkContainers refuses unsupported settings of containers, and settings that only a VM with one main process can have.
 func checkContainers(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	no := func(when bool, path *field.Path, why string) {
@@ -108,7 +108,7 @@ func checkContainers(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// SameContainers reports whether rec, of a clone, has the containers of pod.
+// SameContainers reports whether rec, the record of a clone, has the containers of pod.
 func SameContainers(pod *corev1.Pod, rec vm.Record) bool {
 	if !Several(pod) {
 		return len(rec.Containers) == 0
@@ -116,7 +116,7 @@ func SameContainers(pod *corev1.Pod, rec vm.Record) bool {
 	return slices.EqualFunc(containers(pod), rec.Containers, func(c *corev1.Container, r vm.ContainerRecord) bool { return c.Name == r.Name })
 }
 
-// commonUser is the user that all containers of pod run as; nil when they differ or it is not known.
+// commonUser returns the user that all containers of pod run as, or nil if they differ or it is not known.
 func commonUser(pod *corev1.Pod) *int64 {
 	var common *int64
 	for i, c := range containers(pod) {
@@ -129,8 +129,9 @@ func commonUser(pod *corev1.Pod) *int64 {
 	return common
 }
 
-// sum is what the containers of pod need of one resource together, by what of tells of one: the apps and sidecars at the
-// same time, or a plain init container with the sidecars before it. False when of tells nothing of any.
+// sum returns how much of one resource the containers of pod need together. of returns the amount for one container. Apps and
+// sidecars run at the same time; a plain init container runs with the sidecars before it. False if of knows no amount for any
+// container.
 func sum(pod *corev1.Pod, of func(*corev1.Container) (resource.Quantity, bool)) (resource.Quantity, bool) {
 	var running, most resource.Quantity
 	known := false

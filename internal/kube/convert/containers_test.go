@@ -58,7 +58,7 @@ func TestSeveralContainers(t *testing.T) {
 	}
 }
 
-// A container holds those after it where only the node can tell that it has started.
+// A container holds the ones after it only if the node must decide whether it has started.
 func TestContainersThatHoldOthers(t *testing.T) {
 	hook := &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}}
 	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"up"}}}}

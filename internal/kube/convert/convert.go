@@ -1,8 +1,7 @@
-// Package convert turns a Pod into the specification of a VM, or into the list of everything about it that a VM cannot
-// honour.
+// Package convert turns a Pod into the specification of a VM, or into the list of everything in it that a VM cannot provide.
 //
-// It is pure: what it needs from the cluster (ConfigMaps, Secrets, tokens) comes through a Resolver or Source. It starts
-// nothing and writes no status.
+// It is pure: ConfigMaps, Secrets and tokens of the cluster come through a Resolver or Source. It starts nothing and writes
+// no status.
 package convert
 
 import (
@@ -17,13 +16,13 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Sizes of a VM whose pod names none.
+// Default sizes of a VM.
 const (
 	DefaultCPUs   = 1
 	DefaultMemory = 256 << 20
 )
 
-// Node is what a VM may learn of the node it runs on.
+// Node holds the data about its node that a VM may see.
 type Node struct {
 	Name string
 	IP   string
@@ -48,10 +47,10 @@ func Image(pod *corev1.Pod) string {
 	return ""
 }
 
-// maxGrace bounds what a pod may ask for, so that nothing that is added to it overflows.
+// maxGrace limits what a pod may request, so that later additions do not overflow.
 const maxGrace = 10 * 365 * 24 * time.Hour
 
-// Seconds is n seconds as a grace: none when n is negative, and at most ten years.
+// Seconds returns n seconds as a grace period: 0 if n is negative, and at most ten years.
 func Seconds(n int64) time.Duration {
 	return time.Duration(min(max(n, 0), int64(maxGrace/time.Second))) * time.Second
 }
@@ -67,9 +66,8 @@ func Grace(pod *corev1.Pod) time.Duration {
 // Environment is the environment of each container of a pod, by its name.
 type Environment map[string][]vm.EnvVar
 
-// Spec is the VM of pod on node, with env (from Env) as the environment of its containers. Its volumes are without
-// content; see Fill.
-// Preconditions: Check(pod) found nothing.
+// Spec returns the VM of pod on node, with env (from Env) as the environment of its containers. Its volumes have no content;
+// see Fill. Precondition: Check(pod) found nothing.
 func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	size := sizeOf(pod, ask)
@@ -115,7 +113,7 @@ func process(pod *corev1.Pod, c *corev1.Container, env []vm.EnvVar) vm.Process {
 	return p
 }
 
-// user is uid or uid:gid, "" for the image's own.
+// user returns uid or uid:gid, or "" for the image's own user.
 func user(pod *corev1.Pod, c *corev1.Container) string {
 	uid, gid := runAs(pod, c)
 	if uid == nil {
@@ -144,7 +142,7 @@ func runAs(pod *corev1.Pod, c *corev1.Container) (uid, gid *int64) {
 	return uid, gid
 }
 
-// hostname is that of the pod, cut to one DNS label: pod names may be longer and hold dots.
+// hostname returns the pod's host name, cut to one DNS label: pod names may be longer and contain dots.
 func hostname(pod *corev1.Pod) string {
 	h := pod.Spec.Hostname
 	if h == "" {
@@ -156,7 +154,7 @@ func hostname(pod *corev1.Pod) string {
 	return strings.Trim(h, "-")
 }
 
-// ProbeCommand is the command of a probe of c, in which only variables whose values stand in the spec are replaced.
+// ProbeCommand returns the command of a probe of c. It replaces only variables whose values are in the spec.
 func ProbeCommand(c *corev1.Container, command []string) []string {
 	values := map[string]string{}
 	for _, e := range c.Env {

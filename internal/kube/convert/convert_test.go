@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func ptr[T any](v T) *T { return &v }
 
-// plain is a pod as the API server hands it to a node: defaults and the token volume included.
+// plain is a pod as a node gets it from the API server, with defaults and the token volume.
 func plain(change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "uid-1", Annotations: map[string]string{}, Labels: map[string]string{"app": "web"}},

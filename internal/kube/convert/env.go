@@ -16,21 +16,22 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Resolver reads what an environment may refer to. Both methods return a NotFound error for what does not exist.
+// Resolver reads the objects to which an environment may refer. Both methods return a NotFound error for an object that does
+// not exist.
 type Resolver interface {
 	ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
 	Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error)
 }
 
-// Absent is what an environment refers to and what is not there.
+// Absent is a missing object or key to which an environment refers.
 type Absent struct {
 	Kind     string // ConfigMap or Secret
 	Name     string
-	Key      string // of an object that is there; "" when the object itself is not
+	Key      string // of an existing object; "" if the object itself does not exist
 	Optional bool
 }
 
-// Reason is how virtual-kubelet calls it in Events, such as OptionalSecretNotFound or MandatoryConfigMapKeyNotFound.
+// Reason is virtual-kubelet's name for it in Events, such as OptionalSecretNotFound or MandatoryConfigMapKeyNotFound.
 func (a Absent) Reason() string {
 	reason := "Mandatory" + a.Kind
 	if a.Optional {
@@ -42,7 +43,7 @@ func (a Absent) Reason() string {
 	return reason + "NotFound"
 }
 
-// String says it in a sentence.
+// String describes it in a sentence.
 func (a Absent) String() string {
 	kind := strings.ToLower(a.Kind)
 	if a.Key != "" {
@@ -51,10 +52,10 @@ func (a Absent) String() string {
 	return fmt.Sprintf("%s %q not found", kind, a.Name)
 }
 
-// Env is the environment of each of the pod's containers, in order: first those of services that it may know, then envFrom,
-// then env, later names replacing earlier.
-// What is referred to and not there is told to absent (nil: to nobody) and, unless optional, a FailedPrecondition error:
-// the pod waits for it. Other errors are the Resolver's own.
+// Env returns the environment of each of the pod's containers. The order is: variables of the services that the pod may see,
+// then envFrom, then env; later names replace earlier ones.
+// A missing reference is reported to absent (nil: to nobody). Unless optional, it is also a FailedPrecondition error: the pod
+// waits for it. Other errors are the Resolver's own.
 func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver, services []*corev1.Service, absent func(Absent)) (Environment, error) {
 	if absent == nil {
 		absent = func(Absent) {}
@@ -130,7 +131,7 @@ func (e *environment) addAll(ctx context.Context, src corev1.EnvFromSource) erro
 		return err
 	}
 	for _, key := range slices.Sorted(maps.Keys(data)) {
-		if name := src.Prefix + key; nameable(name) { // the kubelet leaves out what cannot be a name, too
+		if name := src.Prefix + key; nameable(name) { // like the kubelet, skip invalid names
 			e.set(name, data[key])
 		}
 	}
@@ -164,7 +165,7 @@ func (e *environment) pick(data map[string]string, kind, name, key string, optio
 		return "", false, err
 	}
 	value, ok := data[key]
-	if !ok && data != nil { // nil: the object is not there, which was told
+	if !ok && data != nil { // nil: the object does not exist, which was reported
 		e.absent(Absent{kind, name, key, yes(optional)})
 	}
 	if !ok && !yes(optional) {
@@ -215,7 +216,7 @@ func missing(err error, kind, name string, optional *bool) error {
 
 func yes(b *bool) bool { return b != nil && *b }
 
-// field reads the downward API. Check has refused the paths that are not known before the guest starts.
+// field reads the downward API. Check has refused paths that are unknown before the guest starts.
 func (e *environment) field(path string) (string, error) {
 	switch path {
 	case "metadata.name":
@@ -244,7 +245,7 @@ func (e *environment) field(path string) (string, error) {
 	return "", errdefs.Preconditionf("field %s is not known on this node", path)
 }
 
-// subscript takes key out of path = prefix['key'].
+// subscript extracts key from path = prefix['key'].
 func subscript(path, prefix string) (string, bool) {
 	rest, ok := strings.CutPrefix(path, prefix+"['")
 	if !ok {
@@ -261,10 +262,10 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// resource answers with what is written in the spec, and where nothing is written with what the VM really has.
+// resource returns the value in the spec, or what the VM really has if the spec has none.
 func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	which, name, _ := strings.Cut(ref.Resource, ".")
-	c := e.container // nil: of a volume
+	c := e.container // nil: for a volume
 	for _, other := range containers(e.pod) {
 		if c == nil || ref.ContainerName != "" && other.Name == ref.ContainerName {
 			c = other
@@ -310,5 +311,5 @@ func ceilDiv(a, b int64) int64 {
 	return n
 }
 
-// nameable reports whether name can be an environment variable.
+// nameable reports whether name is a valid name of an environment variable.
 func nameable(name string) bool { return name != "" && !strings.ContainsAny(name, "=\x00") }

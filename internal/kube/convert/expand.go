@@ -2,8 +2,8 @@ package convert
 
 import "strings"
 
-// expand replaces $(NAME) by the value of NAME, as Kubernetes does in commands, arguments and environment values:
-// $$ stands for one $, so $$(NAME) is the text $(NAME); what names no variable stays as it is.
+// expand replaces $(NAME) by the value of NAME, as Kubernetes does in commands, arguments and environment values: $$ stands
+// for one $, so $$(NAME) is the text $(NAME). A name of no variable stays unchanged.
 func expand(s string, values map[string]string) string {
 	var out strings.Builder
 	for i := 0; i < len(s); i++ {

@@ -15,9 +15,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// FuzzCheck checks any pod. Check and what follows from it never change the pod and answer the same each time; a pod that
-// passes has a VM that the engine takes, which runs the pod's containers and nothing else, has what the pod asks for, is
-// labelled as that pod's, and has no way to the host.
+// FuzzCheck checks any pod. Check and the functions after it never change the pod and return the same each time. A pod that
+// passes gives a VM that the engine accepts, that runs only the pod's containers, has what the pod asks for, is labelled as
+// that pod's, and has no access to the host.
 func FuzzCheck(f *testing.F) {
 	for _, s := range podgen.Seeds() {
 		f.Add(s)
@@ -47,7 +47,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// TestSeedsPass makes sure that FuzzCheck looks at VMs, and not at refusals alone.
+// TestSeedsPass ensures that FuzzCheck tests VMs, not only refusals.
 func TestSeedsPass(t *testing.T) {
 	passed, several := 0, 0
 	for _, s := range podgen.Seeds() {
@@ -64,7 +64,7 @@ func TestSeedsPass(t *testing.T) {
 	t.Logf("%d seeds pass, %d with several containers", passed, several)
 }
 
-// TestGraceHolds takes the largest periods that the API server takes.
+// TestGraceHolds uses the largest periods that the API server accepts.
 func TestGraceHolds(t *testing.T) {
 	for n, want := range map[int64]time.Duration{
 		0: 0, 30: 30 * time.Second, -1: vm.DefaultStopGrace, math.MaxInt64: maxGrace, math.MaxInt64/int64(time.Second) + 1: maxGrace,
@@ -76,7 +76,7 @@ func TestGraceHolds(t *testing.T) {
 	}
 }
 
-// passes checks the VM of a pod in which Check found nothing.
+// passes checks the VM of a pod in which Check found no errors.
 func passes(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	spec := Spec(pod, Node{Name: "n"}, nil)

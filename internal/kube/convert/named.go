@@ -9,8 +9,8 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Unnamed are the ConfigMaps and Secrets that annotations of pod name and that none of its volumes does. A node with an identity
-// of its own may not read them: the API server lets it read what the specs of its pods name, and knows nothing of annotations.
+// Unnamed returns the ConfigMaps and Secrets that annotations of pod name but none of its volumes. A node with its own
+// identity may not read them: the API server lets it read only what the specs of its pods name, and ignores annotations.
 func Unnamed(pod *corev1.Pod) []Object {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	var out []Object
@@ -26,7 +26,7 @@ func Unnamed(pod *corev1.Pod) []Object {
 	return out
 }
 
-// names reports whether a volume of pod is made of o.
+// names reports whether a volume of pod uses o.
 func names(pod *corev1.Pod, o Object) bool {
 	is := func(kind ObjectKind, name string) bool { return o == Object{kind, name} }
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
@@ -44,13 +44,13 @@ func names(pod *corev1.Pod, o Object) bool {
 	})
 }
 
-// Name gives pod, which is about to be created, a volume that nobody mounts for each of its Unnamed objects, so that its node may
-// read them. It reports whether there were any; a second call changes nothing.
+// Name adds to pod, which is about to be created, a volume that no container mounts for each of its Unnamed objects, so that
+// its node may read them. It reports whether there were any. A second call changes nothing.
 func Name(pod *corev1.Pod) bool {
 	objects := Unnamed(pod)
 	for _, o := range objects {
 		v := corev1.Volume{Name: freeVolume(pod)}
-		if optional := new(true); o.Kind == KindSecret { // what is not there is the node's to tell
+		if optional := new(true); o.Kind == KindSecret { // the node reports a missing object
 			v.Secret = &corev1.SecretVolumeSource{SecretName: o.Name, Optional: optional}
 		} else {
 			v.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: o.Name}, Optional: optional}

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// What annotations name gets into the spec once, whatever else is there.
+// Objects of annotations are added to the spec once, whatever else it contains.
 func TestNameWhatAnnotationsName(t *testing.T) {
 	volume := func(name string, s corev1.VolumeSource) corev1.Volume {
 		return corev1.Volume{Name: name, VolumeSource: s}
@@ -58,7 +58,7 @@ func TestNameWhatAnnotationsName(t *testing.T) {
 	}
 }
 
-// A node that may not read a source says what to do about it, and goes on asking.
+// A node that may not read a source reports what to do, and keeps retrying.
 func TestSourceThatTheNodeMayNotRead(t *testing.T) {
 	denied := errdefs.As(errdefs.Unavailable, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "a", nil))
 	_, err := CloudInit(t.Context(), plain(annotate(contract.KeyVirtletSSHKeySource, "configmap/a")), cluster{fail: denied})

@@ -10,9 +10,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Origin is what a pod's VM goes on from. At most one field is set; the zero value boots from its image.
+// Origin is what a pod's VM is created from. At most one field is set; the zero value boots from its image.
 type Origin struct {
-	Dir      string               // folder of the node with an exported snapshot
+	Dir      string               // directory of the node with an exported snapshot
 	Fork     string               // name of a running VM
 	Snapshot contract.SnapshotRef // on the node, else in its registry
 }
@@ -20,8 +20,8 @@ type Origin struct {
 // Boots reports whether the VM boots from its image.
 func (o Origin) Boots() bool { return o == Origin{} }
 
-// OriginOf reads what pod's VM goes on from: a folder, else a fork, else a snapshot, else its image. Preconditions: Check
-// found nothing.
+// OriginOf returns what pod's VM is created from: a directory, else a fork, else a snapshot, else its image. Precondition:
+// Check found nothing.
 func OriginOf(pod *corev1.Pod) Origin {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	switch {
@@ -36,12 +36,12 @@ func OriginOf(pod *corev1.Pod) Origin {
 	return Origin{}
 }
 
-// clones reports whether the mode is clone, as that of a managed VM is when it has none.
+// clones reports whether the mode is clone, which is the default of a managed VM.
 func clones(ask contract.VMSpec) bool {
 	return ask.Mode == contract.ModeClone || ask.Mode == "" && ask.Managed
 }
 
-// checkOrigin refuses what cannot be gone on from.
+// checkOrigin refuses invalid origins.
 func checkOrigin(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 	var errs field.ErrorList
 	no := func(when bool, key, why string) {
@@ -82,14 +82,14 @@ func Saves(pod *corev1.Pod) bool {
 	return contract.ShouldSnapshotVM(ask, Member(pod).Main(VMName(pod)))
 }
 
-// Clone is the clone that pod asks for, but for what it is made of. Sizes, environment and command of the pod play no
-// part: the VM goes on with what it has.
+// Clone returns the clone that pod asks for, without its origin. Sizes, environment and command of the pod are ignored: the
+// VM keeps what it has.
 func Clone(pod *corev1.Pod, node Node) vm.CloneSpec {
 	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: hostname(pod), StopGrace: Grace(pod)}
 }
 
-// Inherited names what pod asks for that a clone has from its snapshot instead, in words for an Event; nil when there is
-// nothing. (Sizes are not among them: that they are the snapshot's everybody knows who clones.)
+// Inherited describes, for an Event, the settings of pod that a clone takes from its snapshot instead; nil if there are none.
+// (Sizes are not included: users who clone know that they are the snapshot's.)
 func Inherited(pod *corev1.Pod) []string {
 	var out []string
 	say := func(when bool, what string) {
@@ -115,7 +115,7 @@ func Inherited(pod *corev1.Pod) []string {
 // tokenPath is where admission mounts a token into every pod.
 const tokenPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// labels by which the VM of pod is known again.
+// labels returns the labels by which the VM of pod is identified.
 func labels(pod *corev1.Pod, node Node) map[string]string {
 	l := map[string]string{
 		contract.VMLabelNode:         node.Name,

@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// Pulls are the requests that bring the images of pod's VM, each once, but for their credentials. The API server has
-// completed the policies of the containers; a force-pull annotation wins over them.
+// Pulls returns the requests that pull the images of pod's VM, each image once, without credentials. The API server has
+// completed the policies of the containers. A force-pull annotation takes precedence over them.
 func Pulls(pod *corev1.Pod) []image.PullRequest {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	var out []image.PullRequest
@@ -38,8 +38,9 @@ func Pulls(pod *corev1.Pod) []image.PullRequest {
 	return out
 }
 
-// PullAuth reads the pod's imagePullSecrets, in their order. (Those of its service account are among them: admission has
-// written them there.) Like the kubelet it goes on without a secret that cannot be had or read, and names it in lost.
+// PullAuth reads the pod's imagePullSecrets, in their order. (They include those of its service account, because admission
+// has added them.) Like the kubelet it continues without a secret that cannot be fetched or decoded, and returns its name in
+// lost.
 func PullAuth(ctx context.Context, pod *corev1.Pod, from Resolver) (auth []image.RegistryAuth, lost []string) {
 	for _, ref := range pod.Spec.ImagePullSecrets {
 		if ref.Name == "" {
@@ -58,8 +59,8 @@ func PullAuth(ctx context.Context, pod *corev1.Pod, from Resolver) (auth []image
 	return auth, lost
 }
 
-// registryAuth reads the credentials in a secret of one of the two docker types, sorted by registry. A secret of another
-// type holds none. Errors are InvalidArgument and never tell what is in the secret.
+// registryAuth reads the credentials in a secret of one of the two docker types, sorted by registry. A secret of another type
+// holds none. Errors are InvalidArgument and never contain the content of the secret.
 func registryAuth(secret *corev1.Secret) ([]image.RegistryAuth, error) {
 	var auth []image.RegistryAuth
 	var err error
@@ -68,7 +69,7 @@ func registryAuth(secret *corev1.Secret) ([]image.RegistryAuth, error) {
 		auth, err = image.ParseDockerConfig(secret.Data[corev1.DockerConfigJsonKey])
 	case corev1.SecretTypeDockercfg:
 		auth, err = image.ParseDockerCfg(secret.Data[corev1.DockerConfigKey])
-	default: // holds none
+	default: // it holds none
 	}
 	if err != nil {
 		return nil, fmt.Errorf("secret %s: %w", secret.Name, err)

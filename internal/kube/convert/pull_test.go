@@ -78,7 +78,7 @@ func TestRegistryAuthOfSecrets(t *testing.T) {
 	}
 }
 
-// secrets is a Resolver of what is in it.
+// secrets is a Resolver of these secrets.
 type secrets map[string]*corev1.Secret
 
 func (secrets) ConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) {

@@ -12,9 +12,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// serviceEnv are the variables by which containers of pod find Services, as every node of Kubernetes sets them: the API server
-// always, and the Services of pod's namespace unless it wants no links. Of two Services whose names give the same variable
-// the one that sorts later has it.
+// serviceEnv returns the variables through which containers of pod find Services, as on every Kubernetes node: always that of
+// the API server, and the Services of pod's namespace unless enableServiceLinks is false. If the names of two Services give
+// the same variable, the Service that sorts later wins.
 func serviceEnv(pod *corev1.Pod, services []*corev1.Service) (env []vm.EnvVar) {
 	links := pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks
 	byName := map[string]*corev1.Service{}
@@ -36,7 +36,7 @@ func serviceEnv(pod *corev1.Pod, services []*corev1.Service) (env []vm.EnvVar) {
 // apiService is the Service of the API server.
 const apiService = "kubernetes"
 
-// variables are those of one Service: its address, and for each port what Docker's links once said.
+// variables returns those of one Service: its address, and for each port the variables of Docker links.
 func variables(s *corev1.Service) []vm.EnvVar {
 	host, ports := s.Spec.ClusterIP, s.Spec.Ports
 	prefix := envName(s.Name)
@@ -66,5 +66,5 @@ func variables(s *corev1.Service) []vm.EnvVar {
 	return env
 }
 
-// envName makes a name of the cluster one of the environment.
+// envName turns the name of a cluster object into the name of an environment variable.
 func envName(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }

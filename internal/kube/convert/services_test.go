@@ -49,7 +49,7 @@ func TestServiceEnv(t *testing.T) {
 		})
 	}
 
-	// What the pod says wins, and may refer to a Service.
+	// The pod's own variables take precedence, and may refer to a Service.
 	pod := plain(on(func(c *corev1.Container) {
 		c.Env = []corev1.EnvVar{{Name: "URL", Value: "https://$(KUBERNETES_SERVICE_HOST)"}, {Name: "KUBERNETES_SERVICE_HOST", Value: "mine"}}
 	}))

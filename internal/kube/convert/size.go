@@ -10,16 +10,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// size is what a VM gets; 0 means the engine's default.
+// size is the size of a VM; 0 means the engine's default.
 type size struct {
 	cpus    int
 	memory  int64 // bytes
 	storage int64 // bytes
 }
 
-// sizeOf reads the limits, else the requests, of the container and then of the pod as a whole; of several containers those
-// of the pod first, else what they need together. Annotations win over them,
-// our own over Virtlet's.
+// sizeOf uses the limits, else the requests, of the container and then of the pod as a whole. With several containers it uses
+// those of the pod first, else what the containers need together. Annotations take precedence, ours over Virtlet's.
 func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	s := size{cpus: DefaultCPUs, memory: DefaultMemory}
 	if q, ok := quantity(pod, corev1.ResourceCPU); ok {

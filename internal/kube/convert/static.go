@@ -7,13 +7,14 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Static reports whether pod stands for a machine that is there already and that no node makes, starts or ends.
+// Static reports whether pod represents an existing machine that no node creates, starts or stops.
 func Static(pod *corev1.Pod) bool {
 	return pod.Annotations[contract.KeyMode] == string(contract.ModeStatic)
 }
 
-// checkStatic returns what keeps the machine of a static pod from being adopted. What the pod says of containers is not
-// looked at, because nothing of it is run; only what somebody would wait for in vain is refused.
+// checkStatic returns what prevents the machine of a static pod from being adopted. It ignores most of what the pod says of
+// containers, because nothing of it runs. It refuses only settings that would never take effect although somebody waits for
+// them.
 func checkStatic(pod *corev1.Pod) field.ErrorList {
 	ask, err := contract.ParseVMSpec(pod.Annotations)
 	errs := badKeys(err)

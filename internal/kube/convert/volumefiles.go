@@ -15,11 +15,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Source reads what volumes are made of.
+// Source reads the content of volumes.
 type Source interface {
 	Resolver
-	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API
-	// server's own) and for about as many seconds.
+	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API server's own).
+	// It is valid for about that many seconds.
 	Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error)
 }
 
@@ -38,14 +38,14 @@ const (
 	KindSecret    ObjectKind = "Secret"
 )
 
-// Default modes and lifetime, as the API server fills them in.
+// Default modes and lifetime, as set by the API server.
 const (
 	defaultMode  = 0o644
 	tokenMode    = 0o600
 	tokenSeconds = 3600
 )
 
-// Live returns the names of pod's volumes whose content may change while it runs, and the objects they are made of.
+// Live returns the names of pod's volumes whose content may change while it runs, and the objects that they use.
 func Live(pod *corev1.Pod) (names []string, objects []Object) {
 	for _, def := range volumes(pod) {
 		if def.Kind != vm.VolumeFiles {
@@ -66,8 +66,8 @@ func Live(pod *corev1.Pod) (names []string, objects []Object) {
 	}))
 }
 
-// Fill gives volumes of pod their content; all are read at once. What is not there, unless optional, is a
-// FailedPrecondition error that names the volume: the pod waits for it. Other errors are the Source's own.
+// Fill reads the content of all volumes of pod concurrently. A missing object that is not optional is a FailedPrecondition
+// error that names the volume: the pod waits for it. Other errors are the Source's own.
 func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes []vm.Volume) error {
 	errs := make([]error, len(volumes))
 	var wg sync.WaitGroup
@@ -80,7 +80,7 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 	return errors.Join(errs...)
 }
 
-// Files is the content of pod's volume called name. Errors as of Fill.
+// Files returns the content of pod's volume called name. Errors as of Fill.
 func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name string) ([]vm.VolumeFile, error) {
 	f := &filler{pod: pod, node: node, from: from}
 	all := partsOf(pod, name)
@@ -113,7 +113,7 @@ type part struct {
 	mode int32
 }
 
-// partsOf takes apart pod's volume called name.
+// partsOf returns the sources of pod's volume called name.
 func partsOf(pod *corev1.Pod, name string) []part {
 	i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 	if i < 0 {
@@ -181,7 +181,7 @@ func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
 	return nil, errdefs.Preconditionf("a source is of a kind this node does not know")
 }
 
-// items picks keys of an object; without a list every key is a file.
+// items selects keys of an object; without a list every key is a file.
 func items(data map[string][]byte, list []corev1.KeyToPath, mode int32, what string, optional bool) ([]vm.VolumeFile, error) {
 	var out []vm.VolumeFile
 	if len(list) == 0 {
@@ -222,7 +222,7 @@ func (f *filler) downward(list []corev1.DownwardAPIVolumeFile, mode int32) ([]vm
 	return out, nil
 }
 
-// token is readable for nobody but the container's user where that is known, as with the kubelet.
+// token is readable only for the container's user if that is known, as with the kubelet.
 func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProjection, mode int32) ([]vm.VolumeFile, error) {
 	seconds := int64(tokenSeconds)
 	if p.ExpirationSeconds != nil {

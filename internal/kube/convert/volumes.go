@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// checkVolumes refuses volumes of kinds a VM cannot have and mounts of unusual ways. Paths are the engine's to judge.
+// checkVolumes refuses unsupported kinds of volumes and of mounts. The engine validates paths.
 func checkVolumes(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	for i := range pod.Spec.Volumes {
@@ -40,7 +40,7 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// unservable says why a VM cannot have v; "" when it can.
+// unservable returns why a VM cannot have v, or "" if it can.
 func unservable(v *corev1.Volume) string {
 	switch {
 	case v.ConfigMap != nil, v.Secret != nil, v.DownwardAPI != nil:
@@ -68,7 +68,7 @@ func unservable(v *corev1.Volume) string {
 	return "it has no source"
 }
 
-// kindOf is the name of the one field of source that is set, as in a manifest.
+// kindOf returns the name of the one field of source that is set, as in a manifest.
 func kindOf(source any) string {
 	set := map[string]json.RawMessage{}
 	text, err := json.Marshal(source)
@@ -81,7 +81,7 @@ func kindOf(source any) string {
 	return ""
 }
 
-// volumes are those of pod that its containers mount, without their content.
+// volumes returns those of pod that its containers mount, without their content.
 func volumes(pod *corev1.Pod) []vm.Volume {
 	var out []vm.Volume
 	for i := range pod.Spec.Volumes {
@@ -89,7 +89,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		if !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
 			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
 		}) {
-			continue // the kubelet leaves it out, too
+			continue // like the kubelet, skip it
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
 		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil {
@@ -98,7 +98,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		}
 		if d := v.EmptyDir; d != nil {
 			def.Kind, def.Memory = vm.VolumeEmpty, d.Medium == corev1.StorageMediumMemory
-			if def.Memory && d.SizeLimit != nil { // the disk's is the limit of the whole disk
+			if def.Memory && d.SizeLimit != nil { // for a disk the limit is that of the whole disk
 				def.SizeLimit = d.SizeLimit.Value()
 			}
 		}
@@ -107,7 +107,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 	return out
 }
 
-// mounts are those of a container, outer ones before those inside them.
+// mounts returns the mounts of a container, outer ones before those inside them.
 func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 	var out []vm.Mount
 	for _, m := range c.VolumeMounts {
@@ -126,7 +126,7 @@ func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 	return out
 }
 
-// CheckMounts returns a FailedPrecondition error when a sub-path of pod's mounts needs a variable that env has not.
+// CheckMounts returns a FailedPrecondition error if a sub-path of pod's mounts needs a variable that env does not have.
 func CheckMounts(pod *corev1.Pod, env Environment) error {
 	var errs []error
 	for _, c := range containers(pod) {
@@ -140,7 +140,7 @@ func CheckMounts(pod *corev1.Pod, env Environment) error {
 	return errors.Join(errs...)
 }
 
-// unknown is the first name that expand would not find; "" when it finds all.
+// unknown returns the first name that expand would not find, or "" if it finds all.
 func unknown(s string, values map[string]string) string {
 	s = strings.ReplaceAll(s, "$$", "")
 	for {

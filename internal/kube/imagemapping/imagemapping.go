@@ -1,7 +1,7 @@
-// Package imagemapping brings the VirtletImageMapping objects of a cluster to the node's image names: it watches those
-// in kube-system, hands their specs over as they are, and writes into their status what is wrong with them.
+// Package imagemapping syncs the VirtletImageMapping objects of a cluster to the node's image names. It watches the objects
+// in kube-system, passes their specs on unchanged, and writes the errors in them to their status.
 //
-// It does not read or judge rules itself, and it keeps nothing: whoever it hands them to may forget, and is told again.
+// It does not parse or validate rules itself, and it stores nothing: the receiver may lose the mappings, and gets them again.
 package imagemapping
 
 import (
@@ -27,34 +27,34 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// Source is what the mappings are said to come from.
+// Source is the name of the source of the mappings.
 const Source = "kubernetes"
 
-// Namespace is where objects count.
+// Namespace is the only namespace whose objects count.
 const Namespace = "kube-system"
 
-// Resource is what is watched.
+// Resource is the watched resource.
 var Resource = schema.GroupVersionResource{Group: "virtlet.k8s", Version: "v1", Resource: "virtletimagemappings"}
 
 const (
-	defaultResync = 30 * time.Second // how long a node that forgot, by a restart, stays without mappings at most
+	defaultResync = 30 * time.Second // the longest time without mappings after the receiver lost them in a restart
 	firstRetry    = time.Second      // after a failure, doubling up to the resync
 )
 
-// Syncer takes the mappings; image.Puller is one.
+// Syncer receives the mappings; image.Puller is one.
 type Syncer interface {
 	SyncMappings(ctx context.Context, source string, mappings []image.Mapping) ([]image.MappingProblem, error)
 }
 
-// Config is what a Watcher works with. Resync may be zero.
+// Config configures a Watcher. Resync may be zero.
 type Config struct {
 	Client dynamic.Interface
 	Syncer Syncer
 	Log    *slog.Logger
-	Resync time.Duration // mappings are handed over again after that long
+	Resync time.Duration // interval after which the mappings are synced again
 }
 
-// Watcher keeps the node's mappings what the cluster's objects say.
+// Watcher keeps the node's mappings in sync with the cluster's objects.
 type Watcher struct {
 	cfg   Config
 	dirty chan struct{}
@@ -62,8 +62,8 @@ type Watcher struct {
 	settled chan struct{}
 	once    sync.Once
 
-	said map[string]string // verdict of ours last seen to, by name
-	told string            // failure that was logged and still lasts
+	said map[string]string // last verdict handled, by object name
+	told string            // the failure that was logged and still lasts
 }
 
 // New returns a watcher that does nothing before Run.
@@ -75,11 +75,11 @@ func New(cfg Config) (*Watcher, error) {
 	return &Watcher{cfg: cfg, dirty: make(chan struct{}, 1), settled: make(chan struct{}), said: map[string]string{}}, nil
 }
 
-// Settled is closed once the mappings were handed over for the first time, or the cluster turned out to have none to
-// give. Before that, names may mean something else than they will.
+// Settled is closed after the first sync of the mappings, or when the cluster has no mappings to read. Before that, names may
+// resolve differently.
 func (w *Watcher) Settled() <-chan struct{} { return w.settled }
 
-// Poke has the mappings handed over now, for when the one who takes them may have forgotten. It does not block.
+// Poke triggers a sync now, for a receiver that may have lost the mappings. It does not block.
 func (w *Watcher) Poke() {
 	select {
 	case w.dirty <- struct{}{}:
@@ -87,14 +87,14 @@ func (w *Watcher) Poke() {
 	}
 }
 
-// Run watches until ctx ends. A cluster without the resource, or that does not let us see it, is asked again; so is one
-// that is away. It returns the error of ctx.
+// Run watches until ctx ends. It retries if the cluster lacks the resource, forbids access to it, or is unreachable. It
+// returns the error of ctx.
 func (w *Watcher) Run(ctx context.Context) error {
 	if err := w.await(ctx); err != nil {
 		return err
 	}
 	informer := dynamicinformer.NewFilteredDynamicInformer(w.cfg.Client, Resource, Namespace, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil)
-	// client-go logs every failure of a watch in its own words; losing the resource or the server is not worth that.
+	// client-go would log every failure of a watch itself; a lost resource or server does not deserve that.
 	if err := informer.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		w.cfg.Log.DebugContext(ctx, "watch of image mappings failed, trying again", "err", err)
 	}); err != nil {
@@ -141,7 +141,7 @@ func (w *Watcher) await(ctx context.Context) error {
 	}
 }
 
-// keep hands over what store holds whenever it changed, and now and then.
+// keep syncs the content of store on every change, and after each resync interval.
 func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
 	retry := firstRetry
 	for {
@@ -165,7 +165,7 @@ func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
 	}
 }
 
-// sync hands over all objects and returns what is wrong with them.
+// sync passes on all objects and returns the problems in them.
 func (w *Watcher) sync(ctx context.Context, store cache.Store) ([]*unstructured.Unstructured, []image.MappingProblem, error) {
 	var objects []*unstructured.Unstructured
 	for _, item := range store.List() {
@@ -190,7 +190,7 @@ func (w *Watcher) sync(ctx context.Context, store cache.Store) ([]*unstructured.
 	return objects, problems, err
 }
 
-// judge writes into each object's status what is wrong with it.
+// judge writes the problems of each object to its status.
 func (w *Watcher) judge(ctx context.Context, objects []*unstructured.Unstructured, problems []image.MappingProblem) error {
 	byName := map[string][]image.MappingProblem{}
 	for _, p := range problems {
@@ -206,7 +206,7 @@ func (w *Watcher) judge(ctx context.Context, objects []*unstructured.Unstructure
 
 func (w *Watcher) settle() { w.once.Do(func() { close(w.settled) }) }
 
-// tell logs a failure once for as long as it lasts.
+// tell logs a failure once while it lasts.
 func (w *Watcher) tell(ctx context.Context, err error) {
 	if w.told != err.Error() && ctx.Err() == nil {
 		w.told = err.Error()
@@ -214,7 +214,7 @@ func (w *Watcher) tell(ctx context.Context, err error) {
 	}
 }
 
-// pause waits until d is over or wake says so. It returns the error of ctx when that ends before.
+// pause waits for d or until wake receives. It returns the error of ctx if that ends first.
 func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -23,7 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// node takes mappings; what it says of them is set by the test.
+// node receives mappings; the test sets its answer.
 type node struct {
 	calls    chan []image.Mapping
 	mu       sync.Mutex
@@ -50,7 +50,7 @@ func (n *node) say(err error, problems ...image.MappingProblem) {
 	n.err, n.problems = err, problems
 }
 
-// next returns what is handed over next, as "name: yaml" lines.
+// next returns the mappings of the next sync, as "name: yaml" lines.
 func (n *node) next(t *testing.T) string {
 	t.Helper()
 	select {
@@ -66,7 +66,7 @@ func (n *node) next(t *testing.T) string {
 	return ""
 }
 
-// until takes what is handed over until it is want.
+// until waits for the sync that equals want.
 func (n *node) until(t *testing.T, want string) {
 	t.Helper()
 	for got := ""; got != want; got = n.next(t) {
@@ -90,7 +90,7 @@ func mapping(namespace, name string, generation int64, spec map[string]any) *uns
 type cluster struct {
 	*fake.FakeDynamicClient
 	statuses chan map[string]any
-	watched  chan struct{} // closed when changes are seen from now on; the fake does not replay those before
+	watched  chan struct{} // closed when the watch has started; the fake does not replay earlier changes
 }
 
 func newCluster(objects ...runtime.Object) *cluster {
@@ -105,7 +105,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 		once.Do(func() { close(c.watched) })
 		return true, w, err
 	})
-	// The fake lets a stale status overwrite the spec; tests wait for the statuses before they go on.
+	// The fake lets a stale status overwrite the spec; tests wait for the statuses before they continue.
 	c.PrependReactor("update", Resource.Resource, func(a clienttesting.Action) (bool, runtime.Object, error) {
 		u, isUpdate := a.(clienttesting.UpdateAction)
 		if !isUpdate || a.GetSubresource() != "status" {
@@ -132,7 +132,7 @@ func (c *cluster) objects() interface {
 	return c.Resource(Resource).Namespace(Namespace)
 }
 
-// journal is a log that may be read while it is written.
+// journal is a log that can be read while it is written.
 type journal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -227,12 +227,12 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("problems %s", got)
 	}
 
-	// The same again is not written again.
+	// The same result is not written again.
 	for range 3 {
 		w.Poke()
 		n.next(t)
 	}
-	// Another problem: the condition stays since when it was.
+	// Another problem: the condition keeps its transition time.
 	n.say(nil, image.MappingProblem{Source: Source, Mapping: "bad", Message: "other"})
 	w.Poke()
 	n.next(t)
@@ -320,7 +320,7 @@ func TestAClusterWithoutTheResourceIsWaitedFor(t *testing.T) {
 			for range 3 {
 				<-asked
 			}
-			<-w.Settled() // pods need not wait for what does not come
+			<-w.Settled() // pods need not wait for mappings that do not come
 			close(there)
 			n.until(t, "m: {}")
 			if got, want := strings.Count(log.String(), "WARN"), map[string]int{"missing": 0, "forbidden": 1}[name]; got != want {

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// maxReported is how many problems an object's status lists.
+// maxReported is the maximum number of problems in an object's status.
 const maxReported = 50
 
 // The condition of an object and its reasons.
@@ -23,10 +23,10 @@ const (
 	reasonSomeBroken = "SomeRulesDoNotCount"
 )
 
-// report writes into an object's status what is wrong with it, if that is not there already.
+// report writes the problems of an object to its status, unless they are already there.
 //
-// Every virtual node of a cluster does so, and two of different versions may judge differently. Each says a verdict once
-// and does not insist, so they do not overwrite each other for ever.
+// Every virtual node of a cluster does that, and nodes of different versions may disagree. Each writes a verdict only once,
+// so that they do not overwrite each other forever.
 func (w *Watcher) report(ctx context.Context, object *unstructured.Unstructured, problems []image.MappingProblem) error {
 	status := statusOf(object, problems)
 	verdict := fmt.Sprint(object.GetUID(), object.GetGeneration(), problems)
@@ -42,7 +42,7 @@ func (w *Watcher) report(ctx context.Context, object *unstructured.Unstructured,
 			return nil // deleted meanwhile
 		case apierrors.IsConflict(err):
 			w.cfg.Log.DebugContext(ctx, "image mapping changed while its status was written", "mapping", object.GetName())
-			return nil // the change will be handed over, or the next round gets this one through
+			return nil // the change triggers a sync, or the next sync writes this status
 		case err != nil:
 			return fmt.Errorf("write the status of image mapping %s: %w", object.GetName(), err)
 		}
@@ -51,7 +51,7 @@ func (w *Watcher) report(ctx context.Context, object *unstructured.Unstructured,
 	return nil
 }
 
-// forget drops the verdicts on objects that are gone.
+// forget drops the verdicts on deleted objects.
 func (w *Watcher) forget(objects []*unstructured.Unstructured) {
 	there := map[string]bool{}
 	for _, o := range objects {
@@ -64,7 +64,7 @@ func (w *Watcher) forget(objects []*unstructured.Unstructured) {
 	}
 }
 
-// statusOf is what the status should be. The time of the last transition is kept when there is none.
+// statusOf returns the wanted status. It keeps the last transition time if the condition has not changed.
 func statusOf(object *unstructured.Unstructured, problems []image.MappingProblem) map[string]any {
 	valid, reason, message := "True", reasonAllCount, "all rules count"
 	if n := len(problems); n > 0 {

@@ -17,11 +17,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Auth says who asks and whether they may. There is no anonymous user.
+// Auth authenticates and authorizes requests. There is no anonymous user.
 type Auth interface {
 	authenticator.Request
 	authorizer.Authorizer
-	// NodeName is the node that is asked about.
+	// NodeName is the node to which permissions apply.
 	NodeName() string
 }
 
@@ -33,8 +33,8 @@ type delegated struct {
 
 func (d delegated) NodeName() string { return d.node }
 
-// Delegate returns the real kubelet's way: client certificates signed by clientCA (nil: none are taken), bearer tokens by
-// TokenReview, permissions by SubjectAccessReview, with the kubelet's cache times.
+// Delegate returns an Auth that works like the real kubelet: client certificates signed by clientCA (nil: none are accepted),
+// bearer tokens by TokenReview, permissions by SubjectAccessReview, with the kubelet's cache times.
 func Delegate(client kubernetes.Interface, node string, clientCA dynamiccertificates.CAContentProvider) (Auth, error) {
 	retry := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
 	authn, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
@@ -54,7 +54,7 @@ func Delegate(client kubernetes.Interface, node string, clientCA dynamiccertific
 	return delegated{Request: authn, Authorizer: authz, node: node}, nil
 }
 
-// guard lets through who is known and allowed.
+// guard passes only authenticated and authorized requests.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, ok, err := s.cfg.Auth.AuthenticateRequest(r)
@@ -80,7 +80,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	})
 }
 
-// allowed asks for each subresource that covers the path until one is granted.
+// allowed checks each subresource that covers the path until one is granted.
 func (s *Server) allowed(ctx context.Context, who user.Info, r *http.Request) (bool, error) {
 	var failed error
 	for _, sub := range subresources(r.URL.Path) {
@@ -114,7 +114,8 @@ func verb(method string) string {
 	return ""
 }
 
-// subresources of nodes by which a path may be reached, as in the real kubelet: the fine-grained one first.
+// subresources returns the subresources of nodes that give access to a path, as in the real kubelet: the fine-grained one
+// first.
 func subresources(path string) []string {
 	under := func(prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
 	switch {

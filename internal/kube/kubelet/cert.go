@@ -17,10 +17,9 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TLS returns a configuration that asks clients for a certificate without insisting (tokens do as well) and serves the
-// key pair in certFile and keyFile. A pair that was renewed on disk is taken up without a restart. While the files are
-// missing, expired or unusable, a self-signed certificate kept in memory is served; why that is so now is the second
-// result, "" when it is not.
+// TLS returns a configuration that requests a client certificate without requiring it (tokens work too) and serves the key
+// pair in certFile and keyFile. A pair renewed on disk is loaded without a restart. While the files are missing, expired or
+// unusable, it serves a self-signed certificate kept in memory. The second result says why it does so now; "" if it does not.
 func TLS(certFile, keyFile, node, nodeIP string) (cfg *tls.Config, selfMade string, err error) {
 	own, err := selfSigned(node, nodeIP, time.Now())
 	if err != nil {
@@ -39,18 +38,18 @@ func TLS(certFile, keyFile, node, nodeIP string) (cfg *tls.Config, selfMade stri
 	}, selfMade, nil
 }
 
-// pair is a key pair on disk, read again when its files change.
+// pair is a key pair on disk that is reloaded when its files change.
 type pair struct {
 	cert, key string
 	own       *tls.Certificate
 
 	mu     sync.Mutex
-	seen   [2]time.Time // modification times of what was read
+	seen   [2]time.Time // modification times of the loaded files
 	loaded *tls.Certificate
 	why    error
 }
 
-// load returns what to serve now, and why it is our own certificate if it is.
+// load returns the certificate to serve now, and the reason if it is the self-signed one.
 func (p *pair) load(now time.Time) (*tls.Certificate, error) {
 	if p.cert == "" || p.key == "" {
 		return p.own, errdefs.NotFoundf("no serving certificate is configured")
@@ -78,7 +77,7 @@ func (p *pair) load(now time.Time) (*tls.Certificate, error) {
 	return p.loaded, nil
 }
 
-// selfSigned makes an ECDSA P-256 certificate for the node, localhost and both their addresses, good for ten years.
+// selfSigned creates an ECDSA P-256 certificate for the node, localhost and both their addresses, valid for ten years.
 func selfSigned(node, nodeIP string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// wishes are the streams a client asked for.
+// wishes are the streams that a client requested.
 type wishes struct{ stdin, stdout, stderr, tty bool }
 
 func parseWishes(r *http.Request) (wishes, error) {
@@ -32,18 +32,18 @@ func parseWishes(r *http.Request) (wishes, error) {
 	return w, nil
 }
 
-// session is one open set of streams, whatever carries it.
+// session is one open set of streams, independent of the transport.
 type session struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	resize         io.Reader // JSON sizes; nil when there is none
+	resize         io.Reader // JSON sizes; nil without a terminal
 	status         io.Writer
-	plainStatus    bool            // the protocol knows no structured status
-	lost           <-chan struct{} // closed when the client has gone
+	plainStatus    bool            // the protocol has no structured status
+	lost           <-chan struct{} // closed when the client disconnects
 	close          func()
 }
 
-// exec runs a command for kubectl exec: over SPDY, as the API server asks, or over a websocket.
+// exec runs a command for kubectl exec: over SPDY, which the API server uses, or over a websocket.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	want, err := parseWishes(r)
 	command := r.URL.Query()["command"]
@@ -61,7 +61,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// attach joins the standard files of a container's process for kubectl attach and kubectl run -i.
+// attach connects to the standard files of a container's process for kubectl attach and kubectl run -i.
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	want, err := parseWishes(r)
 	if err != nil {
@@ -70,16 +70,16 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	}
 	s.session(w, r, want, "attaching to", func(ctx context.Context, se *session) (int, error) {
 		streams := guest.Streams{Stdin: se.stdin, Stdout: se.stdout, Stderr: se.stderr, Resize: sizes(ctx, se.resize)}
-		if want.tty { // asked for of a process that may have none
+		if want.tty { // the process may have no terminal although one was requested
 			streams.Stderr = se.stdout
 		}
 		return 0, s.cfg.Backend.Attach(ctx, r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"), guest.Attach{}, streams)
 	})
 }
 
-// session opens the streams that a client wants, lets run use them as long as the client stays, and tells how it ended.
+// session opens the requested streams, calls run with them while the client is connected, and reports how run ended.
 func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, doing string, run func(context.Context, *session) (code int, err error)) {
-	// Sessions outlive http.Server's care: the connection is taken over.
+	// http.Server does not track sessions, because they take the connection over.
 	s.streams.Add(1)
 	defer s.streams.Done()
 	var se *session
@@ -91,7 +91,7 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, do
 	}
 	if err != nil {
 		s.cfg.Log.Debug("session not opened", "path", r.URL.Path, "err", err)
-		return // the client was told while it was tried
+		return // the client got the error already
 	}
 	defer se.close()
 	ctx, cancel := context.WithCancel(r.Context())
@@ -101,7 +101,7 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, do
 		case <-se.lost:
 			cancel()
 		case <-s.life.Done():
-			se.close() // unblocks reads of streams that nobody closes
+			se.close() // unblocks reads of streams that nobody else closes
 			cancel()
 		case <-ctx.Done():
 		}
@@ -118,7 +118,8 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, do
 	}
 }
 
-// outcome is how a command, or doing something else to a container, ended, in the words remotecommand clients take exit codes from.
+// outcome returns the result of a command, or of another operation on a container, in the form from which remotecommand
+// clients read exit codes.
 func outcome(doing string, code int, err error) metav1.Status {
 	switch {
 	case err != nil:
@@ -136,7 +137,7 @@ func outcome(doing string, code int, err error) metav1.Status {
 	return metav1.Status{Status: metav1.StatusSuccess}
 }
 
-// sizes turns the stream of terminal sizes into a channel; it ends with the stream.
+// sizes turns the stream of terminal sizes into a channel, which is closed when the stream ends.
 func sizes(ctx context.Context, in io.Reader) <-chan guest.WinSize {
 	if in == nil {
 		return nil

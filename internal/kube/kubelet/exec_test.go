@@ -23,7 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// commands are what the tests run in the guest.
+// commands are the commands that the tests run in the guest.
 func commands(t *testing.T) map[string]func(context.Context, guest.Exec, guest.Streams) (int, error) {
 	return map[string]func(context.Context, guest.Exec, guest.Streams) (int, error){
 		"seven": func(_ context.Context, _ guest.Exec, s guest.Streams) (int, error) {
@@ -70,7 +70,7 @@ func commands(t *testing.T) map[string]func(context.Context, guest.Exec, guest.S
 	}
 }
 
-// executors are the two ways in: SPDY, as the API server comes, and a websocket.
+// executors are the two transports: SPDY, which the API server uses, and a websocket.
 func (n *node) executors(t *testing.T, pod, command string, o remotecommand.StreamOptions) map[string]remotecommand.Executor {
 	t.Helper()
 	q := url.Values{"command": {command}}
@@ -163,7 +163,7 @@ func TestExecMuchOutput(t *testing.T) {
 		})
 }
 
-// window is a terminal that is resized once it was told its first size.
+// window is a terminal that is resized after its first size was sent.
 type window struct {
 	mu    sync.Mutex
 	sizes []remotecommand.TerminalSize
@@ -212,7 +212,7 @@ func TestExecErrorsAreTold(t *testing.T) {
 	}
 }
 
-// signal is a writer that tells when something was written.
+// signal is a writer that signals each write.
 type signal struct {
 	once sync.Once
 	c    chan struct{}

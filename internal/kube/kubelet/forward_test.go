@@ -23,7 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// forwarded has the client of kubectl port-forward listen on a port of its own for each of remote.
+// forwarded runs the client of kubectl port-forward with a local port for each port of remote.
 func forwarded(t *testing.T, n *node, remote ...int) (addrs []string) {
 	t.Helper()
 	cfg := &rest.Config{BearerToken: "good", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
@@ -95,7 +95,7 @@ func TestPortForward(t *testing.T) {
 	wg.Wait()
 }
 
-// What nobody listens on is told, and the session's other connections go on.
+// A port without a listener is reported, and the session's other connections continue.
 func TestPortForwardToNobody(t *testing.T) {
 	n := serve(t)
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
@@ -160,7 +160,7 @@ func TestAttach(t *testing.T) {
 		_, err := io.Copy(s.Stdout, s.Stdin)
 		if s.Resize != nil {
 			w := <-s.Resize
-			fmt.Fprintf(s.Stderr, " %dx%d", w.Cols, w.Rows) // of a process that has no terminal after all
+			fmt.Fprintf(s.Stderr, " %dx%d", w.Cols, w.Rows) // the process has no terminal in the end
 		}
 		return err
 	}
@@ -198,10 +198,10 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A server that goes down does not wait for clients that stay.
+// A server that shuts down does not wait for connected clients.
 func TestPortForwardEndsWithTheServer(t *testing.T) {
 	t.Run("server", func(inner *testing.T) {
 		n := serve(inner)
-		forwarded(t, n, 80) // its client leaves after the server
+		forwarded(t, n, 80) // its client disconnects after the server
 	})
 }

@@ -1,7 +1,7 @@
-// Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec,
-// attach, port-forward, logs, lists of pods, health. Every request but none is authenticated and authorised as the real kubelet does it.
+// Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec, attach, port-forward,
+// logs, lists of pods, health. Every request is authenticated and authorised like in the real kubelet.
 //
-// The package knows pods only through its Backend and has no say in their life.
+// The package accesses pods only through its Backend and does not control their lifecycle.
 package kubelet
 
 import (
@@ -24,25 +24,25 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// Backend is where the pods are.
+// Backend gives access to the pods.
 type Backend interface {
 	GetPods(ctx context.Context) ([]*corev1.Pod, error)
 	Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error)
 	Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error
-	// Attach joins the standard files of a container.
+	// Attach connects to the standard files of a container.
 	Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error
-	// Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there.
+	// Forward copies data between stream and a TCP port of the pod's guest until the guest sends no more.
 	Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error
 }
 
-// Config is what a Server needs. TLS must hold a certificate; Auth decides who may do what.
+// Config configures a Server. TLS must hold a certificate; Auth decides about permissions.
 type Config struct {
 	Addr    string // host:port to listen on
 	TLS     *tls.Config
 	Auth    Auth
 	Backend Backend
-	Healthy func() error // nil: always
-	// More are further routes, by http.ServeMux pattern, served behind the same authentication.
+	Healthy func() error // nil: always healthy
+	// More are additional routes, by http.ServeMux pattern, behind the same authentication.
 	More map[string]http.Handler
 	Log  *slog.Logger
 }
@@ -51,17 +51,17 @@ type Config struct {
 type Server struct {
 	cfg     Config
 	handler http.Handler
-	streams sync.WaitGroup // sessions that have left http.Server's sight
+	streams sync.WaitGroup // sessions that http.Server no longer tracks
 	life    context.Context
 }
 
-// The limits of a streaming session, the real kubelet's.
+// Limits of a streaming session, as in the real kubelet.
 const (
 	streamIdle   = 4 * time.Hour
 	streamCreate = 30 * time.Second
 )
 
-// New returns a server that listens to nobody until Run.
+// New returns a server that does not listen before Run.
 func New(cfg Config) (*Server, error) {
 	if cfg.TLS == nil || cfg.Auth == nil || cfg.Backend == nil || cfg.Log == nil {
 		return nil, errdefs.Invalidf("the kubelet API needs TLS, authentication, a backend and a logger")
@@ -92,7 +92,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Listen opens the port, so that a taken one is known before the node says it is ready.
+// Listen opens the port, so that a port conflict is detected before the node reports that it is ready.
 func (s *Server) Listen() (net.Listener, error) {
 	l, err := net.Listen("tcp", s.cfg.Addr)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *Server) Listen() (net.Listener, error) {
 	return l, nil
 }
 
-// Run serves on l until ctx ends, then ends what is under way and returns when nothing is left of it.
+// Run serves on l until ctx ends, then closes all sessions and returns when they have ended.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	s.life = ctx
 	cfg := s.cfg.TLS.Clone()
@@ -137,7 +137,7 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte("ok"))
 }
 
-// list answers with the pods that are wanted.
+// list answers with the pods for which wanted is true.
 func (s *Server) list(wanted func(*corev1.Pod) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		pods, err := s.cfg.Backend.GetPods(r.Context())
@@ -162,7 +162,7 @@ func running(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
 }
 
-// fail answers with the status of the error's class. kubectl shows the text.
+// fail answers with the HTTP status of the error's class. kubectl shows the text.
 func (s *Server) fail(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), statusOf(err))
 }

@@ -32,13 +32,13 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// guests is a Backend whose commands are written in Go.
+// guests is a Backend with commands written in Go.
 type guests struct {
 	commands map[string]func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
 	entries  []guest.LogEntry
 	asked    guest.LogOptions
-	hold     chan struct{} // follow until closed
-	server   string        // that Forward reaches
+	hold     chan struct{} // following logs lasts until it is closed
+	server   string        // the target of Forward
 	attach   func(ctx context.Context, container string, s guest.Streams) error
 }
 
@@ -97,8 +97,8 @@ func (g *guests) Logs(ctx context.Context, _, pod, _ string, o guest.LogOptions,
 	return nil
 }
 
-// node is a running server with a certificate authority and an API server that knows two tokens: "good" may do
-// everything, "weak" nothing.
+// node is a running server with a certificate authority and an API server that knows two tokens: "good" has all permissions,
+// "weak" none.
 type node struct {
 	addr    string
 	ca      *x509.Certificate
@@ -194,7 +194,7 @@ func (n *node) client(t *testing.T, user string, stranger bool) tls.Certificate 
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// reviewer is a client of an API server that knows nothing but reviews.
+// reviewer is a client of an API server that answers only reviews.
 func reviewer(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	mux := http.NewServeMux()

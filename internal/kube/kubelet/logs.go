@@ -12,11 +12,11 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// logQuery is what kubectl logs can ask for.
+// logQuery holds the options of kubectl logs.
 type logQuery struct {
 	options    guest.LogOptions
 	timestamps bool
-	limit      int64  // bytes; negative: none
+	limit      int64  // bytes; negative: no limit
 	stream     string // "": both
 }
 
@@ -96,12 +96,12 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// logWriter writes entries as the kubelet does: whole lines, on request each with its time, flushed at once.
+// logWriter writes entries like the kubelet: whole lines, each with its time on request, flushed immediately.
 type logWriter struct {
 	to    http.ResponseWriter
 	query logQuery
 	began bool
-	open  map[string]bool // streams in the middle of a line
+	open  map[string]bool // streams whose last line is incomplete
 	spent int64
 }
 

@@ -13,10 +13,10 @@ import (
 	vkapi "github.com/virtual-kubelet/virtual-kubelet/node/api"
 )
 
-// forwardGrace is how long a guest may go on answering when the client has said its last word.
+// forwardGrace is how long a guest may keep answering after the client has finished sending.
 const forwardGrace = time.Minute
 
-// portForward carries connections of kubectl port-forward to the guest, any number over one session.
+// portForward forwards connections of kubectl port-forward to the guest, any number over one session.
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	s.streams.Add(1)
 	defer s.streams.Done()
@@ -26,7 +26,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	handler(gone, mux.SetURLVars(r, map[string]string{"namespace": r.PathValue("namespace"), "pod": r.PathValue("pod")}))
 }
 
-// forward carries one connection.
+// forward forwards one connection.
 func (s *Server) forward(ctx context.Context, namespace, pod string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -36,7 +36,7 @@ func (s *Server) forward(ctx context.Context, namespace, pod string, port int32,
 	return s.cfg.Backend.Forward(ctx, namespace, pod, int(port), end)
 }
 
-// lastWord cancels a connection some time after its client has said its last word: it may be gone altogether.
+// lastWord cancels a connection some time after its client has finished sending, because the client may be gone.
 type lastWord struct {
 	io.ReadWriter
 	cancel func()
@@ -67,8 +67,8 @@ func (l *lastWord) stop() {
 	}
 }
 
-// onHijack returns w such that a connection that is taken over from it is closed when ctx ends: nothing else would end a
-// session whose client stays. stop lets go of it.
+// onHijack returns a w whose hijacked connection is closed when ctx ends: otherwise a session whose client stays would never
+// end. stop ends this supervision.
 func onHijack(ctx context.Context, w http.ResponseWriter) (http.ResponseWriter, func() bool) {
 	h := &hijackable{ResponseWriter: w}
 	return h, context.AfterFunc(ctx, h.end)

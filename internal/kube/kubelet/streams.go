@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// openSPDY upgrades to SPDY and waits until the client has opened the streams it asked for.
+// openSPDY upgrades to SPDY and waits until the client has opened the streams that it requested.
 func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, error) {
 	protocol, err := httpstream.Handshake(r, w, []string{
 		remote.StreamProtocolV5Name, remote.StreamProtocolV4Name, remote.StreamProtocolV3Name, remote.StreamProtocolV2Name,
@@ -27,7 +27,7 @@ func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, er
 		httpstream.Stream
 		replied <-chan struct{}
 	}
-	streams := make(chan opened, 8) // a client opens five at most
+	streams := make(chan opened, 8) // a client opens at most five
 	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, replied <-chan struct{}) error {
 		select {
 		case streams <- opened{s, replied}:
@@ -63,7 +63,7 @@ func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, er
 			case corev1.StreamTypeResize:
 				se.resize = st
 			}
-			select { // the reply goes out before anything that could end the connection
+			select { // the reply is sent before anything can close the connection
 			case <-st.replied:
 			case <-se.lost:
 			case <-limit.C:
@@ -100,7 +100,7 @@ func closed(conn httpstream.Connection) <-chan struct{} {
 	return out
 }
 
-// The channels of a websocket session. The last carries nothing: reading it ends when the connection does.
+// The channels of a websocket session. The last carries no data: reading it ends when the connection does.
 const (
 	chanStdin = iota
 	chanStdout
@@ -161,9 +161,9 @@ func openWebSocket(w http.ResponseWriter, r *http.Request, want wishes) (*sessio
 	if want.tty {
 		se.resize = streams[chanResize]
 	} else {
-		go func() { _, _ = io.Copy(io.Discard, streams[chanResize]) }() // an unread channel would stop all the others
+		go func() { _, _ = io.Copy(io.Discard, streams[chanResize]) }() // an unread channel would block all others
 	}
-	// Something on the lowest channel that is written tells the client that the session is open.
+	// A write on the lowest writable channel tells the client that the session is open.
 	first := streams[chanError]
 	if want.stdout {
 		first = streams[chanStdout]

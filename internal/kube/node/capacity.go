@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/stats"
 )
 
-// Sizes force parts of the node's capacity; zero values are found out from the host.
+// Sizes overrides parts of the node's capacity; zero values are detected from the host.
 type Sizes struct {
 	CPU       resource.Quantity
 	Memory    resource.Quantity
@@ -19,12 +19,12 @@ type Sizes struct {
 	Pods      int64             // default 256
 }
 
-// DefaultPods is how many pods a node takes when nothing else is said.
+// DefaultPods is the default maximum number of pods of a node.
 const DefaultPods = 256
 
 const resourceHugepages = corev1.ResourceName(corev1.ResourceHugePagesPrefix + "2Mi")
 
-// usage is what the host has and has left. Sizes are bytes.
+// usage is what the host has in total and free. Sizes are bytes.
 type usage struct {
 	cpus              int64
 	memory, memFree   int64
@@ -50,15 +50,16 @@ func measure(h stats.Host) (usage, error) {
 	return u, nil
 }
 
-// Free space changes all the time, and each change of the node is a write that every watcher of nodes sees. So it is told
-// in steps, and a step is taken back only when it is well behind: storage whose free space goes to and fro does not flap.
+// Free space changes all the time, and each change of the node is a write that every watcher of nodes receives. So it is
+// reported in steps, with hysteresis: storage whose free space varies slightly does not flap.
 const storageStep = 1 << 30
 
-// steady returns what to tell of free bytes when told was told before: told itself while free stays within a step above it.
+// steady returns how many free bytes to report after told was reported: told itself while free is at least told and less than
+// two steps above it.
 func steady(told, free int64) int64 {
 	step := int64(storageStep)
 	if free < 4*step {
-		step = 64 << 20 // what is left of a small or full disk matters
+		step = 64 << 20 // the remaining space of a small or full disk matters
 	}
 	if told > 0 && told <= free && free-told < 2*step {
 		return told
@@ -66,8 +67,8 @@ func steady(told, free int64) int64 {
 	return free / step * step
 }
 
-// capacity returns what the node has and what it offers: all but reserve per cent. Of storage it offers only what is
-// free now: images and the disks that exist are not given away twice.
+// capacity returns what the node has and what it offers: all but reserve per cent. Of storage it offers only what is free
+// now, so that the space of images and existing disks is not offered again.
 func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceList) {
 	pick := func(forced resource.Quantity, found int64, f resource.Format) resource.Quantity {
 		if !forced.IsZero() {
@@ -115,7 +116,7 @@ func same(a, b corev1.ResourceList) bool {
 	return true
 }
 
-// share is n less reserve per cent, without overflow.
+// share returns n less reserve per cent, without overflow.
 func share(n int64, reserve int) int64 {
 	keep := int64(100 - reserve)
 	return min(n/100*keep+n%100*keep/100, math.MaxInt64)

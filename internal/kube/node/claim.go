@@ -14,12 +14,12 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Claimed is closed when Serve has found that no other machine serves the node. Until then its pods are to be left alone.
+// Claimed is closed when Serve has found that no other machine serves the node. Until then its pods must not be touched.
 func (n *Node) Claimed() <-chan struct{} { return n.claimed }
 
-// claim fails with FailedPrecondition when another machine serves the node of this name now: two that do would take each
-// other's pods for orphans. A node whose heartbeat has ended may be taken over; that it has is not left to the clocks of two
-// machines.
+// claim fails with FailedPrecondition if another machine serves the node of this name now: two such machines would treat each
+// other's pods as orphans. A node whose heartbeat has stopped may be taken over. Whether it has stopped is not decided by
+// comparing the clocks of two machines.
 func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.Time) error {
 	there, err := client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -39,7 +39,7 @@ func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.
 	const sound = vknode.DefaultLeaseDuration * time.Second
 	age := now.Sub(beat)
 	if age < -claimSkew || age > sound {
-		// It has ended, or one of the two clocks is wrong. Whether it goes on does not depend on clocks.
+		// It has stopped, or one of the two clocks is wrong. Watching for a new heartbeat does not depend on clocks.
 		if !sleep(ctx, claimWatch) {
 			return ctx.Err()
 		}
@@ -54,11 +54,11 @@ func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.
 }
 
 const (
-	claimSkew  = 10 * time.Second               // that the clocks of two machines may differ by
-	claimWatch = 2 * vknode.DefaultPingInterval // in which a node that lives has a heartbeat
+	claimSkew  = 10 * time.Second               // maximum difference between the clocks of two machines
+	claimWatch = 2 * vknode.DefaultPingInterval // time in which a live node sends a heartbeat
 )
 
-// heartbeat is when the node of our name told last that it lives, by its own clock; zero: never.
+// heartbeat returns the last heartbeat of the node with our name, by that node's clock; zero: never.
 func (n *Node) heartbeat(ctx context.Context, client kubernetes.Interface) (time.Time, error) {
 	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	switch {
@@ -72,7 +72,7 @@ func (n *Node) heartbeat(ctx context.Context, client kubernetes.Interface) (time
 	return lease.Spec.RenewTime.Time, nil
 }
 
-// sleep waits for d; false when ctx ends first.
+// sleep waits for d; false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

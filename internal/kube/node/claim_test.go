@@ -19,8 +19,8 @@ import (
 func TestTwoMachinesWithOneName(t *testing.T) {
 	for name, c := range map[string]struct {
 		machine string
-		beat    time.Duration // since the last heartbeat; 0: none ever
-		lives   bool          // the heartbeat goes on
+		beat    time.Duration // since the last heartbeat; 0: never
+		lives   bool          // the heartbeat continues
 		refused bool
 	}{
 		"another machine that lives":              {"other", 3 * time.Second, true, true},

@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/probe"
 )
 
-// Where pressure begins: as with the real kubelet, except that a big disk that is nearly full still has room for VMs.
-// It ends only where half as much again is free, so that a node on the edge does not go to and fro.
+// Limits at which pressure begins: as with the real kubelet, but a big disk that is nearly full still has room for VMs.
+// Pressure ends only when 1.5 times the limit is free, so that a node near the limit does not flap.
 const (
 	leastMemory = 100 << 20 // bytes available
 	leastDisk   = 2 << 30   // bytes available, or 5 % of a smaller disk
@@ -22,22 +22,22 @@ const (
 
 // Conditions of our own.
 const (
-	// ConditionICMP tells whether readiness is found out by pings, or taken for granted once an address is known.
+	// ConditionICMP tells whether readiness is checked by pings, or assumed as soon as the address is known.
 	ConditionICMP corev1.NodeConditionType = "cocoonstack.io/ICMPProbe"
-	// ConditionHypervisor tells whether the hypervisor that VMs run on by default can be used.
+	// ConditionHypervisor tells whether the default hypervisor of VMs is usable.
 	ConditionHypervisor corev1.NodeConditionType = "cocoonstack.io/HypervisorUsable"
-	// ConditionComplete tells whether the engine has every VM on record that is on the machine.
+	// ConditionComplete tells whether the engine has a record of every VM on the machine.
 	ConditionComplete corev1.NodeConditionType = "cocoonstack.io/StateComplete"
 )
 
-// hypervisor is what the engine says of its default driver.
+// hypervisor is what the engine reports about its default driver.
 type hypervisor struct {
-	asked bool // false: nobody could tell
+	asked bool // false: no answer yet
 	what  string
 	err   error
 }
 
-// conditions is pure but for asking whether the engine answers. Transition times change only with the status.
+// conditions is pure, except that it calls Healthy. Transition times change only with the status.
 func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error, hv hypervisor, now time.Time) []corev1.NodeCondition {
 	var out []corev1.NodeCondition
 	add := func(kind corev1.NodeConditionType, on bool, reason, message string) {
@@ -78,9 +78,9 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 		out = append(out, before[i])
 	}
 	if measured != nil {
-		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor, ConditionComplete)...) // unknown is not pressure: what was said stands
+		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor, ConditionComplete)...) // unmeasured is no pressure: keep the old
 	}
-	// low applies the edge that counts: the upper one while there is pressure already.
+	// low applies the limit, or the higher one to end pressure that exists already.
 	low := func(kind corev1.NodeConditionType, free, least int64) bool {
 		if i := index(before, kind); i >= 0 && before[i].Status == corev1.ConditionTrue {
 			least += least / 2
@@ -122,12 +122,12 @@ func index(all []corev1.NodeCondition, kind corev1.NodeConditionType) int {
 	return slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == kind })
 }
 
-// carry returns the conditions of before but those that are said anew.
+// carry returns the earlier conditions except those that are set anew.
 func carry(before []corev1.NodeCondition, anew ...corev1.NodeConditionType) []corev1.NodeCondition {
 	return slices.DeleteFunc(slices.Clone(before), func(c corev1.NodeCondition) bool { return slices.Contains(anew, c.Type) })
 }
 
-// alike reports whether two sets say the same, heartbeats aside.
+// alike reports whether two sets are equal, ignoring times.
 func alike(a, b []corev1.NodeCondition) bool {
 	return slices.EqualFunc(a, b, func(x, y corev1.NodeCondition) bool {
 		return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason && x.Message == y.Message

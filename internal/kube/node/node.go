@@ -1,7 +1,7 @@
 // Package node is the virtual node itself: its object in the API, its capacity, its conditions.
 //
-// It measures the host and asks whether the VM engine answers; pods are not its business, and the heartbeat (lease and
-// status) is virtual-kubelet's node controller, which it feeds.
+// It measures the host and checks the VM engine. It does not handle pods. The heartbeat (lease and status) is sent by
+// virtual-kubelet's node controller, to which it provides the data.
 package node
 
 import (
@@ -29,52 +29,54 @@ type Config struct {
 	Name       string
 	IP         string // its InternalIP
 	Pool       string // label; "" is default
-	CPUClass   string // label: nodes of one class go on with each other's snapshots of memory; "": not said
+	CPUClass   string // label: nodes of one class can resume each other's snapshots of memory; "": not set
 	ProviderID string
 	Version    string // shown as kubelet and runtime version
 	Port       int32  // of the kubelet API
-	Reserve    int    // per cent of the host kept for itself
+	Reserve    int    // per cent of the host that is not offered to pods
 	Sizes      Sizes
-	Root       string       // folder of the VMs' disks
+	Root       string       // directory of the VMs' disks
 	Proc       string       // "" is /proc
-	Healthy    func() error // whether the VM engine answers
-	// Hypervisor says what VMs run on by default, or why they cannot; an Unavailable error is no answer. Nil: not known.
+	Healthy    func() error // checks that the VM engine answers
+	// Hypervisor describes the default hypervisor of VMs, or returns why it is unusable; an Unavailable error is no answer.
+	// Nil: not known.
 	Hypervisor func(context.Context) (string, error)
-	// Strays counts the VMs on the machine that the engine does not have on record; an error is no answer. Nil: not known.
+	// Strays counts the VMs on the machine of which the engine has no record; an error is no answer. Nil: not known.
 	Strays func(context.Context) (int, error)
-	// Snapshots names what VMs can be cloned from here without a transfer, for schedulers; an error is no answer. Nil: not known.
+	// Snapshots lists the snapshots that can be cloned here without a transfer, for schedulers; an error is no answer. Nil:
+	// not known.
 	Snapshots func(context.Context) ([]corev1.ContainerImage, error)
-	ICMP      probe.Socket // by what guests are pinged
-	NoRole    bool         // leave out the role label: the API server forbids it to a node's own credentials
+	ICMP      probe.Socket // the socket type for pinging guests
+	NoRole    bool         // omit the role label: the API server forbids it to a node's own credentials
 }
 
-// interval is how often the host is measured; the engine is asked what it has at every sixth time.
+// interval is how often the host is measured; the engine is queried every sixth time.
 const (
 	interval   = 10 * time.Second
 	engineTurn = 6
 )
 
-// Node feeds virtual-kubelet's node controller.
+// Node provides virtual-kubelet's node controller with the node.
 type Node struct {
 	cfg  Config
 	host stats.Host
-	turn int // of Run's goroutine alone
+	turn int // used only by Run's goroutine
 	hv   hypervisor
 
-	strays *int                    // as last told; nil: never
-	has    []corev1.ContainerImage // snapshots, as they were last told
+	strays *int                    // as last reported; nil: never
+	has    []corev1.ContainerImage // snapshots, as last reported
 
 	mu     sync.Mutex
 	node   *corev1.Node
 	notify func(*corev1.Node)
-	told   int64 // bytes of free disk that the allocatable storage was reckoned from
+	told   int64 // bytes of free disk from which the allocatable storage was computed
 	poke   chan struct{}
 
-	claimed chan struct{} // closed when the name is known to be ours
+	claimed chan struct{} // closed when no other machine serves the name
 	once    sync.Once
 }
 
-// New measures the host once and returns the node it makes.
+// New measures the host once and returns the node.
 func New(cfg Config) (*Node, error) {
 	if cfg.Reserve < 0 || cfg.Reserve > 100 {
 		return nil, errdefs.Invalidf("a reserve of %d per cent is not between 0 and 100", cfg.Reserve)
@@ -91,14 +93,14 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// Object is the node as it should be now.
+// Object returns the current node object.
 func (n *Node) Object() *corev1.Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.node.DeepCopy()
 }
 
-// Taint keeps away pods that do not ask for VMs.
+// Taint keeps pods away that do not ask for VMs.
 func Taint() corev1.Taint {
 	return corev1.Taint{Key: contract.TaintKey, Value: contract.TaintValue, Effect: corev1.TaintEffectNoSchedule}
 }
@@ -170,17 +172,18 @@ func osImage() string {
 	return "linux"
 }
 
-// Ping is virtual-kubelet's heartbeat check. This process is there; how the engine does is said by the Ready condition.
+// Ping is virtual-kubelet's heartbeat check. It only confirms that this process runs; the Ready condition reports the
+// engine's state.
 func (n *Node) Ping(ctx context.Context) error { return ctx.Err() }
 
-// NotifyNodeStatus takes where to send the node when it has changed.
+// NotifyNodeStatus sets the callback for changes of the node.
 func (n *Node) NotifyNodeStatus(_ context.Context, fn func(*corev1.Node)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.notify = fn
 }
 
-// Poke has the conditions looked at now.
+// Poke triggers a refresh of the conditions now.
 func (n *Node) Poke() {
 	select {
 	case n.poke <- struct{}{}:
@@ -188,7 +191,7 @@ func (n *Node) Poke() {
 	}
 }
 
-// Run keeps the conditions true until ctx ends.
+// Run updates the conditions until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -203,7 +206,7 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// refresh measures, and tells the node controller when a condition or what the node offers has changed.
+// refresh measures the host, and notifies the node controller if a condition or the offered resources have changed.
 func (n *Node) refresh(ctx context.Context) {
 	u, err := measure(n.host)
 	n.ask(ctx)
@@ -226,7 +229,7 @@ func (n *Node) refresh(ctx context.Context) {
 	if notify == nil || !changed {
 		return
 	}
-	// The callback waits for a controller that may have ended; it must not hold us then.
+	// The callback waits for a controller that may have ended. It must not block this goroutine then.
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
@@ -238,7 +241,8 @@ func (n *Node) refresh(ctx context.Context) {
 	}
 }
 
-// ask asks the engine what it has, when it is its turn or as soon as it can tell. Without an answer, what was said stands.
+// ask queries the engine every engineTurn turns, and in every turn until it has answered once. Without an answer, the earlier
+// values stay.
 func (n *Node) ask(ctx context.Context) {
 	due := n.turn%engineTurn == 0 || n.cfg.Hypervisor != nil && !n.hv.asked
 	n.turn++

@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// proc is a /proc of a machine with half its memory free and hardly a process id.
+// proc is a /proc of a machine with half its memory free and few process ids in use.
 func proc(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -110,7 +110,7 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 	}
 }
 
-// What goes to and fro around an edge is told once.
+// Values that vary around a limit are reported once.
 func TestPressureHasTwoEdges(t *testing.T) {
 	n, err := New(Config{Name: "node-1", Proc: proc(t), Root: "/", Healthy: func() error { return nil }})
 	if err != nil {
@@ -119,7 +119,7 @@ func TestPressureHasTwoEdges(t *testing.T) {
 	well := usage{memory: 8 << 30, memFree: 1 << 30, disk: 100 << 30, diskFree: 50 << 30, inodes: 1000, inodeFree: 500, pids: 10, pidsCeiling: 1000}
 	for _, c := range []struct {
 		kind corev1.NodeConditionType
-		set  func(u *usage, share int64) // of the edge, in per cent
+		set  func(u *usage, share int64) // of the limit, in per cent
 	}{
 		{corev1.NodeMemoryPressure, func(u *usage, share int64) { u.memFree = leastMemory * share / 100 }},
 		{corev1.NodeDiskPressure, func(u *usage, share int64) { u.diskFree = leastDisk * share / 100 }},
@@ -146,9 +146,9 @@ func TestStorageIsToldInSteps(t *testing.T) {
 	told := int64(0)
 	for _, c := range []struct{ free, want int64 }{
 		{50*gi + 7, 50 * gi},
-		{51*gi + 7, 50 * gi}, // a little more
+		{51*gi + 7, 50 * gi}, // slightly more
 		{50 * gi, 50 * gi},
-		{50*gi - 1, 49 * gi}, // never more than there is
+		{50*gi - 1, 49 * gi}, // never more than is free
 		{50*gi + 5, 49 * gi},
 		{51 * gi, 51 * gi},
 		{3*gi + 5, 3 * gi},
@@ -161,7 +161,7 @@ func TestStorageIsToldInSteps(t *testing.T) {
 	}
 }
 
-// What the host has may change, and what it runs VMs on may break and be mended; what stays is not written again.
+// The host's capacity may change, and its hypervisor may fail and recover. Unchanged values are not written again.
 func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	dir := proc(t)
 	var broken, lost error
@@ -251,7 +251,7 @@ func TestServe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A node from before, without taint and provider id, with a taint of somebody else's.
+		// An existing node without taint and provider id, with another owner's taint.
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "other", Effect: corev1.TaintEffectNoExecute}}}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{}, 2)

@@ -18,8 +18,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Serve registers the node and keeps its heartbeat until ctx ends. An API server that is away is waited for; a node that
-// somebody deleted is made again. One that another machine serves is not waited for: FailedPrecondition.
+// Serve registers the node and keeps its heartbeat until ctx ends. It retries while the API server is unreachable, and
+// recreates a node that was deleted. If another machine serves the node, it does not retry: FailedPrecondition.
 func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
 	for pause := 250 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
 		err := n.serve(ctx, client, log)
@@ -39,7 +39,7 @@ func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog
 }
 
 func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
-	ctx, cancel := context.WithCancel(ctx) // ends what a controller that failed to start left running
+	ctx, cancel := context.WithCancel(ctx) // stops what a controller that failed to start left running
 	defer cancel()
 	if err := n.claim(ctx, client, time.Now()); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog
 	n.once.Do(func() { close(n.claimed) })
 	switch err := n.mend(ctx, client); {
 	case apierrors.IsForbidden(err):
-		// A node's own identity may not change its taints; whoever made the node so wants it so.
+		// A node's own identity may not change its taints; the creator of the node decides about them.
 		log.Warn("taint or provider id of the node could not be set", "err", err)
 	case err != nil:
 		return err
@@ -67,7 +67,7 @@ func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog
 	return controller.Run(ctx)
 }
 
-// mend gives a node object from before what only its creation would: our taint and the provider's id.
+// mend adds to an existing node object what is otherwise set only at its creation: our taint and the provider's id.
 func (n *Node) mend(ctx context.Context, client kubernetes.Interface) error {
 	there, err := client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -87,7 +87,7 @@ func (n *Node) mend(ctx context.Context, client kubernetes.Interface) error {
 	if len(spec) == 0 {
 		return nil
 	}
-	// The resource version makes the list of taints safe to replace.
+	// The resource version makes it safe to replace the list of taints.
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": there.ResourceVersion}, "spec": spec})
 	if err != nil {
 		return fmt.Errorf("encode node patch: %w", err)

@@ -20,20 +20,20 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Resource is that of the claims.
+// Resource is the resource of the claims.
 var Resource = v1.GroupVersion.WithResource("vmplacements")
 
-// Claims are the claims that one node makes.
+// Claims creates the claims of one node.
 type Claims struct {
 	Custom dynamic.Interface    // of VMPlacements
 	Nodes  kubernetes.Interface // of the node's own object
 	Node   string
 }
 
-// Hold has the VM of pod, which is about to be made on this node, claim it. It is idempotent, and of two nodes that do it at
-// once one wins: every write names the version of the claim that it is about.
+// Hold claims the VM of pod, which is about to be created on this node, for the node. It is idempotent. If two nodes do it at
+// the same time, one wins: every write names the version of the claim to which it applies.
 // Preconditions: the pod asks for it (contract.ParseSticky), and Check found nothing.
-// Errors: FailedPrecondition when the VM's state is elsewhere, Unavailable when nobody can tell now.
+// Errors: FailedPrecondition if the VM's state is elsewhere, Unavailable if that cannot be determined now.
 func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 	ask, err := contract.ParseSticky(pod.Annotations)
 	if err != nil {
@@ -68,7 +68,7 @@ func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 	return errdefs.Unavailablef("claim node %s for VM %s: %w", c.Node, name, err)
 }
 
-// find reads the VM's claim, which it makes if there is none.
+// find reads the VM's claim, and creates it if there is none.
 func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) (*v1.VMPlacement, error) {
 	claims := c.Custom.Resource(Resource).Namespace(pod.Namespace)
 	got, err := Lookup(pod.Namespace, NameOf(pod), func(name string) (*unstructured.Unstructured, error) {
@@ -82,7 +82,7 @@ func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) 
 		got, err = claims.Create(ctx, o, metav1.CreateOptions{})
 	}
 	switch {
-	case apierrors.IsAlreadyExists(err): // somebody was quicker: as good as a conflict
+	case apierrors.IsAlreadyExists(err): // another writer was first: treat it as a conflict
 		return nil, apierrors.NewConflict(Resource.GroupResource(), NameOf(pod), err)
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("the cluster does not know VMPlacements, install the custom resources of Cocoon: %w", err)
@@ -105,7 +105,7 @@ func encode(claim *v1.VMPlacement) (*unstructured.Unstructured, error) {
 	return &unstructured.Unstructured{Object: o}, nil
 }
 
-// fresh is the claim of a VM that has none. It goes with what the VM belongs to.
+// fresh returns the claim of a VM that has none. Its owner is the VM's owner.
 func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
 	claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: NameOf(pod), Namespace: pod.Namespace}, Spec: v1.VMPlacementSpec{Release: v1.ReleaseWait}}
 	if ask.Never {
@@ -120,8 +120,8 @@ func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
 	return claim
 }
 
-// ownerOf is what pod's VM belongs to: the pod's controller, if the VM's next pod has the same VM, else the pod. A pod that
-// nobody controls is made again under its name by people: its VM belongs to nobody.
+// ownerOf returns the owner of pod's VM: the pod's controller if the next pod has the same VM, else the pod. A pod without a
+// controller is recreated under its name by users: its VM has no owner.
 func ownerOf(pod *corev1.Pod) *metav1.OwnerReference {
 	controller := metav1.GetControllerOf(pod)
 	if controller == nil {
@@ -129,7 +129,7 @@ func ownerOf(pod *corev1.Pod) *metav1.OwnerReference {
 	}
 	owner := &metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}
 	switch controller.Kind {
-	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController": // each pod of theirs has another name
+	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController": // each of their pods has another name
 		if pod.Annotations[contract.KeyName] == "" {
 			owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 		}

@@ -1,7 +1,7 @@
-// Package placement keeps a VM on the node that holds its state, by its VMPlacement: the node claims the VM before it makes it
-// (Claims.Hold), and who creates the VM's next pod binds it to that node (Stamp).
+// Package placement keeps a VM on the node that holds its state, with a VMPlacement. The node claims the VM before it creates
+// it (Claims.Hold), and the creator of the VM's next pod binds the pod to that node (Stamp).
 //
-// It schedules nothing and releases nothing: the first is the scheduler's, the second that of people and of the manager.
+// It does not schedule pods, which the scheduler does. It does not release claims, which users and the manager do.
 package placement
 
 import (
@@ -21,15 +21,15 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// Node is who claims.
+// Node identifies the node that claims.
 type Node struct {
 	Name      string
 	UID       types.UID
 	MachineID string
 }
 
-// NameOf is the name of the VMPlacement of pod's VM, which is the VM's. The pod may be without a name yet, if what is created
-// from it gets one: then it has no claim.
+// NameOf returns the name of the VMPlacement of pod's VM, which is the VM's name. A pod whose name is still to be generated
+// has no claim: "".
 func NameOf(pod *corev1.Pod) string {
 	if pod.Name == "" && pod.Annotations[contract.KeyName] == "" {
 		return ""
@@ -37,8 +37,8 @@ func NameOf(pod *corev1.Pod) string {
 	return convert.VMName(pod)
 }
 
-// Lookup finds, by get, the claim of the VM that the namespace knows by name. A claim that an earlier release made has the name
-// that the VM had then. The error is get's: NotFound (of the API server) when there is none.
+// Lookup finds, by get, the claim of the VM with that name in the namespace. A claim of an earlier release has the name that
+// the VM had then. The error is get's: NotFound (of the API server) if there is no claim.
 func Lookup[T any](namespace, vmName string, get func(name string) (T, error)) (claim T, err error) {
 	for _, name := range contract.Aliases(namespace, vmName) {
 		if claim, err = get(name); !apierrors.IsNotFound(err) {
@@ -48,7 +48,7 @@ func Lookup[T any](namespace, vmName string, get func(name string) (T, error)) (
 	return claim, err
 }
 
-// Check says why the VM of a pod that asks for it cannot be claimed; "" when it can.
+// Check returns why the VM of a pod that asks for it cannot be claimed, or "" if it can.
 func Check(pod *corev1.Pod) string {
 	if errs := validation.IsDNS1123Subdomain(NameOf(pod)); len(errs) > 0 {
 		return "the VM is to stay on its node, but an object cannot have its name " + strconv.Quote(NameOf(pod)) + ": " + strings.Join(errs, ", ")
@@ -56,7 +56,7 @@ func Check(pod *corev1.Pod) string {
 	return ""
 }
 
-// Bound is the node that a claim binds the VM to, "" for none.
+// Bound returns the node to which a claim binds the VM, or "" for none.
 func Bound(claim *v1.VMPlacement) string {
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return ""
@@ -64,10 +64,10 @@ func Bound(claim *v1.VMPlacement) string {
 	return claim.Status.NodeName
 }
 
-// Stamp has pod, which is about to be created, run on the node that claim binds its VM to, by a required node affinity. claim
-// is that of the pod's VM (NameOf), nil when there is none. What an earlier Stamp did is undone first: the pod may be a copy,
-// and its claim released. Pods that do not ask to stay, and those of the sticky scheduler, which looks for itself, are only
-// undone. It reports whether the pod was changed; a second call with the same claim changes nothing.
+// Stamp binds pod, which is about to be created, to the node to which claim binds its VM, by a required node affinity. claim
+// is that of the pod's VM (NameOf), nil if there is none. Stamp first undoes an earlier Stamp: the pod may be a copy, and its
+// claim released. For pods that do not ask to stay, and those of the sticky scheduler, which checks the claim itself, it only
+// undoes. It reports whether it changed the pod; a second call with the same claim changes nothing.
 func Stamp(pod *corev1.Pod, claim *v1.VMPlacement) bool {
 	node := Bound(claim)
 	if ask, err := contract.ParseSticky(pod.Annotations); err != nil || !ask.Asked || pod.Spec.SchedulerName == contract.StickyScheduler {
@@ -92,7 +92,7 @@ func on(node string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
 }
 
-// pin adds to each way in which the pod may be placed that it is on node.
+// pin adds a requirement for node to each node selector term of the pod.
 func pin(pod *corev1.Pod, node string) {
 	if pod.Spec.Affinity == nil {
 		pod.Spec.Affinity = &corev1.Affinity{}
@@ -110,7 +110,7 @@ func pin(pod *corev1.Pod, node string) {
 	}
 }
 
-// unpin takes back what pin did.
+// unpin undoes pin.
 func unpin(pod *corev1.Pod, node string) {
 	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
 		return
@@ -126,15 +126,15 @@ func unpin(pod *corev1.Pod, node string) {
 			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn && slices.Equal(r.Values, []string{node})
 		})
 	}
-	// A term without requirements, which matches no node, was ours alone.
+	// A term without requirements, which matches no node, was created by pin.
 	required.NodeSelectorTerms = slices.DeleteFunc(required.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchFields) == 0 && len(t.MatchExpressions) == 0 })
 	if len(required.NodeSelectorTerms) == 0 {
 		affinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
 	}
 }
 
-// Unavailable says why the claim's node, as the API server has it (nil: it has none), cannot be the one that holds the VM's
-// state: the reason of a condition and a sentence. "" when it is that one and Ready.
+// Unavailable returns why the claim's node cannot be used as the node that holds the VM's state: the reason of a condition
+// and a sentence. node is the API server's object, nil if it does not exist. "" if it is that node and Ready.
 func Unavailable(claim *v1.VMPlacement, node *corev1.Node) (reason, text string) {
 	s := claim.Status
 	switch {
@@ -151,13 +151,13 @@ func Unavailable(claim *v1.VMPlacement, node *corev1.Node) (reason, text string)
 	return v1.ReasonNodeNotReady, "node " + s.NodeName + ", which holds the VM's state, is not ready"
 }
 
-// same reports whether node is the one of a claim: the object of that UID, or another of the machine behind it.
+// same reports whether node is the one of a claim: the object of that UID, or another object of the same machine.
 func same(s v1.VMPlacementStatus, node Node) bool {
 	return s.NodeName == node.Name && (s.NodeUID == node.UID || s.MachineID != "" && s.MachineID == node.MachineID)
 }
 
-// hold is the status of a claim after pod's VM, which is about to be made on node, has claimed it. Errors: FailedPrecondition
-// when the state is elsewhere.
+// hold returns the status of a claim after pod's VM, which is about to be created on node, has claimed it. Errors:
+// FailedPrecondition if the state is elsewhere.
 func hold(s v1.VMPlacementStatus, name string, pod *corev1.Pod, node Node, now metav1.Time) (v1.VMPlacementStatus, error) {
 	if s.NodeName != "" {
 		switch {

@@ -38,14 +38,14 @@ func TestStamp(t *testing.T) {
 	if want := []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{on("a")}}}; !reflect.DeepEqual(required(pod), want) || pod.Annotations[contract.KeyPlacedOn] != "a" {
 		t.Errorf("terms %+v", required(pod))
 	}
-	// A copy whose claim is elsewhere, and one whose claim was released.
+	// A copy whose claim is on another node, and one whose claim was released.
 	if !Stamp(pod, held("b")) || !reflect.DeepEqual(required(pod), []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{on("b")}}}) {
 		t.Errorf("terms %+v", required(pod))
 	}
 	if !Stamp(pod, nil) || required(pod) != nil || pod.Annotations[contract.KeyPlacedOn] != "" {
 		t.Errorf("terms %+v", required(pod))
 	}
-	// What the user wants of the node still holds, and is all that is left afterwards.
+	// The user's own requirements still apply, and remain alone afterwards.
 	zone := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpExists}
 	own := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{zone}}, {MatchFields: []corev1.NodeSelectorRequirement{on("c")}}}
 	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: own}}}

@@ -22,24 +22,24 @@ import (
 )
 
 const (
-	maxBody      = 10 << 10 // bytes of an answer that are looked at
+	maxBody      = 10 << 10 // bytes of an answer that are read
 	maxRedirects = 10
-	agentProbe   = "kube-probe/1.37" // as of the kubelet whose behaviour this is: servers know it by this name
+	agentProbe   = "kube-probe/1.37" // that of the kubelet release whose behaviour this is: servers know it by this name
 	agentHook    = "kube-lifecycle/1.37"
 )
 
-// Exec runs a command in a container and returns what it said and its exit code.
+// Exec runs a command in a container and returns its output and exit code.
 type Exec func(ctx context.Context, command []string) (output string, code int, err error)
 
 // Target is the container that is probed.
 type Target struct {
 	Container *corev1.Container
-	IP        string // of the guest; "" when it is not known
+	IP        string // of the guest; "" if not known
 	Exec      Exec
 }
 
-// Probe does what p says, once, and tells the result and why. The error is of a probe that could not be made; then the
-// result is Unknown.
+// Probe runs p once and returns the result and its reason. An error means that the probe could not be run; then the result is
+// Unknown.
 func (t Target) Probe(ctx context.Context, p *corev1.Probe) (Result, string, error) {
 	limit := time.Duration(max(p.TimeoutSeconds, 1)) * time.Second
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -83,7 +83,7 @@ func (t Target) tcp(ctx context.Context, a *corev1.TCPSocketAction) (Result, str
 	return Success, "", nil
 }
 
-// address is where to connect: host, else the guest, at the port of that number or name.
+// address returns the address to connect to: host, else the guest, with the port of that number or name.
 func (t Target) address(host string, port intstr.IntOrString) (string, error) {
 	if host == "" {
 		host = t.IP
@@ -96,7 +96,7 @@ func (t Target) address(host string, port intstr.IntOrString) (string, error) {
 }
 
 func (t Target) port(port intstr.IntOrString) (int, error) {
-	n := port.IntValue() // also of a string of digits
+	n := port.IntValue() // also parses a string of digits
 	if port.Type == intstr.String {
 		for _, p := range t.Container.Ports {
 			if p.Name == port.StrVal {
@@ -134,7 +134,7 @@ func (t Target) httpGet(ctx context.Context, a *corev1.HTTPGetAction) (Result, s
 	return Success, string(body), nil
 }
 
-// request is the GET that a describes. A header given as User-Agent or Accept replaces the usual one.
+// request returns the GET that a describes. A header User-Agent or Accept in a replaces the default one.
 func (t Target) request(ctx context.Context, a *corev1.HTTPGetAction, agent string) (*http.Request, error) {
 	address, err := t.address(a.Host, a.Port)
 	if err != nil {
@@ -167,7 +167,7 @@ func (t Target) request(ctx context.Context, a *corev1.HTTPGetAction, agent stri
 	return req, nil
 }
 
-// stayHere follows redirects on the same host only: elsewhere may be where the node gets and a pod does not.
+// stayHere follows redirects on the same host only: the node may reach hosts that a pod cannot.
 func stayHere(req *http.Request, via []*http.Request) error {
 	switch {
 	case req.URL.Hostname() != via[0].URL.Hostname():
@@ -178,8 +178,7 @@ func stayHere(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// transport makes a connection of its own for each probe, through no proxy. Certificates are not looked at: guests make
-// their own.
+// transport opens a new connection for each probe, without a proxy. It does not verify certificates: guests create their own.
 func (t Target) transport(clear2 bool) *http.Transport {
 	tr := &http.Transport{
 		DisableKeepAlives: true, DisableCompression: true, DialContext: t.dial,
@@ -192,8 +191,9 @@ func (t Target) transport(clear2 bool) *http.Transport {
 	return tr
 }
 
-// dial connects to the guest, or to where else a probe or a redirection says, which the fence looks at: the node gets where a
-// pod does not. Connections do not linger: thousands of probes would use up the host's ports with ends that wait.
+// dial connects to the guest, or to another host that a probe or a redirect names. The fence checks other hosts, because the
+// node may reach what a pod cannot. Connections have a short linger time: otherwise thousands of probes would use up the
+// host's ports with connections in TIME_WAIT.
 func (t Target) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	elsewhere := err != nil || host != t.IP
@@ -214,7 +214,7 @@ func (t Target) dial(ctx context.Context, network, address string) (net.Conn, er
 	return d.DialContext(ctx, network, address)
 }
 
-// Hook does what h, a lifecycle hook, says, until ctx ends.
+// Hook runs h, a lifecycle hook, until ctx ends.
 func (t Target) Hook(ctx context.Context, h *corev1.LifecycleHandler) error {
 	switch {
 	case h.Exec != nil:
@@ -238,7 +238,7 @@ func (t Target) Hook(ctx context.Context, h *corev1.LifecycleHandler) error {
 	return errdefs.Unsupportedf("the hook says nothing that can be done")
 }
 
-// call makes the request of a hook: any answer will do.
+// call sends the request of a hook: any answer counts as success.
 func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	req, err := t.request(ctx, a, agentHook)
 	if err != nil {
@@ -246,7 +246,7 @@ func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	}
 	client := &http.Client{Transport: t.transport(false)}
 	resp, err := client.Do(req)
-	if errors.Is(err, http.ErrSchemeMismatch) { // HTTPS was asked for, and the server speaks HTTP
+	if errors.Is(err, http.ErrSchemeMismatch) { // HTTPS was requested, but the server speaks HTTP
 		req.URL.Scheme = "http"
 		req.Header.Del("Authorization")
 		resp, err = client.Do(req)
@@ -254,7 +254,7 @@ func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	if err != nil {
 		return errdefs.Unavailablef("call hook: %w", err)
 	}
-	_, _ = io.CopyN(io.Discard, resp.Body, maxBody) // so that the server gets rid of its answer
+	_, _ = io.CopyN(io.Discard, resp.Body, maxBody) // lets the server finish its answer
 	resp.Body.Close()
 	return nil
 }

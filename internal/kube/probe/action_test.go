@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// site is a server that a pod could be, and where.
+// site is a test server with its address.
 func site(t *testing.T, secure bool) (port int, scheme corev1.URIScheme) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -78,7 +78,7 @@ func TestHTTPGet(t *testing.T) {
 			}
 		}
 		if err := target.Hook(t.Context(), &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/bad", Port: intstr.FromInt(port), Scheme: corev1.URISchemeHTTPS}}); err != nil {
-			t.Errorf("hook, TLS %v: %v", secure, err) // any answer will do, and so will plain HTTP
+			t.Errorf("hook, TLS %v: %v", secure, err) // any answer counts, and so does plain HTTP
 		}
 	}
 	unknown := Target{Container: &corev1.Container{}}

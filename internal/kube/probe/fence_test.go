@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
-// The node answers nobody's probes and hooks with what itself serves, though the guest's own address, here loopback, is reached.
+// Probes and hooks cannot reach the node's own services, although they reach the guest's own address, here loopback.
 func TestProbesDoNotReachTheNode(t *testing.T) {
 	netns.Own(t)
 	l, err := net.Listen("tcp", "0.0.0.0:0") //nolint:noctx,gosec // a server of this test

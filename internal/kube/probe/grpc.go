@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// grpc asks the standard health service.
+// grpc calls the standard health service.
 func (t Target) grpc(ctx context.Context, a *corev1.GRPCAction, limit time.Duration) (Result, string, error) {
 	address, err := t.address("", intstr.FromInt32(a.Port))
 	if err != nil {

@@ -1,26 +1,27 @@
 package probe
 
-// Result is what one probe found.
+// Result is the outcome of one probe.
 type Result int
 
 // The results of probes.
 const (
-	Unknown Result = iota // the probe itself could not be made: it says nothing of what was probed
+	Unknown Result = iota // the probe could not be run, so the state of its target is unknown
 	Success
-	Warning // success, with something to say about it
+	Warning // success, with a message
 	Failure
 )
 
-// Judge turns a row of results into a verdict, which changes only after as many equal ones in a row as its threshold says.
+// Judge turns a series of results into a verdict. The verdict changes only after as many equal results in a row as its
+// threshold requires.
 type Judge struct {
-	Successes int // in a row that it takes; below 1 is 1
+	Successes int // required in a row; below 1 is 1
 	Failures  int
 
 	last Result
 	row  int
 }
 
-// Take adds a result and returns the verdict on it: Success, Failure or, as long as the row is too short, Unknown.
+// Take adds a result and returns the verdict: Success, Failure or, while the row is too short, Unknown.
 func (j *Judge) Take(r Result) Result {
 	switch r {
 	case Unknown:

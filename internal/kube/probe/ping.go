@@ -18,14 +18,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Socket says by which kind of socket guests are pinged. The strings are the values of a metric's label.
+// Socket is the kind of socket for pinging guests. The strings are the values of a metric's label.
 type Socket string
 
 // The kinds of sockets.
 const (
 	SocketRaw  Socket = "raw"  // needs CAP_NET_RAW
 	SocketPing Socket = "ping" // needs a group in the sysctl net.ipv4.ping_group_range
-	SocketNone Socket = "none" // neither may be opened
+	SocketNone Socket = "none" // neither can be opened
 )
 
 const (
@@ -33,26 +33,26 @@ const (
 	protocolICMPv6 = 58
 )
 
-// Pinger sends echoes to any number of addresses over one socket per address family, and tells the answers apart by a
-// number that each echo carries. It may be used concurrently.
+// Pinger sends echo requests to any number of addresses over one socket per address family. It matches replies by a number
+// that each echo carries. It is safe for concurrent use.
 type Pinger struct {
 	kind   Socket
 	v4, v6 *icmp.PacketConn // v6 is nil on a host without IPv6
-	secret [8]byte          // in every echo, so that nobody answers what was not asked of it
+	secret [8]byte          // in every echo, so that nobody can forge replies
 
 	mu      sync.Mutex
 	count   uint64
 	waiting map[uint64]echo
 }
 
-// echo is one that was sent and not answered yet.
+// echo is an echo request without a reply yet.
 type echo struct {
 	to   netip.Addr
 	done chan struct{}
 }
 
-// OpenPinger opens raw sockets or, where that is refused, ping sockets. The error says why neither could be opened.
-// The caller runs Run, which closes them.
+// OpenPinger opens raw sockets or, if that is refused, ping sockets. The error says why neither could be opened. The caller
+// runs Run, which closes them.
 func OpenPinger() (*Pinger, error) {
 	p, err := openRaw()
 	if err == nil {
@@ -101,7 +101,7 @@ func newPinger(kind Socket) (*Pinger, error) {
 	return p, nil
 }
 
-// filter has the kernel keep to itself whatever is no answer: a raw socket gets a copy of all ICMP of the host.
+// filter makes the kernel drop everything except echo replies: a raw socket gets a copy of all ICMP of the host.
 func (p *Pinger) filter() error {
 	var f4 ipv4.ICMPFilter
 	f4.SetAll(true)
@@ -121,7 +121,7 @@ func (p *Pinger) filter() error {
 	return nil
 }
 
-// Kind is the kind of socket that p uses. A nil Pinger has none.
+// Kind returns the kind of socket that p uses. A nil Pinger has none.
 func (p *Pinger) Kind() Socket {
 	if p == nil {
 		return SocketNone
@@ -129,7 +129,7 @@ func (p *Pinger) Kind() Socket {
 	return p.kind
 }
 
-// Run takes in answers until ctx ends, and closes the sockets. A nil Pinger only waits.
+// Run receives replies until ctx ends, and closes the sockets. A nil Pinger only waits.
 func (p *Pinger) Run(ctx context.Context) error {
 	if p == nil {
 		<-ctx.Done()
@@ -159,7 +159,7 @@ func (p *Pinger) close() {
 	}
 }
 
-// read takes in answers until the socket is closed. Errors of single packets (a host that was unreachable) are theirs.
+// read receives replies until the socket is closed. It ignores errors of single packets (such as an unreachable host).
 func (p *Pinger) read(c *icmp.PacketConn) error {
 	protocol := protocolICMP
 	if c == p.v6 {
@@ -179,7 +179,7 @@ func (p *Pinger) read(c *icmp.PacketConn) error {
 	}
 }
 
-// soft reports whether err is the network's word on one packet rather than the end of the socket.
+// soft reports whether err concerns a single packet and does not end the socket.
 func soft(err error) bool {
 	var call *os.SyscallError
 	return errors.As(err, &call)
@@ -196,7 +196,7 @@ func addrOf(a net.Addr) netip.Addr {
 	return addr.Unmap()
 }
 
-// take looks at one packet: anybody may have sent it.
+// take handles one packet, which may come from any sender.
 func (p *Pinger) take(protocol int, packet []byte, from netip.Addr) {
 	m, err := icmp.ParseMessage(protocol, packet)
 	if err != nil || m.Type != ipv4.ICMPTypeEchoReply && m.Type != ipv6.ICMPTypeEchoReply {
@@ -215,7 +215,7 @@ func (p *Pinger) take(protocol int, packet []byte, from netip.Addr) {
 	}
 }
 
-// Ping sends one echo to addr and waits for its answer. Errors: Unavailable when it cannot be sent or ctx ends first.
+// Ping sends one echo to addr and waits for the reply. Errors: Unavailable if it cannot be sent or ctx ends first.
 func (p *Pinger) Ping(ctx context.Context, addr netip.Addr) error {
 	addr = addr.Unmap()
 	c, kind := p.v4, icmp.Type(ipv4.ICMPTypeEcho)
@@ -236,7 +236,7 @@ func (p *Pinger) Ping(ctx context.Context, addr netip.Addr) error {
 		defer p.mu.Unlock()
 		delete(p.waiting, number)
 	}()
-	// The kernel fills in the checksum of ICMPv6, and of ping sockets the identifier.
+	// The kernel fills in the ICMPv6 checksum, and the identifier for ping sockets.
 	packet, err := (&icmp.Message{Type: kind, Body: &icmp.Echo{
 		ID: int(binary.BigEndian.Uint16(p.secret[:])), Seq: int(number & 0xffff),
 		Data: binary.BigEndian.AppendUint64(p.secret[:8:8], number),

@@ -57,7 +57,7 @@ func TestPing(t *testing.T) {
 		t.Run(string(p.Kind()), func(t *testing.T) {
 			n := NewNet(p)
 			var all sync.WaitGroup
-			for i := range 200 { // at once, each by itself
+			for i := range 200 { // concurrently
 				all.Go(func() {
 					ip := netip.AddrFrom4([4]byte{127, 7, byte(i), 9}).String()
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -77,7 +77,7 @@ func TestPing(t *testing.T) {
 			}
 			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
-			if err := n.Probe(short, "192.0.2.9", 0); !errdefs.IsUnavailable(err) { // no route, or nobody
+			if err := n.Probe(short, "192.0.2.9", 0); !errdefs.IsUnavailable(err) { // no route, or no answer
 				t.Errorf("nobody: %v", err)
 			}
 			if err := n.Probe(ctx, "nonsense", 0); !errdefs.IsInvalid(err) {
@@ -95,7 +95,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// A guest must not be able to answer for another one, nor answer what it was not asked.
+// A guest must not be able to answer for another one, or to answer an echo that was not sent to it.
 func TestForeignAnswersAreNone(t *testing.T) {
 	p := &Pinger{waiting: map[uint64]echo{}, secret: [8]byte{1, 2, 3}}
 	asked := netip.MustParseAddr("10.0.0.7")

@@ -1,7 +1,7 @@
-// Package probe finds out how guests and what runs in them do: by pings, connections, requests and commands, for any
-// number of them on one timer and one ICMP socket.
+// Package probe checks guests and what runs in them by pings, connections, requests and commands. It handles any number of
+// targets with one timer and one ICMP socket.
 //
-// It judges single answers and rows of them. What follows from a verdict is its caller's business.
+// It judges single answers and series of them. The caller decides what a verdict leads to.
 package probe
 
 import (
@@ -17,12 +17,12 @@ import (
 // Net probes guests over the network of this host.
 type Net struct{ ping *Pinger }
 
-// NewNet returns a prober that pings with p. Without a Pinger (nil) an address alone counts as an answer, which is weaker
-// than one but better than nothing.
+// NewNet returns a prober that pings with p. Without a Pinger (nil) it takes a known address for success, which is a weaker
+// check.
 func NewNet(p *Pinger) Net { return Net{p} }
 
-// Probe returns nil when ip answers: to a TCP connection on port, or, when port is 0, to an ICMP echo. Errors:
-// InvalidArgument for an address that is none, Unavailable when nobody answers before ctx ends.
+// Probe returns nil if ip answers: to a TCP connection on port, or, if port is 0, to an ICMP echo. Errors: InvalidArgument
+// for an invalid address, Unavailable if there is no answer before ctx ends.
 func (n Net) Probe(ctx context.Context, ip string, port int) error {
 	if port != 0 {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))

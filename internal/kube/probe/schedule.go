@@ -7,29 +7,28 @@ import (
 	"time"
 )
 
-// A wait of at least coarse ends on a grid, so that many checks share one wake-up of the process and their packets few
-// system calls: what a check costs is mostly that. Shorter waits are exact.
+// A delay of at least coarse ends on a grid, so that many checks share one wake-up of the process and their packets share few
+// system calls: these are most of a check's cost. Shorter delays are exact.
 const (
 	coarse = 2 * time.Second
 	grid   = 100 * time.Millisecond
 )
 
-// Scheduler runs checks when they are due. Between two runs a check costs an entry in a heap, neither a goroutine nor a
-// timer.
+// Scheduler runs checks when they are due. Between two runs a check needs only an entry in a heap, no goroutine and no timer.
 type Scheduler struct {
-	zero time.Time // of the grid
+	zero time.Time // start of the grid
 
 	mu   sync.Mutex
 	heap queue
-	next time.Time // when Run will look again; zero: when it is woken
+	next time.Time // when Run checks the heap again; zero: when it is woken
 	wake chan struct{}
 }
 
-// Check is run again and again. It returns how long to wait until the next time, or false when there is none.
-// Its context ends when its Task is stopped or the scheduler ends.
+// Check is run repeatedly. It returns the delay until the next run, or false if there is no next run. Its context ends when
+// its Task is stopped or the scheduler ends.
 type Check func(ctx context.Context) (next time.Duration, more bool)
 
-// Task is a check that is scheduled.
+// Task is a scheduled check.
 type Task struct {
 	s     *Scheduler
 	check Check
@@ -38,13 +37,13 @@ type Task struct {
 	at      time.Time
 	place   int // in the heap; -1: not in it
 	stopped bool
-	cancel  context.CancelFunc // of the run in progress; nil: none
+	cancel  context.CancelFunc // of the current run; nil: none
 }
 
 // NewScheduler returns a scheduler that runs nothing until Run.
 func NewScheduler() *Scheduler { return &Scheduler{zero: time.Now(), wake: make(chan struct{}, 1)} }
 
-// Start has check run after delay, and then as it says. Runs of one task never overlap.
+// Start schedules check after delay, and then as check returns. Runs of one task never overlap.
 func (s *Scheduler) Start(delay time.Duration, check Check) *Task {
 	t := &Task{s: s, check: check, place: -1}
 	s.mu.Lock()
@@ -53,7 +52,7 @@ func (s *Scheduler) Start(delay time.Duration, check Check) *Task {
 	return t
 }
 
-// Stop takes the task out. A run in progress is cancelled and not waited for.
+// Stop removes the task. It cancels a current run, but does not wait for it.
 func (t *Task) Stop() {
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
@@ -66,9 +65,9 @@ func (t *Task) Stop() {
 	}
 }
 
-// put schedules t. Preconditions: mu is held.
+// put schedules t. Precondition: mu is held.
 func (s *Scheduler) put(t *Task, delay time.Duration) {
-	due := time.Since(s.zero) + delay // of the monotonic clock: the host's may jump
+	due := time.Since(s.zero) + delay // by the monotonic clock: the host's clock may jump
 	if delay >= coarse {
 		due = due.Round(grid)
 	}
@@ -83,7 +82,7 @@ func (s *Scheduler) put(t *Task, delay time.Duration) {
 	}
 }
 
-// Run works until ctx ends and every check in progress has returned.
+// Run runs checks until ctx ends and every current check has returned.
 func (s *Scheduler) Run(ctx context.Context) error {
 	var runs sync.WaitGroup
 	defer runs.Wait()
@@ -104,7 +103,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 }
 
-// turn starts what is due and returns how long nothing else will be; false: nothing is scheduled.
+// turn starts the checks that are due and returns the delay until the next one; false: nothing is scheduled.
 func (s *Scheduler) turn(ctx context.Context, runs *sync.WaitGroup) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +134,7 @@ func (s *Scheduler) run(ctx context.Context, t *Task) {
 	}
 }
 
-// queue is a heap of tasks, the next one first.
+// queue is a heap of tasks, earliest first.
 type queue []*Task
 
 func (q queue) Len() int           { return len(q) }

@@ -53,7 +53,7 @@ func values(c <-chan string) func(func(string) bool) {
 	}
 }
 
-// A thousand checks of one period wake the process ten times a second, none of them more than half a step from its time.
+// A thousand checks of one period wake the process ten times a second, and each runs at most half a grid step off its time.
 func TestLongWaitsShareWakeUps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, stop := running(t)
@@ -99,7 +99,7 @@ func TestAStoppedCheckRunsNoMore(t *testing.T) {
 		}
 		cut := false
 		inside := s.Start(0, func(ctx context.Context) (time.Duration, bool) {
-			<-ctx.Done() // of the stop: nothing else ends it
+			<-ctx.Done() // ended only by Stop
 			cut = true
 			return 0, true
 		})
@@ -123,7 +123,7 @@ func TestSlowChecksHoldNobodyUp(t *testing.T) {
 		others := 0
 		s.Start(0, func(context.Context) (time.Duration, bool) { others++; return time.Second, true })
 		<-time.After(10500 * time.Millisecond)
-		stop() // and it waits for the slow one, whose context has ended
+		stop() // it also waits for the slow check, whose context has ended
 		if others != 11 {
 			t.Errorf("the other ran %d times", others)
 		}

@@ -19,36 +19,36 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// Keys of the Secret, as cert-manager has them.
+// Keys of the Secret, as in cert-manager.
 const (
-	keyCACert = "ca.crt" // every authority to trust, the one that signs next first
-	keyCAKey  = "ca.key" // of the first
+	keyCACert = "ca.crt" // every trusted authority, the one that signs next first
+	keyCAKey  = "ca.key" // key of the first authority
 	keyCert   = "tls.crt"
 	keyKey    = "tls.key"
 )
 
-// skew is how far clocks may be apart.
+// skew is the allowed difference between clocks.
 const skew = 5 * time.Minute
 
-// Lives say how long certificates last. A certificate is replaced when a third of its life is left.
+// Lives says how long certificates are valid. A certificate is replaced when a third of its lifetime is left.
 type Lives struct {
 	Authority time.Duration
 	Serving   time.Duration // at most a third of the authority's
-	// Overlap is how long a new authority is trusted before anything is signed by it: clients must have heard of it.
+	// Overlap is how long a new authority is trusted before it signs anything, so that clients can learn of it.
 	Overlap time.Duration
 }
 
-// Default are the lives that nobody has reason to change.
+// Default holds the lifetimes, which normally need no change.
 var Default = Lives{Authority: 2 * 365 * 24 * time.Hour, Serving: 90 * 24 * time.Hour, Overlap: time.Hour}
 
-// material is what the Secret holds, as far as it is of use.
+// material is the usable content of the Secret.
 type material struct {
 	authorities []*x509.Certificate
 	signer      crypto.Signer // of authorities[0]; nil: lost
 	serving     *tls.Certificate
 }
 
-// read takes what it can; what is damaged is as good as absent.
+// read decodes what it can; damaged data counts as missing.
 func read(data map[string][]byte) material {
 	var m material
 	m.authorities, _ = cert.ParseCertsPEM(data[keyCACert])
@@ -68,7 +68,7 @@ func matches(c *x509.Certificate, key crypto.Signer) bool {
 	return ok && public.Equal(c.PublicKey)
 }
 
-// bundle is the PEM of every authority to trust.
+// bundle returns the PEM of every trusted authority.
 func (m material) bundle() []byte { return encode(m.authorities) }
 
 func encode(list []*x509.Certificate) []byte {
@@ -76,7 +76,7 @@ func encode(list []*x509.Certificate) []byte {
 	return out
 }
 
-// data is what the Secret is to hold.
+// data returns the new content of the Secret.
 func (m material) data() (map[string][]byte, error) {
 	caKey, err := keyutil.MarshalPrivateKeyToPEM(m.signer)
 	if err != nil {
@@ -90,8 +90,9 @@ func (m material) data() (map[string][]byte, error) {
 	return map[string][]byte{keyCACert: m.bundle(), keyCAKey: caKey, keyCert: serving, keyKey: key}, nil
 }
 
-// next is what m is to be at that time, and whether it differs. A new authority joins the old one, and signs when it has
-// been known for the overlap; the old one goes when it expires, long after what it signed.
+// next returns the material for that time, and whether it differs from m. A new authority is added to the old one, and signs
+// after it has been known for the overlap. The old one is removed when it expires, long after the certificates that it
+// signed.
 func (m material) next(now time.Time, hosts []string, l Lives) (material, bool, error) {
 	changed := false
 	living := slices.DeleteFunc(slices.Clone(m.authorities), func(c *x509.Certificate) bool { return !now.Before(c.NotAfter) })
@@ -111,7 +112,7 @@ func (m material) next(now time.Time, hosts []string, l Lives) (material, bool, 
 	}
 	signs := !now.Before(m.authorities[0].NotBefore.Add(skew + l.Overlap))
 	valid := m.valid(now)
-	if valid { // a replica with other settings may need what the certificate is for so far
+	if valid { // replicas with other settings may need the current hosts
 		if missing := m.missing(hosts); len(missing) > 0 {
 			hosts, valid = append(m.hosts(), missing...), false
 		}
@@ -126,12 +127,12 @@ func (m material) next(now time.Time, hosts []string, l Lives) (material, bool, 
 	return m, changed, nil
 }
 
-// valid reports whether the serving certificate is valid at that time and signed by who is trusted.
+// valid reports whether the serving certificate is valid at that time and signed by a trusted authority.
 func (m material) valid(now time.Time) bool {
 	return m.serving != nil && now.Before(m.serving.Leaf.NotAfter) && !now.Before(m.serving.Leaf.NotBefore) && trusts(m.authorities, m.serving.Leaf)
 }
 
-// hosts are what the serving certificate is for.
+// hosts returns the hosts of the serving certificate.
 func (m material) hosts() []string {
 	all := slices.Clone(m.serving.Leaf.DNSNames)
 	for _, ip := range m.serving.Leaf.IPAddresses {
@@ -140,7 +141,7 @@ func (m material) hosts() []string {
 	return all
 }
 
-// missing are the hosts that the serving certificate is not for.
+// missing returns the hosts that the serving certificate does not cover.
 func (m material) missing(hosts []string) (missing []string) {
 	for _, h := range hosts {
 		if m.serving.Leaf.VerifyHostname(h) != nil {
@@ -171,7 +172,7 @@ func newAuthority(now time.Time, l Lives) (*x509.Certificate, crypto.Signer, err
 	if err != nil {
 		return nil, nil, fmt.Errorf("make key of an authority: %w", err)
 	}
-	// The name differs from that of the one before: clients find issuers by it.
+	// The name differs from that of the previous authority: clients find issuers by name.
 	name := pkix.Name{CommonName: "cocoon-webhook-ca@" + now.UTC().Format(time.RFC3339)}
 	c, err := issue(&x509.Certificate{
 		Subject: name, NotBefore: now.Add(-skew), NotAfter: now.Add(l.Authority), IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
@@ -196,7 +197,7 @@ func (m material) sign(now time.Time, hosts []string, l Lives) (*tls.Certificate
 	return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: key, Leaf: c}, nil
 }
 
-// issue signs what tmpl says; by itself where there is no parent.
+// issue signs tmpl with parent, or self-signs it if parent is nil.
 func issue(tmpl, parent *x509.Certificate, public crypto.PublicKey, signer crypto.Signer) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {

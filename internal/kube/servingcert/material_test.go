@@ -10,7 +10,7 @@ import (
 
 var hosts = []string{"cocoon-manager.cocoon-system.svc", "127.0.0.1"}
 
-// verify checks the serving certificate as a client does that trusts the authorities.
+// verify checks the serving certificate like a client that trusts the authorities.
 func verify(t *testing.T, m material, trusted []*x509.Certificate, now time.Time) {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -24,12 +24,13 @@ func verify(t *testing.T, m material, trusted []*x509.Certificate, now time.Time
 	}
 }
 
-// Through a year of short lives, looked at four times a day: whoever learned of the authorities an overlap ago trusts the certificate.
+// A year with short lifetimes, checked four times a day: a client that learned the authorities one overlap ago trusts the
+// certificate.
 func TestRotation(t *testing.T) {
 	l := Lives{Authority: 60 * 24 * time.Hour, Serving: 10 * 24 * time.Hour, Overlap: 12 * time.Hour}
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var m material
-	var known []*x509.Certificate // by a client that is slow
+	var known []*x509.Certificate // by a slow client
 	authorities, servings := map[string]bool{}, map[string]bool{}
 	for now := begin; now.Before(begin.AddDate(1, 0, 0)); now = now.Add(l.Overlap / 2) {
 		known = m.authorities
@@ -40,7 +41,7 @@ func TestRotation(t *testing.T) {
 		if len(known) > 0 {
 			verify(t, next, known, now)
 		}
-		if changed { // what is stored is what was meant
+		if changed { // the stored data must decode to the same material
 			data, err := next.data()
 			if err != nil {
 				t.Fatal(err)
@@ -62,7 +63,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// Whatever is damaged or lost is made anew, and no more than that.
+// Only what is damaged or lost is replaced.
 func TestRepair(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	good, _, err := material{}.next(now, hosts, Default)
@@ -117,7 +118,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// A Secret may hold anything.
+// The content of a Secret may be arbitrary.
 func FuzzRead(f *testing.F) {
 	good, _, err := material{}.next(time.Now(), hosts, Default)
 	if err != nil {

@@ -27,8 +27,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// Two replicas serve a webhook that every ConfigMap needs, and each request makes a connection of its own, while their
-// certificate and its authority are replaced: no request fails.
+// Two replicas serve a webhook that every ConfigMap needs. Each request opens a new connection while the certificate and its
+// authority are replaced: no request fails.
 func TestRotationUnderRequests(t *testing.T) {
 	cluster := kubetest.Up(t)
 	kube, err := kubernetes.NewForConfig(cluster.Config)
@@ -95,14 +95,14 @@ func TestRotationUnderRequests(t *testing.T) {
 	})
 	t.Logf("%d requests", done)
 
-	// Both serve the same: who was second took what the first wrote.
+	// Both serve the same certificate: the second one adopted what the first wrote.
 	wait(t, "both have the same certificate", func() error {
 		if a, b := keepers[0].current.Load().serving.Leaf, keepers[1].current.Load().serving.Leaf; !a.Equal(b) {
 			return fmt.Errorf("%s and %s", a.SerialNumber, b.SerialNumber)
 		}
 		return nil
 	})
-	// The Secret is lost, and what users apply anew has no authorities.
+	// The Secret is lost, and users apply the configurations again without authorities.
 	if err := kube.CoreV1().Secrets("certs").Delete(t.Context(), "serving", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	})
 }
 
-// serve answers webhooks with the keeper's certificate, and allows everything.
+// serve answers webhooks with the keeper's certificate, and allows every request.
 func serve(t *testing.T, k *Keeper) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -168,7 +168,7 @@ func run(t *testing.T, c *rest.Config, k *Keeper) {
 	})
 }
 
-// wait waits until try succeeds.
+// wait retries try until it succeeds.
 func wait(t *testing.T, what string, try func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)

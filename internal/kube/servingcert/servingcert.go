@@ -1,6 +1,6 @@
-// Package servingcert keeps the certificate that admission webhooks serve with: an authority of its own and what it signs,
-// in a Secret that all replicas share, replaced before they expire without a restart, and known to the API server through
-// the webhook configurations. It serves nothing.
+// Package servingcert maintains the serving certificate of admission webhooks: its own authority and the certificate that it
+// signs. They are in a Secret that all replicas share, are replaced before they expire without a restart, and are published
+// to the API server through the webhook configurations. The package serves nothing.
 package servingcert
 
 import (
@@ -30,16 +30,16 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// fieldOwner is whose the bundles in webhook configurations are.
+// fieldOwner owns the bundles in webhook configurations.
 const fieldOwner = "cocoon-webhook-certificates"
 
-// again is the longest pause between two looks at how old the certificates are.
+// again is the longest delay between two checks of the certificates' age.
 const again = time.Hour
 
-// Keeper keeps one serving certificate. Every replica of the program runs one: who is first writes, the others read.
-// All fields are needed.
+// Keeper maintains one serving certificate. Every replica of the program runs one: the first one writes, the others read. All
+// fields are required.
 type Keeper struct {
-	// Client reads from a cache, which need not hold more than the objects named here, and writes.
+	// Client reads from a cache, which only needs the objects named here, and writes.
 	Client client.Client
 	Secret types.NamespacedName
 	// Configuration is the name of the ValidatingWebhookConfiguration and of the MutatingWebhookConfiguration.
@@ -51,7 +51,7 @@ type Keeper struct {
 	current atomic.Pointer[material]
 }
 
-// Setup has m run the keeper, whether it leads or not.
+// Setup adds the keeper to m, on every replica, leader or not.
 func (k *Keeper) Setup(m ctrl.Manager) error {
 	one := reconcile.Request{NamespacedName: k.Secret}
 	same := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{one} })
@@ -64,14 +64,14 @@ func (k *Keeper) Setup(m ctrl.Manager) error {
 		Watches(&admissionv1.ValidatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
 		Watches(&admissionv1.MutatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-			q.Add(one) // there may be nothing yet that an event could come from
+			q.Add(one) // there may be no object yet whose event would trigger it
 			return nil
 		})).
 		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: 1, NeedLeaderElection: &everyReplica}).
 		Complete(k)
 }
 
-// Reconcile brings Secret and configurations to what they must be.
+// Reconcile updates the Secret and the configurations.
 func (k *Keeper) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	secret := &corev1.Secret{}
 	err := k.Client.Get(ctx, k.Secret, secret)
@@ -84,7 +84,7 @@ func (k *Keeper) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.
 	}
 	if changed {
 		if err := k.write(ctx, secret, m); apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			return reconcile.Result{RequeueAfter: 100 * time.Millisecond}, nil // another replica was first: its event comes
+			return reconcile.Result{RequeueAfter: 100 * time.Millisecond}, nil // another replica was first: its write sends an event
 		} else if err != nil {
 			return reconcile.Result{}, err
 		}
@@ -115,7 +115,7 @@ func (k *Keeper) write(ctx context.Context, secret *corev1.Secret, m material) e
 	return nil
 }
 
-// inject has the API server trust the bundle. A configuration that is not there gets it when it comes.
+// inject makes the API server trust the bundle. A missing configuration gets it as soon as it exists.
 func (k *Keeper) inject(ctx context.Context, bundle []byte) error {
 	v, m, err := k.configurations(ctx)
 	if err != nil {
@@ -142,7 +142,7 @@ func (k *Keeper) inject(ctx context.Context, bundle []byte) error {
 	return nil
 }
 
-// stale takes an object that has changed or gone meanwhile for no error: that brings the next turn.
+// stale ignores the errors of an object that was changed or deleted meanwhile: that change triggers the next reconciliation.
 func stale(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -150,7 +150,7 @@ func stale(err error) error {
 	return err
 }
 
-// configurations are the two configurations, nil where one is not there.
+// configurations returns the two configurations, nil for one that does not exist.
 func (k *Keeper) configurations(ctx context.Context) (*admissionv1.ValidatingWebhookConfiguration, *admissionv1.MutatingWebhookConfiguration, error) {
 	v, m := &admissionv1.ValidatingWebhookConfiguration{}, &admissionv1.MutatingWebhookConfiguration{}
 	key := types.NamespacedName{Name: k.Configuration}
@@ -192,7 +192,7 @@ func trusted(clients []admissionv1.WebhookClientConfig, bundle []byte) bool {
 	return true
 }
 
-// Certificate is the certificate to serve with, for tls.Config.GetCertificate. Unavailable before there is one.
+// Certificate returns the serving certificate, for tls.Config.GetCertificate. Unavailable before it exists.
 func (k *Keeper) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	m := k.current.Load()
 	if m == nil {
@@ -201,7 +201,7 @@ func (k *Keeper) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return m.serving, nil
 }
 
-// Check fails unless there is a certificate and the API server has been told to trust it: a readiness check.
+// Check is a readiness check. It fails unless the certificate exists and the API server's configurations trust it.
 func (k *Keeper) Check(req *http.Request) error {
 	m := k.current.Load()
 	if m == nil {

@@ -17,13 +17,13 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// userTick is the unit of CPU times in /proc. The kernel's interface has had this value on every machine we run on.
+// userTick is the unit of CPU times in /proc. The kernel interface uses this value on every machine that we support.
 const userTick = 10 * time.Millisecond
 
-// Host reads what the kernel says of this machine.
+// Host reads the kernel's data about this machine.
 type Host struct {
 	Proc string // "" is /proc
-	Root string // folder on the file system that holds the VMs' disks
+	Root string // directory on the file system that holds the VMs' disks
 }
 
 func (h Host) proc() string {
@@ -40,7 +40,7 @@ type Memory struct {
 	Hugepages              int64 // all pages of 2 MiB, in bytes
 }
 
-// WorkingSet is what cannot be taken back at once, as the kubelet reckons it.
+// WorkingSet is the memory that cannot be reclaimed at once, computed like in the kubelet.
 func (m Memory) WorkingSet() int64 { return max(0, m.Total-m.Free-m.InactiveFile) }
 
 // Memory reads /proc/meminfo.
@@ -69,7 +69,7 @@ func (h Host) Memory() (Memory, error) {
 	return m, nil
 }
 
-// CPU returns how long the machine's CPUs have worked since it started, and when that was.
+// CPU returns the CPU time of the machine since it started, and when that was.
 func (h Host) CPU() (used time.Duration, boot time.Time, err error) {
 	data, err := os.ReadFile(filepath.Join(h.proc(), "stat"))
 	if err != nil {
@@ -80,7 +80,7 @@ func (h Host) CPU() (used time.Duration, boot time.Time, err error) {
 		fields := strings.Fields(line)
 		switch {
 		case len(fields) > 8 && fields[0] == "cpu":
-			// user nice system idle iowait irq softirq steal; time of guests is in user already.
+			// user nice system idle iowait irq softirq steal; user already includes the time of guests.
 			for i, f := range fields[1:9] {
 				n, err := strconv.ParseUint(f, 10, 63)
 				if err != nil {
@@ -119,7 +119,7 @@ func (h Host) Disk() (Disk, error) {
 	return Disk{blocks(st.Blocks, st.Bsize), blocks(st.Bavail, st.Bsize), inodes(st.Files), inodes(st.Ffree)}, nil
 }
 
-// existing is the nearest folder above Root that is there: the disks' folder may not have been made yet.
+// existing returns Root or its nearest existing parent: the disks' directory may not have been created yet.
 func (h Host) existing() string {
 	for dir := h.Root; ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
@@ -135,7 +135,7 @@ func blocks(n uint64, size int64) int64 {
 	return int64(n) * size
 }
 
-// Threads returns how many there are and how many there may be; zeros when the host does not say.
+// Threads returns the current and the maximum number of threads; zeros if the host does not report them.
 func (h Host) Threads() (now, most int64) {
 	text := func(name string) string {
 		b, err := fs.ReadFile(os.DirFS(h.proc()), name)
@@ -152,7 +152,7 @@ func (h Host) Threads() (now, most int64) {
 	return now, most
 }
 
-// occupied is what the file at path takes on its disk; nil when it is not to be seen.
+// occupied returns the bytes that the file at path occupies on its disk; nil if it is not visible.
 func occupied(path string) *uint64 {
 	if path == "" {
 		return nil

@@ -10,28 +10,28 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The rules of asking guests. Who scrapes waits for them, so it is short; of a guest that is late it is told what it used
-// when it answered last.
+// Limits for asking guests. A scrape waits for the guests, so the timeout is short. For a guest that is late, its last answer
+// is reported.
 const (
 	askLimit  = time.Second      // for all answers of one scrape
-	askAtOnce = 16               // guests that are asked at a time
-	askFresh  = time.Second      // an answer younger than that is not asked for again
-	askStale  = 45 * time.Second // one that is older counts no more: three scrapes of metrics-server
+	askAtOnce = 16               // guests asked concurrently
+	askFresh  = time.Second      // a younger answer is reused
+	askStale  = 45 * time.Second // an older answer is not used any more: three scrapes of metrics-server
 )
 
-// ContainerUsage is the part of its VM's use that one container has: what the guest counts for it, and as much as the
-// others of what nobody in the guest used (its kernel, the emulation). The parts of one moment add up to the VM's use.
+// ContainerUsage is one container's share of its VM's usage: what the guest counts for the container, plus an equal part of
+// what the guest counts for no container (its kernel, the emulation). The shares of one moment add up to the VM's usage.
 type ContainerUsage struct {
 	Name            string
 	At              time.Time
-	CPU             time.Duration // of all its runs since ProcessUsage.Since; never falls
+	CPU             time.Duration // of all its runs since ProcessUsage.Since; never decreases
 	RSS, WorkingSet uint64        // bytes
 }
 
-// answers are what guests said of all their containers, those that have ended included.
+// answers are what guests reported for all their containers, including ended ones.
 type answers map[vm.ID][]guest.ContainerStats
 
-// ask asks the guests with more than one running container that have not said lately what these use.
+// ask asks the guests with more than one running container that have not answered recently.
 func (c *Collector) ask(ctx context.Context, all []VM) answers {
 	if c.cfg.Inside == nil {
 		return nil
@@ -70,36 +70,36 @@ func (c *Collector) ask(ctx context.Context, all []VM) answers {
 		})
 	}
 	for _, v := range due {
-		next <- v.ID // not for long: when the time is over, every question fails at once
+		next <- v.ID // does not block for long: after the timeout every query fails at once
 	}
 	close(next)
 	asked.Wait()
 	return said
 }
 
-// shares are the parts of its VM's use that the containers of one VM have.
+// shares holds the containers' shares in the usage of one VM.
 type shares struct {
-	whole time.Duration            // of the VM's CPU time is divided so far
-	cpu   map[string]time.Duration // what each got of it
-	said  map[string]uint64        // nanoseconds that the guest counted for each at that time; nil: it did not say
-	last  []ContainerUsage         // as they were told
-	pid   int                      // of the process that they were told of
+	whole time.Duration            // CPU time of the VM that is already divided
+	cpu   map[string]time.Duration // each container's part of it
+	said  map[string]uint64        // nanoseconds that the guest counted for each at that time; nil: no answer
+	last  []ContainerUsage         // as reported
+	pid   int                      // of the process for which they were reported
 }
 
-// fresh reports whether what was told of v's containers just now will do.
+// fresh reports whether the last reported shares of v's containers are recent enough.
 func (s *shares) fresh(v VM) bool {
 	return len(s.last) > 0 && time.Since(s.last[0].At) < askFresh && s.pid == v.PID &&
 		slices.EqualFunc(s.last, v.Containers, func(u ContainerUsage, name string) bool { return u.Name == name })
 }
 
-// divide returns the parts of u, which v used. A guest that has not answered this time but did lately has them as they
-// were; one that is silent longer, or whose agent does not know, has them in equal shares.
+// divide returns the shares of u, which v used. If the guest has not answered now but recently, they stay as they were. If it
+// has been silent longer, or its agent does not know, the shares are equal.
 func (s *shares) divide(v VM, u Usage, said []guest.ContainerStats) []ContainerUsage {
 	if len(said) == 0 && len(v.Containers) > 1 && s.said != nil && s.pid == v.PID && len(s.last) > 0 && u.At.Sub(s.last[0].At) < askStale {
 		return slices.DeleteFunc(slices.Clone(s.last), func(u ContainerUsage) bool { return !slices.Contains(v.Containers, u.Name) })
 	}
 	counted, memory := map[string]uint64{}, map[string]uint64{}
-	for _, c := range said { // by a guest, which may say anything
+	for _, c := range said { // from a guest, so not trusted
 		counted[c.Name] = uint64(min(max(c.CPUSeconds, 0), maxSeconds) * float64(time.Second))
 		memory[c.Name] = uint64(max(c.Memory, 0))
 	}
@@ -107,7 +107,7 @@ func (s *shares) divide(v VM, u Usage, said []guest.ContainerStats) []ContainerU
 	for i, name := range v.Containers {
 		if before := s.said[name]; s.whole == 0 || s.said != nil {
 			cpu[i] = counted[name]
-			if before <= cpu[i] { // else the guest has booted since
+			if before <= cpu[i] { // otherwise the guest has rebooted since
 				cpu[i] -= before
 			}
 		}
@@ -129,11 +129,11 @@ func (s *shares) divide(v VM, u Usage, said []guest.ContainerStats) []ContainerU
 	return slices.Clone(s.last)
 }
 
-// maxSeconds bounds the CPU time that a guest may claim, so that its nanoseconds can be counted: 30 years.
+// maxSeconds limits the CPU time that a guest may report, so that its nanoseconds fit the counter: 30 years.
 const maxSeconds = 1e9
 
-// divide shares whole among those who have used own of it: each gets that and as much as the others of what is left. If
-// they say that they used more than there is, each gets its proportion. The parts add up to whole.
+// divide shares whole among those who used own of it: each gets that, plus an equal part of the rest. If own adds up to more
+// than whole, each gets its proportion. The parts always add up to whole.
 func divide(whole uint64, own []uint64) []uint64 {
 	out := make([]uint64, len(own))
 	var sum float64

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// teller answers for the guest of the machine's VM, which has two containers.
+// teller answers as the guest of the machine's VM, which has two containers.
 type teller struct {
 	said  []guest.ContainerStats
 	err   error
@@ -36,7 +36,7 @@ func (m *machine) several() *teller {
 	return tell
 }
 
-// later makes what the guest said so much older.
+// later makes the guest's last answer older by d.
 func (m *machine) later(d time.Duration) {
 	for i := range m.c.accounts["abc"].shares.last {
 		m.c.accounts["abc"].shares.last[i].At = time.Now().Add(-d)
@@ -69,7 +69,7 @@ func TestContainersOfAVM(t *testing.T) {
 	if more := u.Containers[0].RSS - u.Containers[1].RSS; more != 550_000 {
 		t.Errorf("one holds %d more bytes than the other", more)
 	}
-	m.process(500, 200, 50, 256) // 1 s more
+	m.process(500, 200, 50, 256) // 1 s more of CPU time
 	tell.said = []guest.ContainerStats{{Name: "web", CPUSeconds: 1.7}, {Name: "side", CPUSeconds: 0.2}}
 	check("just asked", 1050*ms, 450*ms)
 	if tell.asked != 1 {
@@ -88,13 +88,13 @@ func TestContainersOfAVM(t *testing.T) {
 	tell.err, tell.said = nil, []guest.ContainerStats{{Name: "web", CPUSeconds: 50}, {Name: "side", CPUSeconds: 0.3}}
 	check("nobody knows of which time it speaks", 3000*ms, 1500*ms)
 
-	// It counts more than the host does, which has the last word.
+	// The guest counts more than the host; the host's value is the limit.
 	m.later(2 * askFresh)
 	m.process(500, 500, 50, 256)
 	tell.said = []guest.ContainerStats{{Name: "web", CPUSeconds: 53}, {Name: "side", CPUSeconds: 1.3}}
 	check("in proportion", 3750*ms, 1750*ms)
 
-	// The guest boots anew and counts from zero.
+	// The guest reboots and counts from zero.
 	m.vms[0].PID = 0
 	m.one()
 	m.vms[0].PID = 10
@@ -107,7 +107,7 @@ func TestContainersOfAVM(t *testing.T) {
 	tell.said = []guest.ContainerStats{{Name: "web", CPUSeconds: -1, Memory: math.MaxInt64}, {Name: "side", CPUSeconds: math.Inf(1)}}
 	check("nonsense", 3750*ms, 3750*ms)
 
-	// One that runs alone has what its VM has, and nobody is asked.
+	// A single container has the usage of its VM, and the guest is not asked.
 	m.vms[0].Containers, tell.asked = []string{"web"}, 0
 	m.process(900, 300, 0, 1)
 	check("alone", 4750*ms)
@@ -137,7 +137,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// Each container is told of by itself, the pod as the whole VM.
+// Each container is reported separately, and the pod as the whole VM.
 func TestContainersAreServed(t *testing.T) {
 	m := newMachine(t)
 	m.process(500, 100, 50, 256)

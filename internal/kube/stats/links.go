@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Counters of a link, as the host sees it.
+// Counters of a link, from the host's side.
 const (
 	linkRx = iota
 	linkTx
@@ -25,7 +25,7 @@ type link struct {
 	counters [4]uint64
 }
 
-// readLinks returns the links of a network namespace ("" is ours) by name: one question to the kernel for all of them.
+// readLinks returns the links of a network namespace ("" is ours) by name, with one kernel request for all of them.
 func readLinks(netns string) (map[string]link, error) {
 	if netns == "" {
 		return dumpLinks()
@@ -36,7 +36,7 @@ func readLinks(netns string) (map[string]link, error) {
 	}
 	got := make(chan answer, 1)
 	go func() {
-		// The thread is not unlocked: it ends with the goroutine, and nobody inherits its namespace.
+		// The thread stays locked: it ends with the goroutine, so no other goroutine runs in its namespace.
 		runtime.LockOSThread()
 		links, err := dumpLinksIn(netns)
 		got <- answer{links, err}
@@ -81,7 +81,7 @@ func dumpLinks() (map[string]link, error) {
 	return out, nil
 }
 
-// parseLink reads struct ifinfomsg and the two attributes that count.
+// parseLink reads struct ifinfomsg and the two relevant attributes.
 func parseLink(data []byte) (name string, l link, err error) {
 	l.index = int(int32(binary.NativeEndian.Uint32(data[4:8])))
 	for data = data[syscall.SizeofIfInfomsg:]; len(data) >= unix.SizeofRtAttr; {

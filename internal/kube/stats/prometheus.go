@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The families of /metrics/resource, by the kubelet's names: metrics-server and the HPA read them.
+// The families of /metrics/resource, with the kubelet's names: metrics-server and the HPA read them.
 var (
 	podLabels       = []string{"namespace", "pod"}
 	containerLabels = []string{"container", "namespace", "pod"}
@@ -22,7 +22,7 @@ var (
 	resourceError           = prometheus.NewDesc("resource_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise", nil, nil)
 )
 
-// Resource collects the families of /metrics/resource. They carry the time of the measurement.
+// Resource collects the families of /metrics/resource. The samples have the time of the measurement.
 type Resource struct{ *Collector }
 
 var _ prometheus.Collector = Resource{}

@@ -36,8 +36,8 @@ func (c *Collector) serveSummary(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(s)
 }
 
-// podSecond puts the label "pod" of every sample into the second place. The order of labels means nothing to Prometheus
-// or metrics-server; virtual-kubelet's end-to-end suite counts on it.
+// podSecond moves the label "pod" of every sample to the second place. The order of labels is irrelevant for Prometheus and
+// metrics-server, but virtual-kubelet's end-to-end suite relies on it.
 type podSecond struct{ prometheus.Gatherer }
 
 // Gather implements prometheus.Gatherer.
@@ -46,7 +46,7 @@ func (g podSecond) Gather() ([]*dto.MetricFamily, error) {
 	for _, family := range all {
 		for _, m := range family.Metric {
 			if l := m.Label; len(l) > 2 && l[2].GetName() == "pod" {
-				l = slices.Clone(l) // it is the registry's
+				l = slices.Clone(l) // the slice belongs to the registry
 				l[1], l[2] = l[2], l[1]
 				m.Label = l
 			}

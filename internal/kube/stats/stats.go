@@ -1,8 +1,8 @@
-// Package stats measures what VMs and their host use, from /proc, cgroups and the counters of links, and serves it as a
-// kubelet does (/stats/summary, /metrics/resource) and to Prometheus (vk_cocoon_*).
+// Package stats measures what VMs and their host use, from /proc, cgroups and link counters. It serves the result like a
+// kubelet (/stats/summary, /metrics/resource) and to Prometheus (vk_cocoon_*).
 //
-// It starts no process and asks nobody but the kernel and, of VMs with several containers, their guests. It does not know
-// which VMs there are: its Source does.
+// It starts no process. It queries only the kernel and, for VMs with several containers, their guests. Its Source tells it
+// which VMs exist.
 package stats
 
 import (
@@ -17,52 +17,52 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// VM is one VM that belongs to a pod, as its owner knows it.
+// VM is one VM that belongs to a pod, as its owner describes it.
 type VM struct {
 	ID        vm.ID
 	Name      string // of the VM
-	Namespace string // of the pod, as the next three
+	Namespace string // of the pod, like the next two
 	Pod       string
 	UID       string
 	Backend   string // hypervisor driver
 
-	Containers []string // of the pod, that run
-	Several    bool     // there may be any number of them, not one: their guest knows what each uses
+	Containers []string // running containers of the pod
+	Several    bool     // it may have any number of containers: the guest knows what each uses
 
-	PID       int // of the hypervisor process; 0 when none runs
+	PID       int // of the hypervisor process; 0 if none runs
 	StartedAt time.Time
 	Taps      []Tap
 	COW       string // path of the writable disk; "" for none
 }
 
-// Tap is the host's end of a VM's network interface.
+// Tap is the host side of a VM's NIC.
 type Tap struct {
 	Name  string
-	NetNS string // path of the network namespace it is in; "" for this process's
+	NetNS string // path of its network namespace; "" for this process's
 }
 
-// Config says where to look.
+// Config configures a Collector.
 type Config struct {
 	Node   string
 	Proc   string // "" is /proc
-	Root   string // folder on the file system that holds the VMs' disks
+	Root   string // directory on the file system that holds the VMs' disks
 	Source func() []VM
-	// Inside asks a guest that has several containers what each of them uses. Nil: their shares are equal.
+	// Inside asks a guest with several containers what each of them uses. Nil: they get equal shares.
 	Inside func(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error)
 	Log    *slog.Logger
-	// Owns reports whether the process with v.PID is v's: a pid may be another machine's or a later process's. Nil: its
-	// arguments name the VM.
+	// Owns reports whether the process with v.PID is v's: a pid may be that of another machine or of a later process. Nil: its
+	// arguments must name the VM.
 	Owns func(proc string, v VM) bool
 }
 
-// Collector measures when it is asked. It keeps only what makes counters go on when a VM gets a new process.
-// Safe for concurrent use.
+// Collector measures on demand. It stores only what lets counters continue when a VM gets a new process. Safe for concurrent
+// use.
 type Collector struct {
 	cfg   Config
 	host  Host
 	links func(netns string) (map[string]link, error)
 
-	asking   sync.Mutex // one scrape at a time asks guests
+	asking   sync.Mutex // only one scrape at a time asks guests
 	mu       sync.Mutex
 	cgroup2  string // mount point; "" for none
 	accounts map[vm.ID]*account
@@ -80,12 +80,12 @@ func New(cfg Config) (*Collector, error) {
 	return &Collector{cfg: cfg, host: h, links: readLinks, cgroup2: h.cgroup2(), accounts: map[vm.ID]*account{}}, nil
 }
 
-// Usage is what one VM used. What could not be measured is nil: unknown is not zero.
+// Usage is what one VM used. Values that could not be measured are nil: unknown is not zero.
 type Usage struct {
 	VM      VM
 	At      time.Time
-	Process *ProcessUsage // nil when no process of the VM runs on this host
-	// Containers are what those that run have of Process. Nil unless it was asked for.
+	Process *ProcessUsage // nil if no process of the VM runs on this host
+	// Containers are the shares of the running containers in Process. Nil unless requested.
 	Containers []ContainerUsage
 	Network    *NetworkUsage
 	Disk       *uint64 // bytes that the writable disk occupies
@@ -93,13 +93,13 @@ type Usage struct {
 
 // ProcessUsage is what the hypervisor process used, and so guest and hypervisor together.
 type ProcessUsage struct {
-	Since      time.Time     // when CPU was zero: the VM's first start that was seen
-	CPU        time.Duration // of all runs since then; never falls
-	RSS        uint64        // bytes of memory that are resident
-	WorkingSet uint64        // bytes: of the VM's cgroup without inactive file pages, RSS where it has none
+	Since      time.Time     // when CPU was zero: the first observed start of the VM
+	CPU        time.Duration // of all runs since then; never decreases
+	RSS        uint64        // bytes of resident memory
+	WorkingSet uint64        // bytes: of the VM's cgroup without inactive file pages; RSS without such a cgroup
 }
 
-// NetworkUsage counts bytes and errors as the guest sees them: received is what the host sent. None ever falls.
+// NetworkUsage counts bytes and errors from the guest's side: Rx is what the host sent. The counters never decrease.
 type NetworkUsage struct {
 	RxBytes, TxBytes   uint64
 	RxErrors, TxErrors uint64
@@ -108,7 +108,7 @@ type NetworkUsage struct {
 // Collect measures every VM of the Source, in its order.
 func (c *Collector) Collect() []Usage { return c.collect(c.cfg.Source(), false, nil) }
 
-// CollectContainers is Collect with the Containers, whose guests it asks.
+// CollectContainers is Collect with Containers, for which it asks the guests.
 func (c *Collector) CollectContainers(ctx context.Context) []Usage {
 	c.asking.Lock()
 	defer c.asking.Unlock()
@@ -149,13 +149,13 @@ func (c *Collector) collect(all []VM, containers bool, said answers) []Usage {
 	return out
 }
 
-// total is a counter that goes on when what it reads starts again at zero.
+// total is a counter that continues when its source restarts at zero.
 type total struct{ before, last uint64 }
 
-// renew is called when the thing that is read has been replaced.
+// renew is called when the source has been replaced.
 func (t *total) renew() { t.before, t.last = t.before+t.last, 0 }
 
-// now takes a reading. One that fell is of something new.
+// now adds a reading. A lower reading than before is of a new source.
 func (t *total) now(v uint64) uint64 {
 	if v < t.last {
 		t.renew()
@@ -164,18 +164,18 @@ func (t *total) now(v uint64) uint64 {
 	return t.before + v
 }
 
-// account is what must be remembered of a VM between two looks.
+// account is the state of a VM between two measurements.
 type account struct {
 	pid    int
-	start  uint64 // of the process, in ticks since boot; with the pid its identity
-	cgroup string // folder of the VM's own cgroup; "" for none
+	start  uint64 // of the process, in ticks since boot; identifies it together with the pid
+	cgroup string // directory of the VM's own cgroup; "" for none
 	since  time.Time
 	cpu    total
 	taps   map[string]*tapAccount
 	shares shares
 }
 
-// containers are the parts that v's containers have of u.
+// containers returns the shares of v's containers in u.
 func (a *account) containers(v VM, u Usage, said []guest.ContainerStats) (out []ContainerUsage) {
 	switch {
 	case v.Several && a.shares.fresh(v):
@@ -194,14 +194,14 @@ type tapAccount struct {
 	totals [4]total
 }
 
-// process measures the hypervisor process of v; nil when it is not to be seen from here.
+// process measures the hypervisor process of v; nil if it is not visible here.
 func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
 	if v.PID <= 0 {
 		return nil
 	}
 	st, err := c.host.process(r, v.PID)
 	if err != nil {
-		return nil // ended, or another machine's
+		return nil // it has ended, or belongs to another machine
 	}
 	if v.PID != a.pid || st.start != a.start {
 		if !c.cfg.Owns(c.host.proc(), v) {
@@ -219,7 +219,7 @@ func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
 	if a.cgroup != "" {
 		ns, ok := r.cgroupCPU(a.cgroup)
 		if !ok {
-			return nil // it goes with its process; the two must not be mixed in one counter
+			return nil // the cgroup ended with its process; do not mix both sources in one counter
 		}
 		used = ns
 		if n, ok := r.cgroupMemory(a.cgroup); ok {
@@ -230,7 +230,7 @@ func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
 	return u
 }
 
-// network adds up v's taps; nil when one of them is not to be seen.
+// network returns the sum of v's taps; nil if one of them is not visible.
 func (c *Collector) network(v VM, a *account, seen map[string]map[string]link) *NetworkUsage {
 	if len(v.Taps) == 0 {
 		return nil
@@ -264,6 +264,6 @@ func (c *Collector) network(v VM, a *account, seen map[string]map[string]link) *
 			sum[i] += ta.totals[i].now(n)
 		}
 	}
-	// What the host's end received the guest sent.
+	// What the host side received, the guest sent.
 	return &NetworkUsage{RxBytes: sum[linkTx], TxBytes: sum[linkRx], RxErrors: sum[linkTxErrors], TxErrors: sum[linkRxErrors]}
 }

@@ -23,7 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// machine is a /proc and a cgroup tree in a folder, with one VM.
+// machine is a /proc and a cgroup tree in a directory, with one VM.
 type machine struct {
 	t     *testing.T
 	dir   string
@@ -73,7 +73,7 @@ func (m *machine) write(name, text string) {
 	}
 }
 
-// process makes process 10 run with CPU time in ticks (user and system) and resident pages.
+// process creates process 10 with CPU time in ticks (user and system) and resident pages.
 func (m *machine) process(start, user, system, pages int) {
 	m.write("10/stat", fmt.Sprintf("10 (qemu) a) (b) S 1 1 1 0 -1 4194560 1 0 0 0 %d %d 7 7 20 0 3 0 %d 999999 %d 18446744073709551615 1\n", user, system, start, pages))
 	m.write("10/cmdline", "qemu-system-x86_64\x00-name\x00guest=vk-default-web,debug-threads=on\x00")
@@ -105,12 +105,12 @@ func TestCountersNeverFall(t *testing.T) {
 		t.Errorf("disk %v", u.Disk)
 	}
 
-	// It stops: nothing is known of it but its disk.
+	// It stops: only its disk is still measured.
 	m.vms[0].PID = 0
 	if u := m.one(); u.Process != nil || u.Network != nil || u.Disk == nil {
 		t.Errorf("stopped: %+v", u)
 	}
-	// It is started again in place, with the pid it had and less to show, and a new tap that saw more than the old one.
+	// It is started again in place, with the same pid and lower counters, and a new tap that counted more than the old one.
 	m.vms[0].PID, m.vms[0].StartedAt = 10, time.Unix(1700000200, 0)
 	m.process(900, 20, 5, 128)
 	m.links["t0"] = link{index: 8, counters: [4]uint64{linkRx: 1500, linkTx: 10}}
@@ -121,7 +121,7 @@ func TestCountersNeverFall(t *testing.T) {
 	if n := u.Network; n == nil || n.TxBytes != 2500 || n.RxBytes != 2010 {
 		t.Errorf("second run: %+v", u.Network)
 	}
-	// The kernel's own rounding may take a tick back.
+	// Kernel rounding may make the value one tick lower.
 	m.process(900, 20, 4, 128)
 	if p := m.one().Process; p == nil || p.CPU != 1750*time.Millisecond {
 		t.Errorf("fell back: %+v", p)
@@ -142,7 +142,7 @@ func TestAbsentNotZero(t *testing.T) {
 	if u := m.one(); u.Process == nil || u.Network != nil {
 		t.Errorf("without the tap: %+v", u)
 	}
-	m.vms[0].ID, m.vms[0].Name = "other", "vk-default-other" // the pid is another machine's, and somebody else's here
+	m.vms[0].ID, m.vms[0].Name = "other", "vk-default-other" // the pid belongs to another machine, or here to another process
 	if u := m.one(); u.Process != nil || u.Network != nil {
 		t.Errorf("somebody else's process: %+v", u)
 	}
@@ -177,7 +177,7 @@ func TestOwnCgroup(t *testing.T) {
 	if p := m.one().Process; p != nil {
 		t.Errorf("the cgroup is gone: %+v", p)
 	}
-	// A cgroup that is shared tells nothing of one VM.
+	// A shared cgroup says nothing about one VM.
 	m.process(501, 1, 0, 1)
 	m.write("10/cgroup", "0::/cocoon\n")
 	m.write("cg/cocoon/cpu.stat", "usage_usec 99999999\n")
@@ -215,7 +215,7 @@ func TestSummary(t *testing.T) {
 	if s.Node.Fs != nil || s.Pods[0].Network != nil || s.Pods[0].CPU == nil {
 		t.Errorf("CPU and memory only: %+v", s)
 	}
-	m.vms[0].Containers, m.vms[0].Several = []string{"c", "d"}, true // nobody asks: they share what is used
+	m.vms[0].Containers, m.vms[0].Several = []string{"c", "d"}, true // nothing queries the guest: they get equal shares
 	s = *m.c.Summary(t.Context())
 	if c := s.Pods[0].Containers; len(c) != 2 || c[1].Name != "d" || *c[0].CPU.UsageCoreNanoSeconds != 75e7 || *c[1].CPU.UsageCoreNanoSeconds != 75e7 ||
 		*c[1].Memory.RSSBytes != *s.Pods[0].Memory.RSSBytes/2 || *c[1].Rootfs.UsedBytes != *s.Pods[0].EphemeralStorage.UsedBytes/2 {
@@ -263,7 +263,7 @@ func TestResource(t *testing.T) {
 	}
 }
 
-// The families that are documented, by name, type and labels.
+// The documented families, by name, type and labels.
 func TestFamilies(t *testing.T) {
 	m := newMachine(t)
 	m.process(500, 100, 50, 256)
@@ -307,14 +307,14 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// The kernel's own links and this very process.
+// The kernel's own links and this process.
 func TestRealKernel(t *testing.T) {
 	links, err := readLinks("")
 	if err != nil || links["lo"].index == 0 {
 		t.Fatalf("links %v, %v", links, err)
 	}
 	again, err := readLinks("/proc/thread-self/ns/net")
-	if err == nil && again["lo"].index != links["lo"].index { // entering needs rights
+	if err == nil && again["lo"].index != links["lo"].index { // entering needs privileges
 		t.Errorf("by namespace: %v", again)
 	}
 	if _, err := readLinks("/does/not/exist"); err == nil {
@@ -351,7 +351,7 @@ func FuzzLink(f *testing.F) {
 	})
 }
 
-// A thousand VMs, each with a tap and a disk of its own; the processes are one that is looked at a thousand times.
+// A thousand VMs, each with its own tap and disk; all share one process that is measured a thousand times.
 func BenchmarkScrape(b *testing.B) {
 	dir := b.TempDir()
 	vms := make([]VM, 1000)
@@ -381,7 +381,7 @@ func BenchmarkScrape(b *testing.B) {
 					b.Fatalf("%d, %d bytes", w.Code, w.Body.Len())
 				}
 			}
-			b.ReportMetric(float64((cpuTime(b)-began).Microseconds())/1000/float64(b.N), "cpu-ms/op") // whatever else the machine does
+			b.ReportMetric(float64((cpuTime(b)-began).Microseconds())/1000/float64(b.N), "cpu-ms/op") // independent of other load
 		})
 	}
 }

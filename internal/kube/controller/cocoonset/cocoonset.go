@@ -1,8 +1,8 @@
-// Package cocoonset makes the pods of a CocoonSet: the main VM, the sub-agents that are forked from it, and toolboxes. It
-// puts them to sleep and wakes them, moves them, and clears the registry of what a deleted set leaves.
+// Package cocoonset creates the pods of a CocoonSet: the main VM, the sub-agents that are forked from it, and toolboxes. It
+// hibernates, wakes and moves them. It removes what a deleted set leaves in the registry.
 //
-// Each turn makes a plan from what there is (plan.go, pure) and carries it out; nothing is remembered between turns but
-// what the objects say. The package makes no VMs: the nodes do, as the pods' annotations say.
+// Each reconciliation makes a plan from the current state (plan.go, pure) and executes it. Between reconciliations only the
+// objects hold state. The package creates no VMs: the nodes do, according to the pods' annotations.
 package cocoonset
 
 import (
@@ -32,7 +32,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// fieldOwner is who the set's marks on pods belong to.
+// fieldOwner owns the set's marks on pods.
 const fieldOwner = "cocoonset"
 
 // Reasons of Events that are counted.
@@ -42,21 +42,21 @@ const (
 	ReasonMainFailed = "MainAgentFailed"
 )
 
-// registryPause is how long a question to a registry that fails waits.
+// registryPause is the delay before a failed registry request is retried.
 const registryPause = 5 * time.Second
 
-// Reconciler makes CocoonSets true. All fields are needed but Registry: without one nothing is ever durable, and a set
-// that is suspended stays Suspending.
+// Reconciler reconciles CocoonSets. All fields are required except Registry: without one nothing is ever durable, and a
+// suspended set stays Suspending.
 type Reconciler struct {
 	Client   client.Client
 	Registry controller.Registry
 	Events   events.EventRecorder
 	Now      func() time.Time
-	Count    func(reason string) // is told of each Event; may be nil
+	Count    func(reason string) // is called for each Event; may be nil
 }
 
-// Setup adds the reconciler to m, with so many turns at a time. Every change of a set brings a turn, a write of its status
-// too: a turn that did not know of that write yet may have done nothing because of it.
+// Setup adds the reconciler to m, with that many concurrent workers. Every change of a set triggers a reconciliation, a write
+// of its status too: an earlier one that did not see that write yet may have skipped its work.
 func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(m).Named("cocoonset").
 		For(&v1.CocoonSet{}).
@@ -65,7 +65,7 @@ func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 		Complete(r)
 }
 
-// Reconcile takes one turn with one set.
+// Reconcile does one reconciliation of one set.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	set := &v1.CocoonSet{}
 	if err := r.Client.Get(ctx, req.NamespacedName, set); err != nil {
@@ -101,8 +101,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return r.carryOut(ctx, set, plan(v))
 }
 
-// durable reports whether the registry has the hibernated state of a VM of the set. One that has no pod, because it was put to
-// sleep before an upgrade, may still be where earlier releases kept it.
+// durable reports whether the registry has the hibernated state of a VM of the set. The state of a VM without a pod,
+// hibernated before an upgrade, may still be where earlier releases kept it.
 func (r *Reconciler) durable(ctx context.Context, v view, name string) (bool, error) {
 	of := controller.VM{Namespace: v.set.Namespace, Name: name}
 	there, err := r.Registry.Has(ctx, of, contract.HibernateSnapshotTag)
@@ -114,7 +114,7 @@ func (r *Reconciler) durable(ctx context.Context, v view, name string) (bool, er
 	return r.Registry.HadOld(ctx, of, contract.HibernateSnapshotTag)
 }
 
-// claims are those of the set's VMs on nodes, by VM name.
+// claims returns the claims of the set's VMs on nodes, by VM name.
 func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]*v1.VMPlacement, error) {
 	all := map[string]*v1.VMPlacement{}
 	if set.Spec.Sticky == "" {
@@ -135,7 +135,7 @@ func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]
 	return all, nil
 }
 
-// free ends the claims of VMs whose state no node holds any more.
+// free deletes the claims of VMs whose state is no longer on a node.
 func (r *Reconciler) free(ctx context.Context, set *v1.CocoonSet, names []string) error {
 	for _, name := range names {
 		claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: set.Namespace}}
@@ -146,7 +146,7 @@ func (r *Reconciler) free(ctx context.Context, set *v1.CocoonSet, names []string
 	return nil
 }
 
-// pods are the pods that the set owns.
+// pods returns the pods that the set owns.
 func (r *Reconciler) pods(ctx context.Context, set *v1.CocoonSet) ([]*corev1.Pod, error) {
 	var list corev1.PodList
 	if err := r.Client.List(ctx, &list, client.InNamespace(set.Namespace), client.MatchingLabels{contract.LabelSetName: set.Name}); err != nil {
@@ -161,7 +161,7 @@ func (r *Reconciler) pods(ctx context.Context, set *v1.CocoonSet) ([]*corev1.Pod
 	return own, nil
 }
 
-// carryOut writes the status first where it is what a later turn goes by, and then does what is planned.
+// carryOut executes the plan. It writes the status first, because later reconciliations depend on it.
 func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions) (ctrl.Result, error) {
 	for _, n := range a.events {
 		r.event(set, n)
@@ -173,7 +173,7 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 		}
 	}
 	for _, m := range a.mark {
-		if !m.hibernate && contract.KeepSnapshot(m.pod.Annotations) { // its seat was about to be given up
+		if !m.hibernate && contract.KeepSnapshot(m.pod.Annotations) { // the pod was about to be removed
 			if err := r.annotate(ctx, m.pod, contract.KeyKeepSnapshot, nil, "keep", false); err != nil {
 				return ctrl.Result{}, controller.IgnoreStale(err)
 			}
@@ -188,7 +188,7 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 		}
 	}
 	for _, d := range a.remove {
-		if d.keep && !contract.KeepSnapshot(d.pod.Annotations) { // written before, so that its node knows
+		if d.keep && !contract.KeepSnapshot(d.pod.Annotations) { // written before the deletion, so that the node sees it
 			if err := r.annotate(ctx, d.pod, contract.KeyKeepSnapshot, "true", "keep", true); err != nil {
 				return ctrl.Result{}, controller.IgnoreStale(err)
 			}
@@ -220,11 +220,11 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 	return ctrl.Result{RequeueAfter: a.again}, nil
 }
 
-// ours tells of a pod that has the name of one of ours and belongs to somebody else.
+// ours returns an error and emits an Event if a pod with one of our names does not belong to the set.
 func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) error {
 	pod := &corev1.Pod{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: name}, pod); err != nil {
-		return client.IgnoreNotFound(err) // the cache does not know the one that we just made
+		return client.IgnoreNotFound(err) // the cache does not have the pod that was just created
 	}
 	if metav1.IsControlledBy(pod, set) {
 		return nil
@@ -233,7 +233,7 @@ func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) e
 	return fmt.Errorf("pod %s is not of this set", name)
 }
 
-// remove deletes a pod. One whose VM is not saved again must be as it was seen: asleep.
+// remove deletes a pod. If its VM is not saved again, the pod must be unchanged since it was read: hibernated.
 func (r *Reconciler) remove(ctx context.Context, d removal) error {
 	only := client.Preconditions{UID: &d.pod.UID}
 	if d.keep {
@@ -246,8 +246,8 @@ func (r *Reconciler) remove(ctx context.Context, d removal) error {
 	return nil
 }
 
-// annotate sets an annotation of pod, or removes it (nil), as the owner of that name. Another pod of that name is a conflict,
-// and, if it must be as it was seen, so is whatever else has changed.
+// annotate sets an annotation of pod, or removes it (nil), as this owner. Another pod of that name is a conflict. With
+// asSeen, so is any other change of the pod.
 func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key string, value any, owner string, asSeen bool) error {
 	metadata := map[string]any{"uid": pod.UID, "annotations": map[string]any{key: value}}
 	if asSeen {
@@ -263,7 +263,8 @@ func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key string, 
 	return nil
 }
 
-// remember notes on the set the names of VMs that the registry is to be cleared of with it, though their pods are gone by then.
+// remember records on the set the names of VMs whose registry data is deleted with the set, because their pods may be gone by
+// then.
 func (r *Reconciler) remember(ctx context.Context, set *v1.CocoonSet, names []string) error {
 	all := own(set, names)
 	if text := strings.Join(all, ","); text != set.Annotations[contract.KeyDeleteVMNames] && len(names) > 0 {
@@ -276,7 +277,7 @@ func (r *Reconciler) remember(ctx context.Context, set *v1.CocoonSet, names []st
 	return nil
 }
 
-// finish takes a deleted set apart: its pods, as their policies say, and then what the registry has of them.
+// finish removes a deleted set: first its pods, according to their policies, then their data in the registry.
 func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*corev1.Pod) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(set, v1.FinalizerSet) {
 		return ctrl.Result{}, nil
@@ -292,7 +293,7 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 		}
 	}
 	if len(pods) > 0 {
-		return ctrl.Result{}, nil // each one's going is an event
+		return ctrl.Result{}, nil // each pod's deletion triggers a reconciliation
 	}
 	if r.Registry != nil {
 		for _, name := range own(set, nil) {
@@ -307,8 +308,8 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 	return ctrl.Result{}, controller.IgnoreStale(client.IgnoreNotFound(r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))))
 }
 
-// clear removes what the registry has of a VM that is gone. The snapshot that was taken before its deletion stays: that is
-// what the policy is for.
+// clear removes the registry data of a deleted VM. It keeps the snapshot that was taken before the deletion, because the
+// policy asks for that snapshot.
 func (r *Reconciler) clear(ctx context.Context, set *v1.CocoonSet, name string) error {
 	of := controller.VM{Namespace: set.Namespace, Name: name}
 	for _, tag := range []string{contract.HibernateSnapshotTag, contract.ForkSnapshotTag} {

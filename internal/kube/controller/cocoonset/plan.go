@@ -16,37 +16,37 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// rebuildPauses are how long a failed sub-agent waits before it is made anew, by how often that was done; then it is given
-// up until the spec changes.
+// rebuildPauses are the delays before a failed sub-agent is recreated, by the number of earlier attempts. After the last one
+// it is given up until the spec changes.
 var rebuildPauses = []time.Duration{0, time.Second, 5 * time.Second, 30 * time.Second}
 
-// view is what a plan is made from: the set, its pods and what the registry has.
+// view is the input of a plan: the set, its pods and what the registry has.
 type view struct {
 	set     *v1.CocoonSet
-	pods    []*corev1.Pod              // those that the set owns, the ones that are going too
-	durable map[string]bool            // by VM name: the registry has its hibernated state. Asked for VMs that need it; see asks
+	pods    []*corev1.Pod              // those that the set owns, including the ones being deleted
+	durable map[string]bool            // by VM name: the registry has its hibernated state. Only for VMs that need it; see asks
 	nowhere bool                       // there is no registry
 	claims  map[string]*v1.VMPlacement // by VM name
 	now     time.Time
 }
 
-// actions is what to do next, and what to say of the set.
+// actions is what to do next, and the new status of the set.
 type actions struct {
 	create []*corev1.Pod
 	remove []removal
 	mark   []marking
-	offer  *corev1.Pod // the main VM's, whose state forks on other nodes need; nil: none does
-	// VMs that the set wants no more and that may sleep in the registry.
+	offer  *corev1.Pod // the main VM's, whose state is needed for forks on other nodes; nil: no such fork
+	// VMs that the set no longer wants and that may be hibernated in the registry.
 	sleepers []string
-	free     []string // VMs whose state is in the registry: their claims on nodes end
+	free     []string // VMs whose state is in the registry: their claims on nodes are deleted
 	status   v1.CocoonSetStatus
-	again    time.Duration // 0: when something changes
+	again    time.Duration // 0: only when something changes
 	events   []note
 }
 
 type removal struct {
 	pod  *corev1.Pod
-	keep bool // its snapshot in the registry is the VM: nothing is saved, nothing is cleared away
+	keep bool // the registry's snapshot is the VM: nothing is saved or deleted there
 }
 
 type marking struct {
@@ -62,14 +62,14 @@ type planner struct {
 	view
 	members  []member
 	byName   map[string]*corev1.Pod
-	leaving  bool // a pod of the set is going
-	surplus  bool // there are pods that the set does not want
-	moving   bool // VMs are on another node than they shall be
+	leaving  bool // a pod of the set is being deleted
+	surplus  bool // the set has pods that it does not want
+	moving   bool // VMs are on another node than they should be
 	rebuilds map[int32]v1.AgentStatus
 	actions
 }
 
-// plan decides what to do next. It is pure: the same view gives the same plan, whatever was done before.
+// plan decides what to do next. It is pure: the same view always gives the same plan.
 func plan(v view) actions {
 	p := newPlanner(v)
 	p.status = *v.set.Status.DeepCopy()
@@ -94,7 +94,7 @@ func newPlanner(v view) *planner {
 		p.leaving = p.leaving || pod.DeletionTimestamp != nil
 	}
 	for _, a := range v.set.Status.Agents {
-		if v.set.Status.ObservedGeneration == v.set.Generation { // an edit lifts what was given up
+		if v.set.Status.ObservedGeneration == v.set.Generation { // an edit of the set resets the attempts
 			p.rebuilds[a.Slot] = a
 		}
 	}
@@ -108,7 +108,7 @@ func newPlanner(v view) *planner {
 	return p
 }
 
-// asks are the VMs whose hibernated state the registry is to be asked for, so that plan knows.
+// asks returns the VMs whose hibernated state must be looked up in the registry for plan.
 func asks(v view) []string {
 	p := newPlanner(v)
 	var names []string
@@ -124,7 +124,7 @@ func asks(v view) []string {
 	return names
 }
 
-// live is the pod of m, nil when there is none or it is going.
+// live returns the pod of m, or nil if it does not exist or is being deleted.
 func (p *planner) live(m member) *corev1.Pod {
 	if pod := p.byName[m.name()]; pod != nil && pod.DeletionTimestamp == nil {
 		return pod
@@ -137,14 +137,14 @@ func (p *planner) asleep(m member, pod *corev1.Pod) bool {
 	return controller.Hibernated(pod) && p.durable[m.vmName()]
 }
 
-// suspend hibernates every VM and, once all their states are durable, gives up their seats if it is to release them.
+// suspend hibernates every VM. When all states are durable and release is set, it removes the pods.
 func (p *planner) suspend(release bool) {
 	all, waits := !p.surplus, false
 	for _, m := range p.members {
 		pod := p.live(m)
 		switch {
 		case !m.managed():
-		case pod == nil: // it sleeps in the registry, or there never was one
+		case pod == nil: // it is hibernated in the registry, or it never existed
 			going := p.byName[m.name()]
 			all = all && (going == nil || contract.KeepSnapshot(going.Annotations))
 		case !contract.Hibernate(pod.Annotations) || !controller.Marked(pod, fieldOwner):
@@ -155,7 +155,7 @@ func (p *planner) suspend(release bool) {
 			waits = waits || controller.Hibernated(pod)
 		}
 	}
-	if waits { // the node says that it is there, the registry does not yet
+	if waits { // the node has reported the state, but the registry does not have it yet
 		p.again = 2 * time.Second
 	}
 	if !all {
@@ -187,7 +187,7 @@ func (p *planner) either(moving, suspended v1.SetPhase) v1.SetPhase {
 
 func (p *planner) generation() string { return strconv.FormatInt(p.set.Generation, 10) }
 
-// run has every VM run that should, and no other.
+// run makes all wanted VMs run, and removes drifted and orphaned pods.
 func (p *planner) run() {
 	for _, m := range p.members {
 		pod := p.byName[m.name()]
@@ -206,14 +206,14 @@ func (p *planner) run() {
 	p.share()
 }
 
-// orphaned reports whether pod waits to be forked from a main VM that has been made anew since.
+// orphaned reports whether pod waits to be forked from a main VM that was recreated meanwhile.
 func (p *planner) orphaned(pod *corev1.Pod) bool {
 	from := pod.Annotations[contract.KeyForkFromID]
 	main := p.live(p.members[0])
 	return from != "" && pod.Annotations[contract.KeyID] == "" && main != nil && main.Annotations[contract.KeyID] != "" && main.Annotations[contract.KeyID] != from
 }
 
-// share has the main VM's node offer its state once a sub-agent is to be forked on another one.
+// share tells the main VM's node to offer its state if a sub-agent is to be forked on another node.
 func (p *planner) share() {
 	main := p.live(p.members[0])
 	if main == nil || !controller.Ready(main) || contract.OfferFork(main.Annotations) {
@@ -229,7 +229,7 @@ func (p *planner) share() {
 	}
 }
 
-// trim removes the pods that the set does not want any more, and reports whether any was there.
+// trim removes the pods that the set no longer wants, and reports whether any exist.
 func (p *planner) trim() (any bool) {
 	wanted := map[string]bool{}
 	for _, m := range p.members {
@@ -250,7 +250,7 @@ func (p *planner) trim() (any bool) {
 	return any
 }
 
-// bring creates the pod of m where it belongs, when its time has come.
+// bring creates the pod of m with its placement, if it can be created now.
 func (p *planner) bring(m member) {
 	pod := m.pod.DeepCopy()
 	if node := p.set.Spec.NodeName; node != "" {
@@ -259,7 +259,7 @@ func (p *planner) bring(m member) {
 		preferring(pod, node)
 	}
 	switch {
-	case m.managed() && p.durable[m.vmName()]: // asked for only where it may be
+	case m.managed() && p.durable[m.vmName()]: // queried only where the state may exist
 		pod.Annotations[contract.KeyRestoreFromHibernate] = "true"
 		if claim := p.claims[m.vmName()]; p.set.Spec.NodeName != "" && claim != nil {
 			p.free = append(p.free, claim.Name)
@@ -267,9 +267,9 @@ func (p *planner) bring(m member) {
 	case m.role == v1.RoleSubAgent:
 		main := p.live(p.members[0])
 		if main == nil || !controller.Ready(main) || contract.Hibernate(main.Annotations) {
-			return // there is nothing to fork from yet
+			return // no main VM to fork from yet
 		}
-		pod.Annotations[contract.KeyForkFrom] = convert.VMName(main) // of an earlier release it may be called otherwise
+		pod.Annotations[contract.KeyForkFrom] = convert.VMName(main) // a VM of an earlier release may have another name
 		if p.set.Spec.Agent.ForkPolicy == v1.ForkPreferMainNode {
 			preferring(pod, main.Spec.NodeName)
 			if id := main.Annotations[contract.KeyID]; id != "" {
@@ -289,14 +289,15 @@ func (p *planner) bring(m member) {
 	p.create = append(p.create, pod)
 }
 
-// mend makes a failed sub-agent anew, a few times. A failed main VM is left as it is: it may hold what somebody needs.
+// mend recreates a failed sub-agent a limited number of times. A failed main VM is kept, because it may hold data that
+// somebody needs.
 func (p *planner) mend(m member, pod *corev1.Pod) {
 	why, failed := controller.Failed(pod)
 	if !failed || m.role != v1.RoleSubAgent {
 		return
 	}
 	a := p.rebuilds[m.slot]
-	if a.LastRebuild != nil && !a.LastRebuild.Before(&pod.CreationTimestamp) { // this failure is counted; the cache is late
+	if a.LastRebuild != nil && !a.LastRebuild.Before(&pod.CreationTimestamp) { // this failure is already counted; the cache is stale
 		p.remove = append(p.remove, removal{pod: pod})
 		return
 	}
@@ -312,7 +313,7 @@ func (p *planner) mend(m member, pod *corev1.Pod) {
 	p.events = append(p.events, note{corev1.EventTypeWarning, ReasonRebuilding, "sub-agent " + pod.Name + " failed and is made anew: " + why})
 }
 
-// rebuildIn is how long a sub-agent that failed must still wait.
+// rebuildIn returns how long a failed sub-agent must still wait.
 func (p *planner) rebuildIn(slot int32) time.Duration {
 	a := p.rebuilds[slot]
 	if a.Rebuilds == 0 || a.LastRebuild == nil {
@@ -329,7 +330,7 @@ func sooner(a, b time.Duration) time.Duration {
 	return min(a, b)
 }
 
-// vmNames are the names of the VMs of pods that the set has or wants, for clearing away.
+// vmNames returns the names of the VMs of pods that the set has or wants, for the cleanup.
 func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 	var names []string
 	for _, m := range members(set) {
@@ -346,8 +347,8 @@ func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 	return slices.Compact(names)
 }
 
-// own are those of the names, and of those that are noted on the set, that VMs of the set may have: people can write to both
-// pods and set, and the registry has the VMs of everybody.
+// own returns those of the given and the recorded names that VMs of the set may have. Users can write to both pods and set,
+// and the registry holds the VMs of all users.
 func own(set *v1.CocoonSet, names []string) []string {
 	var all []string
 	for _, name := range append(strings.Split(set.Annotations[contract.KeyDeleteVMNames], ","), names...) {

@@ -68,7 +68,7 @@ func failed(pod *corev1.Pod) {
 
 func going(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: now} }
 
-// marked has the set wish that the VM hibernates.
+// marked adds the set's request to hibernate.
 func marked(pod *corev1.Pod) {
 	pod.Annotations[contract.KeyHibernate] = "true"
 	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + contract.KeyHibernate + `":{}}}}`)}}
@@ -80,7 +80,7 @@ func asleep(pod *corev1.Pod) {
 	pod.Annotations[contract.KeyLifecycleObserved] = pod.Annotations[contract.KeyGeneration]
 }
 
-// annotated has the pod tell or ask something.
+// annotated adds an annotation.
 func annotated(key, value string) podOption {
 	return func(pod *corev1.Pod) { pod.Annotations[key] = value }
 }
@@ -93,7 +93,7 @@ var (
 	elsewhere = podOption(func(pod *corev1.Pod) { pod.Spec.NodeName = "n2" })
 )
 
-// told says in one line what a plan does and what it says of the set.
+// told describes in one line the actions of a plan and the status of the set.
 func told(a actions) string {
 	var do []string
 	for _, pod := range a.create {
@@ -219,7 +219,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A registry that is away holds up nobody who needs nothing of it.
+// An unavailable registry does not block a set that needs no data from it.
 func TestARunningSetAsksNothing(t *testing.T) {
 	set := aSet(nil)
 	pods := []*corev1.Pod{has(set, "team-0", ready), has(set, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}
@@ -228,7 +228,7 @@ func TestARunningSetAsksNothing(t *testing.T) {
 	}
 }
 
-// A suspended set says which of its VMs has no state anywhere, rather than let it be taken for saved.
+// A suspended set names its VMs without state, so that nobody assumes that they are saved.
 func TestSuspendedNamesWhatHasNoState(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
 	a := plan(view{set: set, pods: []*corev1.Pod{has(set, "team-0", asleep)}, durable: map[string]bool{"vk-ns-team-0": true}, now: now})
@@ -238,7 +238,7 @@ func TestSuspendedNamesWhatHasNoState(t *testing.T) {
 	}
 }
 
-// A set that does not get to sleep says what it waits for.
+// A set that cannot finish suspending reports what it waits for.
 func TestSuspendingSaysWhy(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
 	for want, v := range map[string]view{
@@ -255,7 +255,7 @@ func TestSuspendingSaysWhy(t *testing.T) {
 	}
 }
 
-// A plan whose pods are made is the last: nothing drifts by the way of the API server's defaults.
+// After the pods of a plan are created, the next plan is empty: the API server's defaults cause no drift.
 func TestNothingDriftsByItself(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		storage := resource.MustParse("20Gi")
@@ -268,8 +268,8 @@ func TestNothingDriftsByItself(t *testing.T) {
 	pod.Spec.Containers[0].EnvFrom = nil
 	pod.Spec.Containers[0].Resources.Requests[corev1.ResourceMemory] = resource.MustParse("1024Mi")
 	pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "another"})
-	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1") // of a LimitRange
-	pod.Spec.NodeSelector["team"] = "blue"                                                // of the namespace
+	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1") // from a LimitRange
+	pod.Spec.NodeSelector["team"] = "blue"                                                // from the namespace
 	if drifted(members(set)[0].pod, pod) {
 		t.Error("defaults count as drift")
 	}
@@ -293,7 +293,7 @@ func TestNothingDriftsByItself(t *testing.T) {
 	}
 }
 
-// Pods of earlier managers do not say what was asked: they are judged by what they have.
+// Pods of earlier managers do not record the requested resources: drift is judged by their container.
 func TestPodsOfEarlierManagers(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Spec.Agent.Resources = corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
@@ -309,7 +309,7 @@ func TestPodsOfEarlierManagers(t *testing.T) {
 	}
 }
 
-// Where a machine is that is there already, its toolbox says, not a node.
+// The toolbox, not a node, defines the address of an existing machine.
 func TestAStaticMachineMoves(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Spec.Agent.Replicas = 0
@@ -332,7 +332,7 @@ func TestAStaticMachineMoves(t *testing.T) {
 	}
 }
 
-// Names of sets and namespaces may hold dashes: what is cleared away is only what the set's own pods were called.
+// Names of sets and namespaces may contain dashes: the cleanup covers only names of the set's own pods.
 func TestNamesToClearAway(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "db", Image: "i", Mode: contract.ModeRun}, {Name: "win", Mode: contract.ModeStatic}}
@@ -343,8 +343,8 @@ func TestNamesToClearAway(t *testing.T) {
 	}
 }
 
-// Whoever may write to a set or its pods cannot have the registry cleared of what is not the set's. Those of its VMs that it wants no
-// more are remembered while they sleep there.
+// Write access to a set or its pods is not enough to delete registry data of other VMs. VMs that the set no longer wants are
+// recorded while their state is in the registry.
 func TestOnlyItsOwnIsClearedAway(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Annotations = map[string]string{contract.KeyDeleteVMNames: "vk-prod-db-0,vk-ns-team-7,vk-ns-team,,vk-ns-teams-0"}
@@ -360,7 +360,7 @@ func TestOnlyItsOwnIsClearedAway(t *testing.T) {
 	}
 }
 
-// writes notes what is written to pods.
+// writes records what is written to pods.
 type writes struct {
 	client.Client
 	to []string
@@ -389,8 +389,8 @@ func (w *writes) Apply(_ context.Context, _ runtime.ApplyConfiguration, _ ...cli
 	return nil
 }
 
-// A seat is given up only while the VM is as it was seen: one that wakes meanwhile would go unsaved. One that wakes after all is
-// saved again when it goes.
+// A pod is removed only while its VM is still as it was read: a VM that wakes meanwhile would not be saved. A VM that does
+// wake is saved again when its pod is deleted.
 func TestASeatIsGivenUpAsItWasSeen(t *testing.T) {
 	set := aSet(nil)
 	pod := has(set, "team-0", asleep)
@@ -418,7 +418,7 @@ func TestASeatIsGivenUpAsItWasSeen(t *testing.T) {
 	}
 }
 
-// A sticky set binds what it makes to the node that holds its state, and gives that up when the registry has it.
+// A sticky set binds its pods to the node that holds their state, and deletes the claim when the registry has the state.
 func TestStickySet(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Sticky, s.Spec.Agent.Replicas = "wait", 0 })
 	vmName := members(set)[0].vmName()
@@ -427,7 +427,7 @@ func TestStickySet(t *testing.T) {
 	if len(a.create) != 1 || a.create[0].Annotations[contract.KeyPlacedOn] != "n7" || a.create[0].Annotations[contract.KeySticky] != "wait" || a.create[0].Spec.Affinity == nil {
 		t.Errorf("created %+v", a.create)
 	}
-	// Where the user says so, it goes elsewhere: its state is in the registry, and the old claim ends.
+	// If the user names a node, the VM goes there: its state is in the registry, and the old claim ends.
 	set.Spec.NodeName = "n2"
 	set.Status.Phase = v1.SetMigrating
 	a = plan(view{set: set, claims: claims, durable: map[string]bool{vmName: true}, now: now})

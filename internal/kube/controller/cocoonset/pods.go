@@ -17,7 +17,7 @@ import (
 
 const (
 	containerName = "agent"
-	// placeholder is the image in the pod of a machine that no node of ours makes.
+	// placeholder is the image in the pod of a machine that is not created by one of our nodes.
 	placeholder = "cocoon/static"
 )
 
@@ -26,16 +26,16 @@ type member struct {
 	role    v1.Role
 	slot    int32 // of an agent
 	toolbox *v1.ToolboxSpec
-	pod     *corev1.Pod // as it is to be created, but for where
+	pod     *corev1.Pod // as it will be created, without placement
 }
 
 func (m member) name() string   { return m.pod.Name }
 func (m member) vmName() string { return m.pod.Annotations[contract.KeyName] }
 
-// managed reports whether a node makes the VM, and so can hibernate it.
+// managed reports whether a node creates the VM, and so can hibernate it.
 func (m member) managed() bool { return m.pod.Annotations[contract.KeyManaged] == "true" }
 
-// members are the VMs that set wants, the main one first.
+// members returns the VMs that set wants, the main one first.
 func members(set *v1.CocoonSet) []member {
 	agent := set.Spec.Agent
 	var all []member
@@ -48,7 +48,7 @@ func members(set *v1.CocoonSet) []member {
 			role, ask.ForkFrom = v1.RoleSubAgent, contract.VMName(set.Namespace, main)
 		}
 		pod := newPod(set, role, strconv.Itoa(int(slot)), ask, agent.Resources)
-		if role == v1.RoleMain { // sub-agents follow it
+		if role == v1.RoleMain { // sub-agents follow the main VM
 			stay(set, pod)
 		}
 		pod.Spec.Containers[0].EnvFrom = agent.EnvFrom
@@ -70,7 +70,7 @@ func members(set *v1.CocoonSet) []member {
 	return all
 }
 
-// stay has the pod's VM stay on the node that holds its state, if the set wants that.
+// stay keeps the pod's VM on the node that holds its state, if the set asks for that.
 func stay(set *v1.CocoonSet, pod *corev1.Pod) {
 	if set.Spec.Sticky != "" {
 		pod.Annotations[contract.KeySticky] = set.Spec.Sticky
@@ -90,14 +90,14 @@ func ask(set *v1.CocoonSet, o v1.VMOptions, vmName string) contract.VMSpec {
 	return s
 }
 
-// newPod is the pod of one VM. Preconditions: set.Name+"-"+slot fits a pod; the API server says so when it does not.
+// newPod returns the pod of one VM. Precondition: set.Name+"-"+slot is a valid pod name; otherwise the API server refuses it.
 func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, resources corev1.ResourceRequirements) *corev1.Pod {
 	image := ask.Image
 	if image == "" {
 		image = placeholder
 	}
 	resources = withStorage(resources, ask.Storage)
-	text, _ := json.Marshal(resources) // quantities and names, which always can be
+	text, _ := json.Marshal(resources) // quantities and names always encode
 	annotations := map[string]string{contract.KeyGeneration: strconv.FormatInt(set.Generation, 10), contract.KeyResources: string(text)}
 	ask.Apply(annotations)
 	selector := map[string]string{contract.LabelPool: set.Spec.NodePool}
@@ -119,7 +119,7 @@ func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, r
 			NodeSelector:                  selector,
 			Tolerations: []corev1.Toleration{
 				{Key: contract.TaintKey, Operator: corev1.TolerationOpExists},
-				// A node that is away for a while still has the VM: it must not be deleted for that.
+				// A node that is not ready or unreachable for a while still has the VM: the pod must not be deleted for that.
 				{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 				{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 			},
@@ -128,7 +128,7 @@ func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, r
 	}
 }
 
-// withStorage has the scheduler know of the root disk.
+// withStorage tells the scheduler the size of the root disk.
 func withStorage(r corev1.ResourceRequirements, storage resource.Quantity) corev1.ResourceRequirements {
 	r = *r.DeepCopy()
 	if storage.IsZero() {
@@ -143,8 +143,8 @@ func withStorage(r corev1.ResourceRequirements, storage resource.Quantity) corev
 	return r
 }
 
-// drifted reports whether there is a difference between pod and what is wanted that a running VM cannot take on. What the
-// cluster added when the pod was created is none: a LimitRange its sizes, a namespace its selector.
+// drifted reports whether pod differs from what is wanted in a way that a running VM cannot adopt. Additions of the cluster
+// when the pod was created do not count, such as sizes of a LimitRange or the selector of a namespace.
 func drifted(want, pod *corev1.Pod) bool {
 	is, err := contract.ParseVMSpec(pod.Annotations)
 	should, _ := contract.ParseVMSpec(want.Annotations)
@@ -157,7 +157,7 @@ func drifted(want, pod *corev1.Pod) bool {
 	if !reflect.DeepEqual(is, should) || len(pod.Spec.Containers) == 0 {
 		return true
 	}
-	if should.Mode == contract.ModeStatic { // of any other VM the node tells these
+	if should.Mode == contract.ModeStatic { // for other VMs the node reports these
 		for _, key := range []string{contract.KeyID, contract.KeyIP, contract.KeyVNCPort} {
 			if want.Annotations[key] != pod.Annotations[key] {
 				return true
@@ -173,7 +173,8 @@ func drifted(want, pod *corev1.Pod) bool {
 		!apiequality.Semantic.DeepEqual(want.Spec.Containers[0].EnvFrom, pod.Spec.Containers[0].EnvFrom)
 }
 
-// asked are the resources that the pod was made with. A pod of an earlier manager does not say: they are what it has.
+// asked returns the resources with which the pod was created. A pod of an earlier manager does not record them: then they are
+// those of its container.
 func asked(pod *corev1.Pod) corev1.ResourceRequirements {
 	var r corev1.ResourceRequirements
 	if text := pod.Annotations[contract.KeyResources]; text == "" || json.Unmarshal([]byte(text), &r) != nil {
@@ -182,7 +183,7 @@ func asked(pod *corev1.Pod) corev1.ResourceRequirements {
 	return defaulted(r)
 }
 
-// defaulted is r as the API server completes it: requests that are not given are the limits.
+// defaulted returns r as the API server completes it: missing requests are set to the limits.
 func defaulted(r corev1.ResourceRequirements) corev1.ResourceRequirements {
 	r = *r.DeepCopy()
 	for name, limit := range r.Limits {
@@ -203,13 +204,13 @@ func account(pod *corev1.Pod) string {
 	return pod.Spec.ServiceAccountName
 }
 
-// pinned has pod run on the node of that name, if the scheduler finds that it fits there.
+// pinned requires that pod runs on the node of that name.
 func pinned(pod *corev1.Pod, node string) {
 	term := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 	affinity(pod).RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}
 }
 
-// preferring has pod run on the node of that name if there is room.
+// preferring prefers the node of that name for pod.
 func preferring(pod *corev1.Pod, node string) {
 	affinity(pod).PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: corev1.NodeSelectorTerm{
 		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},

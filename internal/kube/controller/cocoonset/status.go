@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller"
 )
 
-// phaseDeadLetter is the phase of a sub-agent that is made anew no more.
+// phaseDeadLetter is the phase of a sub-agent that is no longer recreated.
 const phaseDeadLetter = "DeadLetter"
 
-// observe says in the status what there is.
+// observe writes the observed state to the status.
 func (p *planner) observe() {
 	s := &p.status
 	s.Agents, s.Toolboxes = nil, nil
@@ -37,7 +37,7 @@ func (p *planner) observe() {
 		}
 	}
 	if p.set.Spec.Suspend || p.moving {
-		if why, failed := p.mainFailed(); failed { // it cannot be put to sleep
+		if why, failed := p.mainFailed(); failed { // it cannot hibernate
 			p.fail(why)
 		}
 		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set are being put to sleep or are asleep"+p.awaited()+p.stateless())
@@ -47,7 +47,7 @@ func (p *planner) observe() {
 	p.sum()
 }
 
-// awaited names VMs that are not asleep, with what is known of the reason.
+// awaited names VMs that are not durably hibernated, with the known reason.
 func (p *planner) awaited() string {
 	var all []string
 	for _, m := range p.members {
@@ -77,7 +77,7 @@ func (p *planner) awaited() string {
 	return "; " + strings.Join(all, "; ")
 }
 
-// mainFailed reports whether the main VM has failed for good, and why.
+// mainFailed reports whether the main VM has failed permanently, and why.
 func (p *planner) mainFailed() (why string, failed bool) {
 	if main := p.live(p.members[0]); main != nil {
 		return controller.Failed(main)
@@ -85,7 +85,7 @@ func (p *planner) mainFailed() (why string, failed bool) {
 	return "", false
 }
 
-// fail has the set be Failed, which is said once.
+// fail sets the phase to Failed, and emits one Event for it.
 func (p *planner) fail(why string) {
 	p.status.Phase = v1.SetFailed
 	if p.set.Status.Phase != v1.SetFailed {
@@ -93,7 +93,7 @@ func (p *planner) fail(why string) {
 	}
 }
 
-// stateless names the VMs that sleep nowhere: they have neither a pod nor a state in the registry, and will begin anew.
+// stateless names the VMs without state: they have neither a pod nor a state in the registry, and will start anew.
 func (p *planner) stateless() string {
 	var names []string
 	for _, m := range p.members {
@@ -107,7 +107,7 @@ func (p *planner) stateless() string {
 	return "; these have no state and will begin anew: " + strings.Join(names, ", ")
 }
 
-// sum finds the phase of a set that is to run.
+// sum determines the phase of a set that is to run.
 func (p *planner) sum() {
 	s := &p.status
 	main := p.live(p.members[0])
@@ -182,7 +182,7 @@ func toolbox(m member, pod *corev1.Pod) v1.ToolboxStatus {
 	return t
 }
 
-// phase is the life of the pod's VM where that says more than the pod's phase.
+// phase returns the lifecycle of the pod's VM if it says more than the pod's phase, else the pod's phase.
 func phase(pod *corev1.Pod) string {
 	switch life := controller.Life(pod); {
 	case pod.DeletionTimestamp != nil:
@@ -197,7 +197,7 @@ func phase(pod *corev1.Pod) string {
 	return string(pod.Status.Phase)
 }
 
-// connType is how people reach the guest: what is said, else by its screen, else as its system has it.
+// connType returns how users connect to the guest: the requested type, else VNC if it has a VNC port, else by its OS.
 func connType(ask contract.VMSpec, vncPort int32) contract.ConnType {
 	switch {
 	case ask.ConnType != "":

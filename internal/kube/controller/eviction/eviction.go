@@ -1,7 +1,7 @@
-// Package eviction has VMs hibernate before their pods are evicted, and wakes those whose eviction was given up.
+// Package eviction makes VMs hibernate before their pods are evicted, and wakes them if the eviction was cancelled.
 //
-// Asking for a pod's eviction is how kubectl drain empties a node. Decide answers; the reconciler wakes the VMs of a node
-// that takes pods again. The package evicts nothing itself.
+// kubectl drain empties a node by requesting evictions. Decide answers such requests. The reconciler wakes the VMs of a node
+// that accepts pods again. The package itself evicts nothing.
 package eviction
 
 import (
@@ -22,33 +22,33 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// fieldOwner is who wishes that a VM hibernates because its pod is to be evicted.
+// fieldOwner owns the request that a VM hibernates because its pod is to be evicted.
 const fieldOwner = "cocoon-eviction"
 
-// Answer says what becomes of a request to evict a pod.
+// Answer is the decision on a request to evict a pod.
 type Answer int
 
 // The answers.
 const (
-	Allow  Answer = iota // nothing is lost that somebody wants
-	Wait                 // not yet: it is to be asked again
-	Refuse               // not in this way
+	Allow  Answer = iota // no state is lost that anybody needs
+	Wait                 // not yet: the client must retry
+	Refuse               // the pod may not be evicted like this
 )
 
-// Verdict is an answer and what goes with it.
+// Verdict is an answer with its details.
 type Verdict struct {
 	Answer    Answer
-	Hibernate bool   // the VM is to be told to hibernate
-	Why       string // a sentence for who asked; "" with Allow
+	Hibernate bool   // the VM must be marked to hibernate
+	Why       string // a sentence for the client; "" with Allow
 }
 
 // Durable reports whether the registry has the hibernated state of the pod's VM.
 type Durable func() (bool, error)
 
-// Decide answers a request to evict pod, which is on a node that is being emptied or not. durable is nil where there is no
+// Decide answers a request to evict pod. emptied says whether its node is being emptied. durable is nil if there is no
 // registry.
 func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
-	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning { // nothing is in it yet, or any more
+	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning { // the VM has no state yet, or no longer
 		return Verdict{}
 	}
 	const otherwise = "to lose what is in it, set the annotation " + contract.KeyEvictionPolicy + " to delete"
@@ -90,8 +90,8 @@ func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
 	return Verdict{Answer: Wait, Hibernate: emptied && !controller.Marked(pod, fieldOwner), Why: why}
 }
 
-// policyOf is the policy of the pod. A VM that the node owns and would save before it is deleted hibernates; any other pod
-// goes as pods do.
+// policyOf returns the eviction policy of the pod. By default, a VM that the node owns and would save before deletion
+// hibernates; any other pod is evicted normally.
 func policyOf(pod *corev1.Pod) (contract.EvictionPolicy, error) {
 	policy, err := contract.ParseEvictionPolicy(pod.Annotations)
 	if err != nil || policy != "" {
@@ -103,15 +103,15 @@ func policyOf(pod *corev1.Pod) (contract.EvictionPolicy, error) {
 	return contract.EvictDelete, nil
 }
 
-// Hibernate has the VM of pod hibernate, so that the pod can be evicted.
+// Hibernate marks the VM of pod to hibernate, so that the pod can be evicted.
 func Hibernate(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 	return controller.Mark(ctx, c, fieldOwner, pod, true, "")
 }
 
-// Emptied reports whether the node takes no pods any more.
+// Emptied reports whether the node no longer accepts pods.
 func Emptied(node *corev1.Node) bool { return node.Spec.Unschedulable }
 
-// Reconciler wakes the VMs that were told to hibernate for an eviction, on nodes that take pods again.
+// Reconciler wakes VMs that were marked to hibernate for an eviction, when their node accepts pods again.
 type Reconciler struct{ Client client.Client }
 
 // Setup adds the reconciler to m.
@@ -135,11 +135,11 @@ func (r *Reconciler) Setup(m ctrl.Manager) error {
 		Complete(r)
 }
 
-// podsOf are the pods of a node whose VMs were told to hibernate.
+// podsOf returns the pods on node whose VMs were marked to hibernate.
 func (r *Reconciler) podsOf(ctx context.Context, node client.Object) []reconcile.Request {
 	var list corev1.PodList
 	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not there, and with it come the pods themselves
+		return nil // the cache is not ready; when it is, the pods trigger their own reconciliation
 	}
 	var found []reconcile.Request
 	for i := range list.Items {
@@ -150,7 +150,7 @@ func (r *Reconciler) podsOf(ctx context.Context, node client.Object) []reconcile
 	return found
 }
 
-// Reconcile wakes one pod's VM if its node takes pods again.
+// Reconcile wakes one pod's VM if its node accepts pods again.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	pod, node := &corev1.Pod{}, &corev1.Node{}
 	if err := r.Client.Get(ctx, req.NamespacedName, pod); err != nil {

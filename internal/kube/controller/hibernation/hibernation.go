@@ -1,7 +1,7 @@
-// Package hibernation puts the VM of a CocoonHibernation's pod to sleep and wakes it.
+// Package hibernation hibernates and wakes the VM of a CocoonHibernation's pod.
 //
-// The wish is an annotation on the pod, the node does the work and says so, and the registry confirms it. Several may
-// wish that a VM sleeps, a suspended CocoonSet too: it wakes when nobody wishes it any more.
+// The request is an annotation on the pod. The node does the work and reports it, and the registry confirms it. Several
+// owners may request that a VM hibernates, for example a suspended CocoonSet. It wakes when none requests it any more.
 package hibernation
 
 import (
@@ -29,11 +29,11 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// fieldOwner is who the marks on pods belong to.
+// fieldOwner owns the marks on pods.
 const fieldOwner = "cocoonhibernation"
 
-// How long a transition may take before it is called failed: a base, and more for each GiB of memory and disk, at the
-// pace of a slow network. A failed one goes on being tried by the node, and may still come to a good end.
+// Time limit of a transition before its phase is Failed: a base, plus a share for each GiB of memory and disk at the rate of
+// a slow network. The node keeps retrying after that, and the transition may still succeed.
 const (
 	hibernateBase = 3 * time.Minute
 	wakeBase      = 5 * time.Minute
@@ -42,22 +42,22 @@ const (
 	confirmPause  = 2 * time.Second
 )
 
-// Reconciler makes CocoonHibernations true. All fields are needed but Registry: without one nothing is ever Hibernated.
+// Reconciler reconciles CocoonHibernations. All fields are required except Registry: without one nothing becomes Hibernated.
 type Reconciler struct {
 	Client   client.Client
-	Live     client.Reader // past the cache
+	Live     client.Reader // bypasses the cache
 	Registry controller.Registry
 	Events   events.EventRecorder
 	Now      func() time.Time
-	// Observe is told how long each transition took that came to its end.
+	// Observe is called with the duration of each completed transition.
 	Observe func(desire v1.Desire, took time.Duration)
 }
 
-// Setup adds the reconciler to m, with so many turns at a time. A write of a status brings a turn too: one that did not know
-// of it yet may have done nothing because of it.
+// Setup adds the reconciler to m, with that many concurrent workers. A status write triggers a reconciliation too: an earlier
+// one that did not see the write yet may have skipped its work.
 func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	byPod := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}} // one is called like its pod
+		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}} // a CocoonHibernation has the name of its pod
 	})
 	return ctrl.NewControllerManagedBy(m).Named("cocoonhibernation").
 		For(&v1.CocoonHibernation{}).
@@ -66,7 +66,7 @@ func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 		Complete(r)
 }
 
-// Reconcile takes one turn with one CocoonHibernation.
+// Reconcile does one reconciliation of one CocoonHibernation.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	h := &v1.CocoonHibernation{}
 	if err := r.Client.Get(ctx, req.NamespacedName, h); err != nil {
@@ -106,10 +106,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// step brings the pod nearer to what is wanted and says how far it is.
+// step brings the pod closer to the desired state and returns the progress.
 func (r *Reconciler) step(ctx context.Context, h *v1.CocoonHibernation, pod *corev1.Pod) (v1.CocoonHibernationStatus, time.Duration, error) {
 	s := *h.Status.DeepCopy()
-	if s.ObservedGeneration != h.Generation { // another wish has a time of its own
+	if s.ObservedGeneration != h.Generation { // a new request has its own time limit
 		s.Since = nil
 	}
 	s.ObservedGeneration = h.Generation
@@ -175,7 +175,7 @@ func (r *Reconciler) waking(h *v1.CocoonHibernation, s v1.CocoonHibernationStatu
 	return s, 0, nil
 }
 
-// phase sets the phase, when it began where it is one that passes, and the condition.
+// phase sets the condition, the phase and, for a transition, when it began.
 func (r *Reconciler) phase(s *v1.CocoonHibernationStatus, h *v1.CocoonHibernation, phase v1.HibernationPhase, text string) {
 	transition := phase == v1.HibernationHibernating || phase == v1.HibernationWaking
 	if transition && (s.Phase != phase || s.Since == nil) {
@@ -191,12 +191,12 @@ func (r *Reconciler) phase(s *v1.CocoonHibernationStatus, h *v1.CocoonHibernatio
 		c.Status, c.Reason = metav1.ConditionTrue, "Done"
 	case v1.HibernationFailed:
 		c.Reason = "Failed"
-	default: // on the way
+	default: // in transition
 	}
 	meta.SetStatusCondition(&s.Conditions, c)
 }
 
-// inTime is the phase of a transition, or Failed when it takes too long.
+// inTime returns the phase of a transition, or Failed when it exceeds its time limit.
 func (r *Reconciler) inTime(s *v1.CocoonHibernationStatus, pod *corev1.Pod, transition v1.HibernationPhase, base time.Duration) v1.HibernationPhase {
 	began := s.Since != nil && (s.Phase == transition || s.Phase == v1.HibernationFailed)
 	if began && r.Now().Sub(s.Since.Time) > budget(pod, base) {
@@ -205,7 +205,7 @@ func (r *Reconciler) inTime(s *v1.CocoonHibernationStatus, pod *corev1.Pod, tran
 	return transition
 }
 
-// left is when a transition in flight is to be looked at again although nothing changed.
+// left is the delay until the next check of a running transition if nothing changes before.
 func (r *Reconciler) left(s *v1.CocoonHibernationStatus, pod *corev1.Pod, base time.Duration) time.Duration {
 	if s.Since == nil || s.Phase == v1.HibernationFailed {
 		return 0
@@ -213,7 +213,7 @@ func (r *Reconciler) left(s *v1.CocoonHibernationStatus, pod *corev1.Pod, base t
 	return max(time.Second, s.Since.Add(budget(pod, base)).Sub(r.Now())+time.Second)
 }
 
-// budget grows with what there is to carry.
+// budget grows with the amount of data to transfer.
 func budget(pod *corev1.Pod, base time.Duration) time.Duration {
 	var bytes int64
 	for _, c := range pod.Spec.Containers {
@@ -225,7 +225,7 @@ func budget(pod *corev1.Pod, base time.Duration) time.Duration {
 	return base + time.Duration(bytes>>30)*perGiB
 }
 
-// tell makes an Event of a phase that was reached. failed says that the VM has, and will not get there.
+// tell emits an Event when a phase was reached. failed says that the VM has failed permanently.
 func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus, failed bool) {
 	if h.Status.Phase == s.Phase {
 		return
@@ -242,7 +242,7 @@ func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus,
 		say(corev1.EventTypeNormal, "Hibernated", "VM %s hibernates; its state is in the registry", s.VMName)
 	case v1.HibernationActive:
 		if h.Status.Phase == "" {
-			return // it was never asleep
+			return // it was not hibernated
 		}
 		say(corev1.EventTypeNormal, "WokenActive", "VM %s is awake", s.VMName)
 	case v1.HibernationFailed:
@@ -268,13 +268,13 @@ func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus,
 	}
 }
 
-// finish takes back the wish. The VM wakes unless somebody else wishes that it sleeps; the node that wakes it clears the
-// registry.
+// finish withdraws the request. The VM wakes unless another owner requests that it hibernates. The node that wakes it removes
+// its state from the registry.
 func (r *Reconciler) finish(ctx context.Context, h *v1.CocoonHibernation, pod *corev1.Pod) error {
 	if !controllerutil.ContainsFinalizer(h, v1.FinalizerHibernation) {
 		return nil
 	}
-	if pod == nil || !controller.Marked(pod, fieldOwner) { // the cache may be late, and nobody looks again
+	if pod == nil || !controller.Marked(pod, fieldOwner) { // the cache may be stale, and there is no later check
 		pod = &corev1.Pod{}
 		if err := r.Live.Get(ctx, client.ObjectKey{Namespace: h.Namespace, Name: h.Spec.PodRef.Name}, pod); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("get pod: %w", err)

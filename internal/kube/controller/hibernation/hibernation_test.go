@@ -23,7 +23,7 @@ func aVM(annotations map[string]string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "ns", UID: "pod", Annotations: annotations}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 }
 
-// A wish that took too long is Failed, and the next one has a time of its own.
+// A request that exceeds its time limit is Failed, and the next request has its own time limit.
 func TestEachWishHasItsTime(t *testing.T) {
 	r := &Reconciler{Now: func() time.Time { return now }}
 	h := &v1.CocoonHibernation{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "ns", Generation: 2}}
@@ -50,7 +50,7 @@ func TestEachWishHasItsTime(t *testing.T) {
 	}
 }
 
-// A VM that failed is not said to be on its way.
+// A VM that failed is not reported as late.
 func TestWhatFailedIsNotLate(t *testing.T) {
 	for _, c := range []struct {
 		failed bool
@@ -66,7 +66,7 @@ func TestWhatFailedIsNotLate(t *testing.T) {
 	}
 }
 
-// writes counts what is written to the pod that the API server has.
+// writes counts the writes to the pod of the API server.
 type writes struct {
 	client.Client
 	pod              *corev1.Pod
@@ -91,7 +91,7 @@ func (w *writes) Patch(context.Context, client.Object, client.Patch, ...client.P
 	return nil
 }
 
-// The wish is taken back from a pod that the cache does not know to be marked yet too: nobody would do it later.
+// The request is withdrawn even if the cache does not show the mark yet: there is no later check.
 func TestDeletedBeforeTheMarkIsKnown(t *testing.T) {
 	marked := aVM(map[string]string{contract.KeyHibernate: "true"})
 	marked.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + contract.KeyHibernate + `":{}}}}`)}}

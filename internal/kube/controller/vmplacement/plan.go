@@ -13,13 +13,13 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// view is what a plan is made from: a claim and what it is about.
+// view is the input of a plan: a claim and the related objects.
 type view struct {
-	claim *v1.VMPlacement // nil: there is none (any more)
-	node  *corev1.Node    // of the claim; nil: there is none
+	claim *v1.VMPlacement // nil: no claim exists (any more)
+	node  *corev1.Node    // of the claim; nil: it does not exist
 	pods  []*corev1.Pod   // of the VM
-	// The registry has the state that the VM fell asleep with, which is taken away when it wakes: another snapshot of it may
-	// be older than what the node holds. Asked for when the node is gone.
+	// durable says that the registry has the state with which the VM hibernated. Waking removes that state; any other snapshot
+	// may be older than the state on the node. It is queried only if the node is gone.
 	durable bool
 	now     time.Time
 }
@@ -28,10 +28,10 @@ type view struct {
 type actions struct {
 	status  v1.VMPlacementStatus
 	release string        // why the claim ends; "": it does not
-	again   time.Duration // 0: when something changes
+	again   time.Duration // 0: only when something changes
 	waiting string        // why pods wait; "": they do not wait for the node
-	reason  string        // of waiting, in a word
-	stale   []*corev1.Pod // were bound to a node that the claim does not bind them to any more
+	reason  string        // the reason code of waiting
+	stale   []*corev1.Pod // pods bound to a node to which the claim no longer binds them
 }
 
 // plan decides what to do next. It is pure.
@@ -41,7 +41,7 @@ func plan(v view) actions {
 		return a
 	}
 	a.status = *v.claim.Status.DeepCopy()
-	if v.claim.Status.NodeName != "" { // else a node is about to claim it
+	if v.claim.Status.NodeName != "" { // otherwise a node is about to claim it
 		a.held(v)
 	}
 	return a
@@ -50,7 +50,7 @@ func plan(v view) actions {
 func (a *actions) held(v view) {
 	a.reason, a.waiting = placement.Unavailable(v.claim, v.node)
 	if a.reason == "" {
-		a.status.NodeUID = v.node.UID // it may have been registered anew
+		a.status.NodeUID = v.node.UID // the node may have been registered again
 		a.judge(v, metav1.ConditionTrue, v1.ReasonNodeReady, "")
 		return
 	}
@@ -77,7 +77,7 @@ func (a *actions) held(v view) {
 	}
 }
 
-// judge writes the condition and returns since when its status is what it is.
+// judge sets the condition and returns since when it has this status.
 func (a *actions) judge(v view, status metav1.ConditionStatus, reason, text string) time.Time {
 	meta.SetStatusCondition(&a.status.Conditions, metav1.Condition{
 		Type: v1.ConditionNodeAvailable, Status: status, Reason: reason, Message: text,
@@ -86,7 +86,7 @@ func (a *actions) judge(v view, status metav1.ConditionStatus, reason, text stri
 	return meta.FindStatusCondition(a.status.Conditions, v1.ConditionNodeAvailable).LastTransitionTime.Time
 }
 
-// inUse reports whether a pod of the VM is on the node of the claim: what runs is never given up.
+// inUse reports whether a pod of the VM is on the node of the claim: a claim with a running VM is never released.
 func (v view) inUse() bool {
 	return slices.ContainsFunc(v.pods, func(p *corev1.Pod) bool {
 		return p.Spec.NodeName == v.claim.Status.NodeName && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
@@ -96,8 +96,8 @@ func (v view) inUse() bool {
 // unplaced reports whether the pod waits for a node.
 func unplaced(p *corev1.Pod) bool { return p.Spec.NodeName == "" && p.DeletionTimestamp == nil }
 
-// stale are the pods that were bound, when they were created, to a node that no claim binds them to now. They can run nowhere
-// else as they are.
+// stale returns the pods that were bound at creation to a node to which no claim binds them now. Such pods cannot run on any
+// other node.
 func stale(v view) (pods []*corev1.Pod) {
 	for _, p := range v.pods {
 		if on := p.Annotations[contract.KeyPlacedOn]; on != "" && unplaced(p) && on != placement.Bound(v.claim) {

@@ -33,7 +33,7 @@ func limit(seconds int64) func(*v1.VMPlacement) {
 	return func(c *v1.VMPlacement) { c.Spec.WaitSeconds = &seconds }
 }
 
-// away since so long.
+// away marks the node as unavailable for d.
 func away(d time.Duration) func(*v1.VMPlacement) {
 	return func(c *v1.VMPlacement) {
 		c.Status.Conditions = []metav1.Condition{{Type: v1.ConditionNodeAvailable, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-d))}}
@@ -60,7 +60,7 @@ func TestPlan(t *testing.T) {
 	for name, c := range map[string]struct {
 		view    view
 		reason  string
-		release string // part of it
+		release string // a part of it
 		again   time.Duration
 		stale   int
 	}{
@@ -98,7 +98,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A node that was registered anew on its machine holds the state as before; the claim follows.
+// A node that was registered again on its machine still holds the state; the claim follows.
 func TestPlanFollowsTheMachine(t *testing.T) {
 	n := node(corev1.ConditionTrue)
 	n.UID, n.Status.NodeInfo.MachineID = "new", "m"
@@ -108,7 +108,7 @@ func TestPlanFollowsTheMachine(t *testing.T) {
 	}
 }
 
-// tags are those of a registry, VM:TAG; nil: it is away.
+// tags are the tags of a registry, VM:TAG; nil: it is unavailable.
 type tags map[string]bool
 
 func (t tags) Has(_ context.Context, of controller.VM, tag string) (bool, error) {
@@ -124,7 +124,7 @@ func (t tags) Delete(context.Context, controller.VM, string) error {
 	return errors.New("nobody deletes here")
 }
 
-// Only the tag of a VM that hibernates releases its claim: what was saved under another one is older than the state.
+// Only the tag of a hibernated VM releases its claim: a snapshot under another tag is older than the state.
 func TestWhatTheRegistryReleases(t *testing.T) {
 	for name, c := range map[string]struct {
 		has     tags

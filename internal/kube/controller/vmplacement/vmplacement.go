@@ -1,7 +1,8 @@
-// Package vmplacement follows the nodes that VMs have claimed: it says in a claim's condition, and to the pods that wait, what
-// is the matter with the node, ends claims as their policies say, and has pods made anew that were bound to a node for nothing.
+// Package vmplacement watches the nodes that VMs have claimed. It reports the state of the node in the claim's condition and
+// to waiting pods. It ends claims according to their policies. It recreates pods that are bound to a node without a valid
+// claim.
 //
-// It makes no claims: nodes do, before they make the VM.
+// It creates no claims: nodes do that before they create the VM.
 package vmplacement
 
 import (
@@ -32,30 +33,31 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// Reasons of Events beside those of the condition.
+// Reasons of Events in addition to those of the condition.
 const (
 	ReasonReleased = "PlacementReleased"
 	ReasonStale    = "PlacementStale"
 )
 
-// byVM is the field by which the cache finds the pods of a VM.
+// byVM is the index field by which the cache finds the pods of a VM.
 const byVM = "vm"
 
-// registryPause is how long a question to a registry that fails waits.
+// registryPause is the delay before a failed registry request is retried.
 const registryPause = 5 * time.Second
 
-// Reconciler follows the claims. All fields are needed but Registry and Count: without a registry no state is elsewhere.
+// Reconciler reconciles claims. All fields are required except Registry and Count: without a registry no VM has its state
+// elsewhere.
 type Reconciler struct {
 	Client   client.Client
 	Registry controller.Registry
 	Events   events.EventRecorder
 	Now      func() time.Time
-	Count    func(reason string) // is told of each claim that ends; may be nil
+	Count    func(reason string) // is called for each claim that ends; may be nil
 
-	told sync.Map // of pods by UID, why they were told to wait; only spares Events
+	told sync.Map // by pod UID: the reason for waiting last reported; only prevents duplicate Events
 }
 
-// Setup adds the reconciler to m, with so many turns at a time.
+// Setup adds the reconciler to m, with that many concurrent workers.
 func (r *Reconciler) Setup(ctx context.Context, m ctrl.Manager, concurrency int) error {
 	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, byVM, func(o client.Object) []string {
 		if pod, _ := o.(*corev1.Pod); asks(pod) {
@@ -78,7 +80,7 @@ func asks(pod *corev1.Pod) bool {
 	return err == nil && ask.Asked
 }
 
-// vmOf is the VM of pod, by the name that this release gives it.
+// vmOf returns the name of pod's VM in the form of this release.
 func vmOf(pod *corev1.Pod) string {
 	return contract.CanonicalVMName(pod.Namespace, placement.NameOf(pod))
 }
@@ -91,12 +93,11 @@ func ofPod(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: vmOf(pod)}}}
 }
 
-// ofNode looks through all claims: an index of a custom resource cannot be had before the API server knows the resource, and
-// nodes seldom change.
+// ofNode scans all claims: a custom resource cannot be indexed before the API server knows it, and nodes seldom change.
 func (r *Reconciler) ofNode(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var claims v1.VMPlacementList
 	if err := r.Client.List(ctx, &claims); err != nil {
-		return nil // none are known yet, or the cache has ended
+		return nil // no claims are known yet, or the cache has stopped
 	}
 	for i := range claims.Items {
 		if claims.Items[i].Status.NodeName == o.GetName() {
@@ -106,7 +107,7 @@ func (r *Reconciler) ofNode(ctx context.Context, o client.Object) (requests []re
 	return requests
 }
 
-// nodeChanged lets through what Unavailable judges by, and no heartbeats.
+// nodeChanged passes changes on which placement.Unavailable depends, and drops heartbeats.
 func nodeChanged() predicate.Predicate {
 	ready := func(n *corev1.Node) corev1.ConditionStatus {
 		for _, c := range n.Status.Conditions {
@@ -123,7 +124,7 @@ func nodeChanged() predicate.Predicate {
 	}}
 }
 
-// Reconcile takes one turn with the claim of one VM.
+// Reconcile does one reconciliation of the claim of one VM.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	v, err := r.view(ctx, req.NamespacedName)
 	if err != nil {
@@ -133,8 +134,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: a.again}, r.carryOut(ctx, v, a)
 }
 
-// decide plans the turn. Of a VM whose node is gone, and whose claim may end for that, it asks the registry: what hibernates
-// there can go on anywhere. An older snapshot of the VM there is not its state.
+// decide makes the plan. If the node is gone and the claim may end for that, it asks the registry: a VM hibernated there can
+// resume on any node. An older snapshot of the VM in the registry is not its state.
 func (r *Reconciler) decide(ctx context.Context, of controller.VM, v view) actions {
 	a := plan(v)
 	gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced
@@ -143,7 +144,7 @@ func (r *Reconciler) decide(ctx context.Context, of controller.VM, v view) actio
 	}
 	var err error
 	if v.durable, err = r.Registry.Has(ctx, of, contract.HibernateSnapshotTag); err != nil {
-		a.again = registryPause // and until then what is known is said
+		a.again = registryPause // until then the known status is reported
 		return a
 	}
 	return plan(v)
@@ -213,7 +214,7 @@ func (r *Reconciler) carryOut(ctx context.Context, v view, a actions) error {
 	return nil
 }
 
-// release ends the claim, if it still is the one that was looked at. Pods that wait for it come up in the next turn.
+// release ends the claim if it has not changed since it was read. The next reconciliation handles the pods that wait for it.
 func (r *Reconciler) release(ctx context.Context, v view, why string) error {
 	err := r.Client.Delete(ctx, v.claim, client.Preconditions{UID: &v.claim.UID, ResourceVersion: &v.claim.ResourceVersion})
 	if err != nil {
@@ -231,7 +232,8 @@ func (r *Reconciler) release(ctx context.Context, v view, why string) error {
 	return nil
 }
 
-// renew has a pod made anew that was bound to a node which holds nothing of it any more. A pod's affinity cannot be changed.
+// renew deletes a pod that was bound to a node which no longer holds its state, so that its controller recreates it. A pod's
+// affinity cannot be changed.
 func (r *Reconciler) renew(ctx context.Context, pod *corev1.Pod) error {
 	on := pod.Annotations[contract.KeyPlacedOn]
 	if metav1.GetControllerOf(pod) == nil {
