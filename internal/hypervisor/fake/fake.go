@@ -1,8 +1,8 @@
-// Package fake is a hypervisor.Driver whose VMs are records instead of processes: for tests of everything above a
-// driver, and for scale runs with ten thousand VMs.
+// Package fake is a hypervisor.Driver whose VMs are records instead of processes. It serves tests of everything above a driver,
+// and scale tests with ten thousand VMs.
 //
-// It passes the suite that real drivers pass, and can be told to be slow, to fail, and to have guests that misbehave.
-// It runs no guest code, emulates no device and opens no disk or tap. A VM costs a map entry: no goroutine, no descriptor.
+// It passes the suite that real drivers pass. It can be told to be slow, to fail, and to have guests that misbehave. It runs no
+// guest code, emulates no device and opens no disk or tap. A VM costs a map entry: no goroutine, no descriptor.
 package fake
 
 import (
@@ -23,10 +23,10 @@ import (
 // Name is the driver's name in records and handles.
 const Name = "fake"
 
-// Op is something that can be made to fail.
+// Op is an operation that can be made to fail.
 type Op string
 
-// The operations. OpLaunched comes after the VM runs and before Launch returns; failing it makes Launch undo everything.
+// The operations. OpLaunched comes after the VM runs and before Launch returns; if it fails, Launch undoes everything.
 const (
 	OpProbe    Op = "probe"
 	OpLaunch   Op = "launch"
@@ -37,18 +37,18 @@ const (
 	OpShutdown Op = "shutdown"
 	OpKill     Op = "kill"
 	OpDial     Op = "dial"
-	OpSave     Op = "save"  // before anything of a save is done
-	OpSaved    Op = "saved" // when all of it is done; failing it makes Save undo everything but the change of disks
+	OpSave     Op = "save"  // before a save does anything
+	OpSaved    Op = "saved" // after a save is complete; if it fails, Save undoes everything except the change of disks
 	OpLink     Op = "link"
 )
 
-// Behaviour is what one VM does.
+// Behaviour is how one VM behaves.
 type Behaviour struct {
-	Launch         time.Duration // that Launch takes
-	Shutdown       time.Duration // from being asked to power off until it is off
-	IgnoreShutdown bool          // the guest does not hear the power button
-	RunFor         time.Duration // the guest ends itself so long after its start; 0 for never
-	End            End           // how it does that
+	Launch         time.Duration // duration of Launch
+	Shutdown       time.Duration // from the power-off request until the guest is off
+	IgnoreShutdown bool          // the guest ignores the power button
+	RunFor         time.Duration // the guest ends itself this long after its start; 0 means never
+	End            End           // how it ends itself
 }
 
 // End is a way for a VM to end.
@@ -77,10 +77,10 @@ func (e End) exit() hypervisor.Exit {
 
 // Config configures a Driver. Every field may be zero. The functions run concurrently and must not block for long.
 type Config struct {
-	Info   hypervisor.Info                                                // that Probe answers; its empty fields are filled
-	Behave func(p hypervisor.Plan) Behaviour                              // nil: every VM starts at once and obeys
-	Fault  func(op Op, id vm.ID) error                                    // called before each operation; its error is the operation's
-	Guest  func(ctx context.Context, p hypervisor.Plan) (net.Conn, error) // the guest's end of the agent channel; nil: nobody answers
+	Info   hypervisor.Info                                                // returned by Probe; empty fields are filled in
+	Behave func(p hypervisor.Plan) Behaviour                              // nil: every VM starts at once and obeys requests
+	Fault  func(op Op, id vm.ID) error                                    // called before each operation; the operation returns its error
+	Guest  func(ctx context.Context, p hypervisor.Plan) (net.Conn, error) // the guest's end of the agent channel; nil: the guest does not answer
 }
 
 // Driver is the fake driver.
@@ -97,7 +97,7 @@ var (
 	_ hypervisor.Seeker        = (*Driver)(nil)
 )
 
-// New returns a driver of the VMs of host. Any number of drivers may share a host, at the same time or one after another.
+// New returns a driver for the VMs of host. Any number of drivers may share a host, concurrently or one after another.
 func New(cfg Config, host *Host) *Driver { return &Driver{cfg: cfg, host: host} }
 
 // Name implements hypervisor.Driver.
@@ -128,7 +128,7 @@ func (d *Driver) Probe(context.Context) (hypervisor.Info, error) {
 	return info, nil
 }
 
-// consoleLog is the name of the console's log in Plan.Dir.
+// consoleLog is the name of the console log in Plan.Dir.
 const consoleLog = "console.log"
 
 // Launch implements hypervisor.Driver.
@@ -194,7 +194,7 @@ type handle struct {
 	Version int    `json:"version"`
 	ID      vm.ID  `json:"id"`
 	PID     int    `json:"pid"`
-	Run     string `json:"run"` // tells runs of one VM apart
+	Run     string `json:"run"` // distinguishes the runs of one VM
 }
 
 func decodeHandle(b hypervisor.Handle) (handle, error) {

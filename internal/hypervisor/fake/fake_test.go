@@ -39,7 +39,7 @@ func host(t testing.TB, dir string) *Host {
 	return h
 }
 
-// fixture is the fake host in memory, or, with a folder, one that every new driver reads anew.
+// fixture uses one fake host in memory or, with a folder, a new host that reads the folder for every new driver.
 func fixture(t *testing.T, dir string) hypervisortest.Fixture {
 	hosts := []*Host{host(t, dir)}
 	end := func(id vm.ID, how End) {
@@ -196,7 +196,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestTenThousand holds the fake to its promise: no goroutine for a VM that merely runs.
+// TestTenThousand checks the promise of the fake: no goroutine for a VM that only runs.
 func TestTenThousand(t *testing.T) {
 	h := host(t, "")
 	d := New(Config{}, h)
@@ -306,7 +306,7 @@ func TestGoesOnFromSavedState(t *testing.T) {
 	}
 }
 
-// How a guest ended is told until its remains are removed, and then nothing of it is left: nodes of records live for long.
+// LastExit works until Kill removes the rest of the VM. Then nothing of it is left: the records of a node would pile up.
 func TestAnEndIsForgottenWithItsRemains(t *testing.T) {
 	dir := t.TempDir()
 	d := New(Config{}, host(t, dir))
@@ -334,7 +334,7 @@ func TestAnEndIsForgottenWithItsRemains(t *testing.T) {
 	}
 }
 
-// What a killed process was writing is not a VM, and does not stay.
+// A record that a killed process did not finish is not a VM, and it is removed.
 func TestUnfinishedRecord(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, string(vm.NewID())+".json"+unfinished), []byte("{"), 0o600); err != nil {

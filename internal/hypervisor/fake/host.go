@@ -16,14 +16,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// firstPID is above the largest pid Linux gives, so that no mistake can hit a real process.
+// firstPID is above the largest pid that Linux assigns, so no mistake can hit a real process.
 const firstPID = 1 << 23
 
-// unfinished ends the names of records that are being written.
+// unfinished is the suffix of records that are being written.
 const unfinished = ".new"
 
-// Host is the machine the fake VMs run on. It outlives drivers, and with a folder also the process that uses it.
-// It is safe for concurrent use within one process; a folder belongs to one process at a time.
+// Host is the machine on which the fake VMs run. It outlives drivers and, with a folder, also the process that uses it. It is
+// safe for concurrent use within one process; a folder belongs to one process at a time.
 type Host struct {
 	dir string
 
@@ -35,31 +35,31 @@ type Host struct {
 // machine is one run of a VM.
 type machine struct {
 	record
-	gone  chan struct{} // closed at the end
-	timer *time.Timer   // of a guest that ends itself, or is shutting down
+	gone  chan struct{} // closed when the run ends
+	timer *time.Timer   // for a guest that ends itself or is shutting down
 	conns map[net.Conn]struct{}
 	busy  bool // the console is open
 
-	faulted chan struct{} // closed and replaced when Fault changes; nil: nobody waits
+	faulted chan struct{} // closed and replaced when Fault changes; nil: no caller waits
 }
 
-// record is what survives the process: a file per VM in the host's folder.
+// record is the part that survives the process: one file per VM in the host's folder.
 type record struct {
 	Plan      hypervisor.Plan `json:"plan"`
 	Behaviour Behaviour       `json:"behaviour"`
 	Run       string          `json:"run"`
 	PID       int             `json:"pid"`
 	Started   time.Time       `json:"started"`
-	Asked     time.Time       `json:"asked,omitzero"` // to power off
+	Asked     time.Time       `json:"asked,omitzero"` // when the guest was asked to power off
 	Paused    bool            `json:"paused"`
 	Ended     End             `json:"ended,omitempty"`
-	Memory    string          `json:"memory,omitempty"` // what the guest remembers
-	Down      []bool          `json:"down,omitempty"`   // by interface: it has no carrier
+	Memory    string          `json:"memory,omitempty"` // text that the guest remembers
+	Down      []bool          `json:"down,omitempty"`   // by NIC: true if it has no carrier
 
 	Fault *hypervisor.DiskFault `json:"fault,omitempty"`
 }
 
-// NewHost returns a host. With a folder, VMs that an earlier process left there go on running; with "" all is in memory.
+// NewHost returns a host. With a folder, VMs that an earlier process left there keep running; with "" everything is in memory.
 func NewHost(dir string) (*Host, error) {
 	h := &Host{dir: dir, nextPID: firstPID, vms: map[vm.ID]*machine{}}
 	if dir == "" {
@@ -72,7 +72,7 @@ func NewHost(dir string) (*Host, error) {
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		switch {
-		case strings.HasSuffix(path, unfinished): // of a process that was killed while it wrote
+		case strings.HasSuffix(path, unfinished): // its writer was killed
 			err = os.Remove(path)
 		case strings.HasSuffix(path, ".json") && !strings.HasPrefix(e.Name(), "."):
 			err = h.load(path)
@@ -105,7 +105,7 @@ func (h *Host) load(path string) error {
 	return nil
 }
 
-// schedule sets the timer for the next thing that the guest does by itself.
+// schedule sets the timer for the next thing that the guest does on its own.
 func (h *Host) schedule(v *machine) {
 	at, end := time.Time{}, End("")
 	if v.Behaviour.RunFor > 0 {
@@ -150,7 +150,7 @@ func (h *Host) start(p hypervisor.Plan, b Behaviour, memory string) (*machine, e
 
 func (h *Host) file(id vm.ID) string { return filepath.Join(h.dir, string(id)+".json") }
 
-// save writes the record of v, if this host has a folder: whole or not at all, but not synced. A fake VM has to outlive a
+// save writes the record of v if this host has a folder: completely or not at all, but not synced. A fake VM must outlive a
 // killed process, not a power cut, and thousands of them must not wait for the disk.
 func (h *Host) save(v *machine) error {
 	if h.dir == "" {
@@ -170,7 +170,7 @@ func (h *Host) save(v *machine) error {
 	return nil
 }
 
-// forget drops every trace of v.
+// forget removes every trace of v.
 func (h *Host) forget(v *machine) error {
 	if h.vms[v.Plan.ID] == v {
 		delete(h.vms, v.Plan.ID)
@@ -184,7 +184,7 @@ func (h *Host) forget(v *machine) error {
 	return nil
 }
 
-// end ends v in the given way; only the first end counts. What the guest did itself is remembered for LastExit.
+// end ends v in the given way; only the first end counts. If the guest ended itself, that is kept for LastExit.
 func (h *Host) end(v *machine, how End) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -200,19 +200,19 @@ func (h *Host) end(v *machine, how End) {
 	}
 	v.conns = nil
 	if how == PowerOff || how == Reset {
-		_ = h.save(v) // a fake disk that is full loses a cause of death, nothing else
+		_ = h.save(v) // if this fails, for example on a full disk, only the cause of the end is lost
 	} else {
 		_ = h.forget(v)
 	}
 	close(v.gone)
 }
 
-// kill ends v. Of one that has ended it removes what is left, which is how it ended.
+// kill ends v. If v has already ended, kill removes the record of how it ended.
 func (h *Host) kill(v *machine) error {
 	h.end(v, killed)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.vms[v.Plan.ID] != v { // another run has begun
+	if h.vms[v.Plan.ID] != v { // a later run has begun
 		return nil
 	}
 	return h.forget(v)
@@ -248,7 +248,7 @@ func (h *Host) reap(id vm.ID) error {
 	return h.kill(v)
 }
 
-// End makes the running VM id end; NotFound when it does not run.
+// End ends the running VM id; NotFound if it does not run.
 func (h *Host) End(id vm.ID, how End) error {
 	h.mu.Lock()
 	v := h.vms[id]
@@ -260,7 +260,7 @@ func (h *Host) End(id vm.ID, how End) error {
 	return nil
 }
 
-// Running lists the VMs that run, with their fake pids.
+// Running returns the VMs that run, with their fake pids.
 func (h *Host) Running() map[vm.ID]int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

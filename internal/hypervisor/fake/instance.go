@@ -63,7 +63,7 @@ func (i *Instance) gone() bool {
 	}
 }
 
-// usable runs the fault hook and refuses what an ended VM cannot do.
+// usable runs the fault hook and returns an error if the VM has ended.
 func (i *Instance) usable(ctx context.Context, op Op) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -177,7 +177,7 @@ func (i *Instance) DiskFault(ctx context.Context) (*hypervisor.DiskFault, <-chan
 	return i.v.Fault, i.v.faulted, nil
 }
 
-// setFault changes the fault of v. Preconditions: the host's lock is held.
+// setFault changes the fault of v. Preconditions: the caller holds the host's lock.
 func (v *machine) setFault(f *hypervisor.DiskFault) {
 	v.Fault = f
 	if v.faulted != nil {
@@ -186,7 +186,7 @@ func (v *machine) setFault(f *hypervisor.DiskFault) {
 	}
 }
 
-// Paused reports whether the guest of the running VM id stands.
+// Paused reports whether the guest of the running VM id is paused.
 func (h *Host) Paused(id vm.ID) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -197,7 +197,7 @@ func (h *Host) Paused(id vm.ID) (bool, error) {
 	return v.Paused, nil
 }
 
-// Fault has a disk of the running VM id fail its guest, which stands then if the fault says so.
+// Fault makes a disk of the running VM id fail. If the fault says so, the guest is then paused.
 func (h *Host) Fault(id vm.ID, f hypervisor.DiskFault) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -213,7 +213,7 @@ func (h *Host) Fault(id vm.ID, f hypervisor.DiskFault) error {
 // ConsoleLog implements hypervisor.ConsoleOpener.
 func (i *Instance) ConsoleLog() string { return filepath.Join(i.v.Plan.Dir, consoleLog) }
 
-// OpenConsole implements hypervisor.ConsoleOpener. The fake guest echoes what is typed.
+// OpenConsole implements hypervisor.ConsoleOpener. The fake guest echoes its input.
 func (i *Instance) OpenConsole(ctx context.Context) (io.ReadWriteCloser, error) {
 	if err := i.usable(ctx, OpDial); err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func (i *Instance) OpenConsole(ctx context.Context) (io.ReadWriteCloser, error) 
 		return nil, errdefs.Conflictf("the console of VM %s is already open; it has room for one", i.v.Plan.ID)
 	}
 	ours, theirs := net.Pipe()
-	go func() { // ends with either end
+	go func() { // ends when either side closes
 		_, _ = io.Copy(theirs, theirs)
 		_ = theirs.Close()
 	}()
@@ -251,7 +251,7 @@ func (i *Instance) DialGuest(ctx context.Context) (net.Conn, error) {
 	return i.track(conn, func() {})
 }
 
-// track makes c end with the VM. Preconditions: the host is locked.
+// track makes c end with the VM. Preconditions: the caller holds the host's lock.
 func (i *Instance) track(c net.Conn, free func()) (net.Conn, error) {
 	if i.v.Ended != "" {
 		_ = c.Close()

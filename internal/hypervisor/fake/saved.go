@@ -21,16 +21,16 @@ var (
 	_ hypervisor.Linker      = (*Instance)(nil)
 )
 
-// state is what a fake VM's devices are saved as.
+// state is the saved form of a fake VM's devices.
 type state struct {
 	Driver string `json:"driver"`
 	CPUs   int    `json:"cpus"`
 	Memory int64  `json:"memory"` // bytes
 	NICs   int    `json:"nics"`
-	Length int    `json:"length"` // bytes of what the guest remembers, at the start of its memory
+	Length int    `json:"length"` // bytes of the text that the guest remembers, at the start of its memory
 }
 
-// maxState bounds what is read of a saved state, bytes.
+// maxState bounds how much of a saved state is read, in bytes.
 const maxState = 1 << 20
 
 // Machine implements hypervisor.MachineTeller.
@@ -42,7 +42,8 @@ func (d *Driver) Machine(ctx context.Context, _ vm.Accel) (vm.Machine, error) {
 	return vm.Machine{Driver: Name, Version: info.Version, Type: Name, Arch: runtime.GOARCH, Accel: info.Accel, CPU: Name}, nil
 }
 
-// Save implements hypervisor.Snapshotter: the memory holds what the guest remembers (see Host.Remember), else it is a hole.
+// Save implements hypervisor.Snapshotter. The memory file holds the text that the guest remembers (see Host.Remember); the rest
+// is a hole.
 func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hypervisor.Saved, err error) {
 	if err := i.usable(ctx, OpSave); err != nil {
 		return hypervisor.Saved{}, err
@@ -74,7 +75,7 @@ func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hyperviso
 	return saved, nil
 }
 
-// hold writes the state and changes the disks at one instant, after which the guest is paused if p says so.
+// hold writes the state and changes the disks at one instant. After it the guest is paused if p says so.
 func (i *Instance) hold(p hypervisor.SavePlan) (used int64, delta bool, err error) {
 	h := i.d.host
 	h.mu.Lock()
@@ -104,7 +105,7 @@ func (i *Instance) hold(p hypervisor.SavePlan) (used int64, delta bool, err erro
 	return int64(len(i.v.Memory)), delta, h.save(i.v)
 }
 
-// saveMemory writes what the guest remembers, as a delta to a base that is as large.
+// saveMemory writes what the guest remembers. It writes a delta if the base has the same size.
 func (i *Instance) saveMemory(p hypervisor.SavePlan) (delta bool, err error) {
 	text, size := i.v.Memory, i.v.Plan.Memory
 	f, err := os.OpenFile(p.Memory, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -156,7 +157,7 @@ func openMemory(in *hypervisor.Incoming) (*sparse.File, error) {
 	return sparse.Open(os.Open, in.Memory, in.Base, in.Summed)
 }
 
-// verify compares all files of a saved state with their checksums, if it has some.
+// verify compares all files of a saved state with their checksums, if it has them.
 func verify(ctx context.Context, in *hypervisor.Incoming) error {
 	for _, path := range []string{in.State, in.Memory, in.Base} {
 		if !in.Summed || path == "" {
@@ -214,7 +215,7 @@ func (i *Instance) SetLink(ctx context.Context, nic int, up bool) error {
 	return h.save(i.v)
 }
 
-// Remember makes the guest of the running VM id remember text, as whoever goes on from its state does.
+// Remember makes the guest of the running VM id remember text. A VM that resumes from its saved state remembers it too.
 func (h *Host) Remember(id vm.ID, text string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -226,7 +227,7 @@ func (h *Host) Remember(id vm.ID, text string) error {
 	return h.save(v)
 }
 
-// Memory is what the guest of the running VM id remembers, Down which of its interfaces have no carrier.
+// Memory returns what the guest of the running VM id remembers, and which of its NICs have no carrier.
 func (h *Host) Memory(id vm.ID) (text string, down []bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

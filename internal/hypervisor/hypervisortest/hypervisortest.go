@@ -1,6 +1,6 @@
-// Package hypervisortest is the suite that every implementation of hypervisor.Driver must pass, the fake one included.
+// Package hypervisortest is the test suite that every implementation of hypervisor.Driver must pass, including the fake one.
 //
-// It knows no driver: what is special about one comes in as a Fixture. It is for tests only.
+// It depends on no driver: a Fixture supplies what is special about one. It is for tests only.
 package hypervisortest
 
 import (
@@ -20,25 +20,25 @@ import (
 
 // Fixture is one implementation on one host.
 type Fixture struct {
-	// New returns another driver over the same host, as a daemon that was started again would make.
+	// New returns another driver on the same host, as a restarted daemon would create.
 	New func(t *testing.T) hypervisor.Driver
-	// Plan returns a plan of a fresh VM, with an agent channel, whose guest powers off when asked to.
+	// Plan returns a plan of a new VM with an agent channel, whose guest powers off on request.
 	Plan func(t *testing.T) hypervisor.Plan
-	// Broken is a plan that passes validation and fails to start. Everything but its Dir and ID may be odd.
+	// Broken is a plan that passes validation but fails to start. Anything in it except Dir and ID may be unusual.
 	Broken func(t *testing.T) hypervisor.Plan
-	// Booted waits until the guest acts on requests.
+	// Booted waits until the guest reacts to requests.
 	Booted func(t *testing.T, i hypervisor.Instance)
-	// PowerOff makes the guest power itself off, Reset makes it reset itself, unasked by the driver.
+	// PowerOff makes the guest power itself off, Reset makes it reset itself, without a request by the driver.
 	PowerOff, Reset func(t *testing.T, i hypervisor.Instance)
-	// Crash ends the process behind the driver's back.
+	// Crash ends the process without the driver's knowledge.
 	Crash func(t *testing.T, pid int)
-	// Left lists what the host still holds of a VM: processes, cgroups, sockets, …
+	// Left lists what the host still has of a VM: processes, cgroups, sockets, …
 	Left func(t *testing.T, p hypervisor.Plan) []string
-	// Limit bounds every single wait. Zero is a minute.
+	// Limit bounds each single wait. Zero means one minute.
 	Limit time.Duration
 }
 
-// Run runs the suite. newFixture is called once for each test, which may run beside others.
+// Run runs the suite. It calls newFixture once for each test; tests may run in parallel.
 func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 	tests := []struct {
 		name string
@@ -84,7 +84,7 @@ type suite struct {
 	driver hypervisor.Driver
 }
 
-// plan returns a plan and checks at the end of the test that nothing of it is left.
+// plan returns a plan. At the end of the test it checks that nothing of the VM is left.
 func (s *suite) plan(t *testing.T) hypervisor.Plan {
 	p := s.Plan(t)
 	t.Cleanup(func() {
@@ -212,7 +212,7 @@ func testGuestPowersOff(t *testing.T, s *suite) {
 	if e := s.wait(t, i); !e.GuestShutdown || e.GuestReset || e.Signal != 0 {
 		t.Errorf("after the guest's power-off: %+v", e)
 	}
-	s.nothingLeft(t, p) // without Kill: there is nothing to kill
+	s.nothingLeft(t, p) // even without Kill nothing is left
 	if _, err := s.New(t).Adopt(s.ctx(t), i.Handle()); !errdefs.IsNotFound(err) {
 		t.Errorf("Adopt after the end: %v, want NotFound", err)
 	}
@@ -255,7 +255,7 @@ func testAdopt(t *testing.T, s *suite) {
 	if err := i.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // daemons come and go
+	for range 3 { // the daemon restarts several times
 		a := s.adopt(t, s.New(t), h)
 		s.state(t, a, hypervisor.Running)
 		if a.PID() != pid || !bytes.Equal(a.Handle(), h) {
@@ -294,7 +294,7 @@ func testAdoptRefuses(t *testing.T, s *suite) {
 	if err := again.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s.kill(t, s.adopt(t, s.New(t), again.Handle())) // its sockets have not suffered
+	s.kill(t, s.adopt(t, s.New(t), again.Handle())) // the refused Adopt did not damage its sockets
 }
 
 func testEndWhileAway(t *testing.T, s *suite) {
@@ -303,7 +303,7 @@ func testEndWhileAway(t *testing.T, s *suite) {
 	s.Booted(t, i)
 	s.PowerOff(t, i)
 	h := i.Handle()
-	if err := i.Close(); err != nil { // before, while or after it ends: all the same
+	if err := i.Close(); err != nil { // the result must be the same before, during and after the end
 		t.Fatal(err)
 	}
 	d := s.New(t)

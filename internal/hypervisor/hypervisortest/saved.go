@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// saver launches a VM and waits until its guest can be saved. It skips drivers that save nothing.
+// saver launches a VM and waits until its guest can be saved. It skips drivers that cannot save.
 func (s *suite) saver(t *testing.T, p hypervisor.Plan) (hypervisor.Instance, hypervisor.Snapshotter) {
 	t.Helper()
 	i := s.launch(t, p)
@@ -29,7 +29,7 @@ func savePlan(t *testing.T) hypervisor.SavePlan {
 	return hypervisor.SavePlan{State: filepath.Join(dir, "vmstate"), Memory: filepath.Join(dir, "memory-ranges")}
 }
 
-// from is a plan of another VM that goes on from what was saved.
+// from returns a plan of another VM that resumes from the saved state.
 func (s *suite) from(t *testing.T, saved hypervisor.SavePlan) hypervisor.Plan {
 	p := s.plan(t)
 	p.Incoming = &hypervisor.Incoming{State: saved.State, Memory: saved.Memory}
@@ -105,7 +105,7 @@ func testHold(t *testing.T, s *suite) {
 	if _, err := snapshotter.Save(s.ctx(t), plan); err != nil {
 		t.Fatalf("Save: %v", err)
 	}
-	// A later daemon finds it as it was left.
+	// A later daemon finds it still paused.
 	_ = i.Close()
 	i = s.adopt(t, s.New(t), i.Handle())
 	s.state(t, i, hypervisor.Paused)
@@ -148,7 +148,7 @@ func testSaveFails(t *testing.T, s *suite) {
 	}
 }
 
-// testSaveDamaged overwrites files of a saved state that have checksums: no guest goes on from them.
+// testSaveDamaged overwrites files of a saved state that has checksums: no guest may resume from them.
 func testSaveDamaged(t *testing.T, s *suite) {
 	i, snapshotter := s.saver(t, s.plan(t))
 	plan := savePlan(t)
@@ -190,7 +190,7 @@ func testSaveDamaged(t *testing.T, s *suite) {
 	s.kill(t, j)
 }
 
-// spoil overwrites the middle of a file, and returns what takes that back.
+// spoil overwrites the middle of a file and returns a function that restores it.
 func spoil(t *testing.T, path string) (heal func()) {
 	t.Helper()
 	was, err := os.ReadFile(path)

@@ -12,10 +12,10 @@ import (
 
 const kvmDevice = "/dev/kvm"
 
-// kvmFacts say whether this host can run guests under KVM.
+// kvmFacts show whether this host can run guests under KVM.
 type kvmFacts struct {
-	openErr error  // of /dev/kvm; nil when it opens
-	flags   bool   // the CPU says vmx or svm
+	openErr error  // error of opening /dev/kvm; nil if it opens
+	flags   bool   // the CPU flags include vmx or svm
 	mode    uint32 // permission bits of /dev/kvm
 	group   uint32 // its group
 }
@@ -40,7 +40,7 @@ func readKVMFacts() kvmFacts {
 	return k
 }
 
-// problem says in one clause why KVM cannot be used, or "".
+// problem returns one clause that says why KVM cannot be used, or "".
 func (k kvmFacts) problem() string {
 	switch {
 	case k.openErr != nil:
@@ -53,7 +53,7 @@ func (k kvmFacts) problem() string {
 	return ""
 }
 
-// groups are those a process needs to open /dev/kvm.
+// groups returns the groups that a process needs to open /dev/kvm.
 func (k kvmFacts) groups() []uint32 {
 	if k.mode&0o006 == 0o006 {
 		return nil
@@ -61,8 +61,8 @@ func (k kvmFacts) groups() []uint32 {
 	return []uint32{k.group}
 }
 
-// resolve decides between KVM and TCG and says why in one sentence.
-// Forcing KVM where it cannot work is an Unsupported error.
+// resolve chooses between KVM and TCG and gives the reason in one sentence. If want is KVM and it cannot work, the error is
+// Unsupported.
 func (k kvmFacts) resolve(want vm.Accel) (vm.Accel, string, error) {
 	problem := k.problem()
 	switch want {

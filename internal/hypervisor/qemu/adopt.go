@@ -12,7 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Adopt implements hypervisor.Driver. It returns as soon as the process is proven to be the one; QMP is connected behind it.
+// Adopt implements hypervisor.Driver. It returns as soon as the process is proven to be the right one; QMP is connected in the
+// background.
 func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -35,7 +36,7 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	return i, nil
 }
 
-// answers reports whether a later run of the VM listens in dir: then what is there is not the ended one's.
+// answers reports whether a later run of the VM listens in dir. If so, the files there do not belong to the ended run.
 func answers(ctx context.Context, dir string) bool {
 	conn, err := dialUnix(ctx, dir, qmpSocket)
 	if err != nil {
@@ -61,10 +62,10 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 	return ended(reason), nil
 }
 
-// Reap implements hypervisor.Driver. A process is ours if it is in the VM's cgroup: there it is from its first
-// instruction, so no crash of the daemon can hide it. On hosts without a cgroup tree it is ours if it runs as one of our
-// users and has the VM's UUID as the value of its -uuid option, both of which come only as it becomes QEMU; until then
-// it holds the daemon's lock, with which it was born, and the next daemon is not here yet.
+// Reap implements hypervisor.Driver. A process is ours if it is in the VM's cgroup. It is there from its first instruction, so
+// no crash of the daemon can hide it. On hosts without a cgroup tree it is ours if it runs as one of our users and has the VM's
+// UUID as the value of its -uuid option. Both are set only when it becomes QEMU. Until then it holds the daemon's lock, which
+// it inherited, so the next daemon cannot run yet.
 func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 	want := uuidOf(id)
 	found, err := proc.Find(func(pid int, args []string) bool {
@@ -88,7 +89,7 @@ func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 	return nil
 }
 
-// Seek implements hypervisor.Seeker, with one look at all processes.
+// Seek implements hypervisor.Seeker with one scan of all processes.
 func (d *Driver) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
 	byUUID := make(map[string]vm.ID, len(ids))
 	for _, id := range ids {
@@ -127,7 +128,7 @@ func (d *Driver) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error)
 	return found, nil
 }
 
-// after is the argument behind option, "" for none.
+// after returns the argument that follows option, "" if there is none.
 func after(args []string, option string) string {
 	for i := 1; i < len(args); i++ {
 		if args[i-1] == option {

@@ -17,9 +17,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// BenchmarkLaunch measures, side by side, from the call to a QEMU that answers query-status with its CPUs running:
-// the driver's Launch, and the plainest possible start of the same machine (paths instead of descriptors, QMP on
-// stdio, no user, cgroup, namespace or sandbox).
+// BenchmarkLaunch compares two ways to start a machine. It measures the time until QEMU answers query-status with its CPUs
+// running: with the driver's Launch, and with the plainest possible start of the same machine (paths instead of descriptors,
+// QMP on stdio, no user, cgroup, namespace or sandbox).
 func BenchmarkLaunch(b *testing.B) {
 	a := needGuest(b)
 	d := testDriver(b)
@@ -98,9 +98,9 @@ func bareTime(b *testing.B, p hypervisor.Plan) time.Duration {
 	return 0
 }
 
-// BenchmarkGoOn measures, side by side, from the call to a guest whose CPUs run on: the driver's Launch from saved state
-// (the first one, which loads the memory; the following ones; one that has the memory alone), the same machine started
-// as plainly as possible on a memory file in a tmpfs, and the boot of the guest up to its first word.
+// BenchmarkGoOn measures the time until the guest's CPUs run again: with the driver's Launch from saved state (the first one,
+// which loads the memory; the following ones; one that has the memory alone), with the plainest possible start of the same
+// machine on a memory file in a tmpfs, and with a boot of the guest up to its first output.
 func BenchmarkGoOn(b *testing.B) {
 	a := needGuest(b)
 	d := testDriver(b)
@@ -145,7 +145,7 @@ func BenchmarkGoOn(b *testing.B) {
 	b.ReportMetric(float64(median(ours))/float64(median(bare)), "ratio")
 }
 
-// bareGoOn starts a plan with saved state, with QMP on stdio and nothing of what isolates a VM.
+// bareGoOn starts a plan with saved state, with QMP on stdio and without any isolation of the VM.
 func bareGoOn(b *testing.B, p hypervisor.Plan, ram string) time.Duration {
 	d := testDriver(b)
 	bin, err := d.binary()

@@ -21,8 +21,8 @@ import (
 
 // cgroups is the part of the cgroup v2 tree that holds the VMs.
 type cgroups struct {
-	mount string // "" when there is no v2 tree
-	name  string // of our folder in it
+	mount string // "" if there is no v2 tree
+	name  string // name of our folder in it
 }
 
 var wantedControllers = []string{"cpu", "memory", "pids"}
@@ -36,7 +36,7 @@ func (d *Driver) cgroups() cgroups {
 	return cgroups{mount: findCgroup2(f), name: d.cfg.Cgroup}
 }
 
-// findCgroup2 returns where a writable cgroup v2 tree is mounted, also on hybrid hosts; "" if nowhere.
+// findCgroup2 returns the mount point of a writable cgroup v2 tree, also on hybrid hosts; "" if there is none.
 func findCgroup2(mountinfo io.Reader) string {
 	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	for sc := bufio.NewScanner(mountinfo); sc.Scan(); {
@@ -84,7 +84,7 @@ func words(path string) []string {
 
 func (g cgroups) path(id vm.ID) string { return filepath.Join(g.mount, g.name, string(id)) }
 
-// make creates the cgroup of p and opens it; nil without error when the host has no usable tree.
+// make creates the cgroup of p and opens it. It returns nil without error if the host has no usable tree.
 func (g cgroups) make(p hypervisor.Plan, overhead int64) (*os.File, error) {
 	if !g.usable() {
 		return nil, nil
@@ -101,7 +101,7 @@ func (g cgroups) make(p hypervisor.Plan, overhead int64) (*os.File, error) {
 	return f, nil
 }
 
-// mkdir makes the folder of a VM, and ours above it: another VM's end may have just removed that as empty.
+// mkdir creates the folder of a VM and our folder above it, which the end of another VM may have just removed as empty.
 func (g cgroups) mkdir(path string) error {
 	parent := filepath.Dir(path)
 	for try := 0; ; try++ {
@@ -120,7 +120,7 @@ func (g cgroups) mkdir(path string) error {
 	}
 }
 
-// enable hands controllers down to the folders in dir. What the host does not allow it does not get: Probe tells.
+// enable delegates the wanted controllers to the folders in dir. It ignores what the host does not allow; Probe reports that.
 func enable(dir string) {
 	have, on := words(filepath.Join(dir, "cgroup.controllers")), words(filepath.Join(dir, "cgroup.subtree_control"))
 	for _, c := range wantedControllers {
@@ -130,8 +130,8 @@ func enable(dir string) {
 	}
 }
 
-// limit bounds what a broken or hostile process can take from the host. The memory limit leaves room for QEMU itself
-// (overhead, bytes) and never constrains the guest's own memory. Files of missing controllers do not exist.
+// limit bounds what a broken or hostile process can take from the host. The memory limit leaves room for QEMU itself (overhead,
+// bytes) and never constrains the guest's own memory. If a controller is missing, its files do not exist.
 func limit(path string, p hypervisor.Plan, overhead int64) {
 	for file, value := range map[string]int64{
 		"memory.max":       p.Memory + p.Memory/8 + overhead,
@@ -146,7 +146,7 @@ func limit(path string, p hypervisor.Plan, overhead int64) {
 	}
 }
 
-// processes opens what runs in the cgroup of id; none when the host has no usable tree.
+// processes opens the processes in the cgroup of id; none if the host has no usable tree.
 func (g cgroups) processes(id vm.ID) ([]*proc.Process, error) {
 	if g.mount == "" || id == "" {
 		return nil, nil
@@ -154,7 +154,7 @@ func (g cgroups) processes(id vm.ID) ([]*proc.Process, error) {
 	return proc.InCgroup(g.path(id))
 }
 
-// remove removes the cgroup of id, whose processes have been killed. The kernel may need a moment to notice.
+// remove removes the cgroup of id, whose processes must have been killed. The kernel may need a moment to notice their end.
 func (g cgroups) remove(id vm.ID) error {
 	if g.mount == "" || id == "" {
 		return nil
@@ -170,11 +170,11 @@ func (g cgroups) remove(id vm.ID) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove cgroup: %w", err)
 	}
-	_ = os.Remove(filepath.Dir(path)) // goes with the last VM; with others in it the kernel refuses
+	_ = os.Remove(filepath.Dir(path)) // succeeds after the last VM; the kernel refuses while other VMs are in it
 	return nil
 }
 
-// unpopulated waits until the kernel says that no process is left in the cgroup.
+// unpopulated waits until the kernel reports that the cgroup has no process.
 func unpopulated(path string, deadline time.Time) error {
 	f, err := os.Open(filepath.Join(path, "cgroup.events"))
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// kernelArgs come first on every kernel command line. They were measured to give the quickest reliable boot:
-// no crypto self-tests, no SMP-to-UP patching, no slow clocksource. A panic ends the VM instead of
-// hanging it, and so does an oops: what is left of such a kernel may limp on, and nobody would start the VM again.
+// kernelArgs come first on every kernel command line. Measurements chose them for the quickest reliable boot: no crypto
+// self-tests, no SMP-to-UP patching, no slow clocksource. A panic ends the VM instead of hanging it, and so does an oops: such
+// a kernel may continue half broken, and then nothing would start the VM again.
 const kernelArgs = "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable no_timer_check noreplace-smp cryptomgr.notests"
 
-// Layout of the root bus. Slots are stable, so that a snapshot finds its devices where it left them.
+// Layout of the root bus. Slots are stable, so that a snapshot finds its devices at the same addresses.
 const (
 	slotBasic   = 0x01 // rng, balloon, serial
 	slotDisks   = 0x02 // 8 functions in each slot up to slotPorts
@@ -27,15 +27,15 @@ const (
 	firstFileFd = 3 // 0, 1 and 2 are stdin, stdout and stderr
 )
 
-// facts are what the host, and not the plan, decides about a command line.
+// facts are the inputs of a command line that come from the host and not from the plan.
 type facts struct {
 	binary   string
-	machine  string // versioned type, so that a saved guest finds the same again
+	machine  string // versioned type, so that a saved guest gets the same machine again
 	uuid     string
 	accel    vm.Accel // kvm or tcg
 	tbSize   int      // MiB of TCG code cache
 	spare    int      // root ports left free for hot-plug
-	qboot    string   // path of the small firmware for direct kernel boot, "" if the host lacks it
+	qboot    string   // path of the small firmware for direct kernel boot, "" if the host does not have it
 	ovmfCode string   // UEFI guests: path of the firmware
 	ovmfVars string   // UEFI guests: path of the VM's own copy of the variable store
 }
@@ -46,20 +46,20 @@ type fileKind string
 const (
 	fileRead   fileKind = "read"
 	fileWrite  fileKind = "write"
-	fileLog    fileKind = "log"    // append, made if missing
+	fileLog    fileKind = "log"    // append, created if missing
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
-	fileMemory fileKind = "memory" // saved memory of the guest, as the driver has it ready
+	fileMemory fileKind = "memory" // the guest's saved memory, loaded by the driver
 )
 
-// file is one inherited descriptor. The process itself opens no path below the state folder: it may not even be able to.
+// file is one inherited descriptor. The process itself opens no path below the state folder; it may not have the permission.
 type file struct {
 	kind fileKind
-	path string // for a tap its name
+	path string // for a tap: its name
 	nic  int    // index into Plan.NICs, taps only
 }
 
-// command is what to run: args[0] is the binary, files become the descriptors 3, 4, …
+// command is the command to run: args[0] is the binary, files become the descriptors 3, 4, …
 type command struct {
 	args  []string
 	files []file
@@ -68,7 +68,7 @@ type command struct {
 	smallPages bool // no huge pages
 }
 
-// names of the files in Plan.Dir
+// Names of the files in Plan.Dir.
 const (
 	qmpSocket     = "qmp.sock"
 	consoleSocket = "console.sock"
@@ -78,7 +78,7 @@ const (
 	varsFile      = "efivars.fd"
 )
 
-// build turns a plan into a command line. It is pure: same plan and facts, same command.
+// build turns a plan into a command line. It is pure: the same plan and facts give the same command.
 func build(p hypervisor.Plan, f facts) (command, error) {
 	if err := check(p); err != nil {
 		return command{}, err
@@ -156,27 +156,27 @@ func (c *command) fd(f file) int {
 	return firstFileFd + len(c.files) - 1
 }
 
-// fdset is fd for files that QEMU opens through its block or log layer: a name it can open again and again.
+// fdset is fd for files that QEMU opens through its block or log layer. It returns a name that QEMU can open repeatedly.
 func (c *command) fdset(f file) string {
 	n := strconv.Itoa(c.fd(f))
 	c.add("-add-fd", "fd="+n+",set="+n)
 	return "/dev/fdset/" + n
 }
 
-// plain is fd for files that QEMU opens with a plain open(2). The inode must be readable for the process's user,
-// the path to it need not be.
+// plain is fd for files that QEMU opens with a plain open(2). The process's user must be able to read the inode, but needs no
+// access to the path.
 func (c *command) plain(f file) string {
 	return "/proc/self/fd/" + strconv.Itoa(c.fd(f))
 }
 
-// props are a device or block node in QEMU's JSON notation, which needs no quoting rules of its own.
+// props describe a device or block node in QEMU's JSON notation, which needs no extra quoting.
 type props map[string]any
 
 func (c *command) device(p props)   { c.add("-device", p.json()) }
 func (c *command) blockdev(p props) { c.add("-blockdev", p.json()) }
 
 func (p props) json() string {
-	b, err := json.Marshal(p) // keys come sorted
+	b, err := json.Marshal(p) // keys are sorted
 	if err != nil {
 		panic(err) // strings, numbers and booleans always marshal
 	}
@@ -203,7 +203,7 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	case p.Boot.Firmware == vm.FirmwareUEFI:
 		machine += ",pflash0=efi-code,pflash1=efi-vars"
 	default:
-		machine += ",graphics=off" // SeaBIOS and boot loaders then speak on the serial console
+		machine += ",graphics=off" // makes SeaBIOS and boot loaders use the serial console
 	}
 	mib := p.Memory >> 20
 	accel, cpu := "tcg,tb-size="+strconv.Itoa(f.tbSize), "max"
@@ -220,15 +220,15 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	if p.Incoming.Alone {
 		share = "on"
 	}
-	// A clone shares its memory, so most of what it has alone is translated code, for which QEMU asks for huge pages.
+	// A clone shares its memory. Its private memory is mostly translated code, for which QEMU would ask for huge pages.
 	c.smallPages = f.accel == vm.AccelTCG && !p.Incoming.Alone
 	path := c.plain(file{kind: fileMemory, path: p.Incoming.Memory})
 	c.add(fmt.Sprintf("memory-backend-file,id=mem,size=%dM,share=%s,mem-path=%s", mib, share, path))
 }
 
-// boot chooses between our kernel and the disk's own boot loader, and what a reset means: an OCI guest ends with it.
-// A guest that powers off stays as a paused process until the driver has noted that, so that the cause of the end
-// is not lost when the daemon is away at that moment.
+// boot chooses between our kernel and the disk's own boot loader, and sets the effect of a reset: it ends an OCI guest. After a
+// power-off the process stays paused until the driver has recorded that. So the cause of the end is not lost if the daemon is
+// away at that moment.
 func (c *command) boot(p hypervisor.Plan, f facts) error {
 	if p.Boot.Kernel == "" {
 		c.add("-action", "shutdown=pause,reboot=reset")
@@ -239,7 +239,7 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 		c.add("-bios", f.qboot)
 	}
 	if p.Incoming != nil && !p.Incoming.Booting {
-		return nil // the kernel is in memory, and a reset ends the guest
+		return nil // the kernel is already in memory, and a reset ends the guest
 	}
 	c.add("-kernel", c.plain(file{kind: fileRead, path: p.Boot.Kernel}))
 	if p.Boot.Initrd != "" {
@@ -275,7 +275,7 @@ func fileNode(path string, readOnly bool) props {
 	return props{"driver": "file", "filename": path, "read-only": readOnly, "discard": "unmap"}
 }
 
-// channels are the ways in from the host: QMP, the serial console and the port of the guest's agent.
+// channels are the host's connections to the VM: QMP, the serial console and the port of the guest's agent.
 func (c *command) channels(p hypervisor.Plan) {
 	c.socket("qmp", qmpSocket, "")
 	c.add("-mon", "chardev=qmp,mode=control")
@@ -301,7 +301,7 @@ func (c *command) basics(p hypervisor.Plan) {
 	}
 }
 
-// diskNode is what QEMU calls the top of Plan.Disks[i].
+// diskNode is QEMU's node name for the top of Plan.Disks[i].
 func diskNode(i int) string { return fmt.Sprintf("disk%d", i) }
 
 func (c *command) disk(i int, d vm.Disk, bootable bool) {
@@ -317,8 +317,8 @@ func (c *command) disk(i int, d vm.Disk, bootable bool) {
 	c.device(dev.at(slotDisks+i/8, i%8))
 }
 
-// layer names every file of a disk and its format itself: nothing is probed and no header is believed, because both
-// may come from a stranger's image.
+// layer states every file of a disk and its format explicitly. QEMU probes nothing and trusts no image header, because an image
+// may come from an untrusted source.
 func (c *command) layer(node string, d vm.Disk) {
 	if d.Backing != nil {
 		below := *d.Backing
@@ -334,7 +334,7 @@ func (c *command) layer(node string, d vm.Disk) {
 	c.blockdev(n)
 	top := props{"driver": string(d.Format), "node-name": node, "file": node + "-file", "read-only": d.ReadOnly, "discard": "unmap"}
 	if d.Format == vm.DiskQCOW2 {
-		top["backing"] = nil // JSON null: do not follow what the header says
+		top["backing"] = nil // JSON null: ignore the backing file in the header
 		if d.Backing != nil {
 			top["backing"] = node + "b"
 		}
@@ -342,7 +342,7 @@ func (c *command) layer(node string, d vm.Disk) {
 	c.blockdev(top)
 }
 
-// ports are the root ports: one for each NIC, so that it can be unplugged, and some free ones for what comes later.
+// ports adds the root ports: one for each NIC, so that it can be unplugged, and some free ones for later hot-plug.
 func (c *command) ports(n int) {
 	for i := range min(n, maxPorts) {
 		c.device(props{"driver": "pcie-root-port", "id": fmt.Sprintf("port%d", i), "chassis": i + 1}.at(slotPorts+i/8, i%8))

@@ -79,7 +79,7 @@ func TestBuildGolden(t *testing.T) {
 	}
 }
 
-// String is the form of the golden files: one option per line, then the inherited files.
+// String returns the format of the golden files: one option per line, then the inherited files.
 func (c command) String() string {
 	var b strings.Builder
 	for _, a := range c.args {
@@ -137,8 +137,8 @@ func TestSmallPagesAreForEmulatedClones(t *testing.T) {
 	}
 }
 
-// TestOnlyBootingGuestsHaveTheirKernelAgain looks at what a guest that goes on is given: its kernel only while its firmware may
-// still be reading that.
+// TestOnlyBootingGuestsHaveTheirKernelAgain checks that a guest that resumes gets its kernel only if its firmware may still be
+// reading it.
 func TestOnlyBootingGuestsHaveTheirKernelAgain(t *testing.T) {
 	for _, booting := range []bool{false, true} {
 		p := ociPlan()

@@ -62,7 +62,7 @@ func secretDir(t *testing.T) string {
 	return dir
 }
 
-// TestDisks runs two VMs over one shared read-only layer, each with a private overlay, all files closed to others.
+// TestDisks runs two VMs on one shared read-only layer, each with a private overlay. No other user may read the files.
 func TestDisks(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
 	layer := filepath.Join(dir, "layer.raw")
@@ -78,7 +78,7 @@ func TestDisks(t *testing.T) {
 	var plans []hypervisor.Plan
 	for n := range 2 {
 		overlay := filepath.Join(dir, fmt.Sprintf("overlay%d.qcow2", n))
-		// The header names no backing file: only the plan says what the overlay stands on.
+		// The header names no backing file: only the plan defines it.
 		run(t, "qemu-img", "create", "-q", "-f", "qcow2", overlay, "16M")
 		p := a.plan(t)
 		p.Disks = []vm.Disk{
@@ -123,7 +123,7 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// TestNIC puts a tap into a namespace of its own and exchanges packets with the guest through it.
+// TestNIC puts a tap into its own namespace and exchanges packets with the guest through it.
 func TestNIC(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	ns := fmt.Sprintf("cocoon-test-%d", os.Getpid())
@@ -157,7 +157,7 @@ func TestNIC(t *testing.T) {
 	}
 }
 
-// TestConfined looks at the process from outside.
+// TestConfined inspects the process from outside.
 func TestConfined(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
@@ -189,7 +189,7 @@ func TestConfined(t *testing.T) {
 	if inside := strings.Fields(got["NSpid"]); len(inside) < 2 || inside[len(inside)-1] != "1" {
 		t.Errorf("process ids, from outside to inside: %s", got["NSpid"])
 	}
-	// What a program sees that the hypervisor was made to run: itself and the hypervisor.
+	// What a program started by the hypervisor sees: only itself and the hypervisor.
 	user, _, _ := strings.Cut(got["Uid"], "\t")
 	seen := run(t, "nsenter", "-t", fmt.Sprint(i.PID()), "-m", "--", "setpriv", "--reuid="+user, "--regid="+user,
 		"--clear-groups", "--bounding-set=-all", "ls", "/proc")
@@ -220,7 +220,7 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// TestConsoleLogBound lets the guest flood its console.
+// TestConsoleLogBound makes the guest flood its console.
 func TestConsoleLogBound(t *testing.T) {
 	a := needGuest(t)
 	d := testDriver(t)
@@ -250,7 +250,7 @@ func TestConsoleLogBound(t *testing.T) {
 	}
 }
 
-// TestFirmware boots an empty disk: the firmware says on the console that it tried.
+// TestFirmware boots an empty disk: the firmware reports the attempt on the console.
 func TestFirmware(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	for firmware, says := range map[vm.Firmware]string{vm.FirmwareBIOS: "Booting from Hard Disk", vm.FirmwareUEFI: "BdsDxe"} {
@@ -314,7 +314,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestKilledWhileLaunching kills the launching process at many moments, with SIGKILL, and reaps after it.
+// TestKilledWhileLaunching kills the launching process with SIGKILL at many moments, and then calls Reap.
 func TestKilledWhileLaunching(t *testing.T) {
 	if spec := os.Getenv("QEMU_TEST_LAUNCH"); spec != "" {
 		var p hypervisor.Plan
@@ -369,8 +369,8 @@ func TestKilledWhileLaunching(t *testing.T) {
 	}
 }
 
-// TestReapUnborn reaps a process that was born for the VM and has not become QEMU when its daemon is gone: nothing but the
-// cgroup tells whose it is.
+// TestReapUnborn reaps a process that was started for the VM but has not yet become QEMU when its daemon is gone: only the
+// cgroup shows which VM it belongs to.
 func TestReapUnborn(t *testing.T) {
 	d := testDriver(t)
 	p := hypervisor.Plan{ID: vm.NewID(), CPUs: 1, Memory: 128 << 20, Dir: t.TempDir()}
@@ -399,7 +399,7 @@ func TestReapUnborn(t *testing.T) {
 	}
 }
 
-// TestReconnect loses the QMP connection to somebody who breaks in, and finds it again.
+// TestReconnect loses the QMP connection to another client and connects again.
 func TestReconnect(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	i := start(t, d, a.plan(t)).(*instance)
@@ -417,7 +417,7 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestSocketsAreOurs makes sure that nobody else can connect.
+// TestSocketsAreOurs checks that no other user can connect.
 func TestSocketsAreOurs(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)

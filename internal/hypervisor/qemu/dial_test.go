@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Who finds a busy hypervisor's queue full comes again.
+// A caller that finds the queue of a busy hypervisor full retries.
 func TestDialWaitsForItsTurn(t *testing.T) {
 	dir := t.TempDir()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

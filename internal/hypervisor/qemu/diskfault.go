@@ -10,8 +10,8 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 )
 
-// faults knows which fault of a disk the guest had last. QEMU stops a guest whose write finds no room, with the write kept to
-// be tried again, and tells it of any other error, as its disk would: these are QEMU's defaults (werror=enospc,
+// faults holds the last disk fault of the guest. If a write finds no space, QEMU stops the guest and keeps the write for a
+// retry. It reports any other error to the guest, as a real disk would. These are QEMU's defaults (werror=enospc,
 // rerror=report).
 type faults struct {
 	mu      sync.Mutex
@@ -50,7 +50,7 @@ func (f *faults) set(now *hypervisor.DiskFault) {
 	}
 }
 
-// hear learns from an event. It runs on the QMP reader's goroutine.
+// hear updates the fault from an event. It runs on the QMP reader's goroutine.
 func (f *faults) hear(e qmp.Event) {
 	switch e.Name {
 	case resumed:
@@ -69,7 +69,7 @@ func (f *faults) hear(e qmp.Event) {
 	}
 }
 
-// learnFault finds out whether a guest that nobody has listened to stands because of a disk.
+// learnFault checks whether a disk fault has stopped the guest while no driver was connected.
 func (i *instance) learnFault(ctx context.Context, c *qmp.Client) error {
 	now, err := status(ctx, c)
 	if err != nil {

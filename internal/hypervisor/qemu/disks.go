@@ -20,13 +20,13 @@ import (
 type disks struct {
 	pid   int
 	c     *qmp.Client
-	added []string // nodes of overlays that no disk has yet
-	sets  []int    // their descriptors' sets
-	tops  []props  // arguments of the switch
-	inUse bool     // some overlay was a disk's top before
+	added []string // nodes of overlays that are not yet attached to a disk
+	sets  []int    // ids of their fd sets
+	tops  []props  // arguments of the transaction that attaches them
+	inUse bool     // at least one overlay was already the top of its disk
 }
 
-// prepare opens the overlays beside the disks, while the guest runs.
+// prepare opens the overlays in QEMU, without attaching them, while the guest runs.
 func (d *disks) prepare(ctx context.Context, overlays []hypervisor.DiskOverlay) error {
 	if len(overlays) == 0 {
 		return nil
@@ -47,7 +47,7 @@ func (d *disks) prepare(ctx context.Context, overlays []hypervisor.DiskOverlay) 
 	return nil
 }
 
-// current asks which node each disk has now, by the disk's serial.
+// current asks QEMU for the present top node of each disk, by serial.
 func (d *disks) current(ctx context.Context) (map[string]string, error) {
 	var devices []struct {
 		QDev     string `json:"qdev"`
@@ -73,7 +73,7 @@ func (d *disks) current(ctx context.Context) (map[string]string, error) {
 	return tops, nil
 }
 
-// inode is what tells files apart.
+// inode identifies a file.
 type inode struct{ dev, ino uint64 }
 
 func inodeOf(path string) (inode, error) {
@@ -84,7 +84,7 @@ func inodeOf(path string) (inode, error) {
 	return inode{st.Dev, st.Ino}, nil
 }
 
-// open asks which files QEMU has open as nodes. It was given descriptors only, so their names say nothing.
+// open asks which files QEMU has open as nodes. QEMU got only descriptors, so the file names identify nothing.
 func (d *disks) open(ctx context.Context) (map[inode]string, error) {
 	var nodes []struct {
 		Driver string `json:"drv"`
@@ -141,7 +141,7 @@ func (d *disks) stack(ctx context.Context, o hypervisor.DiskOverlay, tops map[st
 	case known && node == top:
 		d.inUse = true
 		return nil
-	case known: // left by a save that was cut short
+	case known: // left by a save that was interrupted
 		if err := d.remove(ctx, node); err != nil {
 			return err
 		}
@@ -175,13 +175,13 @@ func (d *disks) add(ctx context.Context, top string, f *os.File) error {
 
 func (d *disks) remove(ctx context.Context, node string) error {
 	if err := d.c.Execute(ctx, "blockdev-del", props{"node-name": node}, nil); err != nil && !refused(err) {
-		return err // without its upper half it is the file alone
+		return err // only the file node is left
 	}
 	return d.c.Execute(ctx, "blockdev-del", props{"node-name": node + "-file"}, nil)
 }
 
-// change puts the overlays on top, all or none. The guest must be stopped. What was on top is flushed and from now on
-// read only.
+// change puts all the overlays on top, or none. The guest must be stopped. QEMU flushes the old tops, which are read-only from
+// then on.
 func (d *disks) change(ctx context.Context) error {
 	if len(d.tops) == 0 {
 		return nil
@@ -193,7 +193,7 @@ func (d *disks) change(ctx context.Context) error {
 	return nil
 }
 
-// drop removes the overlays that were not put on top.
+// drop removes the overlays that were not attached.
 func (d *disks) drop(ctx context.Context, c *qmp.Client) (err error) {
 	for n := len(d.added) - 1; n >= 0; n-- {
 		err = errors.Join(err, c.Execute(ctx, "blockdev-del", props{"node-name": d.added[n]}, nil))

@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 )
 
-// runtimeDir is an open Plan.Dir. Paths through it are short however deep the folder lies: a unix socket's path may have
-// no more than 107 bytes.
+// runtimeDir is an open Plan.Dir. Paths through it are short, however deep the folder is: the path of a unix socket is limited
+// to 107 bytes.
 type runtimeDir struct{ f *os.File }
 
 func openDir(path string) (runtimeDir, error) {
@@ -31,12 +31,12 @@ func (d runtimeDir) Close() error { return d.f.Close() }
 
 func (d runtimeDir) fd() int { return int(d.f.Fd()) }
 
-// short is a path to name that this process can use.
+// short returns a short path to name, valid in this process.
 func (d runtimeDir) short(name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(d.fd()) + "/" + name
 }
 
-// listen makes a listening unix socket. Only the owner of the folder can reach it, and only root may connect.
+// listen creates a listening unix socket. Only the owner of the folder can reach it, and only root may connect.
 func (d runtimeDir) listen(name string) (*os.File, error) {
 	if err := d.remove(name); err != nil {
 		return nil, err
@@ -81,8 +81,8 @@ func (d runtimeDir) remove(names ...string) error {
 // sockets are removed when the VM has ended.
 var sockets = []string{qmpSocket, consoleSocket, agentSocket}
 
-// openFiles opens what the process inherits, in order. On error nothing stays open. memory is a guest's saved memory, nil
-// for one that boots; it stays the caller's.
+// openFiles opens the files that the process inherits, in order. On error nothing stays open. memory is a guest's saved memory,
+// nil for one that boots; the caller keeps owning it.
 func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.Plan, memory *os.File) (_ []*os.File, err error) {
 	open := make([]*os.File, len(files))
 	defer func() {
@@ -131,8 +131,8 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// openData opens a disk, kernel or firmware. Anything but a file or a block device is refused before it is opened:
-// opening a pipe or a device may block or act.
+// openData opens a disk, kernel or firmware. It refuses anything but a file or a block device before opening it: opening a pipe
+// or another device may block or have side effects.
 func openData(f file) (*os.File, error) {
 	st, err := os.Stat(f.path)
 	if err != nil {
@@ -152,7 +152,7 @@ func openData(f file) (*os.File, error) {
 	return file, nil
 }
 
-// checkReadable makes sure that the unprivileged process can open what it must open by itself.
+// checkReadable checks that the unprivileged process can open the files that it must open by itself.
 func checkReadable(paths ...string) error {
 	for _, path := range paths {
 		if path == "" {

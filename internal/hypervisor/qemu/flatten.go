@@ -48,7 +48,7 @@ func (i *instance) flatten(ctx context.Context, c *qmp.Client, serial string, ba
 		if !ok {
 			return errdefs.Invalidf("%s is none of its layers", base.Path)
 		}
-		// QEMU knows descriptors only; in the header stands what we would have written.
+		// QEMU knows the layer only as a descriptor, so this sets the path that goes into the header.
 		args["base-node"], args["backing-file"] = node, base.Path
 	}
 	e := i.listen()
@@ -62,10 +62,10 @@ func (i *instance) flatten(ctx context.Context, c *qmp.Client, serial string, ba
 	return i.flush(ctx, c)
 }
 
-// flush makes QEMU write what it holds back of its disks: until then only the old chain is true after its death. It has
-// no command for that alone, but does it when it stops the guest, for as long as it takes.
+// flush makes QEMU write its buffered disk data. Until then only the old chain is valid if QEMU dies. QEMU has no separate
+// command for this, but it flushes whenever it stops the guest, so the guest is stopped that long.
 func (i *instance) flush(ctx context.Context, c *qmp.Client) error {
-	ctx = context.WithoutCancel(ctx) // a guest that was stopped for this goes on, whatever becomes of who asked
+	ctx = context.WithoutCancel(ctx) // a guest that was stopped for this must resume, even if the caller gives up
 	now, err := status(ctx, c)
 	if err != nil {
 		return err
@@ -77,12 +77,12 @@ func (i *instance) flush(ctx context.Context, c *qmp.Client) error {
 	return err
 }
 
-// streamed waits for the end of a job. When ctx ends first it calls the job off.
+// streamed waits for the end of a job. If ctx ends first, it cancels the job.
 func streamed(ctx context.Context, c *qmp.Client, e *ear, job string) error {
 	for {
 		ev, err := e.next(ctx, c)
 		if ctx.Err() != nil {
-			// What was copied is no loss: it is what lies below.
+			// The data copied so far does no harm: it equals the data in the layers below.
 			off, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortLimit)
 			defer cancel()
 			if err := c.Execute(off, "block-job-cancel", props{"device": job}, nil); err != nil && !refused(err) {

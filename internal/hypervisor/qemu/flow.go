@@ -12,26 +12,26 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/stream"
 )
 
-// flow is our side of the stream.
+// flow is the reading end of the migration stream.
 type flow struct {
 	r       *os.File
-	done    chan struct{} // closed when the stream has ended; then the fields below are there
+	done    chan struct{} // closed when the stream has ended; the fields below are valid from then on
 	machine string
 	written stream.Written
 	err     error
 }
 
-// pipeSize is how much QEMU can write ahead of us.
+// pipeSize is how many bytes QEMU can write before we read them.
 const pipeSize = 1 << 20
 
-// newFlow returns the end of a pipe to which QEMU writes. What it writes goes into the files; memory that is much like
-// base, which may be nil, becomes a delta to it. ctx ends, with the error as its cause, when that fails.
+// newFlow returns the end of a pipe to which QEMU writes. The data goes into the files; memory becomes a delta to base if it is
+// similar enough. base may be nil. If that fails, the returned ctx ends with the error as its cause.
 func newFlow(ctx context.Context, memory, base, state *os.File) (context.Context, *flow, *os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return ctx, nil, nil, fmt.Errorf("make a pipe: %w", err)
 	}
-	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, pipeSize) // without it saves are only slower
+	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, pipeSize) // if this fails, saves are only slower
 	for _, f := range []*os.File{memory, state} {
 		if err := errors.Join(f.Truncate(0), rewind(f)); err != nil {
 			_, _ = r.Close(), w.Close()
@@ -49,7 +49,7 @@ func newFlow(ctx context.Context, memory, base, state *os.File) (context.Context
 		if f.err != nil {
 			_ = r.Close()
 		}
-		if f.err != nil && !errors.Is(f.err, io.ErrUnexpectedEOF) { // otherwise it was QEMU that gave up, and tells why
+		if f.err != nil && !errors.Is(f.err, io.ErrUnexpectedEOF) { // otherwise QEMU gave up and reports the reason itself
 			cancel(f.err)
 		}
 	}()
@@ -72,7 +72,7 @@ func (f *flow) wait(ctx context.Context) error {
 	}
 }
 
-// end gives the stream up.
+// end aborts the stream.
 func (f *flow) end() {
 	_ = f.r.Close()
 	<-f.done

@@ -12,16 +12,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// handleVersion changes when an older driver could not adopt what a newer one started.
+// handleVersion increases when an older driver cannot adopt what a newer one started.
 const handleVersion = 1
 
-// handle is what it takes to find an instance again.
+// handle holds what is needed to find an instance again.
 type handle struct {
 	Driver  string `json:"driver"`
 	Version int    `json:"version"`
 	ID      vm.ID  `json:"id"`
 	PID     int    `json:"pid"`
-	Start   uint64 `json:"start"` // of the process, clock ticks since boot
+	Start   uint64 `json:"start"` // start time of the process, clock ticks since boot
 	UUID    string `json:"uuid"`  // among the arguments of the process
 	Dir     string `json:"dir"`
 	UID     uint32 `json:"uid"`
@@ -51,14 +51,14 @@ func decodeHandle(b hypervisor.Handle) (handle, error) {
 	return h, nil
 }
 
-// exitFile notes, beside the sockets, how the guest ended. It is written before the process may end.
+// exitFile records, next to the sockets, how the guest ended. It is written before the process may end.
 const exitFile = "exit.json"
 
-// note is the content of the exit file. Pid and start time tie it to one run.
+// note is the content of the exit file. Pid and start time bind it to one run.
 type note struct {
 	PID    int    `json:"pid"`
 	Start  uint64 `json:"start"`
-	Reason string `json:"reason"` // QEMU's word, e.g. guest-shutdown
+	Reason string `json:"reason"` // QEMU's term, e.g. guest-shutdown
 }
 
 func (h handle) writeNote(reason string) error {
@@ -66,7 +66,7 @@ func (h handle) writeNote(reason string) error {
 	if err != nil {
 		return fmt.Errorf("note the end of the guest: %w", err)
 	}
-	// No fsync: this is for a daemon that was away; a machine that was away has nothing to adopt.
+	// No fsync: the file is for a daemon that was down. After a power cut there is nothing to adopt.
 	tmp := filepath.Join(h.Dir, exitFile+".tmp")
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
 		return fmt.Errorf("note the end of the guest: %w", err)
@@ -77,7 +77,7 @@ func (h handle) writeNote(reason string) error {
 	return nil
 }
 
-// readNote returns "" when the end of this very run was not noted.
+// readNote returns "" if no end of this exact run was recorded.
 func (h handle) readNote() (string, error) {
 	b, err := os.ReadFile(filepath.Join(h.Dir, exitFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -96,14 +96,14 @@ func (h handle) readNote() (string, error) {
 	return n.Reason, nil
 }
 
-// The reasons of QEMU's SHUTDOWN event that are the guest's own doing.
+// The reasons in QEMU's SHUTDOWN event that the guest itself caused.
 const (
 	reasonShutdown = "guest-shutdown"
 	reasonReset    = "guest-reset"
 	reasonPanic    = "guest-panic"
 )
 
-// ended translates a reason into the contract's terms.
+// ended translates a reason into an Exit of the contract.
 func ended(reason string) hypervisor.Exit {
 	return hypervisor.Exit{
 		GuestShutdown: reason == reasonShutdown,

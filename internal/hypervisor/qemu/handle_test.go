@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The handle as the first build wrote it: a guest that it started is found by every later build of this version.
+// The handle as the first build wrote it: every later build of this version must find a guest that the first build started.
 func TestHandleOfTheFirstBuild(t *testing.T) {
 	const id = "aaaaaaaaaaaaaaaaaaaaaaaaaa"
 	old := `{"driver":"qemu","version":1,"id":"` + id + `","pid":4711,"start":99,"uuid":"` + uuidOf(id) + `","dir":"/run/cocoon/vms/` + id + `","uid":1879048192}`

@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 )
 
-// goOn makes a process that has nothing but memory read the state of its devices and run.
+// goOn makes a process that has only its memory load the device state, and then starts its CPUs.
 func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 	e := i.listen()
 	defer i.deafen(e)
@@ -20,8 +20,9 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 		return err
 	}
 	if l.plan.Incoming.LinksDown {
-		// Without carrier nobody hears what QEMU would have the guest announce, which are the addresses of its source: once
-		// instead of five times. With never, QEMU 7.2 dies when the guest resets the interface, of which it has no timer.
+		// On behalf of the guest QEMU announces the saved VM's addresses. Without carrier no host receives that, so it is done
+		// once instead of five times. With zero rounds QEMU 7.2 crashes when the guest resets the NIC, because its announce
+		// timer does not exist.
 		if err := c.Execute(ctx, "migrate-set-parameters", props{"announce-rounds": 1}, nil); err != nil {
 			return err
 		}
@@ -51,8 +52,8 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 	}
 }
 
-// tellGrown tells the guest of the disks that are larger than it knows. QEMU reads a disk's size from its file, and says
-// that it has changed when it is set, also to what it is.
+// tellGrown tells the guest about disks that are larger than it knows. QEMU reads a disk's size from its file. It notifies the
+// guest when the size is set, even to the same value.
 func (l *launch) tellGrown(ctx context.Context, c *qmp.Client) error {
 	for n, d := range l.plan.Disks {
 		if !slices.Contains(l.plan.Incoming.Grown, d.Serial) || d.ReadOnly {
@@ -69,7 +70,7 @@ func (l *launch) tellGrown(ctx context.Context, c *qmp.Client) error {
 	return nil
 }
 
-// sizeOf asks how many bytes a node has for the guest.
+// sizeOf returns the size of a node as the guest sees it, in bytes.
 func sizeOf(ctx context.Context, c *qmp.Client, node string) (int64, error) {
 	var nodes []struct {
 		Name  string `json:"node-name"`
@@ -88,7 +89,7 @@ func sizeOf(ctx context.Context, c *qmp.Client, node string) (int64, error) {
 	return 0, errdefs.NotFoundf("QEMU has no disk %s", node)
 }
 
-// migrationStatus is the status that a MIGRATION event tells, "" for another event.
+// migrationStatus returns the status in a MIGRATION event, "" for any other event.
 func migrationStatus(ev qmp.Event) string {
 	var data struct {
 		Status string `json:"status"`
@@ -107,7 +108,7 @@ func capabilities(ctx context.Context, c *qmp.Client, caps map[string]bool) erro
 	return c.Execute(ctx, "migrate-set-capabilities", props{"capabilities": list}, nil)
 }
 
-// migrating asks how the last migration stands: "none" before the first.
+// migrating returns the status of the last migration: "none" before the first one.
 func migrating(ctx context.Context, c *qmp.Client) (status, why string, err error) {
 	var m struct {
 		Status string `json:"status"`
@@ -130,7 +131,7 @@ func over(migration string) bool {
 	return false
 }
 
-// settle ends a migration that is on its way, and returns when there is none.
+// settle cancels a running migration and returns when none is running.
 func (i *instance) settle(ctx context.Context, c *qmp.Client) error {
 	e := i.listen()
 	defer i.deafen(e)
@@ -141,7 +142,7 @@ func (i *instance) settle(ctx context.Context, c *qmp.Client) error {
 	if err := c.Execute(ctx, "migrate_cancel", nil, nil); err != nil {
 		return err
 	}
-	// Without the event, which an old process of ours may not send, the answer tells.
+	// A process of an older driver may not send the event, so query-migrate decides first.
 	if status, _, err = migrating(ctx, c); err != nil || over(status) {
 		return err
 	}
@@ -156,10 +157,10 @@ func (i *instance) settle(ctx context.Context, c *qmp.Client) error {
 	}
 }
 
-// finalizing is how long to wait between attempts while QEMU, which has told that a migration is over, puts it away.
+// finalizing is the pause between attempts while QEMU cleans up a migration that it has already reported as over.
 const finalizing = time.Millisecond
 
-// cont makes the guest run. When it runs already that is no error.
+// cont makes the guest run. It is no error if it runs already.
 func cont(ctx context.Context, c *qmp.Client) error {
 	for last := false; ; {
 		err := c.Execute(ctx, "cont", nil, nil)
@@ -170,7 +171,7 @@ func cont(ctx context.Context, c *qmp.Client) error {
 		if serr != nil {
 			return errors.Join(err, serr)
 		}
-		last = now != "finish-migrate" // it may have ended between the two questions: then once more decides
+		last = now != "finish-migrate" // the migration may have ended between the two requests: retry once more
 		if last {
 			continue
 		}
@@ -182,7 +183,7 @@ func cont(ctx context.Context, c *qmp.Client) error {
 	}
 }
 
-// refused tells whether QEMU itself said no, rather than that it could not be asked.
+// refused reports whether QEMU itself rejected the command, in contrast to a lost connection.
 func refused(err error) bool {
 	_, ok := errors.AsType[*qmp.Error](err)
 	return ok

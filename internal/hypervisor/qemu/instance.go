@@ -25,27 +25,27 @@ type instance struct {
 	raw  hypervisor.Handle
 	proc *proc.Process
 
-	memory *memory // saved, from which the guest went on; nil when it booted or is not known
+	memory *memory // saved memory from which the guest resumed; nil if it booted or if this is unknown
 
 	life     context.Context // ends with Close; set by run
 	close    context.CancelFunc
-	finished chan struct{} // closed when supervision has ended
+	finished chan struct{} // closed when supervision has stopped
 	gone     chan struct{} // closed when the process has ended and its resources are removed
-	shutdown chan string   // reason of a SHUTDOWN event, from the QMP reader to the supervisor
+	shutdown chan string   // passes the reason of a SHUTDOWN event from the QMP reader to the supervisor
 
 	mu      sync.Mutex
 	client  *qmp.Client   // nil while not connected
 	changed chan struct{} // closed and replaced when client changes
-	reason  string        // why the guest ended, "" if it did not
+	reason  string        // why the guest ended, "" if it has not
 	exit    hypervisor.Exit
-	cleanup error // of removing the resources
-	console bool  // somebody has the console open
+	cleanup error // error of removing the resources
+	console bool  // the console is open
 	guest   net.Conn
 
-	earsMu sync.Mutex // apart from mu, which is held while somebody connects
+	earsMu sync.Mutex // separate from mu, which is held during a connect
 	ears   map[*ear]bool
 
-	faults faults // of its disks
+	faults faults // faults of its disks
 }
 
 var (
@@ -72,7 +72,7 @@ func (i *instance) encode() (err error) {
 	return err
 }
 
-// run starts supervision, which outlives ctx; client may be nil, then it is connected first.
+// run starts supervision, which outlives ctx. client may be nil; then supervision connects first.
 func (i *instance) run(ctx context.Context, client *qmp.Client) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	i.life, i.close = life, cancel
@@ -120,7 +120,7 @@ func status(ctx context.Context, c *qmp.Client) (string, error) {
 	return s.Status, err
 }
 
-// orEnded turns the loss of the connection into NotFound when the reason is that the process has ended.
+// orEnded turns the loss of the connection into NotFound if the process has ended.
 func (i *instance) orEnded(err error) error {
 	if !errdefs.IsUnavailable(err) {
 		return err
@@ -141,7 +141,7 @@ func (i *instance) Shutdown(ctx context.Context) error { return i.command(ctx, "
 // Pause implements hypervisor.Pauser.
 func (i *instance) Pause(ctx context.Context) error { return i.command(ctx, "stop") }
 
-// Resume implements hypervisor.Pauser. It also ends a save that a daemon before us left in the middle.
+// Resume implements hypervisor.Pauser. It also ends a save that an earlier daemon left unfinished.
 func (i *instance) Resume(ctx context.Context) error {
 	c, err := i.connected(ctx)
 	if err == nil {
@@ -231,7 +231,7 @@ func (i *instance) OpenConsole(ctx context.Context) (io.ReadWriteCloser, error) 
 	})}, nil
 }
 
-// consoleConn gives the console free when it is closed.
+// consoleConn frees the console when it is closed.
 type consoleConn struct {
 	net.Conn
 	free func()
@@ -242,8 +242,8 @@ func (c *consoleConn) Close() error {
 	return c.Conn.Close()
 }
 
-// DialGuest implements hypervisor.GuestDialer. The port has room for one: a new stream ends the one before, which is
-// what a caller wants that reconnects.
+// DialGuest implements hypervisor.GuestDialer. The port accepts one stream: a new one closes the previous one, as a caller that
+// reconnects wants.
 func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -292,7 +292,7 @@ func (i *instance) event(e qmp.Event) {
 	}
 }
 
-// connected returns the QMP connection, waiting for it if it is being made.
+// connected returns the QMP connection. It waits while the connection is being made.
 func (i *instance) connected(ctx context.Context) (*qmp.Client, error) {
 	for {
 		i.mu.Lock()
@@ -321,7 +321,7 @@ func (i *instance) setClient(c *qmp.Client) {
 	i.changed = make(chan struct{})
 }
 
-// supervise keeps one QMP connection and sees to the end of the guest, of the process, or of the instance.
+// supervise keeps one QMP connection open until the guest, the process or the instance ends, and handles that end.
 func (i *instance) supervise(ctx context.Context, client *qmp.Client) {
 	defer close(i.finished)
 	delay := time.Duration(0)
@@ -344,8 +344,8 @@ func (i *instance) supervise(ctx context.Context, client *qmp.Client) {
 	}
 }
 
-// over waits for delay before the next attempt to connect. It reports true, with everything put away, when the process
-// or the instance has ended.
+// over waits for delay before the next attempt to connect. It returns true, after it has released everything, if the process or
+// the instance has ended.
 func (i *instance) over(ctx context.Context, delay time.Duration) bool {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -377,7 +377,8 @@ func (i *instance) connect(ctx context.Context) *qmp.Client {
 	if err != nil {
 		return nil
 	}
-	// A daemon before us may have been killed while it saved; then nobody reads what QEMU writes, or lets it go on.
+	// An earlier daemon may have been killed during a save. Then no process reads what QEMU writes, and the guest may stay
+	// paused.
 	if err := i.settle(ctx, client); err != nil {
 		i.d.log.Warn("migration does not end", "vm", i.h.ID, "err", err)
 	}
@@ -387,9 +388,9 @@ func (i *instance) connect(ctx context.Context) *qmp.Client {
 	return client
 }
 
-// attend stays with one connection until it or something greater ends.
+// attend serves one connection until it, the process or the instance ends.
 func (i *instance) attend(ctx context.Context, c *qmp.Client) {
-	// The guest may have ended before we listened.
+	// The guest may have ended before the connection existed.
 	if s, err := status(ctx, c); err == nil && s == "shutdown" {
 		i.lay(ctx, c, i.pending(reasonShutdown))
 	}
@@ -407,7 +408,7 @@ func (i *instance) attend(ctx context.Context, c *qmp.Client) {
 	}
 }
 
-// pending is the reason that an event has told, or guess.
+// pending returns the reason from an event if one has arrived, otherwise guess.
 func (i *instance) pending(guess string) string {
 	select {
 	case reason := <-i.shutdown:
@@ -417,7 +418,7 @@ func (i *instance) pending(guess string) string {
 	}
 }
 
-// lay notes how the guest ended, then lets the process end: never in the other order.
+// lay records how the guest ended and then lets the process end, always in this order.
 func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
 	i.mu.Lock()
 	if i.reason == "" {
@@ -433,12 +434,12 @@ func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
 	}
 }
 
-// bury removes what is left of an ended process and publishes how it ended.
+// bury removes the resources of an ended process and publishes how it ended.
 func (i *instance) bury(ctx context.Context) {
-	e, _ := i.proc.Wait(context.WithoutCancel(ctx)) // has ended
+	e, _ := i.proc.Wait(context.WithoutCancel(ctx)) // it has ended already
 	i.mu.Lock()
 	if i.reason == "" {
-		i.reason, _ = i.h.readNote() // a daemon before us may have noted it and died
+		i.reason, _ = i.h.readNote() // an earlier daemon may have recorded it and died
 	}
 	i.exit = ended(i.reason)
 	i.exit.Code, i.exit.Signal = e.Code, e.Signal

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// keepInterval is how often logs are looked at. A log can grow past its limit by what a guest prints in this time.
+// keepInterval is how often log sizes are checked. A log can exceed its limit by what a guest prints in this time.
 const keepInterval = time.Second
 
-// keeper bounds the logs of all VMs with one timer that runs only while there are VMs. QEMU writes the logs itself, so
-// that nothing is lost while the daemon is away; whatever grew too long then is cut when the VM is adopted.
+// keeper bounds the logs of all VMs with one timer, which runs only while there are VMs. QEMU writes the logs itself, so
+// nothing is lost while the daemon is away; a log that grew too long meanwhile is cut when the VM is adopted.
 type keeper struct {
 	limit int64 // bytes of one log
 
@@ -56,7 +56,7 @@ func (k *keeper) tick() {
 	}
 	k.mu.Unlock()
 	for _, d := range dirs {
-		// An error means that the folder is being removed; the next look will tell if not.
+		// An error means that the folder is being removed. If not, the next check finds it again.
 		_ = trim(filepath.Join(d, consoleLog), k.limit)
 		_ = trim(filepath.Join(d, qemuLog), k.limit)
 	}
@@ -67,8 +67,8 @@ func (k *keeper) tick() {
 	}
 }
 
-// trim cuts a file longer than limit down to its last half limit, from the start of a line. Whoever appends to it (with
-// O_APPEND) goes on behind; what is appended during the cut itself, some µs, may be lost.
+// trim cuts a file longer than limit down to its last limit/2 bytes, from the start of a line. A writer with O_APPEND continues
+// after that; what it writes during the cut itself (some µs) may be lost.
 func trim(path string, limit int64) error {
 	st, err := os.Lstat(path)
 	if err != nil || !st.Mode().IsRegular() || st.Size() <= limit {

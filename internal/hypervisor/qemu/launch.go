@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// launch is one Launch on its way. Its steps run in the order of their declaration.
+// launch is one Launch in progress. Its steps run in the order of their declaration.
 type launch struct {
 	d    *Driver
 	plan hypervisor.Plan
@@ -33,11 +33,11 @@ type launch struct {
 	dir    runtimeDir
 	logAt  int64 // size of QEMU's log before this run
 	uid    uint32
-	memory *memory // saved; nil for a guest that boots
+	memory *memory // saved memory; nil for a guest that boots
 	files  []*os.File
 	out    *os.File
 	cgroup *os.File
-	conn   net.Conn // to QMP, made before the process exists: the kernel queues it, nobody polls
+	conn   net.Conn // to QMP, connected before the process exists: the kernel queues it, so there is no polling
 	proc   *proc.Process
 	inst   *instance
 }
@@ -61,7 +61,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 }
 
 func (l *launch) run(ctx context.Context) error {
-	// Memory may be much, and its disk slow: with a limit such a VM could never go on.
+	// No time limit here: large memory on a slow disk takes long, and with a limit such a VM could never resume.
 	for _, step := range []func(context.Context) error{l.compose, l.takeUser, l.remember} {
 		if err := step(ctx); err != nil {
 			return err
@@ -111,11 +111,11 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	return err
 }
 
-// variables gives a UEFI guest its own variable store. A store of an earlier run is kept: it holds the boot order.
+// variables gives a UEFI guest its own variable store. It keeps the store of an earlier run, which holds the boot order.
 func (l *launch) variables() (code, vars string, err error) {
 	code, template := l.d.ovmf()
 	if code == "" {
-		return "", "", nil // build says what is missing
+		return "", "", nil // build reports what is missing
 	}
 	vars = filepath.Join(l.plan.Dir, varsFile)
 	if _, err := os.Stat(vars); err == nil {
@@ -125,7 +125,7 @@ func (l *launch) variables() (code, vars string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("copy EFI variables: %w", err)
 	}
-	// Written aside and renamed, so that a crash leaves no half store.
+	// Written to a temporary file and renamed, so that a crash leaves no partial store.
 	if err := os.WriteFile(vars+".tmp", data, 0o600); err != nil {
 		return "", "", fmt.Errorf("copy EFI variables: %w", err)
 	}
@@ -142,7 +142,7 @@ func (l *launch) takeUser(context.Context) (err error) {
 	return err
 }
 
-// remember gets the guest's saved memory ready.
+// remember loads the guest's saved memory.
 func (l *launch) remember(ctx context.Context) (err error) {
 	in := l.plan.Incoming
 	if in == nil {
@@ -198,7 +198,7 @@ func removeSockets(path string) error {
 	return dir.remove(sockets...)
 }
 
-// qemuOverhead is the memory in bytes that QEMU itself may need beside the guest's memory and the code cache.
+// qemuOverhead is the memory in bytes that QEMU itself may need in addition to the guest's memory and the code cache.
 const qemuOverhead = 512 << 20
 
 func (l *launch) makeCgroup(context.Context) (err error) {
@@ -217,7 +217,7 @@ func (l *launch) dial(ctx context.Context) (err error) {
 	return err
 }
 
-// A hypervisor that is busy lets one connection wait for it; who comes then is sent away (EAGAIN, unix(7)) and comes again.
+// A busy hypervisor queues only one connection. Further callers get EAGAIN (unix(7)) and retry.
 const (
 	dialPatience = 5 * time.Second
 	dialPause    = 10 * time.Millisecond
@@ -263,14 +263,14 @@ func (l *launch) start(ctx context.Context) (err error) {
 		return errors.Join(err, p.Close())
 	})
 	if l.plan.Incoming != nil && l.plan.Incoming.Alone {
-		l.memory.release() // the process has it; a descriptor here would keep its pages after its end
+		l.memory.release() // the process has it; an open descriptor here would keep its pages after the process ends
 	}
-	closeAll(l.files) // ours; as long as the listening sockets are open here too, we would not see QEMU hang up
+	closeAll(l.files) // our copies: while the listening sockets are also open here, we cannot see QEMU hang up
 	l.files = nil
 	return nil
 }
 
-// greet waits until QEMU answers, and has it read saved state if there is some. By then its CPUs run.
+// greet waits until QEMU answers. If there is saved state it makes QEMU load it. On return the guest's CPUs run.
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
@@ -282,7 +282,7 @@ func (l *launch) greet(ctx context.Context) error {
 	client, err := qmp.Open(ctx, l.conn, i.event)
 	class := errdefs.Internal
 	if err == nil && l.plan.Incoming != nil {
-		class = errdefs.DataLoss // it has started; what can end it now is the state that it reads
+		class = errdefs.DataLoss // QEMU has started; now only bad saved state can end it
 		err = l.goOn(ctx, i, client)
 	} else if err == nil {
 		_, err = status(ctx, client)
@@ -299,19 +299,19 @@ func (l *launch) greet(ctx context.Context) error {
 	return nil
 }
 
-// explain replaces the loss of a connection by what QEMU said when it died.
+// explain replaces a connection error by what QEMU wrote to its log when it died.
 func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, time.Second) // it hung up, so it is about to be gone
+	wait, cancel := context.WithTimeout(ctx, time.Second) // it hung up, so its process ends soon
 	defer cancel()
 	exit, werr := l.proc.Wait(wait)
 	if werr != nil {
 		return err
 	}
 	what := "QEMU ended at once"
-	if exit.Signal != 0 { // it was killed, which says nothing of what it read
+	if exit.Signal != 0 { // it was killed, which tells nothing about the saved state
 		class = errdefs.Internal
 	}
 	if class == errdefs.DataLoss {
@@ -323,7 +323,7 @@ func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) er
 	return errdefs.New(class, "%s; it ended with code %d, signal %d and said nothing", what, exit.Code, exit.Signal)
 }
 
-// named puts the names of files where QEMU knows only numbers.
+// named replaces QEMU's descriptor numbers by file names.
 func (c command) named(s string) string {
 	for n, f := range slices.Backward(c.files) { // from the highest number: 1 must not match in 12
 		number := strconv.Itoa(firstFileFd + n)
@@ -333,7 +333,7 @@ func (c command) named(s string) string {
 	return s
 }
 
-// lastWords is the last message in the log after offset from, on one line and short enough for an error.
+// lastWords returns the last message in the log after offset from, on one line and short enough for an error.
 func lastWords(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -352,8 +352,8 @@ func lastWords(path string, from int64) string {
 	return lastMessage(strings.ToValidUTF8(string(data), ""))
 }
 
-// lastMessage finds the last message in QEMU's own output: "TIME PROGRAM: [-OPTION VALUE: ]text", whose text may go on
-// in lines without that prefix.
+// lastMessage finds the last message in QEMU's own output: "TIME PROGRAM: [-OPTION VALUE: ]text". The text may continue on
+// lines without that prefix.
 func lastMessage(log string) string {
 	var words string
 	for line := range strings.Lines(log) {
@@ -366,7 +366,7 @@ func lastMessage(log string) string {
 			words = strings.TrimSpace(words + " " + line)
 		}
 	}
-	if strings.HasPrefix(words, "-") { // the option is ours, and long
+	if strings.HasPrefix(words, "-") { // drop the option, which is ours and long
 		if i := strings.LastIndex(words, "}: "); i >= 0 {
 			words = words[i+len("}: "):]
 		}
@@ -374,7 +374,7 @@ func lastMessage(log string) string {
 	return words[:min(len(words), 500)]
 }
 
-// release closes what only this launch needed, whether it succeeded or not.
+// release closes what only this launch needed, on success and on failure.
 func (l *launch) release() {
 	closeAll(l.files)
 	closeAll([]*os.File{l.out, l.cgroup, l.dir.f})

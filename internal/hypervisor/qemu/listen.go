@@ -9,15 +9,15 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 )
 
-// ear collects the events of one instance from listen on, so that none is missed between a command and the wait for
-// what it causes.
+// ear collects the events of one instance from listen on, so that no event is missed between a command and the wait for its
+// effect.
 type ear struct {
 	mu     sync.Mutex
 	heard  []qmp.Event
 	signal chan struct{}
 }
 
-// listen begins to collect events. The caller closes the ear with deafen.
+// listen starts to collect events. The caller must stop it with deafen.
 func (i *instance) listen() *ear {
 	e := &ear{signal: make(chan struct{}, 1)}
 	i.earsMu.Lock()
@@ -53,7 +53,7 @@ func (e *ear) hear(ev qmp.Event) {
 	}
 }
 
-// next takes the oldest event not taken yet, waiting for one. The loss of the connection c ends the wait: Unavailable.
+// next returns the oldest event not yet taken, and waits if there is none. It returns Unavailable if the connection c is lost.
 func (e *ear) next(ctx context.Context, c *qmp.Client) (qmp.Event, error) {
 	for {
 		e.mu.Lock()

@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// binaryFacts are what one QEMU binary says of itself.
+// binaryFacts are what one QEMU binary reports about itself.
 type binaryFacts struct {
 	version string // e.g. 7.2.22
-	machine string // the versioned type behind q35, e.g. pc-q35-7.2
+	machine string // the versioned type that q35 stands for, e.g. pc-q35-7.2
 }
 
 var (
@@ -24,7 +24,7 @@ var (
 	q35RE     = regexp.MustCompile(`(?m)^q35\s.*\(alias of ([\w.-]+)\)`)
 )
 
-// ask makes bin tell its facts.
+// ask runs bin to get its facts.
 func ask(ctx context.Context, bin string) (f binaryFacts, err error) {
 	for arg, what := range map[string]struct {
 		re    *regexp.Regexp
@@ -60,8 +60,8 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 	return machineOf(facts, resolved), nil
 }
 
-// machineOf describes what a guest depends on. An emulated CPU has what its QEMU can emulate, so its model carries the
-// version; a virtualized one has what the host has.
+// machineOf describes what a guest depends on. An emulated CPU has what its QEMU can emulate, so its model includes the
+// version; a virtualized CPU has the features of the host's.
 func machineOf(f binaryFacts, accel vm.Accel) vm.Machine {
 	m := vm.Machine{Driver: Name, Version: f.version, Type: f.machine, Arch: runtime.GOARCH, Accel: accel}
 	if accel == vm.AccelKVM {
@@ -73,7 +73,7 @@ func machineOf(f binaryFacts, accel vm.Accel) vm.Machine {
 	return m
 }
 
-// hostFlags are the features of the host's CPUs, sorted.
+// hostFlags returns the features of the host's CPUs, sorted.
 func hostFlags() []string {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

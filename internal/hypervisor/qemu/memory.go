@@ -19,20 +19,20 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// memory is a guest's saved memory in a memfd, and one user's hold of it.
+// memory is a reference to a guest's saved memory in a memfd.
 type memory struct {
 	file *os.File
 	free func()
 }
 
-// release gives the hold up; a nil memory has none.
+// release drops the reference; it does nothing for a nil memory.
 func (m *memory) release() {
 	if m != nil {
 		m.free()
 	}
 }
 
-// loadAlone makes a memory for a single VM, which then writes to it.
+// loadAlone loads memory for a single VM, which then writes to it.
 func loadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
 	src, err := openMemory(in, size)
 	if err != nil {
@@ -46,7 +46,7 @@ func loadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*memor
 	return &memory{file: f, free: sync.OnceFunc(func() { _ = f.Close() })}, nil
 }
 
-// openMemory opens a file of saved memory that must have size bytes, and what it stands on if it is a delta.
+// openMemory opens a file of saved memory, which must have size bytes, and its base if it is a delta.
 func openMemory(in *hypervisor.Incoming, size int64) (*sparse.File, error) {
 	src, err := sparse.Open(openRead, in.Memory, in.Base, in.Summed)
 	if err != nil {
@@ -61,7 +61,7 @@ func openMemory(in *hypervisor.Incoming, size int64) (*sparse.File, error) {
 
 func openRead(path string) (*os.File, error) { return openData(file{kind: fileRead, path: path}) }
 
-// verifyState compares the saved state of devices with its checksums. QEMU reads it as it is.
+// verifyState compares the saved state of devices with its checksums. QEMU reads that file unchanged.
 func verifyState(ctx context.Context, path string) error {
 	sums, err := sparse.ReadSums(path + sparse.SumSuffix)
 	if err != nil {
@@ -87,7 +87,7 @@ func load(ctx context.Context, src *sparse.File, size int64) (_ *os.File, err er
 			_ = dst.Close()
 		}
 	}()
-	// QEMU opens its descriptor again, by name, as its own user. Nobody else has a name for it.
+	// QEMU opens its descriptor again, by name, as its own user. No other process has a name for it.
 	if err := dst.Chmod(0o666); err != nil {
 		return nil, fmt.Errorf("load saved memory: %w", err)
 	}
@@ -100,10 +100,10 @@ func load(ctx context.Context, src *sparse.File, size int64) (_ *os.File, err er
 	return dst, nil
 }
 
-// loadPiece is what one worker copies at once.
+// loadPiece is how many bytes one worker copies at once.
 const loadPiece = 4 << 20
 
-// copyData copies what is not a hole, with a few workers.
+// copyData copies everything except holes, with a few workers.
 func copyData(ctx context.Context, dst *os.File, src *sparse.File) error {
 	data, err := src.Extents()
 	if err != nil {
@@ -153,11 +153,12 @@ func copyPiece(dst *os.File, src *sparse.File, e sparse.Extent, buf []byte) erro
 	return nil
 }
 
-// templateRest is how long a template that nobody uses stays at most.
+// templateRest is how long an unused template is kept at most.
 const templateRest = 15 * time.Minute
 
-// templates holds saved memory for VMs that map it copy-on-write. Each file is loaded once, sealed, and shared. What
-// VMs use stays, since they keep its pages anyway; of the rest the longest unused goes when it is more than budget.
+// templates holds saved memory for VMs that map it copy-on-write. Each file is loaded once, sealed, and shared. Templates in
+// use stay, because their VMs keep the pages anyway. If the unused ones exceed budget, those unused for the longest time are
+// dropped.
 type templates struct {
 	budget int64 // bytes
 
@@ -166,7 +167,7 @@ type templates struct {
 	timer *time.Timer
 }
 
-// memoryKey tells files apart, and an old content from a new one.
+// memoryKey identifies a file and distinguishes old content from new.
 type memoryKey struct {
 	dev, ino    uint64
 	size, mtime int64
@@ -177,15 +178,15 @@ type template struct {
 	path  string
 	base  string
 	size  int64
-	ready chan struct{} // closed when file or err is there
+	ready chan struct{} // closed when file or err is set
 	file  *os.File
 	bytes int64
 	err   error
 	users int
-	idle  time.Time // since when there are none
+	idle  time.Time // since when it has no users
 }
 
-// use returns the memory of in, loaded by this call or another.
+// use returns the memory of in, loaded by this call or another one.
 func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
 	tm := t.join(in, size)
 	if tm == nil {
@@ -211,11 +212,11 @@ func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64
 	return &memory{file: tm.file, free: free}, nil
 }
 
-// join finds the template of in, without opening its files or their checksums; nil: there is none.
+// join finds the template of in without opening its files or their checksums; nil if there is none.
 func (t *templates) join(in *hypervisor.Incoming, size int64) *template {
 	info, err := os.Lstat(in.Memory)
 	if err != nil {
-		return nil // who opens it says why
+		return nil // opening the file reports the reason
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -227,7 +228,7 @@ func (t *templates) join(in *hypervisor.Incoming, size int64) *template {
 	return tm
 }
 
-// entry finds the template of src or begins to load it, and takes src over.
+// entry finds the template of src or starts to load it. It takes ownership of src.
 func (t *templates) entry(ctx context.Context, in *hypervisor.Incoming, src *sparse.File) (*template, error) {
 	info, err := src.Stat()
 	if err != nil {
@@ -247,7 +248,7 @@ func (t *templates) entry(ctx context.Context, in *hypervisor.Incoming, src *spa
 		t.all = map[memoryKey]*template{}
 	}
 	t.all[key] = tm
-	go t.load(context.WithoutCancel(ctx), tm, src) // others may wait for it when this caller has gone
+	go t.load(context.WithoutCancel(ctx), tm, src) // others may wait for the template even if this caller gives up
 	return tm, nil
 }
 
@@ -255,7 +256,7 @@ func (t *templates) load(ctx context.Context, tm *template, src *sparse.File) {
 	defer src.Close()
 	f, err := load(ctx, src, src.Size())
 	if err == nil {
-		// From now on nobody can change it, whatever a guest does to its QEMU.
+		// After this nothing can change it, even if a guest takes over its QEMU.
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 		if err != nil {
 			_ = f.Close()
@@ -285,7 +286,8 @@ func (t *templates) drop(tm *template) {
 	t.sweep()
 }
 
-// sweep lets go of templates that nobody uses: whose file is gone or another, that rested too long, or are too much.
+// sweep drops unused templates: those whose file is gone or replaced, those unused for too long, and the oldest ones beyond
+// budget.
 func (t *templates) sweep() {
 	var idle []*template
 	var bytes int64
@@ -332,11 +334,11 @@ func same(key memoryKey, path string) bool {
 }
 
 func keyOf(info fs.FileInfo) memoryKey {
-	st, _ := info.Sys().(*syscall.Stat_t) // always, on Linux
+	st, _ := info.Sys().(*syscall.Stat_t) // always succeeds on Linux
 	return memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
 }
 
-// hostMemory is how many bytes of memory the host has.
+// hostMemory returns the host's memory in bytes.
 func hostMemory() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {

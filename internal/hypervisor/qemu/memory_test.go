@@ -22,7 +22,7 @@ import (
 
 const testMemory = 12 << 20
 
-// savedMemory is a sparse file with data at both ends and in the middle.
+// savedMemory creates a sparse file with data at both ends and in the middle.
 func savedMemory(t *testing.T, name string, fill byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -101,7 +101,7 @@ func TestTemplateIsLoadedOnce(t *testing.T) {
 			}
 			files <- m.file
 			m.release()
-			m.release() // as when both the launch and the instance let go
+			m.release() // as when both the launch and the instance release it
 		})
 	}
 	wg.Wait()
@@ -145,7 +145,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 			t.Errorf("%s was kept, which was used before the others", tm.path)
 		}
 	}
-	// One whose file is gone goes too, as soon as anything happens.
+	// A template whose file is gone is dropped at the next call.
 	if err := os.Remove(paths[5]); err != nil {
 		t.Fatal(err)
 	}
@@ -191,9 +191,10 @@ func TestLoadAlone(t *testing.T) {
 	m.release()
 }
 
-// TestLoadHasNoLimit loads memory for longer than a process may take to answer, for both kinds of who goes on.
+// TestLoadHasNoLimit loads memory for longer than a process may take to answer, both for memory that is shared and for memory
+// that is not.
 func TestLoadHasNoLimit(t *testing.T) {
-	bin, err := os.Executable() // is not run: what it would say is known
+	bin, err := os.Executable() // never executed: its facts are set in advance
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +212,7 @@ func TestLoadHasNoLimit(t *testing.T) {
 		p.Dir, p.Memory, p.NICs, p.Accel = t.TempDir(), testMemory, nil, vm.AccelTCG
 		p.Incoming = &hypervisor.Incoming{State: "/none", Memory: savedMemory(t, "memory", 9), Alone: alone}
 		l := &launch{d: d, plan: p}
-		if err := l.run(t.Context()); !errdefs.IsFailedPrecondition(err) || l.memory == nil { // it has no such disks
+		if err := l.run(t.Context()); !errdefs.IsFailedPrecondition(err) || l.memory == nil { // the disks do not exist
 			t.Errorf("alone %v: %v, memory %v", alone, err, l.memory)
 		}
 		l.release()
@@ -221,7 +222,7 @@ func TestLoadHasNoLimit(t *testing.T) {
 	}
 }
 
-// TestLoadDelta loads memory that is kept as what differs from another.
+// TestLoadDelta loads memory that is saved as a delta to another memory.
 func TestLoadDelta(t *testing.T) {
 	base, path := savedMemory(t, "base", 9), filepath.Join(t.TempDir(), "delta")
 	f, err := os.Create(path)

@@ -10,8 +10,8 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 )
 
-// setLink sets the carrier of interface n. It is done on the tap's side, which takes its interface along and stays as it
-// is when the interface is replaced.
+// setLink sets the carrier of NIC n. It does so at the tap's side, which also sets that of the NIC and keeps its state when the
+// NIC is replaced.
 func setLink(ctx context.Context, c *qmp.Client, n int, up bool) error {
 	return c.Execute(ctx, "set_link", props{"name": netName(n), "up": up}, nil)
 }
@@ -61,7 +61,7 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.
 	} else if err != nil {
 		return err
 	}
-	if known == nil { // otherwise an attempt before this one has removed it
+	if known == nil { // otherwise an earlier attempt has already removed it
 		if err := i.unplug(ctx, c, nicName(nic)); err != nil {
 			return err
 		}
@@ -69,10 +69,10 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.
 	if err := c.Execute(ctx, "device_add", nicDevice(nic, mac.String(), mtu), nil); err != nil {
 		return err
 	}
-	return setLink(ctx, c, nic, false) // the tap's side has held packets back; now the guest sees it too
+	return setLink(ctx, c, nic, false) // the tap's side already blocks packets; this makes the guest see it too
 }
 
-// unplug asks the guest to let a device go and waits until it has.
+// unplug asks the guest to release a device and waits until it has.
 func (i *instance) unplug(ctx context.Context, c *qmp.Client, id string) error {
 	e := i.listen()
 	defer i.deafen(e)

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// bridged makes a namespace with n taps on a bridge that has an address.
+// bridged creates a namespace with n taps on a bridge that has an address.
 func bridged(t testing.TB, n int) (ns string) {
 	t.Helper()
 	ns = fmt.Sprintf("cocoon-test-%d", os.Getpid())
@@ -37,13 +37,13 @@ func pings(t testing.TB, ns, address string) bool {
 	return exec.CommandContext(t.Context(), "ip", "netns", "exec", ns, "ping", "-c", "1", "-W", "1", address).Run() == nil
 }
 
-// heard counts the packets that came out of the guest.
+// heard returns the number of packets that came out of the guest.
 func heard(t testing.TB, ns, tap string) string {
 	t.Helper()
 	return strings.TrimSpace(run(t, "ip", "netns", "exec", ns, "cat", "/sys/class/net/"+tap+"/statistics/rx_packets"))
 }
 
-// TestLinks has a clone of a guest that talks come up silent, and replaces its interface.
+// TestLinks starts a clone of a guest that sends packets, checks that the clone is silent, and replaces its NIC.
 func TestLinks(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	ns := bridged(t, 2)
@@ -108,7 +108,7 @@ func TestLinks(t *testing.T) {
 	}
 	await(t, "the clone answers at its new address", func() bool { return pings(t, ns, "10.9.8.3") })
 
-	// What was replaced is saved and goes on as well.
+	// A guest with a replaced NIC can also be saved and resumed.
 	again := saved(t)
 	again.Hold = true
 	doSave(t, j, again)

@@ -1,8 +1,8 @@
-// Package qemu runs VMs with QEMU: one detached, unprivileged process per VM, spoken to over QMP.
+// Package qemu runs VMs with QEMU: one detached, unprivileged process per VM, controlled over QMP.
 //
-// A VM's process opens nothing below the state folder by itself: disks, kernel, taps and listening sockets are handed to
-// it as descriptors, so it needs no right on any path there. The package creates no disk, tap or image, keeps no record
-// of VMs, and decides nothing about their lives.
+// A VM's process opens nothing below the state folder by itself. It inherits disks, kernel, taps and listening sockets as
+// descriptors, so it needs no permission on any path there. The package creates no disk, tap or image, keeps no record of VMs,
+// and does not decide when VMs start or stop.
 package qemu
 
 import (
@@ -25,13 +25,13 @@ import (
 // Name is the driver's name in records and handles.
 const Name = "qemu"
 
-// Defaults of Config.
+// Default values of Config.
 const (
 	DefaultBinary     = "qemu-system-x86_64"
-	DefaultUIDBase    = 0x70000000 // above every range that distributions and systemd hand out
+	DefaultUIDBase    = 0x70000000 // above every range that distributions and systemd assign
 	DefaultUIDCount   = 0x0fffffff
 	DefaultCgroup     = "cocoon"
-	DefaultTBSize     = 128 // MiB; without a bound the code cache of a busy guest grows to 600 MiB
+	DefaultTBSize     = 128 // MiB; without a limit the code cache of a busy guest grows to 600 MiB
 	DefaultSparePorts = 4
 	DefaultLogLimit   = 1 << 20 // bytes
 	DefaultLaunchTime = time.Minute
@@ -40,15 +40,15 @@ const (
 // Config configures a Driver. Zero fields take their defaults.
 type Config struct {
 	Binary       string        // name looked up in PATH, or a path
-	UIDBase      uint32        // first of the user ids that VM processes get; each VM has its own, used as group id too
-	UIDCount     uint32        // how many there are
+	UIDBase      uint32        // first of the user ids for VM processes; each VM has its own, which is also its group id
+	UIDCount     uint32        // number of user ids
 	Cgroup       string        // folder in the cgroup v2 tree that holds one folder per VM
-	TBSize       int           // MiB of translated code that emulation keeps per VM
+	TBSize       int           // MiB of translated code that emulation may keep per VM
 	SparePorts   int           // free hot-plug ports per VM
 	LogLimit     int64         // bytes of console log, and of QEMU's own log, kept per VM
-	LaunchTime   time.Duration // a process that does not answer so long after its start is given up
-	MemoryCache  int64         // bytes of saved memory kept ready while no VM uses it; default an eighth of the host's
-	FirmwareDirs []string      // where OVMF, qboot and SeaBIOS are looked for
+	LaunchTime   time.Duration // time limit for a new process to answer; after it the launch fails
+	MemoryCache  int64         // bytes of saved memory kept loaded while no VM uses it; default an eighth of the host's
+	FirmwareDirs []string      // folders to search for OVMF, qboot and SeaBIOS
 }
 
 func (c Config) withDefaults() Config {
@@ -81,10 +81,10 @@ type Driver struct {
 	logs   keeper
 	memory templates
 
-	trustEmulator bool // of tests that save a running guest where there is no KVM; see save.tracked
+	trustEmulator bool // for tests that save a running guest without KVM; see save.tracked
 
 	mu    sync.Mutex
-	uids  map[uint32]bool // of the instances in use
+	uids  map[uint32]bool // user ids of the instances in use
 	facts factsCache
 }
 
@@ -95,7 +95,7 @@ var (
 	_ hypervisor.Seeker        = (*Driver)(nil)
 )
 
-// New returns a driver. It touches nothing; Probe tells whether it can work here.
+// New returns a driver. It touches nothing; Probe reports whether it can work here.
 func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	cfg = cfg.withDefaults()
 	switch {
@@ -155,7 +155,7 @@ func (d *Driver) binary() (string, error) {
 	return filepath.Abs(bin)
 }
 
-// factsCache remembers the facts of one binary as long as its file is the same.
+// factsCache caches the facts of one binary as long as its file is unchanged.
 type factsCache struct {
 	path  string
 	size  int64
@@ -184,7 +184,7 @@ func (d *Driver) binaryFacts(ctx context.Context, bin string) (binaryFacts, erro
 	return key.value, nil
 }
 
-// firmware finds a firmware file by name, "" if this host lacks it.
+// firmware finds a firmware file by name, "" if this host does not have it.
 func (d *Driver) firmware(name string) string {
 	for _, dir := range d.cfg.FirmwareDirs {
 		path := filepath.Join(dir, name)
@@ -195,7 +195,7 @@ func (d *Driver) firmware(name string) string {
 	return ""
 }
 
-// ovmf finds the UEFI firmware and the variable store that belongs to it.
+// ovmf finds the UEFI firmware and its matching variable store.
 func (d *Driver) ovmf() (code, vars string) {
 	for _, pair := range [][2]string{
 		{"OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"}, {"OVMF_CODE.4m.fd", "OVMF_VARS.4m.fd"}, {"OVMF_CODE.fd", "OVMF_VARS.fd"},
@@ -207,15 +207,15 @@ func (d *Driver) ovmf() (code, vars string) {
 	return "", ""
 }
 
-// uuidOf is the UUID by which the guest, and we in the list of processes, know a VM: a version 8 UUID (RFC 9562) made
-// of the hash of its id.
+// uuidOf is the UUID by which the guest knows its VM, and by which we find it in the process list: a version 8 UUID (RFC 9562)
+// made from the hash of its id.
 func uuidOf(id vm.ID) string {
 	sum := sha256.Sum256([]byte("cocoonstack.io/vm/" + string(id)))
 	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
-// takeUID gives VM id its user. It depends on the id only, as long as no instance in use has the same.
+// takeUID assigns a user id to VM id. It depends only on the id, unless another instance in use has the same one.
 func (d *Driver) takeUID(id vm.ID) (uint32, error) {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(id))

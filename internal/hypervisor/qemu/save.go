@@ -17,34 +17,34 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The ways to take memory. QEMU's background-snapshot is not among them: it pauses the guest no shorter than precopy
-// does, unprivileged processes may use it only where the host's vm.unprivileged_userfaultfd allows, and when its reader
-// goes away in the middle, as with a full disk or a killed daemon, the guest stands for ever. Where guests are emulated its
-// pause would be the shorter one; the other two reasons hold.
+// The methods to take memory. QEMU's background-snapshot is not used, for three reasons. Its pause is not shorter than that of
+// precopy. An unprivileged process may use it only if the host's vm.unprivileged_userfaultfd allows it. If its reader goes away
+// in the middle (a full disk, a killed daemon), the guest hangs for ever. For emulated guests its pause would be shorter, but
+// the other two reasons hold.
 const (
-	methodPrecopy = "precopy" // pages are saved while the guest runs, and again those it changed, the last when it stands
-	methodStopped = "stopped" // the guest stands until all is saved
+	methodPrecopy = "precopy" // saves pages while the guest runs, changed pages again, and the last ones while it is paused
+	methodStopped = "stopped" // the guest is paused until everything is saved
 )
 
-// save is one Save on its way.
+// save is one Save in progress.
 type save struct {
 	i    *instance
 	plan hypervisor.SavePlan
 	c    *qmp.Client
 	ear  *ear
 
-	running bool // the guest ran before
+	running bool // the guest ran before the save
 	kvm     bool
 	disks   disks
 	files   []*os.File // memory and state
-	base    *os.File   // the memory that this one may stand on; nil: none
+	base    *os.File   // the memory that the new one may be a delta to; nil: none
 	flow    *flow
 	method  string
 	pause   time.Duration
-	stopped time.Time // of the STOP event that no RESUME has followed
+	stopped time.Time // time of a STOP event that no RESUME has followed yet
 }
 
-// abortLimit bounds the way back to a running guest.
+// abortLimit bounds the rollback to a running guest.
 const abortLimit = 30 * time.Second
 
 // Save implements hypervisor.Snapshotter.
@@ -86,7 +86,7 @@ func (s *save) run(ctx context.Context) (saved hypervisor.Saved, err error) {
 	return s.result(), nil
 }
 
-// look finds out how the guest is.
+// look checks the run state of the guest.
 func (s *save) look(ctx context.Context) error {
 	now, err := status(ctx, s.c)
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *save) makeFiles(context.Context) error {
 	return err
 }
 
-// prepare does all that can be done while the guest runs.
+// prepare does everything that is possible while the guest runs.
 func (s *save) prepare(ctx context.Context) error {
 	if err := s.disks.prepare(ctx, s.plan.Overlays); err != nil {
 		return err
@@ -140,24 +140,25 @@ func (s *save) prepare(ctx context.Context) error {
 	if err := s.allow(ctx, s.method); err != nil {
 		return err
 	}
-	// As fast as we read. The guest may stand for so long; steady raises it for one that writes faster.
+	// As fast as we can read. downtime-limit is how long the guest may be paused; steady raises it for a guest that writes
+	// faster.
 	return s.c.Execute(ctx, "migrate-set-parameters", props{"max-bandwidth": int64(1) << 40, "downtime-limit": 20}, nil)
 }
 
-// tracked reports whether QEMU notes every page that the guest changes while it is saved. Where guests are emulated it does
-// not: before QEMU 9.0 the emulator goes on writing to pages that the migration has just marked clean (fixed there by
-// commit 03bfc2188f, "physmem: Fix migration dirty bitmap coherency with TCG memory access"; its author knows of further
-// races). What goes on from such a snapshot has a page that is older than the rest.
+// tracked reports whether QEMU records every page that the guest changes during the save. For emulated guests it does not:
+// before QEMU 9.0 the emulator keeps writing to pages that the migration has just marked clean (fixed there by commit
+// 03bfc2188f, "physmem: Fix migration dirty bitmap coherency with TCG memory access"; its author knows of further races). A
+// guest that resumes from such a snapshot would have a page older than the rest.
 func (s *save) tracked() bool { return s.kvm || s.i.d.trustEmulator }
 
-// allow switches on what method needs, and what another one needs off.
+// allow switches on the capabilities that method needs and switches off those of the other method.
 func (s *save) allow(ctx context.Context, method string) error {
 	return capabilities(ctx, s.c, map[string]bool{
 		"events": true, "pause-before-switchover": method == methodPrecopy,
 	})
 }
 
-// take takes disks, devices and memory of one instant.
+// take saves disks, devices and memory of one instant.
 func (s *save) take(ctx context.Context) error {
 	if s.method == methodPrecopy {
 		return s.takePrecopy(ctx)
@@ -231,7 +232,7 @@ func (s *save) taken() {
 	}
 }
 
-// migrate begins the stream. The context it returns ends with the stream when that fails.
+// migrate starts the stream. The returned context ends if the stream fails.
 func (s *save) migrate(ctx context.Context) (context.Context, error) {
 	const name = "save"
 	var w *os.File
@@ -241,7 +242,7 @@ func (s *save) migrate(ctx context.Context) (context.Context, error) {
 		return ctx, err
 	}
 	err = s.c.ExecuteFile(ctx, "getfd", props{"fdname": name}, nil, w)
-	_ = w.Close() // QEMU has its own
+	_ = w.Close() // QEMU has its own copy
 	if err != nil {
 		return ctx, err
 	}
@@ -253,7 +254,7 @@ func (s *save) migrate(ctx context.Context) (context.Context, error) {
 
 const resumed = "RESUME"
 
-// until waits for an event, or for a state of the migration.
+// until waits for an event or for a migration status.
 func (s *save) until(ctx context.Context, want string) error {
 	for {
 		ev, err := s.ear.next(ctx, s.c)
@@ -288,9 +289,9 @@ func (s *save) until(ctx context.Context, want string) error {
 	}
 }
 
-// why says why a migration has failed. The reason is ours when our side of the stream broke.
+// why explains why a migration failed. If our side of the stream broke, that is the reason.
 func (s *save) why(ctx context.Context, status string) error {
-	if err := s.flow.wait(ctx); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) { // QEMU has closed, or is about to
+	if err := s.flow.wait(ctx); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) { // QEMU has closed it, or will soon
 		return err
 	}
 	_, desc, err := migrating(ctx, s.c)
@@ -303,7 +304,8 @@ func (s *save) why(ctx context.Context, status string) error {
 	return errdefs.Unsupportedf("QEMU ended the save as %s: %s", status, desc)
 }
 
-// steady gives a guest that changes its memory faster than it is saved more time to stand, and stops it in the end.
+// steady handles a guest that changes its memory faster than it is saved: it allows a longer pause, and finally stops the
+// guest.
 func (s *save) steady(ctx context.Context, ev qmp.Event) error {
 	var data struct {
 		Pass int `json:"pass"`
@@ -347,14 +349,14 @@ func (s *save) result() hypervisor.Saved {
 	return hypervisor.Saved{Pause: s.pause, Method: s.method, Memory: s.flow.written.Used, Delta: s.flow.written.Delta, Machine: machineOf(facts, accel)}
 }
 
-// abort brings the guest back to where it was.
+// abort rolls the guest back to its state before the save.
 func (s *save) abort(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortLimit)
 	defer cancel()
 	if s.flow != nil {
-		s.flow.end() // QEMU may be stuck writing to it
+		s.flow.end() // QEMU may be blocked writing to it
 	}
-	c, err := s.i.connected(ctx) // the connection may be another one meanwhile
+	c, err := s.i.connected(ctx) // the connection may have been replaced meanwhile
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
@@ -374,7 +376,7 @@ func (s *save) abort(ctx context.Context) error {
 	}
 }
 
-// discard removes the files of a save that failed.
+// discard removes the files of a failed save.
 func (s *save) discard() (err error) {
 	for _, f := range s.files {
 		_ = f.Close()

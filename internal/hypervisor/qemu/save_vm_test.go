@@ -19,7 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// saved is where a test saves to.
+// saved returns where a test saves to.
 func saved(t testing.TB) hypervisor.SavePlan {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {
@@ -42,17 +42,17 @@ func doSave(t testing.TB, i hypervisor.Instance, p hypervisor.SavePlan) hypervis
 	return got
 }
 
-// from is a plan of another VM that goes on from what p was saved as.
+// from returns a plan of another VM that resumes from the saved state of p.
 func from(t testing.TB, p hypervisor.Plan, s hypervisor.SavePlan) hypervisor.Plan {
 	p.ID, p.Dir = vm.NewID(), deepDir(t)
-	p.Boot.Kernel = "/nonexistent" // a guest that goes on needs none
+	p.Boot.Kernel = "/nonexistent" // a resumed guest needs no kernel
 	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory}
 	return p
 }
 
 var countRE = regexp.MustCompile(`COUNT (\d+)\r?\n`)
 
-// counts are the numbers in console logs.
+// counts returns the numbers in console logs.
 func counts(t testing.TB, logs ...string) (all []int) {
 	t.Helper()
 	var text string
@@ -102,7 +102,7 @@ func sum(t testing.TB, path string) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// TestHoldAndGoOn saves a counting guest, ends it, and has it go on in another process: no number is lost or said twice.
+// TestHoldAndGoOn saves a counting guest, ends it, and resumes it in another process: no number is lost or printed twice.
 func TestHoldAndGoOn(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
@@ -131,8 +131,8 @@ func TestHoldAndGoOn(t *testing.T) {
 	consecutive(t, counts(t, before, consoleOf(t, j)))
 }
 
-// TestLiveSave saves a counting guest while it runs. It goes on by itself, and so do two others from the same memory,
-// which neither of them changes.
+// TestLiveSave saves a counting guest while it runs. The guest continues by itself. Two others resume from the same memory, and
+// neither changes it.
 func TestLiveSave(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
@@ -167,7 +167,7 @@ func TestLiveSave(t *testing.T) {
 	}
 }
 
-// overlayOn makes an empty overlay in dir.
+// overlayOn creates an empty overlay in dir.
 func overlayOn(t testing.TB, below vm.Disk, dir, name string) vm.Disk {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -178,7 +178,7 @@ func overlayOn(t testing.TB, below vm.Disk, dir, name string) vm.Disk {
 	return vm.Disk{Path: path, Format: vm.DiskQCOW2, Serial: below.Serial, Role: below.Role, Backing: &below}
 }
 
-// blankDisk is a disk of 16 MiB in dir to which the guest writes.
+// blankDisk creates a disk of 16 MiB in dir for the guest to write to.
 func blankDisk(t testing.TB, dir string) vm.Disk {
 	t.Helper()
 	d := vm.Disk{Path: filepath.Join(dir, "base.raw"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}
@@ -186,9 +186,9 @@ func blankDisk(t testing.TB, dir string) vm.Disk {
 	return d
 }
 
-// TestSaveWithDisk saves a guest again and again that writes a number to its disk and then says it. What a saved disk
-// holds is the number that the guest was about to say, or has just said: disk and memory are of one instant. The source
-// writes on meanwhile, and its clone runs beside it on the same frozen layers.
+// TestSaveWithDisk repeatedly saves a guest that writes a number to its disk and then prints it. A saved disk must hold the
+// number that the guest is about to print or has just printed, because disk and memory are of one instant. Meanwhile the source
+// keeps writing, and its clone runs on the same frozen layers.
 func TestSaveWithDisk(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
 	top := blankDisk(t, dir)
@@ -218,7 +218,7 @@ func TestSaveWithDisk(t *testing.T) {
 		if err := j.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		// The frozen layers alone, at the instant.
+		// Only the frozen layers, as they were at the instant.
 		out := filepath.Join(dir, "flat.raw")
 		flat(t, frozen, out)
 		data, err := os.ReadFile(out)
@@ -229,7 +229,7 @@ func TestSaveWithDisk(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the frozen disk holds %.20q", data)
 		}
-		// The clone's first whole line may be the second that it says.
+		// The first complete line of the clone may be the second that it prints.
 		if n < all[0]-2 || n > all[0] {
 			t.Errorf("the disk is of number %d, the memory of about %d", n, all[0])
 		}
@@ -241,7 +241,7 @@ func TestSaveWithDisk(t *testing.T) {
 		top = s.Overlays[0].Disk
 	}
 	consecutive(t, counts(t, consoleOf(t, i)))
-	// What was in use when the guest ran on is refused, and a stranger's serial too, without harm.
+	// An overlay that was attached while the guest ran is refused, and so is an unknown serial, without harm.
 	for _, o := range []hypervisor.DiskOverlay{{Serial: "cow", Disk: top}, {Serial: "none", Disk: top}} {
 		s := saved(t)
 		s.Overlays = []hypervisor.DiskOverlay{o}
@@ -252,7 +252,7 @@ func TestSaveWithDisk(t *testing.T) {
 	}
 }
 
-// flat writes what a disk's layers hold together, without asking a running QEMU for its locks.
+// flat writes the combined content of a disk's layers, without taking the locks of a running QEMU.
 func flat(t testing.TB, d vm.Disk, out string) {
 	t.Helper()
 	var spec func(vm.Disk) string
@@ -269,7 +269,7 @@ func flat(t testing.TB, d vm.Disk, out string) {
 	run(t, "qemu-img", "convert", "-U", "-O", "raw", "json:{"+spec(d)+"}", out)
 }
 
-// TestHoldAndLetGo has another driver let a held guest go on, as after a failure further on, and save it again.
+// TestHoldAndLetGo makes another driver resume a held guest, as after a later failure, and saves the guest again.
 func TestHoldAndLetGo(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
 	top := blankDisk(t, dir)
@@ -313,7 +313,7 @@ func TestHoldAndLetGo(t *testing.T) {
 	}
 }
 
-// TestDirtySave saves a guest that changes its memory without end: as it stands, and while it runs.
+// TestDirtySave saves a guest that changes its memory endlessly, paused and running.
 func TestDirtySave(t *testing.T) {
 	t.Run("standing or tracked", func(t *testing.T) { dirtySave(t, testDriver(t)) })
 	t.Run("running", func(t *testing.T) {
@@ -347,7 +347,7 @@ func dirtySave(t *testing.T, d *Driver) hypervisor.Saved {
 	return got
 }
 
-// TestFirmwareGoesOn saves guests that are in their firmware and has them go on, the variables of UEFI included.
+// TestFirmwareGoesOn saves guests that are still in their firmware and resumes them, including the UEFI variables.
 func TestFirmwareGoesOn(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	for firmware, says := range map[vm.Firmware]string{vm.FirmwareBIOS: "Booting from Hard Disk", vm.FirmwareUEFI: "BdsDxe"} {
@@ -374,7 +374,7 @@ func TestFirmwareGoesOn(t *testing.T) {
 	}
 }
 
-// TestFlatten shortens the chain of a disk while the guest writes to it, and starts another guest from what it became.
+// TestFlatten shortens the chain of a disk while the guest writes to it, and starts another guest from the result.
 func TestFlatten(t *testing.T) {
 	a, d, dir := needGuest(t), testDriver(t), secretDir(t)
 	base := blankDisk(t, dir)

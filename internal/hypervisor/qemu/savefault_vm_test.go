@@ -26,7 +26,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestSaveFails fails a save in several ways; each time the guest counts on and nothing is left.
+// TestSaveFails makes a save fail in several ways; each time the guest keeps counting and nothing is left.
 func TestSaveFails(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	small := t.TempDir()
@@ -94,7 +94,7 @@ func TestSaveFails(t *testing.T) {
 	consecutive(t, counts(t, consoleOf(t, i)))
 }
 
-// TestGoOnFails gives state that is not whole; each time it is data loss and nothing is left.
+// TestGoOnFails launches from incomplete state; each time the error is data loss and nothing is left.
 func TestGoOnFails(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
@@ -153,7 +153,7 @@ func truncate(t testing.TB, path string, size int64) {
 	}
 }
 
-// TestKilledWhileSaving kills QEMU in the middle.
+// TestKilledWhileSaving kills QEMU during a save.
 func TestKilledWhileSaving(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
@@ -189,8 +189,8 @@ func TestKilledWhileSaving(t *testing.T) {
 	}
 }
 
-// TestDaemonKilledWhileSaving kills the saving process at many moments. The next one finds the guest running, or lets
-// it go on, and not a number is lost.
+// TestDaemonKilledWhileSaving kills the saving process at many moments. The next process finds the guest running or resumes it,
+// and no number is lost.
 func TestDaemonKilledWhileSaving(t *testing.T) {
 	if handle := os.Getenv("QEMU_TEST_SAVE"); handle != "" {
 		i, err := testDriver(t).Adopt(t.Context(), hypervisor.Handle(handle))
@@ -221,7 +221,7 @@ func TestDaemonKilledWhileSaving(t *testing.T) {
 	say(t, i, "both")
 	logged(t, i, "COUNT 10\r\n")
 	for delay := time.Duration(0); delay < 240*time.Millisecond; delay += 16 * time.Millisecond {
-		top = overlayOn(t, top, dir, fmt.Sprintf("over%d.qcow2", delay)) // whether it comes to that or not
+		top = overlayOn(t, top, dir, fmt.Sprintf("over%d.qcow2", delay)) // whether the save gets that far or not
 		spec, err := json.Marshal([]hypervisor.DiskOverlay{{Serial: "cow", Disk: top}})
 		if err != nil {
 			t.Fatal(err)
@@ -249,7 +249,7 @@ func TestDaemonKilledWhileSaving(t *testing.T) {
 	doSave(t, i, saved(t))
 }
 
-// killWhen starts cmd and kills it a while after it has said a word.
+// killWhen starts cmd and kills it some time after it has printed word.
 func killWhen(t testing.TB, cmd *exec.Cmd, word string, after time.Duration) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()

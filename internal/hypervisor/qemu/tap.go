@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// openTaps attaches to the tap of each NIC, in the namespace that holds it. The taps exist already: this makes none.
+// openTaps attaches to the tap of each NIC, in the namespace of the tap. The taps must exist; this creates none.
 func openTaps(ctx context.Context, nics []vm.NIC) ([]*os.File, error) {
 	taps := make([]*os.File, len(nics))
 	for i, n := range nics {
@@ -26,7 +26,7 @@ func openTaps(ctx context.Context, nics []vm.NIC) ([]*os.File, error) {
 		if n.NetNS == "" {
 			err = open()
 		} else {
-			err = proc.OnThread(func() error { // a thread that has left its namespace is not fit for anything else
+			err = proc.OnThread(func() error { // a thread that has changed its namespace cannot be used for anything else
 				if err := enterNetNS(n.NetNS); err != nil {
 					return err
 				}
@@ -53,8 +53,8 @@ func enterNetNS(path string) error {
 	return nil
 }
 
-// A process of another VM that is being started holds a copy of every descriptor of ours from its fork until its exec, also
-// of the one with which this tap was made a moment ago. On a busy machine that takes a while.
+// The process of another VM that is being started holds a copy of every descriptor of ours between its fork and its exec,
+// including the one with which this tap was just created. On a busy machine that takes a while.
 const (
 	busyLimit = 5 * time.Second
 	busyPause = time.Millisecond
@@ -91,7 +91,7 @@ func openTap(ctx context.Context, n vm.NIC) (*os.File, error) {
 	return os.NewFile(uintptr(fd), n.Tap), nil
 }
 
-// linkExists keeps TUNSETIFF from making a new tap when the wanted one is not there.
+// linkExists checks that the tap exists, because TUNSETIFF would otherwise create a new one.
 func linkExists(name string) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// guestInit is the init of the test guest: it obeys words on the console, the power button, and echoes the agent port.
+// guestInit is the init of the test guest: it obeys commands on the console and the power button, and echoes the agent port.
 const guestInit = `#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mkdir -p /proc /sys /dev
@@ -66,7 +66,7 @@ done
 poweroff -f
 `
 
-// assets are the kernel, and an initial file system made of the configured one (for its modules) and our init.
+// assets are the kernel and an initial file system, which is the configured one (for its modules) plus our init.
 type assets struct{ kernel, initrd string }
 
 func needGuest(t testing.TB) assets {
@@ -87,7 +87,7 @@ func needGuest(t testing.TB) assets {
 	if err != nil {
 		t.Fatal(err)
 	}
-	buf := bytes.NewBuffer(append(data, make([]byte, -len(data)&511)...)) // the kernel takes archives one after another
+	buf := bytes.NewBuffer(append(data, make([]byte, -len(data)&511)...)) // the kernel accepts concatenated archives
 	w := cpio.NewWriter(buf)
 	for _, f := range []struct {
 		name string
@@ -120,7 +120,7 @@ func testDriver(t testing.TB) *Driver {
 	return d
 }
 
-// deepDir is a runtime folder as hostile as it gets: closed to others and with a path too long for a socket.
+// deepDir returns the hardest runtime folder: closed to other users, and with a path too long for a socket.
 func deepDir(t testing.TB) string {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("deep/", 30), "vm")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -155,7 +155,7 @@ func say(t testing.TB, i hypervisor.Instance, line string) {
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
 		t.Fatal(err)
 	}
-	// Closing before could lose the line on its way into the guest.
+	// Closing earlier could lose the line before the guest reads it.
 	await(t, "the guest hears "+line, func() bool { return heard() > before })
 }
 
@@ -182,7 +182,7 @@ func logged(t testing.TB, i hypervisor.Instance, text string) string {
 	return string(log)
 }
 
-// line waits for text on the console and returns the whole line that it begins.
+// line waits for text on the console and returns the complete line that starts with it.
 func line(t testing.TB, i hypervisor.Instance, text string) (line string) {
 	t.Helper()
 	await(t, "the line of "+text+" ends", func() bool {
@@ -213,7 +213,7 @@ func TestContract(t *testing.T) {
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { say(t, i, "reset") },
 			Crash: func(t *testing.T, pid int) {
-				// It is process 1 of its namespace, which no other signal from outside can end.
+				// It is process 1 of its namespace, and only SIGKILL from outside can end it.
 				if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 					t.Fatal(err)
 				}
@@ -223,7 +223,7 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// left looks for traces without the driver's help.
+// left searches for traces without using the driver.
 func left(t *testing.T, p hypervisor.Plan) []string {
 	var traces []string
 	found, err := proc.Find(func(_ int, args []string) bool { return follows(args, "-uuid", uuidOf(p.ID)) })
@@ -238,7 +238,7 @@ func left(t *testing.T, p hypervisor.Plan) []string {
 		traces = append(traces, path)
 	}
 	if g := testDriver(t).cgroups(); g.usable() && exists(filepath.Dir(g.path(p.ID))) {
-		// Ours above the VMs' goes with the last of them.
+		// Our folder above those of the VMs is removed with the last VM.
 		if rest, err := os.ReadDir(filepath.Dir(g.path(p.ID))); err == nil && !slices.ContainsFunc(rest, os.DirEntry.IsDir) {
 			traces = append(traces, "empty cgroup "+g.name)
 		}

@@ -11,23 +11,23 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// MaxFrame bounds one message in bytes. QEMU's own answers are far smaller; more means that nobody sane is speaking.
+// MaxFrame bounds one message in bytes. QEMU's own answers are far smaller; a larger message means a broken or hostile peer.
 const MaxFrame = 4 << 20
 
-// Version is what the greeting says of the peer.
+// Version is the peer's version from the greeting.
 type Version struct {
 	Major, Minor, Micro int
 	Package             string
 }
 
-// Event is something that happened in QEMU.
+// Event is a QMP event.
 type Event struct {
 	Name string
 	Data json.RawMessage // an object, or nil
 	Time time.Time
 }
 
-// Error is an error that QEMU answered to a command. Its class is QEMU's, e.g. GenericError or CommandNotFound.
+// Error is QEMU's error answer to a command. Its class is QEMU's, e.g. GenericError or CommandNotFound.
 type Error struct {
 	Class string `json:"class"`
 	Desc  string `json:"desc"`
@@ -71,7 +71,7 @@ type wireFrame struct {
 	ID     *uint64         `json:"id"`
 }
 
-// parseFrame decodes one line. It returns DataLoss for anything that is not a QMP message.
+// parseFrame decodes one line. It returns DataLoss if the line is not a QMP message.
 func parseFrame(line []byte) (frame, error) {
 	var w wireFrame
 	if err := json.Unmarshal(line, &w); err != nil {

@@ -1,4 +1,4 @@
-// Package qmp speaks the QEMU Machine Protocol over one connection: commands and their answers, and events.
+// Package qmp implements the QEMU Machine Protocol over one connection: commands, answers and events.
 //
 // It knows no command but qmp_capabilities, does not reconnect and does not use out-of-band execution.
 package qmp
@@ -31,17 +31,17 @@ type Client struct {
 	next    uint64
 	pending map[uint64]chan<- answer
 	err     error         // why the connection ended
-	done    chan struct{} // closed when it has
+	done    chan struct{} // closed when it has ended
 }
 
-// Open takes over conn, waits for the greeting and negotiates. onEvent is called for every event, in order, from the
-// client's own goroutine: it must not block and must not Execute. On error conn is closed.
+// Open takes ownership of conn, waits for the greeting and negotiates. It calls onEvent for every event, in order, from the
+// client's own goroutine: onEvent must not block and must not call Execute. On error conn is closed.
 func Open(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
 	c := &Client{conn: conn, onEvent: onEvent, pending: map[uint64]chan<- answer{}, done: make(chan struct{})}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	r := bufio.NewReader(conn)
 	err := c.greet(r)
-	if !stop() { // the deadline may hit any moment: the connection is of no use
+	if !stop() { // the deadline may hit at any moment, so the connection is useless
 		err = ctx.Err()
 	}
 	if err != nil {
@@ -68,12 +68,12 @@ func (c *Client) greet(r *bufio.Reader) error {
 	return nil
 }
 
-// Version is that of the greeting.
+// Version returns the version from the greeting.
 func (c *Client) Version() Version { return c.version }
 
-// Execute runs a command and decodes its result into result (nil to drop it). args is nil or marshals to an object.
-// An *Error is QEMU's refusal; Unavailable means that the connection is lost. When ctx ends the command may still be
-// carried out: there is no way to call it back.
+// Execute runs a command and decodes its result into result (nil drops it). args is nil or marshals to an object. An *Error
+// means that QEMU rejected the command; Unavailable means that the connection is lost. If ctx ends, QEMU may still execute the
+// command: it cannot be cancelled.
 func (c *Client) Execute(ctx context.Context, command string, args, result any) error {
 	return c.ExecuteFile(ctx, command, args, result, nil)
 }
@@ -95,7 +95,7 @@ func (c *Client) ExecuteFile(ctx context.Context, command string, args, result a
 		return fmt.Errorf("QMP %s: %w", command, ctx.Err())
 	case <-c.done:
 		select {
-		case a := <-ans: // it came just before the end
+		case a := <-ans: // the answer came just before the end
 			return a.decode(command, result)
 		default:
 			return fmt.Errorf("QMP %s: %w", command, c.Err())
@@ -135,8 +135,8 @@ func (c *Client) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// writeLimit bounds one write. QEMU reads its monitor from the main loop; when that does not turn for so long, the
-// process is stuck.
+// writeLimit bounds one write. QEMU reads its monitor in the main loop; if that loop does not run for so long, the process is
+// stuck.
 const writeLimit = 30 * time.Second
 
 func (c *Client) write(command string, args any, id uint64, f *os.File) error {
@@ -152,13 +152,13 @@ func (c *Client) write(command string, args any, id uint64, f *os.File) error {
 	defer c.wmu.Unlock()
 	_ = c.conn.SetWriteDeadline(time.Now().Add(writeLimit))
 	if err := c.send(append(line, '\n'), f); err != nil {
-		_ = c.conn.Close() // half a command may be on the wire
+		_ = c.conn.Close() // part of a command may already be sent
 		return errdefs.As(errdefs.Unavailable, err)
 	}
 	return nil
 }
 
-// send writes a line; the descriptor goes with its first byte.
+// send writes a line; the descriptor is sent with its first byte.
 func (c *Client) send(line []byte, f *os.File) error {
 	if f != nil {
 		conn, ok := c.conn.(*net.UnixConn)
@@ -175,7 +175,7 @@ func (c *Client) send(line []byte, f *os.File) error {
 	return err
 }
 
-// read is the client's goroutine; it ends with the connection.
+// read is the client's goroutine. It returns when the connection ends.
 func (c *Client) read(r *bufio.Reader) {
 	var err error
 	for err == nil {
@@ -191,7 +191,7 @@ func (c *Client) read(r *bufio.Reader) {
 	close(c.done)
 }
 
-// lost classifies what ended a connection: nonsense is DataLoss, everything else is Unavailable.
+// lost classifies the error that ended a connection: invalid data is DataLoss, everything else is Unavailable.
 func lost(err error) error {
 	switch {
 	case errdefs.Is(err, errdefs.DataLoss):
@@ -213,7 +213,7 @@ func (c *Client) dispatch(f frame) {
 		ans := c.pending[f.answer.id]
 		delete(c.pending, f.answer.id)
 		c.mu.Unlock()
-		if ans != nil { // nil: whoever asked has given up
+		if ans != nil { // nil: the caller has given up
 			ans <- *f.answer
 		}
 	}
@@ -222,14 +222,14 @@ func (c *Client) dispatch(f frame) {
 // Done is closed when the connection has ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err says why the connection ended; nil while it has not.
+// Err returns why the connection ended; nil if it has not.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the connection and waits until no event can be delivered any more.
+// Close ends the connection and waits until no more events can be delivered.
 func (c *Client) Close() error {
 	_ = c.conn.Close()
 	<-c.done

@@ -10,20 +10,20 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// base is the earlier memory that pages are compared with. It is read, not mapped: a disk that fails is an error then,
-// and not the end of this process.
+// base is the earlier memory with which pages are compared. It is read, not mapped: a failing disk then gives an error and does
+// not kill this process.
 type base struct {
 	f    *os.File
-	data sparse.Pages // that are not holes
-	buf  []byte       // what was read ahead
-	at   int64        // of buf
-	next int64        // behind the page that was asked for last
+	data sparse.Pages // pages that are not holes
+	buf  []byte       // data read ahead
+	at   int64        // offset of buf
+	next int64        // offset after the last requested page
 }
 
-// readAhead is how much is read when one page after the other is asked for, as in the first pass of a save.
+// readAhead is how many bytes are read at once when pages are requested in sequence, as in the first pass of a save.
 const readAhead = 256 << 10
 
-// open reports whether the base is of size bytes, and finds out where it has data.
+// open reports whether the base has exactly size bytes, and finds where it has data.
 func (b *base) open(size int64) (fits bool, err error) {
 	info, err := b.f.Stat()
 	if err != nil || info.Size() != size || size%sparse.Block != 0 {
@@ -39,7 +39,7 @@ func (b *base) open(size int64) (fits bool, err error) {
 	return true, nil
 }
 
-// same reports whether the base has data, which are not zero, at at.
+// same reports whether the base has this data at offset at. data must not be all zeros.
 func (b *base) same(at int64, data []byte) (bool, error) {
 	if !b.data.Has(at / PageSize) {
 		return false, nil
@@ -60,7 +60,7 @@ func (b *base) same(at int64, data []byte) (bool, error) {
 	return bytes.Equal(b.buf[off:off+PageSize], data), nil
 }
 
-// read fills p with what is at at. Behind the end are zeros.
+// read fills p with the content at offset at. Beyond the end it is zeros.
 func (b *base) read(p []byte, at int64) error {
 	n, err := b.f.ReadAt(p, at)
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -15,7 +15,7 @@ import (
 
 const basePages = 1000
 
-// earlier makes a memory of an earlier time: a third of it are holes. It is open for reading.
+// earlier creates the file of an earlier memory, of which a third is holes. It is open for reading.
 func earlier(t testing.TB, size int64) (*os.File, []byte) {
 	t.Helper()
 	f, content := newFile(t), make([]byte, size)
@@ -34,8 +34,8 @@ func earlier(t testing.TB, size int64) (*os.File, []byte) {
 	return f, content
 }
 
-// TestDelta saves memories that differ from an earlier one in more and more pages, in passes as of a guest that runs: a
-// page may come again, also as it was there.
+// TestDelta saves memories that differ from an earlier one in more and more pages, in several passes as for a running guest: a
+// page may come again, even with its earlier content.
 func TestDelta(t *testing.T) {
 	const size = basePages * PageSize
 	for _, tt := range []struct {
@@ -65,7 +65,7 @@ func TestDelta(t *testing.T) {
 			now := bytes.Clone(content)
 			for n := range int64(basePages) {
 				at := now[n*PageSize : (n+1)*PageSize]
-				for pass := random.IntN(4); pass > 0; pass-- { // what it is in the end comes last
+				for pass := random.IntN(4); pass > 0; pass-- { // the final content comes last
 					put(n, page(byte(random.IntN(3))))
 				}
 				if random.IntN(100) < tt.changed {
@@ -116,7 +116,7 @@ func TestDeltaToOtherSize(t *testing.T) {
 	}
 }
 
-// TestBaseUnreadable has a base that cannot be read any more: no memory is made of zeros instead.
+// TestBaseUnreadable has a base that can no longer be read: the memory must not be filled with zeros instead.
 func TestBaseUnreadable(t *testing.T) {
 	under, content := earlier(t, basePages*PageSize)
 	writer, err := os.OpenFile(filepath.Join(filepath.Dir(under.Name()), "w"), os.O_CREATE|os.O_WRONLY, 0o600)
@@ -131,7 +131,7 @@ func TestBaseUnreadable(t *testing.T) {
 	if err := m.Size(basePages * PageSize); err != nil {
 		t.Fatal(err)
 	}
-	m.base.f = writer // is not open for reading
+	m.base.f = writer // not open for reading
 	if err := m.Page(8*PageSize, content[8*PageSize:9*PageSize]); !errdefs.Is(err, errdefs.DataLoss) {
 		t.Errorf("Page: %v", err)
 	}

@@ -12,24 +12,24 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// File is a Memory that writes an image of the memory into a new, empty file: sparse, with holes for pages of zeros. With
-// a base, pages that are as there are left out.
+// File is a Memory that writes an image of the memory into a new, empty file. The file is sparse, with holes for pages of
+// zeros. With a base it omits pages that are the same there.
 type File struct {
 	f    *os.File
 	base *base // nil: every page is written
 	size int64
-	came sparse.Pages // pages that came
+	came sparse.Pages // pages that have come
 	full sparse.Pages // pages that are not zero
-	own  sparse.Pages // with a base: pages that are not as there
-	run  []byte       // pages that follow each other and are not written yet
-	at   int64        // of run
+	own  sparse.Pages // with a base: pages that differ from it
+	run  []byte       // consecutive pages that are not written yet
+	at   int64        // offset of run
 }
 
-// runLength is how many bytes are written at once. More gains nothing.
+// runLength is how many bytes are written at once. A larger value gains nothing.
 const runLength = 1 << 20
 
-// NewFile writes to f. under, if not nil, is the file of an earlier memory that this one may be much like: when it is as
-// large and most of it is the same, f becomes a delta to it. Both stay the caller's.
+// NewFile writes to f. under, if not nil, is the file of an earlier memory that may be similar: if it has the same size and
+// most of its content is the same, f becomes a delta to it. The caller keeps owning both.
 func NewFile(f, under *os.File) *File {
 	m := &File{f: f, run: make([]byte, 0, runLength)}
 	if under != nil {
@@ -110,11 +110,11 @@ func (m *File) Zero(at int64) error {
 	return nil
 }
 
-// drop makes what f has of a page a hole.
+// drop turns the content of f for a page into a hole.
 func (m *File) drop(at int64) error {
 	n := at / PageSize
 	if !m.full.Has(n) || m.base != nil && !m.own.Has(n) {
-		return nil // it is one
+		return nil // it is a hole already
 	}
 	if err := m.flush(); err != nil {
 		return err
@@ -142,14 +142,14 @@ func (m *File) failed(err error) error {
 	return fmt.Errorf("write the guest's memory: %w", err)
 }
 
-// Written is what became of a memory.
+// Written is the result of saving a memory.
 type Written struct {
 	Used  int64 // bytes that are not zero
-	Delta bool  // the file has only what differs from the base
+	Delta bool  // the file contains only what differs from the base
 }
 
-// Finish writes what is left. What differs from its base in more than half of what it has is made whole: it is not worth
-// keeping the base for. It returns DataLoss when a page never came.
+// Finish writes the rest. If more than half of the data differs from the base, the file is made complete: the base is not worth
+// keeping for so little. It returns DataLoss if a page never came.
 func (m *File) Finish() (Written, error) {
 	if err := m.flush(); err != nil {
 		return Written{}, err
@@ -168,7 +168,7 @@ func (m *File) Finish() (Written, error) {
 	return w, m.failed(sparse.EndDelta(m.f, m.size, m.own))
 }
 
-// shared are the pages that have data and are in the base alone.
+// shared returns the pages that have data, but only in the base.
 func (m *File) shared() sparse.Pages {
 	p := sparse.NewPages(m.size)
 	for n := range p {
@@ -177,7 +177,7 @@ func (m *File) shared() sparse.Pages {
 	return p
 }
 
-// fill takes over pages of the base.
+// fill copies pages from the base.
 func (m *File) fill(pages sparse.Pages) error {
 	buf := m.run[:cap(m.run)]
 	for _, e := range pages.Extents(m.size) {

@@ -1,8 +1,8 @@
-// Package stream takes QEMU's migration stream apart: the pages of the guest's memory go to a file that is an image of
-// it, everything else becomes a smaller stream that QEMU loads on top of that memory.
+// Package stream splits QEMU's migration stream: the pages of the guest's memory go to a file that is an image of the memory.
+// Everything else becomes a smaller stream, which QEMU loads on top of that memory.
 //
-// It knows the framing of the stream and the records of guest memory. It does not interpret the state of devices, and
-// starts no migration.
+// It knows the framing of the stream and the records of guest memory. It does not interpret the state of devices, and it starts
+// no migration.
 package stream
 
 import (
@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// The framing, of QEMU's migration/savevm.c.
+// The framing, from QEMU's migration/savevm.c.
 const (
 	magic   = 0x5145564d // "QEVM"
 	version = 3
@@ -27,7 +27,7 @@ const (
 	sectionFooter = 0x7e
 )
 
-// The records of memory, of QEMU's migration/ram.c: a page's offset with flags in its low bits.
+// The records of memory, from QEMU's migration/ram.c: a page's offset with flags in its low bits.
 const (
 	flagZero     = 0x02
 	flagSizes    = 0x04
@@ -37,10 +37,10 @@ const (
 	flagMask     = PageSize - 1
 )
 
-// PageSize is that of the records, whatever the host uses.
+// PageSize is the page size of the records, whatever page size the host uses.
 const PageSize = 4096
 
-// Bounds of what a guest that has taken over its QEMU can make us believe.
+// Limits for input that may come from a guest that has taken over its QEMU.
 const (
 	maxBlocks  = 1024
 	maxBlock   = 1 << 30 // bytes of a block other than the guest's memory
@@ -48,20 +48,19 @@ const (
 	maxState   = 1 << 30 // bytes of the rest of the stream
 )
 
-// Memory takes the pages of the guest's memory. A page may come more than once; the last one counts.
+// Memory receives the pages of the guest's memory. A page may come more than once; the last one counts.
 type Memory interface {
-	// Size comes before all pages, once.
+	// Size is called once, before all pages.
 	Size(bytes int64) error
-	// Page is a page that is not zero. data is valid during the call only.
+	// Page receives a page that is not zero. data is valid only during the call.
 	Page(at int64, data []byte) error
-	// Zero is a page of zeros.
+	// Zero receives a page of zeros.
 	Zero(at int64) error
 }
 
-// Split reads a stream to its end. The pages of the memory block with that name go to mem, the rest goes to rest, which
-// is a valid stream by itself. It returns the type of the machine that wrote it.
-// Errors: DataLoss when the stream is cut short or is none; Unsupported for features that nobody switched on; those of
-// mem and rest as they are.
+// Split reads a stream to its end. The pages of the memory block with that name go to mem. The rest goes to rest and is a valid
+// stream by itself. It returns the type of the machine that wrote the stream. Errors: DataLoss if the stream is cut short or is
+// not a migration stream; Unsupported for features that we did not switch on; errors of mem and rest unchanged.
 func Split(r io.Reader, block string, mem Memory, rest io.Writer) (machine string, err error) {
 	out := bufio.NewWriterSize(&bounded{w: rest, left: maxState}, 256<<10)
 	s := splitter{in: bufio.NewReaderSize(r, 1<<20), out: out, block: block, mem: mem}
@@ -73,7 +72,7 @@ func Split(r io.Reader, block string, mem Memory, rest io.Writer) (machine strin
 		if err != nil {
 			return "", cut(err)
 		}
-		if kind == sectionFull { // from here on there are devices only
+		if kind == sectionFull { // only devices follow
 			break
 		}
 		if err := s.section(kind); err != nil {
@@ -92,7 +91,7 @@ func Split(r io.Reader, block string, mem Memory, rest io.Writer) (machine strin
 	return machine, out.Flush()
 }
 
-// cut makes the end of the stream, where more must come, an error that says so and is io.ErrUnexpectedEOF.
+// cut turns an early end of the stream into an error that says so and wraps io.ErrUnexpectedEOF.
 func cut(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errdefs.DataLossf("the migration stream ends in the middle: %w", io.ErrUnexpectedEOF)
@@ -119,15 +118,15 @@ type splitter struct {
 	block string
 	mem   Memory
 
-	ram   uint32           // number of the section of memory
-	sizes map[string]int64 // of its blocks; nil until it has begun
+	ram   uint32           // number of the memory section
+	sizes map[string]int64 // of the memory blocks; nil before the memory section begins
 	last  string           // block of the last page
 	open  bool             // a section is being written
 	page  [PageSize]byte
 	num   [8]byte
 }
 
-// header copies what comes before the first section.
+// header copies everything before the first section.
 func (s *splitter) header() (machine string, err error) {
 	if m, err := s.uint32(); err != nil {
 		return "", err
@@ -167,7 +166,7 @@ func (s *splitter) header() (machine string, err error) {
 	return string(name), nil
 }
 
-// section reads one of the sections that come before those of the devices.
+// section reads one of the sections before those of the devices.
 func (s *splitter) section(kind byte) error {
 	switch kind {
 	case sectionStart, sectionPart, sectionEnd:
@@ -211,7 +210,7 @@ func (s *splitter) section(kind byte) error {
 	return nil
 }
 
-// begin reads the head of the section of memory.
+// begin reads the header of the memory section.
 func (s *splitter) begin(id uint32) error {
 	name, err := s.name()
 	if err != nil {
@@ -237,7 +236,7 @@ func (s *splitter) begin(id uint32) error {
 	return nil
 }
 
-// resume writes the head of a later section when there is something to go into it.
+// resume writes the header of a later section, once there is something to put into it.
 func (s *splitter) resume(kind byte) {
 	if !s.open {
 		s.put(kind)
@@ -270,7 +269,7 @@ func (s *splitter) records() error {
 	}
 }
 
-// blocks reads the sizes of all blocks, which are total bytes together.
+// blocks reads the sizes of all blocks; their sum is total bytes.
 func (s *splitter) blocks(total int64) error {
 	if len(s.sizes) > 0 || !s.open || total < 0 {
 		return errdefs.DataLossf("the migration stream lists the blocks of memory where they cannot be")
@@ -334,7 +333,7 @@ func (s *splitter) record(at int64, flags uint64) error {
 		s.put(0)
 		return nil
 	}
-	if ours { // without a copy
+	if ours { // avoids a copy
 		data, err := s.in.Peek(PageSize)
 		if err != nil {
 			return err
@@ -372,14 +371,14 @@ func (s *splitter) name() (string, error) {
 		return "", err
 	}
 	name := s.last
-	if name != string(b) { // most pages are of the block before
+	if name != string(b) { // most pages belong to the same block as the previous one
 		name = string(b)
 	}
 	_, err = s.in.Discard(int(n))
 	return name, err
 }
 
-// The writer keeps its first error, and Flush at the end tells it.
+// The writer keeps its first error, and the final Flush returns it.
 
 func (s *splitter) put(b ...byte) { _, _ = s.out.Write(b) }
 

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// writer makes a stream as QEMU does.
+// writer builds a stream in QEMU's format.
 type writer struct{ bytes.Buffer }
 
 func (w *writer) b(b ...byte) *writer  { w.Write(b); return w }
@@ -34,7 +34,7 @@ func (w *writer) head() *writer {
 
 const devices = "\x04devices as they are\x00\x06and their description"
 
-// whole is a stream with everything that the parser knows.
+// whole returns a stream with everything that the parser knows.
 func whole() []byte {
 	w := new(writer).head()
 	w.b(sectionPart).u32(2)
@@ -43,19 +43,19 @@ func whole() []byte {
 	w.u64(2*PageSize | flagZero | flagContinue).b(0)
 	w.u64(0 | flagPage).str("bios").b(page('r')...)
 	w.end()
-	w.b(sectionPart).u32(2).end() // nothing new
+	w.b(sectionPart).u32(2).end() // a section without new pages
 	w.b(sectionPart).u32(2)
 	w.u64(3*PageSize | flagPage).str("mem").b(page('d')...)
-	w.u64(1*PageSize | flagZero | flagContinue).b(0) // what was b is zero now
+	w.u64(1*PageSize | flagZero | flagContinue).b(0) // page b is zero now
 	w.end()
 	w.b(sectionEnd).u32(2)
-	w.u64(2*PageSize | flagPage | flagContinue).b(page('c')...) // the block is that of the section before
+	w.u64(2*PageSize | flagPage | flagContinue).b(page('c')...) // the block is that of the previous section
 	w.u64(0 | flagZero).str("bios").b(0)
 	w.end()
 	return w.b([]byte(devices)...).Bytes()
 }
 
-// rest is what of whole is not the guest's memory.
+// rest returns the part of whole that is not the guest's memory.
 func rest() []byte {
 	w := new(writer).head()
 	w.b(sectionPart).u32(2).u64(0 | flagPage).str("bios").b(page('r')...).end()
@@ -107,7 +107,7 @@ func TestSplitOfRest(t *testing.T) {
 
 func TestSplitCut(t *testing.T) {
 	all := whole()
-	end := len(all) - len(devices) + 1 // from here on the content is not ours
+	end := len(all) - len(devices) + 1 // from here on the content is passed through unread
 	for n := range end {
 		if n > 200 && n < end-200 && n%97 != 0 {
 			continue
@@ -169,7 +169,7 @@ func TestFinishMissesPages(t *testing.T) {
 	}
 }
 
-// TestRuns writes more pages than fit into one run, in an order that breaks runs.
+// TestRuns writes more pages than fit into one run, in an order that interrupts runs.
 func TestRuns(t *testing.T) {
 	const pages = 3*runLength/PageSize + 5
 	f := newFile(t)
@@ -200,7 +200,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// pages is a Memory that remembers in memory.
+// pages is a Memory that keeps the pages in memory.
 type pages struct {
 	size int64
 	data map[int64]byte
