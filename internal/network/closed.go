@@ -7,20 +7,20 @@ import (
 	"cocoonstack.io/cocoon/internal/reach"
 )
 
-// AlwaysClosed are the addresses at which clouds tell a machine its identity and credentials: link-local ones and some others.
-// Guests are not that machine.
+// AlwaysClosed are the addresses at which clouds give a machine its identity and credentials: link-local ones and some others.
+// Guests must not act as that machine.
 func AlwaysClosed() []netip.Prefix {
 	return append([]netip.Prefix{netip.MustParsePrefix("169.254.0.0/16")}, reach.Clouds()...)
 }
 
-// Closed says which networks guests do not reach. The zero value closes nothing.
+// Closed says which networks guests cannot reach. The zero value closes nothing.
 type Closed struct {
 	Closed []netip.Prefix
-	Open   []netip.Prefix // wins over Closed
+	Open   []netip.Prefix // overrides Closed
 }
 
-// NewClosed is what is closed by default and what closed adds to it, but for what open names; both are CIDRs or addresses.
-// Errors: InvalidArgument.
+// NewClosed returns the networks that are closed by default plus those in closed, except for those in open. Entries are CIDRs
+// or addresses. Errors: InvalidArgument.
 func NewClosed(closed, open []string) (Closed, error) {
 	var out Closed
 	var err error
@@ -34,7 +34,7 @@ func NewClosed(closed, open []string) (Closed, error) {
 	return out, nil
 }
 
-// Prefixes reads CIDRs and single addresses; setting is where they come from, for the error.
+// Prefixes parses CIDRs and single addresses; setting is their source, for the error message.
 func Prefixes(setting string, list []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range list {

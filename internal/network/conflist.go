@@ -2,14 +2,14 @@ package network
 
 import "fmt"
 
-// The conflist that other container runtimes of the node, and cocoond in mode cni, put interfaces on our bridge with.
+// The conflist with which other container runtimes of the node, and cocoond in mode cni, put interfaces on our bridge.
 const (
 	ConflistName = "cocoon-dhcp"
 	ConflistFile = "30-" + ConflistName + ".conflist"
 )
 
-// Conflist returns a CNI configuration list that puts interfaces on bridge: no IPAM, since DHCP answers there, no way
-// from one to the other on the bridge itself, and no MAC but its own.
+// Conflist returns a CNI configuration list that puts interfaces on bridge. It has no IPAM, because our DHCP answers there. The
+// interfaces cannot reach each other on the bridge itself, and each can use only its own MAC.
 func Conflist(bridge string) string {
 	return fmt.Sprintf(`{
   "cniVersion": "1.0.0",

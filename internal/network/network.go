@@ -1,6 +1,6 @@
-// Package network is the contract for giving VMs interfaces: a tap on the host and an address for the guest.
+// Package network is the contract for giving network interfaces to VMs: a tap on the host and an address for the guest.
 //
-// Implementations own links, rules and leases of their own making; they never touch others'.
+// Implementations own the links, rules and leases that they create; they never touch any others.
 package network
 
 import (
@@ -11,16 +11,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Networks are those of a node. Safe for concurrent use.
+// Networks are the networks of a node. Safe for concurrent use.
 type Networks interface {
-	// Get returns the network called name, nil when there is none.
+	// Get returns the network called name, nil if there is none.
 	Get(name string) Network
 
 	// All returns every network that is known now.
 	All() []Network
 }
 
-// Fixed are networks by name that stay as they are.
+// Fixed is a fixed set of networks by name.
 type Fixed map[string]Network
 
 // Get implements Networks.
@@ -29,15 +29,15 @@ func (f Fixed) Get(name string) Network { return f[name] }
 // All implements Networks.
 func (f Fixed) All() []Network { return slices.Collect(maps.Values(f)) }
 
-// Held is an interface that a VM has by its record.
+// Held is an interface that a VM has according to its record.
 type Held struct {
 	ID    vm.ID
-	Name  string // of the VM
+	Name  string // name of the VM
 	Index int
 	NIC   vm.NIC
 }
 
-// Stray is an interface of a VM that nobody knows. Of NIC there are at least network, tap and MAC.
+// Stray is an interface of an unknown VM. In NIC at least network, tap and MAC are set.
 type Stray struct {
 	ID  vm.ID
 	NIC vm.NIC
@@ -45,36 +45,37 @@ type Stray struct {
 
 // Network provides interfaces on one named network. Safe for concurrent use.
 type Network interface {
-	// Name is what vm.NICSpec.Network refers to.
+	// Name is the name that vm.NICSpec.Network uses.
 	Name() string
 
-	// Setup brings the network up (bridge, addresses, rules, DHCP) and adopts what an earlier run left. Idempotent.
-	// Errors: FailedPrecondition when a subnet clashes with the host or a device node is missing, with the remedy.
+	// Setup sets the network up (bridge, addresses, rules, DHCP) and adopts what an earlier run left. Idempotent. Errors:
+	// FailedPrecondition if a subnet clashes with the host or a device node is missing, with the remedy.
 	Setup(ctx context.Context) error
 
-	// Run serves what must be served while the daemon lives (DHCP) and returns when ctx ends. Links and rules stay.
+	// Run serves what needs a running daemon (DHCP) and returns when ctx ends. Links and rules stay.
 	Run(ctx context.Context) error
 
-	// Remember makes sure that the addresses that VMs have, running or not, are given to nobody else, should the network have
-	// lost them. It comes before the first Attach after a start. What contradicts what the network knows is passed over.
+	// Remember makes sure that addresses of VMs, running or not, are given to no other VM, even if the network has lost its
+	// record of them. It must come before the first Attach after a start. It skips entries that contradict what the network
+	// knows.
 	Remember(ctx context.Context, held []Held) error
 
-	// Attach gives the VM called name its tap, MAC and IP. Idempotent per (id, index): the same answer again, and a tap
-	// that vanished is made again; another name is the VM's from then on. The MAC and IP depend on the first name only, as
-	// far as the address is free, unless somebody beyond the network decides about addresses.
-	// Errors: ResourceExhausted when no address is left.
+	// Attach gives the VM called name its tap, MAC and IP. Idempotent per (id, index): it returns the same answer again,
+	// creates a missing tap again, and from then on uses the name if it has changed. The MAC and IP depend only on the first
+	// name, if the address is free and the network itself decides about addresses. Errors: ResourceExhausted if no address is
+	// left.
 	Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (vm.NIC, error)
 
-	// Detach removes the tap and keeps the address reserved. Idempotent. Like Release it works without Setup, so that a
-	// VM can be removed when its network is gone.
+	// Detach removes the tap and keeps the address reserved. Idempotent. Like Release it works without Setup, so that a VM can
+	// be removed when its network is gone.
 	Detach(ctx context.Context, nic vm.NIC) error
 
-	// Release gives the address back. Idempotent; Detach first.
+	// Release frees the address. Idempotent; call Detach first.
 	Release(ctx context.Context, nic vm.NIC) error
 
-	// Sweep removes taps of ours that are not in keep (tap names) and whose VM known reports as known, and returns their
-	// names. Addresses may be given back with them: who has one reserved is kept, and detached, if its tap is to go.
-	// What belongs to a VM that is not known stays as it is, with its address, and is returned as strays.
+	// Sweep removes our taps that are not in keep (tap names) and whose VM known reports as known, and returns their names. It
+	// may also release addresses. So a VM that only has its address reserved must be in keep; call Detach if its tap is to go.
+	// Interfaces of unknown VMs stay unchanged, with their addresses, and are returned as strays.
 	Sweep(ctx context.Context, keep []string, known func(vm.ID) bool) (removed []string, strays []Stray, err error)
 
 	// Teardown removes every link and rule of the network. Leases stay on disk.

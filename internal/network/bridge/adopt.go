@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// adopted looks at a bridge of somebody else: its first IPv4 address is our gateway, and that address's prefix the subnet.
-// Errors: FailedPrecondition when it cannot serve, with the remedy.
+// adopted reads the settings of a bridge that is not ours: its first IPv4 address is our gateway, and the prefix of that
+// address is the subnet. Errors: FailedPrecondition if the bridge cannot be used, with the remedy.
 func adopted(name string, mtu int) (place, error) {
 	br, err := host.FindLink(name)
 	if err != nil {

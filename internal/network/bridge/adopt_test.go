@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
-// An adopted bridge serves guests under its own address, holds them and nobody else to the rules, and is left as it was.
+// An adopted bridge serves guests with its own address. The rules apply to guests only, and the bridge stays unchanged.
 func TestAdopt(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -22,7 +22,7 @@ func TestAdopt(t *testing.T) {
 		t.Fatal(err)
 	}
 	br := addLink(t, "lan0", "10.88.7.3/24")
-	// A neighbour that was there before: its own port on the bridge, by no tap of ours.
+	// A neighbour that existed before, with its own port on the bridge and no tap of ours.
 	neighbour := netns.New(t)
 	addPort(t, br, neighbour, "10.88.7.77/24")
 	open, _ := listen(t, "", "10.88.7.3:0")

@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Attach implements network.Network. It does not wait for the lease file: until Run has written it, the tap's alias
-// is what a crash leaves, and without the tap the same name gets the same address again.
+// Attach implements network.Network. It does not wait for the lease file. If a crash comes before Run has written it, the tap's
+// alias holds the lease; without the tap, the same name gets the same address again.
 func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (nic vm.NIC, err error) {
 	err = n.single(ctx, tapName(n.cfg.owner(), id, index, 0), func(lv *live) (err error) {
 		if lv == nil {
@@ -55,7 +55,7 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request) (nic vm.
 	return n.nic(lv, l), nil
 }
 
-// nic is the answer that belongs to a lease.
+// nic returns the NIC for a lease.
 func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 	out := vm.NIC{
 		Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.Path, MAC: l.MAC,
@@ -73,13 +73,13 @@ func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 	return out
 }
 
-// ensureTap makes the tap of l, or finds it, and notes its name in l. It keeps the name that the lease remembers.
+// ensureTap creates the tap of l, or finds it, and sets its name in l. It keeps the name that the lease has.
 func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
 		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is gone: %w; restart the daemon, which makes it again", n.cfg.Bridge, err)
 	}
-	const attempts = 8 // of 50 bits each: somebody would have to try
+	const attempts = 8 // of 50 bits each: all are taken only by intent
 	for salt := range attempts {
 		name := tapName(n.cfg.owner(), l.ID, l.Index, salt)
 		l.Tap = name
@@ -91,7 +91,7 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 	return errdefs.Existsf("all %d link names for a tap of vm %s are taken by others; look at `ip link`", attempts, l.VM)
 }
 
-// openTap makes the tap called l.Tap, or takes the one there is if it is marked as that of the same interface.
+// openTap creates the tap called l.Tap, or uses the existing one if its mark names the same interface.
 func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) error {
 	if lv.gate != nil {
 		if err := lv.gate.admit(l); err != nil {
@@ -116,7 +116,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) 
 	return err
 }
 
-// findTap returns the tap of ours called name, nil when there is none.
+// findTap returns our tap called name, nil if there is none.
 func (n *Network) findTap(name string) (*tap, error) {
 	l, err := host.FindLink(name)
 	if err != nil || l == nil {
@@ -130,7 +130,8 @@ func (n *Network) findTap(name string) (*tap, error) {
 	return &tap{l, lease}, nil
 }
 
-// detach removes the tap of l if it is ours, and what was admitted from it. lv may be nil: then there is only the tap.
+// detach removes the tap of l if it is ours, and its entries in the sets of allowed senders. If lv is nil, there is only the
+// tap to remove.
 func (n *Network) detach(lv *live, l ipam.Lease) error {
 	t, err := n.findTap(l.Tap)
 	if err != nil {
@@ -152,7 +153,7 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 	return nil
 }
 
-// Detach implements network.Network. It works on a network that is not set up, too: what is there is removed.
+// Detach implements network.Network. It also works on a network that is not set up: it removes what exists.
 func (n *Network) Detach(ctx context.Context, nic vm.NIC) error {
 	err := n.single(ctx, nic.Tap, func(lv *live) error { return n.detach(lv, leaseOf(nic)) })
 	if err != nil && !n.spaceGone(err) {
@@ -161,8 +162,8 @@ func (n *Network) Detach(ctx context.Context, nic vm.NIC) error {
 	return nil
 }
 
-// Release implements network.Network. It returns when the lease file says so durably, so that a crash leaks no address;
-// concurrent releases share the write. It works on a network that is not set up, too.
+// Release implements network.Network. It returns when the lease file durably contains the release, so that a crash leaks no
+// address; concurrent releases share one write. It also works on a network that is not set up.
 func (n *Network) Release(ctx context.Context, nic vm.NIC) error {
 	err := ctx.Err()
 	if err == nil {

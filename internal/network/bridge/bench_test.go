@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// BenchmarkTap attaches, detaches and releases beside 100 other guests, alone and 16 at once, and reports each part.
+// BenchmarkTap attaches, detaches and releases while there are 100 other guests, alone and 16 at once, and reports each part.
 func BenchmarkTap(b *testing.B) {
 	netns.Require(b)
 	need.Tun(b)

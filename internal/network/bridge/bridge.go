@@ -1,12 +1,12 @@
-// Package bridge is the network of one machine: a bridge with our address on it, one persistent tap per VM interface,
-// DHCP, masquerading and a guard in front of the host.
+// Package bridge is the network of one machine: a bridge with our address, one persistent tap per VM interface, DHCP,
+// masquerading, and rules that guard the host.
 //
-// Everything happens in one configurable network namespace, through netlink and nftables in process; what is made there
-// carries our mark, and nothing without it is ever changed. The package starts no VM and opens no tap for one: the
-// hypervisor driver does. Other protocols than IPv4, ARP and, where it is configured, IPv6 are dropped at the tap.
+// Everything happens in one configurable network namespace, through netlink and nftables, without external programs. Everything
+// created there has our mark, and nothing without the mark is ever changed. The package starts no VM and opens no tap for one:
+// the hypervisor driver does. Protocols other than IPv4, ARP and, if configured, IPv6 are dropped at the tap.
 //
-// What survives a crash: taps carry VM, MAC and address in their alias, so that Setup finds them again even when the
-// lease file is older; the lease file is written durably by Release, and shortly after Attach by Run.
+// After a crash: taps have VM, MAC and address in their alias, so that Setup finds them again even if the lease file is older.
+// Release writes the lease file durably, and Run writes it shortly after Attach.
 package bridge
 
 import (
@@ -28,7 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// leaseTime is what guests are told. Leases end with their VM, so it only decides how often guests renew.
+// leaseTime is the lease time that guests get. Leases end with their VM, so it only sets how often guests renew.
 const leaseTime = 24 * time.Hour
 
 // Network implements network.Network with a Linux bridge.
@@ -36,34 +36,35 @@ type Network struct {
 	cfg   Config
 	log   *slog.Logger
 	space host.Space
-	mac   net.HardwareAddr // of the bridge
+	mac   net.HardwareAddr // MAC of the bridge
 	file  *ipam.File
-	dirty chan struct{} // capacity 1: the lease file is behind
+	dirty chan struct{} // capacity 1: set if the lease file is out of date
 
-	answers, answers6 tally // of DHCPv4 and DHCPv6
+	answers, answers6 tally // counts of DHCPv4 and DHCPv6 messages
 
-	damaged atomic.Uint64 // lease files that were set aside
+	damaged atomic.Uint64 // number of lease files set aside
 
-	mu   sync.RWMutex // held for reading by changes of single taps, for writing by those of the network
-	live *live        // nil until Setup succeeded
+	mu   sync.RWMutex // held for reading by changes of single taps, for writing by changes of the whole network
+	live *live        // nil until Setup has succeeded
 
-	// One change at a time per tap, by a hash of its name. Different taps in parallel, but for their links.
+	// One change at a time per tap, chosen by a hash of its name. Different taps change in parallel, except their links (see
+	// turns).
 	perTap [64]sync.Mutex
 	turns  turns
 }
 
-// live is what Setup decided and found. It is not changed afterwards, only replaced.
+// live is what Setup decided and found. It is never changed, only replaced.
 type live struct {
 	prefix  netip.Prefix
 	gateway netip.Addr
-	prefix6 netip.Prefix // the zero value without IPv6
+	prefix6 netip.Prefix // the zero value if there is no IPv6
 	dns     []netip.Addr
 	routes  []dhcp.Route
 	mtu     int
 	rules   rules
-	gate    *gate // checks senders at the taps; nil when nobody does
+	gate    *gate // holds the sets of allowed senders; nil if senders are not checked
 	pool    *ipam.Pool
-	damage  error // why the lease file cannot be used; nil: it can
+	damage  error // why the lease file is unusable; nil if it is usable
 }
 
 var _ network.Network = (*Network)(nil)
@@ -96,10 +97,10 @@ func (n *Network) Subnet() (netip.Prefix, netip.Addr) {
 	return lv.prefix, lv.gateway
 }
 
-// Subnet6 returns the IPv6 prefix of guests, "" when they have none.
+// Subnet6 returns the IPv6 prefix of guests, "" if they have none.
 func (n *Network) Subnet6() string { return n.cfg.Subnet6 }
 
-// Addresses returns how many addresses are leased, and how many there are for VMs; zeros before Setup.
+// Addresses returns the number of leased addresses and the number of addresses for VMs; zeros before Setup.
 func (n *Network) Addresses() (leased, total int) {
 	lv, err := n.up()
 	if err != nil {
@@ -108,7 +109,7 @@ func (n *Network) Addresses() (leased, total int) {
 	return lv.pool.Size()
 }
 
-// up returns what Setup found, or why nothing can be done yet.
+// up returns the result of Setup, or an error if the network is not set up.
 func (n *Network) up() (*live, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -122,7 +123,7 @@ func (n *Network) notUp() error {
 	return errdefs.Preconditionf("network %s is not set up", n.cfg.Name)
 }
 
-// spaceGone reports whether err says that the configured namespace is no more, and everything in it with it.
+// spaceGone reports whether err says that the configured namespace no longer exists, and with it everything inside.
 func (n *Network) spaceGone(err error) bool {
 	return n.cfg.NetNS != "" && errors.Is(err, os.ErrNotExist) && errdefs.IsFailedPrecondition(err)
 }
@@ -137,7 +138,7 @@ func (n *Network) whole(ctx context.Context, fn func() error) error {
 	return n.space.Do(fn)
 }
 
-// single runs fn in the namespace while nothing else changes the tap. fn gets nil when the network is not set up.
+// single runs fn in the namespace while nothing else changes the tap. fn gets nil if the network is not set up.
 func (n *Network) single(ctx context.Context, tap string, fn func(*live) error) error {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

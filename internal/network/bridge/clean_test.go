@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/host"
 )
 
-// assertClean checks that the calling thread's namespace has nothing of ours in it.
+// assertClean checks that nothing of ours is in the calling thread's namespace.
 func assertClean(t testing.TB) {
 	t.Helper()
 	links, err := host.ListLinks()

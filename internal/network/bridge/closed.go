@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What guests do not reach: the host's own addresses by the guard of its input, which lists none of them since they change,
-// and the closed networks by the chain called closed.
+// What guests cannot reach: the host's own addresses, and the closed networks. The rules for the host's input protect its
+// addresses without listing them, because they change. The chain called closed blocks the closed networks.
 
-// resolvers match questions to the name servers that guests are told.
+// resolvers match DNS queries to the name servers that guests are told.
 func (r rules) resolvers() (out [][]expr.Any) {
 	for _, d := range r.dns {
 		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
@@ -20,7 +20,7 @@ func (r rules) resolvers() (out [][]expr.Any) {
 	return out
 }
 
-// routed keeps guests from the closed networks. Who is there may still ask guests, and is answered.
+// routed blocks the closed networks for guests. Hosts there may still connect to guests, and get answers.
 func (r rules) routed() [][]expr.Any {
 	return append([][]expr.Any{
 		join(ctReply(), pass()),
@@ -28,9 +28,9 @@ func (r rules) routed() [][]expr.Any {
 	}, r.elsewhere()...)
 }
 
-// elsewhere does so at the taps of an adopted bridge too, whose owner may have the router beyond it. There are no
-// connections there, so that closed networks are not answered either. The subnet itself is never closed: a kernel that
-// shows bridged packets to inet tables would part the guests of one bridge.
+// elsewhere blocks the closed networks also at the taps of an adopted bridge, whose owner may have the router beyond the
+// bridge. There is no connection tracking there, so guests cannot answer closed networks either. The subnet itself is never
+// closed: a kernel that shows bridged packets to inet tables would separate the guests of one bridge.
 func (r rules) elsewhere() (out [][]expr.Any) {
 	for _, own := range []netip.Prefix{r.prefix, r.prefix6} {
 		if own.IsValid() {

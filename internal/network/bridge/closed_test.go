@@ -16,7 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
-// The cloud's side of the wire, beside 198.51.100.2: its metadata service, a network that the operator closes, and one that nobody does.
+// The cloud's side of the link, in addition to 198.51.100.2: its metadata service, a network that the operator closes, and an
+// open one.
 const (
 	farMeta    = "169.254.169.254"
 	farOwn     = "10.99.0.1"
@@ -27,7 +28,7 @@ const (
 	hostUplink = "198.51.100.1"
 )
 
-// cloud is an outside that has those addresses, and a route back for each family.
+// cloud creates an outside network that has those addresses, and a route back for each family.
 func cloud(t *testing.T) (ns string) {
 	t.Helper()
 	ns = outside(t)
@@ -63,7 +64,7 @@ func cloud(t *testing.T) (ns string) {
 	return ns
 }
 
-// serves listens on port 80 of each address, in the namespace ("" is the host), and checks that the host itself gets there.
+// serves listens on port 80 of each address, in the namespace ("" is the host), and checks that the host itself can connect.
 func serves(t *testing.T, ns string, addrs ...string) {
 	t.Helper()
 	for _, a := range addrs {
@@ -74,7 +75,7 @@ func serves(t *testing.T, ns string, addrs ...string) {
 	}
 }
 
-// reaches checks which addresses the guest connects to.
+// reaches checks to which addresses the guest can connect.
 func (g guest) reaches(port string, want map[string]bool) {
 	g.t.Helper()
 	for addr, ok := range want {
@@ -118,7 +119,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// The name server that guests are told is asked wherever it is, and nothing else of it is open.
+// The guest reaches its name server even in a closed network, but nothing else there.
 func TestResolverInAClosedNetwork(t *testing.T) {
 	n := start6(t, Config{NAT: true, DNS: []string{farMeta, farMeta6}})
 	far := cloud(t)
@@ -132,7 +133,7 @@ func TestResolverInAClosedNetwork(t *testing.T) {
 	g.reaches("80", map[string]bool{farMeta: false, farMeta6: false})
 }
 
-// Who is in a closed network may ask guests, over the route of a network without NAT, and is answered.
+// A host in a closed network may connect to guests, over the route of a network without NAT, and gets answers.
 func TestClosedNetworksAreAnswered(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -161,7 +162,7 @@ func TestClosedNetworksAreAnswered(t *testing.T) {
 func TestClosedOnAnAdoptedBridge(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
-	const shown = "bridge/bridge-nf-call-iptables" // else inet tables see bridged frames too, where the module is loaded
+	const shown = "bridge/bridge-nf-call-iptables" // otherwise inet tables see bridged frames too, if the module is loaded
 	if err := host.SetSysctl(shown, "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -194,7 +195,7 @@ func TestClosedOnAnAdoptedBridge(t *testing.T) {
 	})
 	g := newGuest(t, n, "web")
 	g.configure(g.nic.IP)
-	g.do(func() error { // as DHCP would tell it, if the router were the gateway
+	g.do(func() error { // as DHCP would set it, if the router were the gateway
 		for _, a := range services[:3] {
 			_, to, _ := net.ParseCIDR(a + "/32")
 			if err := netlink.RouteReplace(&netlink.Route{Dst: to, Gw: net.ParseIP("10.88.7.77")}); err != nil {

@@ -16,56 +16,56 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// SubnetAuto lets Setup take the first free /24 of the ranges in subnet.go, and keep it for ever after.
+// SubnetAuto makes Setup choose the first free /24 of the ranges in subnet.go. The choice is kept from then on.
 const SubnetAuto = "auto"
 
-// How guests come to their IPv6 address. It is the same one either way: made of Subnet6 and the MAC.
+// How guests get their IPv6 address. The address is the same in both modes: made from Subnet6 and the MAC.
 const (
-	IPv6SLAAC    = "slaac"    // they make it themselves
-	IPv6Stateful = "stateful" // a DHCPv6 server of ours tells them, and they make none
+	IPv6SLAAC    = "slaac"    // guests make it themselves
+	IPv6Stateful = "stateful" // our DHCPv6 server assigns it, and guests make none themselves
 )
 
-// defaultName is that of a network, and of a daemon's instance, that has no other.
+// defaultName is the default name of a network and of a daemon's instance.
 const defaultName = "default"
 
-// Config describes one network. The zero values of all but StateDir are good defaults for a laptop without NAT.
+// Config describes one network. The zero values of all fields except StateDir are good defaults for a laptop without NAT.
 type Config struct {
-	Name     string // "default"; what vm.NICSpec.Network refers to
-	Instance string // "default"; daemons that share a namespace need different ones
+	Name     string // "default"; the name that vm.NICSpec.Network uses
+	Instance string // "default"; must differ between daemons that share a namespace
 	Bridge   string // link name, "cocoon0"
 	NetNS    string // name (of `ip netns`) or path of the network namespace; "" is the daemon's own
 
 	Subnet  string   // IPv4 CIDR, or SubnetAuto (the default)
-	Gateway string   // our address; the first of Subnet by default
-	Subnet6 string   // IPv6 CIDR of 64 bits; "" for no IPv6. We are its first address
-	DNS     []string // nil: the host's resolvers, as far as guests can reach them; empty: none. IPv6 ones need Subnet6
-	Search  []string // domains that guests complete names with
-	Routes  []Route  // that guests have besides the default one
-	MTU     int      // bytes; 0: that of the link with the default route
+	Gateway string   // our address; by default the first of Subnet
+	Subnet6 string   // IPv6 CIDR of 64 bits; "" for no IPv6. Its first address is ours
+	DNS     []string // nil: the host's resolvers that guests can reach; empty: none. IPv6 ones need Subnet6
+	Search  []string // DNS search domains of guests
+	Routes  []Route  // routes of guests in addition to the default one
+	MTU     int      // bytes; 0: the MTU of the link with the default route
 
 	IPv6Mode string // IPv6SLAAC (the default) or IPv6Stateful
 
-	// Adopt uses the bridge that is there, with its address, subnet and MTU, and changes nothing of it. Only taps are
-	// held to the rules; what else is on the bridge goes on as before.
+	// Adopt uses an existing bridge, with its address, subnet and MTU, and changes none of them. The rules apply only to taps;
+	// the other ports of the bridge are not affected.
 	Adopt bool
 
-	NAT            bool   // guests reach other networks under the host's address
-	MasqueradeLink string // only leaving by this link; "" for any
-	Isolation      bool   // guests do not reach each other
-	Unguarded      bool   // guests reach every port of the host and all networks, and may use each other's addresses
+	NAT            bool   // guests reach other networks, with the host's address as source
+	MasqueradeLink string // masquerade only packets that leave by this link; "" for any
+	Isolation      bool   // guests cannot reach each other
+	Unguarded      bool   // guests reach every port of the host and all networks, and can use each other's addresses
 
-	// CIDRs and addresses. Guests do not reach the host's own addresses, clouds' metadata services and Closed, but for Open.
+	// CIDRs and addresses. Guests cannot reach the host's own addresses, clouds' metadata services and Closed, except for Open.
 	Closed []string
 	Open   []string
 
-	StateDir  string // ours: what Setup decided
-	LeasePath string // StateDir/leases.json by default
+	StateDir  string // our own folder: what Setup decided
+	LeasePath string // default: StateDir/leases.json
 }
 
-// Route is a way of guests to other addresses than by the gateway.
+// Route is a route of guests that does not use the gateway.
 type Route struct {
 	To  string `json:"to"`            // IPv4 CIDR
-	Via string `json:"via,omitempty"` // address in the subnet; "" for the link itself
+	Via string `json:"via,omitempty"` // address in the subnet; "" for directly on the link
 }
 
 var (
@@ -131,7 +131,7 @@ func (c Config) withDefaults() (Config, error) {
 	if err != nil {
 		return c, err
 	}
-	// The addresses only have to be as long as those that Setup finds.
+	// The addresses only need the same length as those that Setup finds.
 	any4 := netip.AddrFrom4([4]byte{10})
 	told := dhcp.Config{Server: any4, Router: any4, Prefix: netip.PrefixFrom(any4, 8), DNS: make([]netip.Addr, max(len(ofFamily(dns, false)), 3)), Search: c.Search, Routes: routes, MTU: 1500}
 	for i := range told.DNS {
@@ -144,7 +144,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// nameServers are those of the configuration.
+// nameServers returns the configured name servers.
 func (c Config) nameServers(ipv6 bool) (out []netip.Addr, err error) {
 	for _, d := range c.DNS {
 		a, err := netip.ParseAddr(d)
@@ -189,7 +189,7 @@ func (c Config) gatewayIn(prefix netip.Prefix) (netip.Addr, error) {
 	return g, nil
 }
 
-// owner is the mark that everything of this network carries.
+// owner is the mark on everything that belongs to this network.
 func (c Config) owner() string { return c.Instance + "/" + c.Name }
 
 // table is the name of our nftables tables.
@@ -202,13 +202,14 @@ func orDefault(s, d string) string {
 	return s
 }
 
-// bridgeMAC is fixed, so that guests keep their ARP entries over a restart and a bridge without alias is still known as ours.
+// bridgeMAC is fixed, so that guests keep their ARP entries over a restart, and so that a bridge without alias is still
+// recognized as ours.
 func bridgeMAC(owner string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("bridge\x00" + owner))
 	return net.HardwareAddr{0x02, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// nsPath turns a name of `ip netns` into its path.
+// nsPath turns a name of `ip netns` into a path.
 func nsPath(ns string) string {
 	if ns == "" || strings.Contains(ns, "/") {
 		return ns

@@ -41,7 +41,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// namespaceOf returns the namespace that belongs to dir, made at the first call; when the test ends it must be empty.
+// namespaceOf returns the namespace that belongs to dir, created at the first call. When the test ends it must be empty.
 func namespaceOf(t testing.TB, dir string) string {
 	t.Helper()
 	link := filepath.Join(dir, "netns")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The words that rules are written in. Each loads register 1 and compares it, unless its name says load.
+// The building blocks of rules. Each one loads register 1 and compares it, unless its name begins with load.
 
 func join(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }
 
@@ -19,7 +19,7 @@ func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAcc
 
 func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
 
-// pass goes back to the chain that jumped here.
+// pass returns to the chain that jumped here.
 func pass() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
 
 func jump(chain string) []expr.Any {
@@ -30,7 +30,7 @@ func equal(data []byte) []expr.Any {
 	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
 }
 
-// linkName is a link's name as the kernel compares it: padded with zeros.
+// linkName is a link name in the kernel's form for comparison: padded with zeros.
 func linkName(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
@@ -61,7 +61,7 @@ func source(p netip.Prefix) []expr.Any {
 	}
 }
 
-// to matches what goes to p, in either family of tables.
+// to matches packets to p, in the tables of both families.
 func to(p netip.Prefix) []expr.Any {
 	kind, offset := uint16(unix.ETH_P_IP), uint32(16)
 	if p.Addr().Is6() {
@@ -88,7 +88,7 @@ func icmpEcho() []expr.Any {
 	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal([]byte{request}))
 }
 
-// ctBits matches packets of a connection with any of the bits.
+// ctBits matches packets of a connection that has any of the bits.
 func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 	mask := make([]byte, 4)
 	binary.NativeEndian.PutUint32(mask, bits)
@@ -99,7 +99,7 @@ func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 	}
 }
 
-// ctReply matches answers within connections that the other side began.
+// ctReply matches replies in connections that the other side started.
 func ctReply() []expr.Any {
 	const reply = 1 // IP_CT_DIR_REPLY of the kernel
 	return join([]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal([]byte{reply}))
@@ -109,7 +109,7 @@ func etherType(t uint16) []expr.Any {
 	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1}}, equal(binaryutil.BigEndian.PutUint16(t)))
 }
 
-// The keys of our sets lie in registers: the tap in 1 (16 bytes), the MAC in 2 (6 of 8 bytes), the address behind it.
+// The registers of the keys of our sets: the tap in 1 (16 bytes), the MAC in 2 (6 of 8 bytes), then the address.
 
 func loadTap() []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG_1}}

@@ -12,9 +12,9 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// gate admits guests to the sets of the bridge table and dismisses them: some set elements each, whatever their number.
-// It keeps its netlink socket open: the kernel finishes deletions, a grace period of ten milliseconds and more, before
-// it lets go of a socket.
+// gate adds guests to the sets of allowed senders in the bridge table and removes them: a few set elements for each guest,
+// independent of their number. It keeps its netlink socket open, because the kernel closes a socket only after it has finished
+// deletions, which takes a grace period of ten milliseconds or more.
 type gate struct {
 	rules rules
 	space host.Space
@@ -23,7 +23,7 @@ type gate struct {
 	conn *nftables.Conn
 }
 
-// admit lets the guest of l send from its tap. Repeating it is no error.
+// admit lets the guest of l send from its tap. It may be repeated.
 func (g *gate) admit(l ipam.Lease) error {
 	senders, guests, mine, address := g.elements(l)
 	if err := g.commit(func(c *nftables.Conn) error {
@@ -41,7 +41,7 @@ func (g *gate) admit(l ipam.Lease) error {
 	return nil
 }
 
-// dismiss is the inverse of admit. Repeating it is no error.
+// dismiss is the inverse of admit. It may be repeated.
 func (g *gate) dismiss(l ipam.Lease) error {
 	senders, guests, mine, address := g.elements(l)
 	if err := g.commit(func(c *nftables.Conn) error {
@@ -73,7 +73,7 @@ func (g *gate) elements(l ipam.Lease) (senders, guests *nftables.Set, mine, addr
 	return senders, guests, mine, address
 }
 
-// commit sends what fill asks for as one batch. After an error the socket may hold answers still: it is not used again.
+// commit sends the requests of fill as one batch. After an error the socket may still hold answers, so it is not used again.
 func (g *gate) commit(fill func(*nftables.Conn) error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,7 +92,7 @@ func (g *gate) commit(fill func(*nftables.Conn) error) error {
 	return nil
 }
 
-// close gives the socket back. The gate may be used again.
+// close closes the socket. The gate may be used again.
 func (g *gate) close() error {
 	if g == nil {
 		return nil

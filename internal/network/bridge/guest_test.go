@@ -19,8 +19,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// guest is a network stack of its own behind a tap of the network, as a VM is: a namespace with eth0, and a pump that
-// carries frames between the two taps as a hypervisor does.
+// guest is a separate network stack behind a tap of the network, like a VM: a namespace with eth0, and a pump that copies
+// frames between the two taps as a hypervisor does.
 type guest struct {
 	t   *testing.T
 	ns  string
@@ -56,7 +56,7 @@ func newGuest(t *testing.T, n *Network, name string) guest {
 	return g
 }
 
-// openTap opens a tap as a hypervisor would, without the offload header since two taps are joined.
+// openTap opens a tap as a hypervisor would, but without the offload header, because two taps are joined.
 func openTap(t *testing.T, name string) *os.File {
 	t.Helper()
 	fd, err := unix.Open(host.TunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -81,11 +81,11 @@ func pump(from, to *os.File) {
 		if err != nil {
 			return
 		}
-		_, _ = to.Write(buf[:n]) // a frame may be lost, as on a wire
+		_, _ = to.Write(buf[:n]) // a frame may be lost, as on a real link
 	}
 }
 
-// do runs fn on a thread inside the guest.
+// do runs fn on a thread in the guest's namespace.
 func (g guest) do(fn func() error) {
 	g.t.Helper()
 	netns.Do(g.t, g.ns, fn)
@@ -106,7 +106,7 @@ func (g guest) setMAC(mac string) error {
 	return netlink.LinkSetUp(eth0)
 }
 
-// configure gives the guest ip and the default route, replacing what it had.
+// configure gives the guest ip and the default route, and replaces earlier ones.
 func (g guest) configure(ip string) {
 	g.t.Helper()
 	g.do(func() error {
@@ -121,13 +121,14 @@ func (g guest) configure(ip string) {
 	})
 }
 
-// patience is how long a packet may take that should arrive, and how long we look for one that should not.
+// patience is how long a packet that should arrive may take. impatience is how long a test waits for a packet that should not
+// arrive.
 const (
 	patience   = time.Minute
 	impatience = 200 * time.Millisecond
 )
 
-// dials reports whether TCP to addr connects, from inside the guest.
+// dials reports whether a TCP connection from the guest to addr succeeds.
 func (g guest) dials(addr string, within time.Duration) (ok bool) {
 	g.t.Helper()
 	g.do(func() error {
@@ -147,7 +148,7 @@ func dial(t *testing.T, addr string, within time.Duration) bool {
 	return true
 }
 
-// pings reports whether to answers an echo, from inside the guest.
+// pings reports whether to answers an echo request from the guest.
 func (g guest) pings(to string, within time.Duration) (ok bool) {
 	g.t.Helper()
 	g.do(func() error {
@@ -198,7 +199,8 @@ func ping(c *icmp.PacketConn, to string, within time.Duration) bool {
 	return false
 }
 
-// listen serves TCP in the namespace at ns ("" is the test's own) and returns the address; peers are told who connects.
+// listen serves TCP in the namespace at ns ("" is the test's own) and returns the address. The channel receives the address of
+// each client.
 func listen(t *testing.T, ns, addr string) (string, <-chan string) {
 	t.Helper()
 	var l net.Listener
@@ -229,7 +231,7 @@ func listen(t *testing.T, ns, addr string) (string, <-chan string) {
 	return l.Addr().String(), peers
 }
 
-// start sets the network up and serves it until the test ends, when nothing of it may be left.
+// start sets the network up and serves it until the test ends. After that nothing of it may be left.
 func start(t *testing.T, cfg Config) *Network {
 	t.Helper()
 	if cfg.StateDir == "" {
@@ -255,7 +257,7 @@ func start(t *testing.T, cfg Config) *Network {
 	return n
 }
 
-// outside is a network beyond the host: a namespace joined by a veth, with 198.51.100.1 on the host's end and
+// outside creates a network beyond the host: a namespace connected by a veth, with 198.51.100.1 on the host's end and
 // 198.51.100.2 on its own.
 func outside(t *testing.T) string {
 	t.Helper()
@@ -292,7 +294,7 @@ func outside(t *testing.T) string {
 	return ns
 }
 
-// addPort joins the namespace at ns with a bridge by a veth, and gives its eth0 an address.
+// addPort connects the namespace at ns to a bridge by a veth, and gives its eth0 an address.
 func addPort(t *testing.T, br netlink.Link, ns, cidr string) {
 	t.Helper()
 	f, err := os.Open(ns)
@@ -302,7 +304,7 @@ func addPort(t *testing.T, br netlink.Link, ns, cidr string) {
 	defer f.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MasterIndex = "port0", br.Attrs().Index
-	attrs.HardwareAddr = net.HardwareAddr{0xfe, 0x54, 0, 0, 0, 0x50} // as high as another hypervisor gives it
+	attrs.HardwareAddr = net.HardwareAddr{0xfe, 0x54, 0, 0, 0, 0x50} // as high as another hypervisor sets it
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(f.Fd()))}
 	if err := netlink.LinkAdd(veth); err != nil {
 		t.Fatal(err)

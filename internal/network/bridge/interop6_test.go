@@ -28,15 +28,14 @@ func startStateful(t *testing.T, cfg Config) *Network {
 	return start6(t, cfg)
 }
 
-// settled waits for the link-local address, which clients ask from.
+// settled waits for the link-local address, the source of clients' requests.
 func (g guest) settled() guest {
 	g.t.Helper()
 	waitFor(g.t, "the guest has a link-local address", func() bool { return slices.ContainsFunc(g.addresses6(false), netip.Addr.IsLinkLocalUnicast) })
 	return g
 }
 
-// The clients that guests have ask for their IPv6 address; what they were told is read from where they leave it, and from
-// the interface.
+// Real DHCP clients request their IPv6 address. The test reads the results from the clients' files and from the interface.
 func TestClients6(t *testing.T) {
 	n := startStateful(t, Config{NAT: true, DNS: []string{"9.9.9.9", "fd00:88:7::1"}, Search: []string{"pods.example", "example"}})
 	for name, client := range map[string]struct {
@@ -64,7 +63,7 @@ func TestClients6(t *testing.T) {
 			lacks := func(word string) bool { return !strings.Contains(known, word) }
 			words := append(client.words, g.nic.IPv6)
 			for deadline := time.Now().Add(patience); time.Now().Before(deadline) && slices.ContainsFunc(words, lacks); <-time.After(20 * time.Millisecond) {
-				told, _ := os.ReadFile("/run/told") // there is none yet
+				told, _ := os.ReadFile("/run/told") // the file does not exist yet
 				known = fmt.Sprintf("%s\n%v", told, g.addresses6(true))
 			}
 			for _, w := range words {
@@ -93,14 +92,14 @@ func dhcpcd6(t *testing.T, g guest, tool string) {
 	g.run(t, tool, "-6", "-B", "-f", conf, "-c", script(t), "eth0")
 }
 
-// networkd6 is not told to ask: the advertisement tells it. What that says besides is left out.
+// networkd6 has no setting to use DHCPv6: the advertisement makes it do so. Other results of the advertisement are left out.
 func networkd6(t *testing.T, g guest, tool string) {
 	t.Helper()
 	g.runNetworkd(t, tool, "links", "[Match]\nName=eth0\n[Network]\nIPv6AcceptRA=yes\n[IPv6AcceptRA]\nUseDNS=no\n[DHCPv6]\nUseDomains=yes\n")
 }
 
-// An address is offered, leased, renewed, confirmed, declined and given back as RFC 8415 has it; a guest makes none of its
-// own, and what it says under another's address is not heard.
+// An address is offered, leased, renewed, confirmed, declined and released by RFC 8415. A guest makes no address of its own,
+// and messages from another guest's address are dropped.
 func TestConversation6(t *testing.T) {
 	n := startStateful(t, Config{NAT: true, DNS: []string{"fd00:88:7::1"}})
 	a, b := newGuest(t, n, "a").settled(), newGuest(t, n, "b").settled()
@@ -133,7 +132,7 @@ func TestConversation6(t *testing.T) {
 		t.Errorf("the guest made an address itself: %v", made)
 	}
 
-	// b speaks under a's link-local address, and declines what a has: that ends at its tap.
+	// b sends from a's link-local address and declines a's address: its tap drops that.
 	heard := n.DHCPv6Messages()
 	b.add6(radv.Address(radv.LinkLocal, macOf(t, a.nic)).String() + "/64")
 	forged := message6(t, b.nic, dhcpv6.MessageTypeDecline, server, mine).ToBytes()
@@ -158,7 +157,7 @@ func TestConversation6(t *testing.T) {
 	}
 }
 
-// Without the mode nobody answers, and the port is closed.
+// Without the mode no server answers, and the port is closed.
 func TestSLAACHasNoDHCPv6(t *testing.T) {
 	n := start6(t, Config{NAT: true})
 	g := newGuest(t, n, "a").joined().settled()
@@ -180,7 +179,7 @@ func macOf(t *testing.T, nic vm.NIC) net.HardwareAddr {
 	return mac
 }
 
-// leased6 is the address that a message gives, "" for none.
+// leased6 returns the address in a message, "" if there is none.
 func leased6(m *dhcpv6.Message) string {
 	if m == nil || m.Options.OneIANA() == nil || m.Options.OneIANA().Options.OneAddress() == nil {
 		return ""
@@ -199,14 +198,14 @@ func message6(t *testing.T, of vm.NIC, kind dhcpv6.MessageType, change ...dhcpv6
 	return m
 }
 
-// asks6 sends a message and returns the answer; nil for none.
+// asks6 sends a message and returns the answer; nil if there is none.
 func (g guest) asks6(kind dhcpv6.MessageType, change ...dhcpv6.Modifier) *dhcpv6.Message {
 	g.t.Helper()
 	m := message6(g.t, g.nic, kind, change...)
 	return g.says6(radv.Address(radv.LinkLocal, macOf(g.t, g.nic)), m.ToBytes(), patience)
 }
 
-// says6 sends a payload to DHCPv6 servers under an address of the guest's, and returns what comes back.
+// says6 sends a payload to DHCPv6 servers from one of the guest's addresses, and returns the answer.
 func (g guest) says6(from netip.Addr, payload []byte, within time.Duration) (answer *dhcpv6.Message) {
 	g.t.Helper()
 	g.do(func() error {
@@ -214,7 +213,7 @@ func (g guest) says6(from netip.Addr, payload []byte, within time.Duration) (ans
 		if err != nil {
 			return err
 		}
-		zone := strconv.Itoa(eth0.Attrs().Index) // package net remembers which link a name was, in another namespace
+		zone := strconv.Itoa(eth0.Attrs().Index) // package net caches link names of another namespace
 		c, err := net.ListenUDP("udp6", &net.UDPAddr{IP: from.AsSlice(), Port: dhcpv6.DefaultClientPort, Zone: zone})
 		if err != nil {
 			return err
@@ -229,7 +228,7 @@ func (g guest) says6(from netip.Addr, payload []byte, within time.Duration) (ans
 		buf := make([]byte, 1500)
 		size, _, err := c.ReadFrom(buf)
 		if err != nil {
-			return nil // nobody answers
+			return nil // no answer
 		}
 		answer, err = dhcpv6.MessageFromBytes(buf[:size])
 		return err

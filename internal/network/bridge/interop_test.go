@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The clients that guests have ask for a lease; what they were told is read from where they leave it.
+// Real DHCP clients request a lease. The test reads the results from the clients' files.
 func TestClients(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -67,7 +67,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// private gives the test folders of its own where clients keep theirs. The test binary's mounts are its own.
+// private gives the test its own folders where clients keep theirs. The test binary's mounts are its own.
 func private(t *testing.T, dirs ...string) {
 	t.Helper()
 	for _, dir := range append(dirs, "/run") {
@@ -81,7 +81,7 @@ func private(t *testing.T, dirs ...string) {
 	}
 }
 
-// script is what clients call with a lease in their environment.
+// script returns the script that clients call with a lease in its environment.
 func script(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "script")
@@ -92,7 +92,7 @@ func script(t *testing.T) string {
 	return path
 }
 
-// told waits for the file that a client leaves.
+// told waits for the file that a client writes.
 func told(t *testing.T, path string) string {
 	t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
@@ -104,13 +104,13 @@ func told(t *testing.T, path string) string {
 	return ""
 }
 
-// run starts a client inside the guest and ends it with the test.
+// run starts a client in the guest and kills it when the test ends.
 func (g guest) run(t *testing.T, tool string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, tool, args...)
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID} // some have helpers, which end with it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID} // some have helper processes, which end with it
 	g.do(cmd.Start)
 	t.Cleanup(func() {
 		cancel()
@@ -153,18 +153,18 @@ func networkd(t *testing.T, g guest, tool string) {
 	g.runNetworkd(t, tool, "leases", "[Match]\nName=eth0\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n[DHCPv4]\nUseDomains=yes\nUseMTU=yes\n")
 }
 
-// runNetworkd has it configure eth0 as text says. What it knows is in a file of its own in the folder, which is found under
-// the index of the link.
+// runNetworkd makes networkd configure eth0 by text. networkd keeps its results in a file in the folder, named after the link's
+// index.
 func (g guest) runNetworkd(t *testing.T, tool, folder, text string) {
 	t.Helper()
 	private(t, "/etc/systemd/network")
 	if err := os.WriteFile("/etc/systemd/network/eth0.network", []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir("/run/systemd", 0o755); err != nil { // what is below it makes for its own user
+	if err := os.Mkdir("/run/systemd", 0o755); err != nil { // it creates the folders below for its own user
 		t.Fatal(err)
 	}
-	// It looks devices up in /sys, and waits for nobody to announce them when that is read-only.
+	// It finds devices in /sys. If that is read-only, it does not wait for udev.
 	index := 0
 	g.do(func() error {
 		if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_RDONLY, ""); err != nil {
@@ -183,8 +183,8 @@ func (g guest) runNetworkd(t *testing.T, tool, folder, text string) {
 	g.run(t, tool)
 }
 
-// A lease is renewed by unicast under the leased address, told about, declined and given back as RFC 2131 has it, and
-// nothing that a guest says under another's hardware address is heard.
+// A lease is renewed by unicast from the leased address, shown, declined and released by RFC 2131. Messages with another
+// guest's hardware address are dropped.
 func TestConversation(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -205,7 +205,7 @@ func TestConversation(t *testing.T) {
 	if told, err := client.Inform(t.Context(), net.ParseIP(a.nic.IP)); err != nil || !told.YourIPAddr.IsUnspecified() || told.Router()[0].String() != a.nic.Gateway {
 		t.Errorf("informed: %v (%v)", told, err)
 	}
-	// b declines a's address, in a's name and by its own hand, whole and in pieces: none of it arrives.
+	// b sends declines of a's address in a's name, complete and in fragments: none of it arrives.
 	forged := message(t, a.nic, dhcpv4.MessageTypeDecline, dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(net.ParseIP(a.nic.IP))))
 	b.says(forged)
 	b.says(append(forged, make([]byte, 3000)...))
@@ -215,7 +215,7 @@ func TestConversation(t *testing.T) {
 	if heard := n.DHCPMessages(); heard["declined"] != 0 {
 		t.Errorf("a guest spoke for another: %v", heard)
 	}
-	a.says(forged) // now it is the truth
+	a.says(forged) // from a the same message is valid
 	waitFor(t, "a's decline is heard", func() bool { return n.DHCPMessages()["declined"] == 1 })
 	if again := a.request(t); again.ACK.YourIPAddr.String() != a.nic.IP {
 		t.Errorf("after a decline a running guest was told %s", again.ACK.YourIPAddr)
@@ -246,7 +246,7 @@ func message(t *testing.T, of vm.NIC, kind dhcpv4.MessageType, change ...dhcpv4.
 	return m.ToBytes()
 }
 
-// says sends payload to the DHCP server under the guest's own address.
+// says sends payload to the DHCP server from the guest's own address.
 func (g guest) says(payload []byte) {
 	g.t.Helper()
 	g.do(func() error {

@@ -17,13 +17,13 @@ import (
 	"cocoonstack.io/cocoon/internal/network/radv"
 )
 
-// IPv6 is there when the configuration has a prefix for it. Guests make their address of it and their MAC, or are told by
-// DHCPv6 what they would make, so that it is as stable as the MAC and nothing has to be remembered.
+// IPv6 is on if the configuration has a prefix for it. Guests make their address from the prefix and their MAC, or DHCPv6
+// assigns the same address. So it is as stable as the MAC, and nothing needs to be recorded.
 
-// router6 is our address on every link, which guests know as their router.
+// router6 is our address on every link. Guests use it as their router.
 var router6 = netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1})
 
-// prefix6 is the configured prefix; the zero value for none.
+// prefix6 returns the configured prefix; the zero value if there is none.
 func (c Config) prefix6() (netip.Prefix, error) {
 	switch {
 	case c.IPv6Mode != "" && c.IPv6Mode != IPv6SLAAC && c.IPv6Mode != IPv6Stateful:
@@ -45,7 +45,7 @@ func (c Config) prefix6() (netip.Prefix, error) {
 	return p, nil
 }
 
-// gateway6 is our address in the prefix; the zero value without one.
+// gateway6 returns our address in the prefix; the zero value without a prefix.
 func gateway6(prefix netip.Prefix) netip.Addr {
 	if !prefix.IsValid() {
 		return netip.Addr{}
@@ -53,7 +53,7 @@ func gateway6(prefix netip.Prefix) netip.Addr {
 	return prefix.Addr().Next()
 }
 
-// address6 is that of a guest with that MAC; the zero value without IPv6.
+// address6 returns the address of a guest with that MAC; the zero value without IPv6.
 func address6(prefix netip.Prefix, mac string) netip.Addr {
 	m, err := net.ParseMAC(mac)
 	if err != nil || len(m) != 6 || !prefix.IsValid() {
@@ -62,8 +62,8 @@ func address6(prefix netip.Prefix, mac string) netip.Addr {
 	return radv.Address(prefix, m)
 }
 
-// checkIPv6 refuses a prefix that the host uses elsewhere, and a host that would lose its own router: one that forwards
-// no longer listens to routers, unless it is told to.
+// checkIPv6 refuses a prefix that the host uses elsewhere, and a host that would lose its own router: a host that forwards
+// ignores router advertisements unless it is configured to accept them.
 func (n *Network) checkIPv6(prefix netip.Prefix) error {
 	if !prefix.IsValid() {
 		return nil
@@ -98,7 +98,7 @@ func (n *Network) checkIPv6(prefix netip.Prefix) error {
 			if p, ok := prefix6Of(r.Dst); ok && p.Bits() >= 16 && p.Overlaps(prefix) {
 				return errdefs.Preconditionf("network %s: subnet6 %s clashes with route %s through %s; configure another", n.cfg.Name, prefix, p, name)
 			}
-			accepts, _ := host.Sysctl("ipv6/conf/" + name + "/accept_ra") // "" is no "1"
+			accepts, _ := host.Sysctl("ipv6/conf/" + name + "/accept_ra") // "" does not count as "1"
 			if r.Protocol == unix.RTPROT_RA && forwards == "0" && accepts == "1" {
 				return errdefs.Preconditionf("network %s: guests with IPv6 make this host a router, and it would lose its own route through %s, which a router told it; run `sysctl -w net.ipv6.conf.%s.accept_ra=2`, which keeps it, and make that permanent",
 					n.cfg.Name, name, name)
@@ -117,8 +117,8 @@ func prefix6Of(n *net.IPNet) (netip.Prefix, bool) {
 	return netip.PrefixFrom(a, ones), ok && bits == 128
 }
 
-// ensureIPv6 gives the bridge our addresses, or takes IPv6 away from it: without that, the host would answer guests on a
-// link-local address. The kernel makes no address of its own and listens to no router there.
+// ensureIPv6 gives the bridge our addresses, or switches IPv6 off on it: otherwise the host would answer guests on a link-local
+// address. The kernel makes no address of its own on the bridge and ignores routers there.
 func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
 	conf := "ipv6/conf/" + n.cfg.Bridge + "/"
 	off := "1"
@@ -150,7 +150,7 @@ func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
 	}
 	for _, p := range want {
 		ipnet := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)}
-		// Nobody else may have it: every guest is held to its own.
+		// No duplicate detection: no guest can use an address other than its own.
 		if err := netlink.AddrReplace(br, &netlink.Addr{IPNet: ipnet, Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("give %s the address %s: %w", n.cfg.Bridge, p, err)
 		}
@@ -158,7 +158,7 @@ func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
 	return nil
 }
 
-// ICMPv6 of neighbours and routers (RFC 4861).
+// ICMPv6 messages of neighbours and routers (RFC 4861).
 const (
 	icmpEchoRequest6 = 128
 	routerSolicit    = 133
@@ -193,8 +193,8 @@ func sport(port uint16) []expr.Any {
 	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2}}, equal([]byte{byte(port >> 8), byte(port)}))
 }
 
-// sender6 checks IPv6 from a tap of ours: its own addresses as sources and in what it tells neighbours, and nothing that
-// is for a router or a DHCP server to say. From the unspecified address come only questions.
+// sender6 checks IPv6 from our taps. Sources and neighbour advertisements must have the guest's own addresses. Messages that
+// only a router or DHCP server sends are dropped. From the unspecified address only ICMPv6 is allowed.
 func (r rules) sender6() [][]expr.Any {
 	if !r.prefix6.IsValid() {
 		return nil
@@ -215,7 +215,7 @@ func (r rules) sender6() [][]expr.Any {
 	}
 }
 
-// input6 is what guests get from the host by IPv6: neighbours, the router's answer, ping, and DHCPv6 if it is there.
+// input6 is what guests may get from the host by IPv6: neighbour discovery, the router's answer, ping, and DHCPv6 if it is on.
 func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	if !r.prefix6.IsValid() {
 		return nil
@@ -239,12 +239,12 @@ func (r rules) guests6(t *nftables.Table) *nftables.Set {
 	}
 }
 
-// elements6 are the addresses of guests: in the prefix, and on the link.
+// elements6 returns the set elements for guests' addresses: the one in the prefix and the link-local one.
 func (r rules) elements6(guests []ipam.Lease) (out []nftables.SetElement) {
 	for _, l := range guests {
 		mac, err := net.ParseMAC(l.MAC)
 		if err != nil {
-			continue // leases are checked where they come from
+			continue // leases are validated where they are read
 		}
 		key := append(append(linkName(l.Tap), mac...), 0, 0)
 		for _, p := range []netip.Prefix{r.prefix6, radv.LinkLocal} {

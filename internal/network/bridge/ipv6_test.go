@@ -34,7 +34,7 @@ func start6(t *testing.T, cfg Config) *Network {
 	return start(t, cfg)
 }
 
-// addresses6 are the guest's IPv6 addresses, with those that it is still asking its neighbours about or without.
+// addresses6 returns the guest's IPv6 addresses. all includes those for which duplicate detection still runs.
 func (g guest) addresses6(all bool) (out []netip.Addr) {
 	g.t.Helper()
 	g.do(func() error {
@@ -53,7 +53,7 @@ func (g guest) addresses6(all bool) (out []netip.Addr) {
 	return out
 }
 
-// joined waits until the guest has made the address that its NIC tells.
+// joined waits until the guest has made the address that its NIC names.
 func (g guest) joined() guest {
 	g.t.Helper()
 	want := netip.MustParseAddr(g.nic.IPv6)
@@ -165,7 +165,7 @@ func TestIPv6SpoofingEndsAtTheTap(t *testing.T) {
 		t.Error("a guest plays the router for another")
 	}
 	a.add6("fd00:88:7::77/64")
-	a.do(func() error { // the kernel would rather send from the older address
+	a.do(func() error { // the kernel would prefer the older address as source
 		_, dst, err := net.ParseCIDR("fd00:88:7::1/128")
 		if err != nil {
 			return err
@@ -181,7 +181,7 @@ func TestIPv6SpoofingEndsAtTheTap(t *testing.T) {
 	}
 }
 
-// Without the guard the same guest fools its neighbour: what the test above sends would work.
+// Without the guard the same guest deceives its neighbour: so the messages in the test above would work.
 func TestIPv6UnguardedIsFooled(t *testing.T) {
 	rogue := netip.MustParsePrefix("fd00:bad::/64")
 	n := start6(t, Config{Unguarded: true})
@@ -195,7 +195,7 @@ func TestIPv6UnguardedIsFooled(t *testing.T) {
 	t.Error("the advertisement of another guest has no effect: the test of the guard proves nothing")
 }
 
-// playsRouter advertises a prefix to all, and that the router's address is here.
+// playsRouter advertises a prefix to all, and claims the router's address.
 func (g guest) playsRouter(prefix netip.Prefix) {
 	g.t.Helper()
 	mac, err := net.ParseMAC(g.nic.MAC)

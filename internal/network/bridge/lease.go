@@ -12,9 +12,9 @@ import (
 // Bridge returns the name of the bridge's link.
 func (n *Network) Bridge() string { return n.cfg.Bridge }
 
-// Lease gives an interface that somebody else put on the bridge an address, which DHCP tells it. It returns an NIC
-// without tap. Idempotent per (id, index); durable when it returns. Errors: ResourceExhausted, FailedPrecondition before
-// Setup.
+// Lease gives an address to an interface that another program put on the bridge. DHCP tells the interface that address. It
+// returns a NIC without tap. Idempotent per (id, index); durable when it returns. Errors: ResourceExhausted, FailedPrecondition
+// before Setup.
 func (n *Network) Lease(ctx context.Context, id vm.ID, name string, index int, mac string) (vm.NIC, error) {
 	lv, err := n.up()
 	if err == nil {
@@ -34,7 +34,7 @@ func (n *Network) Lease(ctx context.Context, id vm.ID, name string, index int, m
 	return n.nic(lv, l), nil
 }
 
-// Unlease is the inverse of Lease. Idempotent; it works without Setup, too.
+// Unlease is the inverse of Lease. Idempotent; it also works without Setup.
 func (n *Network) Unlease(ctx context.Context, _ vm.ID, _ int, mac string) error {
 	return n.Release(ctx, vm.NIC{MAC: mac})
 }

@@ -21,12 +21,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-const aliasMark = "cocoon:" // starts the alias of every link of any instance
+const aliasMark = "cocoon:" // prefix of the alias of every link of any instance
 
-// bridgeAlias marks the bridge of owner.
+// bridgeAlias is the mark of owner's bridge.
 func bridgeAlias(owner string) string { return aliasMark + owner + " bridge" }
 
-// tapAlias marks a tap of owner and tells whose it is, so that a lease survives in the kernel.
+// tapAlias is the mark of owner's tap. It names the interface, so that the kernel keeps the lease.
 func tapAlias(owner string, l ipam.Lease) string {
 	return fmt.Sprintf("%s%s tap vm=%s nic=%d mac=%s ip=%s name=%s", aliasMark, owner, l.ID, l.Index, l.MAC, l.IP, l.VM)
 }
@@ -56,28 +56,28 @@ func parseTapAlias(owner, alias string) (ipam.Lease, bool) {
 	return l, true
 }
 
-// tapPrefix starts the name of every tap of owner.
+// tapPrefix is the start of the name of every tap of owner.
 func tapPrefix(owner string) string { return "ct" + letters(3, "owner", owner) }
 
-// tapName is the salt-th choice for the tap of an interface: 15 characters, all that a link name may have.
+// tapName returns the name with number salt for the tap of an interface: 15 characters, the maximum for a link name.
 func tapName(owner string, id vm.ID, index, salt int) string {
 	return tapPrefix(owner) + letters(10, "tap", owner, string(id), strconv.Itoa(index), strconv.Itoa(salt))
 }
 
-// letters is a hash of parts in n lower-case letters and digits, 5 bits each.
+// letters returns a hash of parts as n lower-case letters and digits, 5 bits each.
 func letters(n int, parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:n]
 }
 
-// ownBridge reports whether l is the bridge of n. One that has our MAC but no alias yet was made just before a crash.
+// ownBridge reports whether l is the bridge of n. One that has our MAC but no alias yet was created just before a crash.
 func (n *Network) ownBridge(l netlink.Link) bool {
 	alias := l.Attrs().Alias
 	return l.Type() == "bridge" &&
 		(alias == bridgeAlias(n.cfg.owner()) || alias == "" && bytes.Equal(l.Attrs().HardwareAddr, n.mac))
 }
 
-// ensureBridge makes the bridge with our address and brings it up. created says that it was not there.
+// ensureBridge creates the bridge with our address and brings it up. created says that it did not exist before.
 func (n *Network) ensureBridge(lv *live) (created bool, err error) {
 	if n.cfg.Adopt {
 		return false, nil
@@ -138,11 +138,11 @@ func setAddress(l netlink.Link, want netip.Prefix) error {
 	return nil
 }
 
-// makeTap makes a persistent tap and puts it on the bridge.
+// makeTap creates a persistent tap and puts it on the bridge.
 func (n *Network) makeTap(name string, l ipam.Lease, bridge, mtu int) error {
 	return host.MakeTap(name, func() error {
-		// Not needed on a port of a bridge, and with a thousand taps the kernel looks through the routes of all of them
-		// whenever one comes or goes. A host that does not allow it has more work, and nothing else.
+		// A port of a bridge does not need IPv6, and with a thousand taps the kernel scans the routes of all of them whenever
+		// one is added or removed. If the host does not allow this, it only has more work.
 		_ = host.QuietIPv6(name)
 		return n.plugTap(name, l, bridge, mtu)
 	})
@@ -158,8 +158,8 @@ func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(tapAlias(n.cfg.owner(), l))))
 	req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(mtu))))
 	if n.cfg.Adopt {
-		// A bridge without a MAC of its own takes the lowest of its ports', and its neighbours would lose it: ours are higher
-		// than what other hypervisors give theirs (fe and more of the guest's).
+		// A bridge without its own MAC takes the lowest MAC of its ports. A lower one would change the bridge's MAC, which its
+		// neighbours know. Ours are higher than those of other hypervisors (fe and the rest of the guest's MAC).
 		mac, err := net.ParseMAC(l.MAC)
 		if err != nil {
 			return fmt.Errorf("tap %s: %w", name, err)
@@ -176,8 +176,8 @@ func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
 	return nil
 }
 
-// isolate keeps the guest at a tap from those at the other isolated ports of its bridge. It names the tap, so that nobody
-// need look for its index first.
+// isolate separates the guest at a tap from those at the other isolated ports of its bridge. It uses the name of the tap, which
+// saves a look-up of its index.
 func isolate(name string) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))

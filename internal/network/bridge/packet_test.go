@@ -65,7 +65,7 @@ func TestDHCP(t *testing.T) {
 	}
 }
 
-// request gets a lease as the DHCP client of a guest does.
+// request gets a lease as a guest's DHCP client does.
 func (g guest) request(t *testing.T, change ...dhcpv4.Modifier) *nclient4.Lease {
 	t.Helper()
 	var client *nclient4.Client
@@ -81,7 +81,7 @@ func (g guest) request(t *testing.T, change ...dhcpv4.Modifier) *nclient4.Lease 
 	return lease
 }
 
-// waitForLease reads the file as others do, until it holds mac.
+// waitForLease reads the file as other programs do, until it contains mac.
 func waitForLease(t *testing.T, path, mac string) map[string]any {
 	t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
@@ -210,7 +210,7 @@ func TestSpoofingEndsAtTheTap(t *testing.T) {
 	}
 }
 
-// A daemon that dies leaves a working network, and the next one takes it up without a guest noticing.
+// A daemon that dies leaves a working network, and the next one adopts it without an effect on guests.
 func TestRestartUnderTraffic(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -224,7 +224,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 	if !g.pings(g.nic.Gateway, patience) {
 		t.Fatal("no answer before")
 	}
-	// The lease file never saw the guest, and is lost as well.
+	// The lease file has never contained the guest, and is now lost as well.
 	_ = os.Remove(filepath.Join(dir, "leases.json"))
 	second := start(t, Config{Subnet: SubnetAuto, NAT: true, StateDir: dir})
 	if !g.pings(g.nic.Gateway, patience) {

@@ -57,7 +57,7 @@ func TestChooseSubnet(t *testing.T) {
 		before netip.Prefix
 		keep   bool
 		uses   []use
-		want   string // "" is FailedPrecondition
+		want   string // "" means FailedPrecondition
 	}{
 		"first":                     {cfg: auto, want: "10.88.0.0/24"},
 		"next":                      {cfg: auto, uses: uses("10.88.0.0/23", "10.88.2.5/32"), want: "10.88.3.0/24"},

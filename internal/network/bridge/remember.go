@@ -10,7 +10,8 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// usable returns the leases that the file holds, or why none of it can be used: who has them tells later, by Remember.
+// usable returns the leases in the file. If the file is damaged it returns no leases and the reason as damage; Remember gets
+// them back later from VM records.
 func usable(leases []ipam.Lease, err error) (_ []ipam.Lease, damage, _ error) {
 	if errdefs.Is(err, errdefs.DataLoss) {
 		return nil, err, nil
@@ -18,7 +19,7 @@ func usable(leases []ipam.Lease, err error) (_ []ipam.Lease, damage, _ error) {
 	return leases, nil, err
 }
 
-// setAside moves a lease file away that is damaged.
+// setAside moves a damaged lease file out of the way.
 func (n *Network) setAside(damage error) error {
 	to, err := n.file.SetAside(time.Now())
 	if err != nil {
@@ -29,7 +30,7 @@ func (n *Network) setAside(damage error) error {
 	return nil
 }
 
-// DamagedLeases returns how often the lease file was damaged when the network came up, since the daemon started.
+// DamagedLeases returns how often, since the daemon started, Setup found the lease file damaged.
 func (n *Network) DamagedLeases() uint64 { return n.damaged.Load() }
 
 // Remember implements network.Network.

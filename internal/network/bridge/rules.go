@@ -16,24 +16,24 @@ import (
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// rules is everything that decides about packets of one network, in two nftables tables of our own, both called table:
-// family inet masquerades, forwards and guards the host; family bridge lets each tap send only under its own MAC and
-// address. What other tables drop stays dropped, and none of them is touched.
+// rules are all packet rules of one network, in two nftables tables of our own, both called table. Family inet masquerades,
+// forwards and guards the host. Family bridge lets each tap send only with its own MAC and address. Packets that other tables
+// drop stay dropped, and none of those tables is changed.
 type rules struct {
 	table     string
 	bridge    string
 	tapPrefix string
 	prefix    netip.Prefix
 	gateway   netip.Addr
-	prefix6   netip.Prefix // the zero value without IPv6
-	stateful6 bool         // our DHCPv6 tells guests their address of it
+	prefix6   netip.Prefix // the zero value if there is no IPv6
+	stateful6 bool         // our DHCPv6 server assigns addresses to guests
 	dns       []netip.Addr
 	closed    network.Closed
 	nat       bool
 	natLink   string
 	isolation bool
 	guard     bool
-	adopt     bool // others use the bridge too: only guests, by their addresses, are held to the rules
+	adopt     bool // others use the bridge too: the rules apply only to guests, by their addresses
 }
 
 const (
@@ -41,15 +41,15 @@ const (
 	setGuests  = "guests"  // tap . mac . address
 	setGuests6 = "guests6" // tap . mac . IPv6 address
 	setTenants = "tenants" // address; family inet
-	chainDHCP  = "dhcp"    // what is for a DHCP server
+	chainDHCP  = "dhcp"    // messages to a DHCP server
 
-	chainClosed = "closed" // what guests send elsewhere
+	chainClosed = "closed" // packets of guests to other networks
 )
 
-// empty reports whether there is nothing to ask of nftables at all.
+// empty reports whether no nftables rules are needed.
 func (r rules) empty() bool { return !r.nat && !r.guard }
 
-// probeNFT finds out whether this kernel has nftables before anything is changed.
+// probeNFT checks whether this kernel has nftables, before anything is changed.
 func probeNFT() error {
 	c, err := nftables.New()
 	if err == nil {
@@ -69,8 +69,8 @@ func nftError(err error) error {
 		"this kernel lacks what the rules need: %w; load the modules with `modprobe -a nf_tables nft_masq nft_ct`, or turn NAT and the guard off", err)
 }
 
-// apply replaces the rules as one atomic batch. guests are those whose taps exist.
-// spoof says whether senders are checked, which needs the bridge family of nftables.
+// apply replaces the rules as one atomic batch. guests are those with an existing tap. spoof says whether senders are checked,
+// which needs the bridge family of nftables.
 func (r rules) apply(guests []ipam.Lease) (spoof bool, err error) {
 	if r.empty() {
 		return false, r.remove()
@@ -91,7 +91,7 @@ func (r rules) apply(guests []ipam.Lease) (spoof bool, err error) {
 	}))
 }
 
-// remove removes both tables. A kernel without nftables has none.
+// remove removes both tables. Without nftables in the kernel there are none.
 func (r rules) remove() error {
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyBridge} {
 		err := r.commit(func(c *nftables.Conn) error {
@@ -105,7 +105,7 @@ func (r rules) remove() error {
 	return nil
 }
 
-// commit runs fill and sends what it asked for as one batch, from the calling thread's namespace.
+// commit runs fill and sends its requests as one batch, in the calling thread's namespace.
 func (r rules) commit(fill func(*nftables.Conn) error) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -117,7 +117,7 @@ func (r rules) commit(fill func(*nftables.Conn) error) error {
 	return c.Flush()
 }
 
-// fresh empties the table of a family within the batch, whether or not it exists.
+// fresh adds an empty table of a family to the batch, whether or not the table already exists.
 func (r rules) fresh(c *nftables.Conn, family nftables.TableFamily) *nftables.Table {
 	t := &nftables.Table{Name: r.table, Family: family}
 	c.AddTable(t)
@@ -125,7 +125,7 @@ func (r rules) fresh(c *nftables.Conn, family nftables.TableFamily) *nftables.Ta
 	return c.AddTable(t)
 }
 
-// inet fills the table that routed packets pass.
+// inet fills the table for routed packets.
 func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 	t := r.fresh(c, nftables.TableFamilyINet)
 	if r.adopt {
@@ -172,7 +172,7 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 	return nil
 }
 
-// sources match what guests send, by each protocol that they have.
+// sources match packets from guests, one match for each IP protocol in use.
 func (r rules) sources() [][]expr.Any {
 	out := [][]expr.Any{join(overIPv4(), source(r.prefix))}
 	if r.prefix6.IsValid() {
@@ -181,14 +181,14 @@ func (r rules) sources() [][]expr.Any {
 	return out
 }
 
-// forward lets guests out under their own addresses and lets in what they asked for, or what somebody's port mapping
-// sends them. Without NAT the network is a routed one: whoever has a route may come in.
+// forward lets guests send out with their own addresses. It lets in replies and what port mappings of other programs send.
+// Without NAT the network is routed: any host with a route may send to it.
 func (r rules) forward() (out [][]expr.Any) {
 	if r.guard {
 		out = append(out, join(r.guests(), jump(chainClosed)))
 	}
 	if r.adopt {
-		return out // its owner routes; senders are checked at their taps
+		return out // the bridge's owner routes; senders are checked at their taps
 	}
 	between := accept()
 	if r.isolation {
@@ -211,7 +211,7 @@ func (r rules) forward() (out [][]expr.Any) {
 // ctStatusDNAT is IPS_DST_NAT of the kernel.
 const ctStatusDNAT = 1 << 5
 
-// input is the guard: guests get DHCP, ping and configured DNS from the host, and answers to what the host asked them.
+// input guards the host: guests get DHCP, ping, configured DNS, and replies to connections that the host started.
 func (r rules) input() [][]expr.Any {
 	from := r.guests()
 	others := iif(expr.CmpOpNeq, r.bridge)
@@ -231,7 +231,7 @@ func (r rules) input() [][]expr.Any {
 	return append(out, join(from, drop()))
 }
 
-// guests match what routed packets come from guests.
+// guests match routed packets that come from guests.
 func (r rules) guests() []expr.Any {
 	from := iif(expr.CmpOpEq, r.bridge)
 	if r.adopt {
@@ -240,7 +240,7 @@ func (r rules) guests() []expr.Any {
 	return from
 }
 
-// ether fills the table that frames from taps pass.
+// ether fills the table for frames from taps.
 func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 	t := r.fresh(c, nftables.TableFamilyBridge)
 	senders, hosts := r.sets(t)
@@ -273,8 +273,8 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 	return nil
 }
 
-// sender checks what comes from a tap of ours: its own MAC, and its own address in IPv4 and ARP; besides that only
-// DHCP and ARP probes before it has the address. Besides IPv6, as sender6 has it, all other protocols end here.
+// sender checks frames from our taps: they need their own MAC and, in IPv4 and ARP, their own address. A guest without address
+// may send only DHCP and ARP probes. IPv6 is allowed as in sender6; all other protocols are dropped.
 func (r rules) sender() [][]expr.Any {
 	zero := netip.AddrFrom4([4]byte{})
 	out := [][]expr.Any{
@@ -293,8 +293,8 @@ func (r rules) sender() [][]expr.Any {
 	return append(append(out, r.sender6()...), drop())
 }
 
-// asker checks DHCP: the hardware address in the message, which the server goes by, is the sender's own. Of a message
-// in fragments the first one ends here when it is too short to show it.
+// asker checks DHCP: the hardware address in the message, which the server uses, must be the sender's own. Of a fragmented
+// message the first fragment is dropped if it is too short to contain that address.
 func (r rules) asker() [][]expr.Any {
 	const udpHeader, chaddr = 8, 28
 	itself := join(loadTap(), []expr.Any{
@@ -308,7 +308,7 @@ func (r rules) asker() [][]expr.Any {
 	}
 }
 
-// Set IDs need only differ within a batch; choosing them here keeps the library's package counter out of it.
+// Set IDs must be unique only within a batch. Fixed IDs avoid the library's package-level counter.
 const (
 	setSendersID = 1
 	setGuestsID  = 2
@@ -343,9 +343,9 @@ func elements(guests []ipam.Lease) (senders, addresses []nftables.SetElement) {
 	for _, l := range guests {
 		mac, err := net.ParseMAC(l.MAC)
 		if err != nil {
-			continue // leases are checked where they come from
+			continue // leases are validated where they are read
 		}
-		key := append(append(linkName(l.Tap), mac...), 0, 0) // parts of a key fill whole registers
+		key := append(append(linkName(l.Tap), mac...), 0, 0) // parts of a key fill complete registers
 		senders = append(senders, nftables.SetElement{Key: key})
 		addresses = append(addresses, nftables.SetElement{Key: append(append([]byte{}, key...), l.IP.AsSlice()...)})
 	}

@@ -18,8 +18,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// gather is how long Run waits after a change before it writes the lease file, so that a burst is one write. It waits
-// longer where that takes long, gatherShare times as long as the last write took, but never longer than gatherMost.
+// gather is how long Run waits after a change before it writes the lease file, so that a burst causes one write. If writing is
+// slow, it waits gatherShare times as long as the last write took, but at most gatherMost.
 const (
 	gather      = 50 * time.Millisecond
 	gatherMost  = time.Second
@@ -62,7 +62,7 @@ func (n *Network) Run(ctx context.Context) error {
 	return nil
 }
 
-// sockets are where guests ask; nil ones are of what the network does not have.
+// sockets receive the requests of guests. A socket is nil if the network does not have its protocol.
 type sockets struct {
 	dhcp   *dhcp.Socket
 	dhcp6  *dhcp.Socket6
@@ -107,17 +107,17 @@ func (n *Network) dhcpConfig(lv *live) dhcp.Config {
 	}
 }
 
-// dhcpConfig6 has the server known by the bridge's MAC, which stays over restarts and is the same on every node: a guest
+// dhcpConfig6 identifies the server by the bridge's MAC. That is constant over restarts and equal on every node, so a guest
 // that migrates renews as before.
 func (n *Network) dhcpConfig6(lv *live) dhcp.Config6 {
 	return dhcp.Config6{Server: n.mac, Prefix: lv.prefix6, DNS: ofFamily(lv.dns, true), Search: n.cfg.Search, LeaseTime: leaseTime}
 }
 
-// keepFile writes the lease file after changes and keeps expiries ahead of time, until ctx ends.
+// keepFile writes the lease file after changes and keeps expiries in the future, until ctx ends.
 func (n *Network) keepFile(ctx context.Context, pool *ipam.Pool) {
 	renew := time.NewTicker(leaseTime / 8)
 	defer renew.Stop()
-	var took time.Duration // the last write
+	var took time.Duration // duration of the last write
 	for {
 		select {
 		case <-ctx.Done():
@@ -139,7 +139,7 @@ func (n *Network) keepFile(ctx context.Context, pool *ipam.Pool) {
 	}
 }
 
-// reservations shows a pool to the DHCP server.
+// reservations makes a pool available to the DHCP server.
 type reservations struct {
 	n    *Network
 	pool *ipam.Pool
@@ -160,8 +160,8 @@ func (r reservations) Answered(a dhcp.Answer) {
 	}
 }
 
-// reservations6 shows a pool to the DHCPv6 server. Its addresses need no record: they are made of the MAC, and a guest that
-// declines one has the same for ever.
+// reservations6 makes a pool available to the DHCPv6 server. Its addresses need no record: they are made from the MAC, and a
+// guest that declines its address always gets the same one again.
 type reservations6 struct {
 	n  *Network
 	lv *live
@@ -174,7 +174,7 @@ func (r reservations6) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
 
 func (r reservations6) Answered(a dhcp.Answer) { r.n.answers6.add(a.Kind) }
 
-// tally counts DHCP messages by what was done about them.
+// tally counts DHCP messages by the kind of answer.
 type tally struct {
 	mu     sync.Mutex
 	byKind map[dhcp.Kind]uint64
@@ -199,18 +199,18 @@ func (t *tally) counts() map[string]uint64 {
 	return out
 }
 
-// DHCPMessages returns how many messages guests sent since the daemon started, by what was done about them.
+// DHCPMessages returns how many DHCP messages guests have sent since the daemon started, by kind of answer.
 func (n *Network) DHCPMessages() map[string]uint64 { return n.answers.counts() }
 
 // DHCPv6Messages does the same for DHCPv6.
 func (n *Network) DHCPv6Messages() map[string]uint64 { return n.answers6.counts() }
 
-// hostname is a VM's name as a DNS label.
+// hostname turns a VM's name into a DNS label.
 func hostname(name string) string {
 	return strings.Trim(strings.NewReplacer(".", "-", "_", "-").Replace(name), "-")
 }
 
-// leaseOf is what a NIC tells of its lease.
+// leaseOf returns the lease data in a NIC.
 func leaseOf(nic vm.NIC) ipam.Lease {
 	ip, _ := netip.ParseAddr(nic.IP)
 	return ipam.Lease{MAC: nic.MAC, IP: ip, Tap: nic.Tap}

@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Setup implements network.Network: look, decide, then change; what fails half-way is undone.
+// Setup implements network.Network. It inspects the host, decides, and then makes the changes; it rolls back a partial failure.
 func (n *Network) Setup(ctx context.Context) error {
 	return n.whole(ctx, func() error {
 		lv, st, taps, err := n.plan()
@@ -43,13 +43,13 @@ func (n *Network) Setup(ctx context.Context) error {
 	})
 }
 
-// tap is a tap of ours that exists.
+// tap is an existing tap of ours.
 type tap struct {
 	link  netlink.Link
 	lease ipam.Lease
 }
 
-// plan finds out whether the network can be and what it will be. It changes nothing.
+// plan checks whether the network is possible and decides its settings. It changes nothing.
 func (n *Network) plan() (*live, state, []tap, error) {
 	fail := func(err error) (*live, state, []tap, error) { return nil, state{}, nil, err }
 	if err := n.checkHost(); err != nil {
@@ -92,7 +92,7 @@ func (n *Network) plan() (*live, state, []tap, error) {
 	return lv, st, taps, nil
 }
 
-// place is where the network is: the subnet, our address and MAC in it, and the MTU.
+// place holds the network's basic settings: the subnet, our address and MAC in it, and the MTU.
 type place struct {
 	prefix  netip.Prefix
 	gateway netip.Addr
@@ -101,7 +101,7 @@ type place struct {
 	mtu     int
 }
 
-// place decides where the network is, or finds out from the bridge it adopts.
+// place decides the basic settings, or reads them from the bridge that it adopts.
 func (n *Network) place(st state, keep bool) (place, error) {
 	if n.cfg.Adopt {
 		return adopted(n.cfg.Bridge, n.cfg.MTU)
@@ -122,7 +122,7 @@ func (n *Network) place(st state, keep bool) (place, error) {
 	return place{prefix: prefix, gateway: gateway, mac: n.mac, mtu: mtu}, err
 }
 
-// checkHost looks for what is missing or in the way.
+// checkHost looks for what is missing or in conflict.
 func (n *Network) checkHost() error {
 	if err := host.CheckCaps(); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (n *Network) checkHost() error {
 	return nil
 }
 
-// settle puts everything decided together, with the leases of the file and those that only the taps remember.
+// settle combines all decisions with the leases of the file and those that only taps hold.
 func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, error) {
 	prefix, gateway := at.prefix, at.gateway
 	lv := &live{prefix: prefix, gateway: gateway, prefix6: at.prefix6, dns: resolvers(n.cfg), mtu: at.mtu}
@@ -167,7 +167,7 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
 	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {
-		lv.pool = old.pool // Run serves from it
+		lv.pool = old.pool // Run uses this pool
 	} else {
 		lv.pool, err = ipam.New(ipam.Config{Salt: owner, Prefix: prefix, Gateway: gateway, ReservedMAC: at.mac, TTL: leaseTime})
 		if err != nil {
@@ -183,7 +183,7 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 	}
 	for _, t := range taps {
 		if err := lv.pool.Adopt(t.lease); err != nil {
-			// Such a tap is left for Sweep: the engine knows whether a VM has it.
+			// Such a tap is left for Sweep, because the engine knows whether a VM has it.
 			n.log.Warn("tap without lease", "network", n.cfg.Name, "tap", t.lease.Tap, "vm", t.lease.ID, "err", err)
 		}
 	}
@@ -191,14 +191,14 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 	return lv, nil
 }
 
-// noteForward writes into st what Teardown must put back, if build is going to turn forwarding on.
+// noteForward records in st what Teardown must restore, if build is going to switch forwarding on.
 func (n *Network) noteForward(st *state, ipv6 bool) error {
 	here, err := host.Identity()
 	if err != nil {
 		return err
 	}
 	if st.Space != here {
-		st.Space, st.Forward, st.Forward6 = here, "", "" // after a reboot or in a new namespace our change is gone
+		st.Space, st.Forward, st.Forward6 = here, "", "" // a reboot or a new namespace has removed our change
 	}
 	for _, f := range st.forwarding(ipv6) {
 		value, err := host.Sysctl(f.key)
@@ -212,7 +212,7 @@ func (n *Network) noteForward(st *state, ipv6 bool) error {
 	return nil
 }
 
-// build makes the plan true. The rules come first: no packet ever passes an unguarded bridge.
+// build carries out the plan. The rules come first, so that no packet ever passes an unguarded bridge.
 func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (err error) {
 	var back undo.Stack
 	defer func() {
@@ -231,7 +231,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	if err != nil {
 		return err
 	}
-	if before == nil || n.cfg.Adopt && len(taps) == 0 && n.live == nil { // else an earlier run's VMs live by the rules
+	if before == nil || n.cfg.Adopt && len(taps) == 0 && n.live == nil { // otherwise VMs of an earlier run need the rules
 		back.Push(func(context.Context) error { return lv.rules.remove() })
 	}
 	checked, err := lv.rules.apply(leases)
@@ -275,7 +275,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	return nil
 }
 
-// taps lists the taps that carry our mark.
+// taps lists the taps that have our mark.
 func (n *Network) taps() ([]tap, error) {
 	links, err := host.ListLinks()
 	if err != nil {
@@ -326,7 +326,7 @@ func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bo
 	return removed, strays, nil
 }
 
-// stray is what a tap tells of its interface. It needs no Setup.
+// stray returns the NIC that a tap describes. It needs no Setup.
 func (n *Network) stray(l ipam.Lease) vm.NIC {
 	if n.live != nil {
 		return n.nic(n.live, l)
@@ -334,7 +334,7 @@ func (n *Network) stray(l ipam.Lease) vm.NIC {
 	return vm.NIC{Network: n.cfg.Name, Tap: l.Tap, NetNS: n.space.Path, MAC: l.MAC, IP: l.IP.String()}
 }
 
-// unplug removes taps and what was admitted from them. It returns the names of those that are gone.
+// unplug removes taps and their entries in the sets of allowed senders. It returns the names of the removed taps.
 // Preconditions: mu is held for writing.
 func (n *Network) unplug(taps []tap) (removed []string, err error) {
 	var links []netlink.Link
@@ -356,7 +356,7 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// Teardown implements network.Network. It needs no Setup in this process, and nothing to be there.
+// Teardown implements network.Network. It needs no Setup in this process, and it is no error if nothing exists.
 func (n *Network) Teardown(ctx context.Context) error {
 	err := n.whole(ctx, n.teardown)
 	if err != nil && !n.spaceGone(err) {
@@ -382,7 +382,7 @@ func (n *Network) teardown() error {
 	return errors.Join(errs...)
 }
 
-// restoreForward puts forwarding back as Setup found it, unless another network of ours in the namespace needs it.
+// restoreForward restores forwarding to what Setup found, unless another network of ours in the namespace needs it.
 func (n *Network) restoreForward() error {
 	st, err := n.loadState()
 	if err != nil || st.Forward == "" && st.Forward6 == "" {

@@ -26,7 +26,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// addLink makes a bridge of somebody else for the test.
+// addLink creates a foreign bridge for the test.
 func addLink(t *testing.T, name, cidr string) netlink.Link {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -50,7 +50,7 @@ func addLink(t *testing.T, name, cidr string) netlink.Link {
 	return l
 }
 
-// refused checks that Setup fails with FailedPrecondition and the words, and that nothing was changed.
+// refused checks that Setup fails with FailedPrecondition and the given words, and that nothing has changed.
 func refused(t *testing.T, cfg Config, words ...string) {
 	t.Helper()
 	before := snapshot(t)
@@ -72,7 +72,7 @@ func refused(t *testing.T, cfg Config, words ...string) {
 	}
 }
 
-// snapshot names what there is in the namespace.
+// snapshot lists what exists in the namespace.
 func snapshot(t *testing.T) []string {
 	t.Helper()
 	links, err := host.ListLinks()
@@ -144,7 +144,7 @@ func TestSetupRefuses(t *testing.T) {
 	})
 	t.Run("no privileges", func(t *testing.T) {
 		done := make(chan struct{})
-		go func() { // on a thread that dies with its goroutine
+		go func() { // on a thread that ends with its goroutine
 			defer close(done)
 			runtime.LockOSThread()
 			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -166,7 +166,7 @@ func TestFailedSetupLeavesNothing(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
 	before := snapshot(t)
-	// The leases are written last, when everything else is there. Nobody makes folders in /proc.
+	// The leases are written last, after everything else exists. No process can create folders in /proc.
 	n := build(t, Config{StateDir: t.TempDir(), LeasePath: "/proc/cocoon/leases.json", NAT: true})
 	if err := n.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), "write leases") {
 		t.Fatalf("setup: %v", err)
@@ -251,7 +251,7 @@ func TestTwoNetworksAndStrangers(t *testing.T) {
 	if err := b.Teardown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := host.SetSysctl(forwardKey, "0"); err != nil { // see restoreForward: the second found it on
+	if err := host.SetSysctl(forwardKey, "0"); err != nil { // see restoreForward: the second network found it already on
 		t.Fatal(err)
 	}
 	if after := snapshot(t); !slices.Equal(after, before) {
@@ -277,7 +277,7 @@ func TestForwardingComesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir := t.TempDir()
-		for range 2 { // the second daemon must not take our own 1 for the host's
+		for range 2 { // the second daemon must not mistake our own 1 for the host's
 			if err := build(t, Config{StateDir: dir}).Setup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -297,8 +297,8 @@ func TestForwardingComesBack(t *testing.T) {
 	}
 }
 
-// A lease file that is damaged keeps no network from coming up: it is kept, and the addresses of VMs that are down come back
-// from their records before any is given away.
+// A damaged lease file does not stop the network from being set up. The file is kept, and the addresses of VMs that are down
+// are restored from their records before any is leased again.
 func TestDamagedLeases(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)
@@ -377,12 +377,12 @@ func TestSweepAfterKillLeavesNothing(t *testing.T) {
 	}
 }
 
-// everybody is for sweeps that find known VMs only.
+// everybody is for sweeps in which all VMs are known.
 func everybody(vm.ID) bool { return true }
 
 const churnEnv = "COCOON_TEST_CHURN"
 
-// churn runs TestChurn in a process of its own and kills it after it has printed so many lines.
+// churn runs TestChurn in another process and kills it after it has printed that many lines.
 func churn(t *testing.T, dir string, lines int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestChurn$")
@@ -404,7 +404,7 @@ func churn(t *testing.T, dir string, lines int) {
 	_ = cmd.Wait()
 }
 
-// TestChurn is the victim of TestSweepAfterKillLeavesNothing: it works until it is killed.
+// TestChurn runs in the process that TestSweepAfterKillLeavesNothing kills: it works until then.
 func TestChurn(t *testing.T) {
 	dir := os.Getenv(churnEnv)
 	if dir == "" {

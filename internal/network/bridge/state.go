@@ -13,25 +13,25 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// state is what Setup must remember: its choice of subnet, and what Teardown has to put back.
+// state is what Setup must record: its choice of subnet, and what Teardown has to restore.
 type state struct {
 	Version int          `json:"version"`
 	Subnet  netip.Prefix `json:"subnet,omitzero"`
 
-	// Forward is net.ipv4.ip_forward as it was before we set it to 1 in Space; "" when we did not.
+	// Forward is the value of net.ipv4.ip_forward before we set it to 1 in Space; "" if we did not.
 	Forward string `json:"ip_forward_before,omitempty"`
 	Space   string `json:"space,omitempty"` // identity of the namespace
 
-	Forward6 string `json:"ipv6_forwarding_before,omitempty"` // likewise of net.ipv6.conf.all.forwarding
+	Forward6 string `json:"ipv6_forwarding_before,omitempty"` // the same for net.ipv6.conf.all.forwarding
 }
 
-// The settings that make a host a router.
+// The settings that turn a host into a router.
 const (
 	forwardKey  = "ipv4/ip_forward"
 	forward6Key = "ipv6/conf/all/forwarding"
 )
 
-// forwarding is a setting, and what it was before us.
+// forwarding is a setting and its value before our change.
 type forwarding struct {
 	key    string
 	before *string
@@ -66,7 +66,7 @@ func (n *Network) loadState() (state, error) {
 	return s, nil
 }
 
-// saveState writes s unless it is what the file holds.
+// saveState writes s unless the file already holds it.
 func (n *Network) saveState(s state) error {
 	if old, err := n.loadState(); err == nil && old == s {
 		if _, err := os.Stat(n.statePath()); err == nil {

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/host"
 )
 
-// autoRanges are where SubnetAuto looks for a free /24, in this order.
+// autoRanges are the ranges in which SubnetAuto looks for a free /24, in this order.
 var autoRanges = [...]netip.Prefix{
 	netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 88, 0, 0}), 16),
 	netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 30, 0, 0}), 16),
@@ -25,11 +25,11 @@ var autoRanges = [...]netip.Prefix{
 // use is a part of the address space that the host already uses.
 type use struct {
 	prefix netip.Prefix
-	by     string // for people: "address 10.0.0.5/24 of eth0"
+	by     string // for error messages: "address 10.0.0.5/24 of eth0"
 }
 
-// hostUses lists the addresses and routes of the namespace except those of our own bridge.
-// Routes wider than /8 are ways to everywhere else, as the default route is, and no use of their own.
+// hostUses lists the addresses and routes of the namespace except those of our own bridge. Routes wider than /8 are ignored:
+// like the default route, they only lead elsewhere.
 func hostUses(bridge string) ([]use, error) {
 	links, err := host.ListLinks()
 	if err != nil {
@@ -82,7 +82,7 @@ func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
 	return netip.PrefixFrom(a, ones).Masked(), true
 }
 
-// clash returns what p overlaps, "" when it is free.
+// clash returns what p overlaps, "" if it is free.
 func clash(p netip.Prefix, uses []use) string {
 	for _, u := range uses {
 		if u.prefix.Overlaps(p) {
@@ -92,8 +92,8 @@ func clash(p netip.Prefix, uses []use) string {
 	return ""
 }
 
-// chooseSubnet is pure: the configured subnet, else the one chosen before, else the first free one.
-// keep says that leases exist, so that the earlier choice may not be changed any more.
+// chooseSubnet is pure: it returns the configured subnet, else the one chosen before, else the first free one. keep says that
+// leases exist, so the earlier choice must not change any more.
 func chooseSubnet(cfg Config, before netip.Prefix, keep bool, uses []use) (netip.Prefix, error) {
 	if cfg.Subnet != SubnetAuto {
 		p, err := netip.ParsePrefix(cfg.Subnet)
@@ -124,8 +124,8 @@ func chooseSubnet(cfg Config, before netip.Prefix, keep bool, uses []use) (netip
 	return netip.Prefix{}, errdefs.Preconditionf("network %s: the host uses parts of all of %v; configure a subnet that is free", cfg.Name, autoRanges)
 }
 
-// candidates are the subnets of r in the order in which they are tried. Instances begin at different places: what one has left
-// free while it is down, and comes back to, another does not take.
+// candidates returns the subnets of r in the order in which they are tried. Each instance starts at a different place, so that
+// it does not take a subnet that another instance, which is down now, will use again.
 func (c Config) candidates(r netip.Prefix) iter.Seq[netip.Prefix] {
 	var first uint32
 	if c.Instance != defaultName {
@@ -145,7 +145,7 @@ func (c Config) candidates(r netip.Prefix) iter.Seq[netip.Prefix] {
 	}
 }
 
-// defaultMTU is that of the link with the default route, and never more than what every link carries.
+// defaultMTU returns the MTU of the link with the default route, at most 1500, which every link supports.
 func defaultMTU() int {
 	const ethernet = 1500
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
@@ -163,8 +163,8 @@ func defaultMTU() int {
 	return ethernet
 }
 
-// resolvers are what guests are told to ask: as configured, else the host's own as far as they are not the host's
-// loopback, which guests cannot reach. systemd-resolved keeps the real ones beside.
+// resolvers returns the name servers for guests: those configured, otherwise the host's own, except those on the host's
+// loopback, which guests cannot reach. systemd-resolved keeps the real ones in another file.
 func resolvers(cfg Config) []netip.Addr {
 	if cfg.DNS != nil {
 		var out []netip.Addr
@@ -178,7 +178,7 @@ func resolvers(cfg Config) []netip.Addr {
 	return host.Resolvers()
 }
 
-// ofFamily are the IPv6 addresses among addrs, or the IPv4 ones.
+// ofFamily returns the IPv6 addresses among addrs, or the IPv4 ones.
 func ofFamily(addrs []netip.Addr, ipv6 bool) (out []netip.Addr) {
 	for _, a := range addrs {
 		if a.Is6() == ipv6 {

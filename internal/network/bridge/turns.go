@@ -8,29 +8,29 @@ import (
 	"cocoonstack.io/cocoon/internal/network/host"
 )
 
-// turns has the links of a network made and removed by one caller at a time. The kernel has one lock for the links of all:
-// nothing is lost by waiting here, and who finds that lock taken when writing a sysctl tries again and again, which cost
-// more than the rest of making a tap. What waits to be removed goes with the first whose turn it is.
+// turns lets only one caller at a time create or remove links of a network. The kernel has one lock for all links, so waiting
+// here loses nothing. A sysctl write that finds that lock taken retries again and again, which took longer than the rest of
+// creating a tap. The caller whose turn it is removes all the queued links.
 type turns struct {
 	mu sync.Mutex
 
 	queue   sync.Mutex
-	removed []*removal // that wait
+	removed []*removal // queued for removal
 }
 
 type removal struct {
 	link netlink.Link
-	err  error // valid after a turn of whoever asked for it
+	err  error // valid once the caller of remove has had its turn
 }
 
-// make calls fn, which makes or changes a link.
+// make calls fn, which creates or changes a link.
 func (t *turns) make(fn func() error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return fn()
 }
 
-// remove removes a link. That it is gone already is no error.
+// remove removes a link. It is no error if the link is already gone.
 func (t *turns) remove(l netlink.Link) error {
 	r := &removal{link: l}
 	t.queue.Lock()
@@ -40,7 +40,7 @@ func (t *turns) remove(l netlink.Link) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.queue.Lock()
-	todo := t.removed // none when somebody took ours along
+	todo := t.removed // empty if another caller removed ours too
 	t.removed = nil
 	t.queue.Unlock()
 	var links []netlink.Link

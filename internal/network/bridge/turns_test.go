@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
-// Links that are removed at once go in one request. It must take them all, tell those of it that have gone already from
-// those that stay, and touch no other.
+// Links removed concurrently go in one request. That request must remove all of them, distinguish links that are already gone
+// from links that stay, and touch no other link.
 func TestRemovedTogether(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)

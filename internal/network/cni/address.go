@@ -11,16 +11,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// address gives nic the addresses and routes of a result. The first IPv4 address is the one that everybody knows, or the
-// first one if there is none; the first IPv6 address beside it is the guest's other one.
+// address gives nic the addresses and routes of a result. The first IPv4 address becomes the main address; if there is none,
+// the first address does. The first IPv6 address besides that becomes nic.IPv6.
 func address(nic *vm.NIC, ips []*types100.IPConfig, routes []*types.Route) {
 	ips = slices.Clone(ips)
 	slices.SortStableFunc(ips, func(a, b *types100.IPConfig) int { return cmp.Compare(len(plain(a)), len(plain(b))) })
-	gateways := map[bool]netip.Addr{} // of IPv6, and of IPv4
+	gateways := map[bool]netip.Addr{} // by family: true for IPv6
 	for _, ip := range ips {
 		addr, ok := netip.AddrFromSlice(plain(ip))
 		bits, size := ip.Address.Mask.Size()
-		if bits -= size - addr.BitLen(); !ok || size == 0 || bits < 0 || bits > addr.BitLen() { // an IPv4 one may be written as IPv6
+		if bits -= size - addr.BitLen(); !ok || size == 0 || bits < 0 || bits > addr.BitLen() { // an IPv4 address may be written as IPv6
 			continue
 		}
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && !gateways[addr.Is6()].IsValid() {
@@ -36,7 +36,7 @@ func address(nic *vm.NIC, ips []*types100.IPConfig, routes []*types.Route) {
 		nic.Addresses = append(nic.Addresses, netip.PrefixFrom(addr, bits).String())
 	}
 	if nic.IP == "" {
-		return // somebody beyond the plugins decides, about routes too
+		return // a server outside the plugins decides, also about routes
 	}
 	for _, r := range routes {
 		if r == nil {
@@ -48,7 +48,7 @@ func address(nic *vm.NIC, ips []*types100.IPConfig, routes []*types.Route) {
 		}
 		via, given := netip.AddrFromSlice(r.GW)
 		via = via.Unmap()
-		if own := gateways[to.Addr().Is6()]; !given { // CNI: that of the address
+		if own := gateways[to.Addr().Is6()]; !given { // CNI: the gateway of the address
 			via = own
 		} else if to.Bits() == 0 && !own.IsValid() {
 			gateways[to.Addr().Is6()] = via
@@ -65,7 +65,7 @@ func address(nic *vm.NIC, ips []*types100.IPConfig, routes []*types.Route) {
 	}
 }
 
-// plain is an address in as few bytes as it has.
+// plain returns an address in its shortest form, 4 or 16 bytes.
 func plain(ip *types100.IPConfig) []byte {
 	if four := ip.Address.IP.To4(); four != nil {
 		return four

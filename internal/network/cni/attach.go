@@ -13,14 +13,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// pluginTime is how long all plugins of one request may take together; a DHCP one waits for an answer.
+// pluginTime limits the time of all plugins for one request together; a DHCP plugin waits for an answer.
 const pluginTime = time.Minute
 
-// Remember implements network.Network. The plugins know what they gave.
+// Remember implements network.Network. The plugins keep their own records of addresses.
 func (n *Network) Remember(context.Context, []network.Held) error { return nil }
 
-// Attach implements network.Network. The address is that of the plugins: it stays with the VM until Release, and a new
-// VM of an old name has another.
+// Attach implements network.Network. The plugins choose the address. It stays with the VM until Release, and a new VM with an
+// old name gets another one.
 func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (nic vm.NIC, err error) {
 	r := record{ID: id, VM: name, Index: index}
 	err = n.single(ctx, n.tap(r), func(up bool) (err error) {
@@ -61,10 +61,10 @@ func (n *Network) attach(ctx context.Context, r record) (vm.NIC, error) {
 			return vm.NIC{}, err
 		}
 		if old.Added && whole {
-			n.check(ctx, *old) // under the name that ADD was told
+			n.check(ctx, *old) // with the VM name that ADD was given
 			return old.NIC, n.join(*old)
 		}
-		// A crash came between, or the host was restarted: what is left is undone, with the plugins' help.
+		// A crash or a host restart interrupted this attachment: remove the rest, with the plugins' help.
 		if err := n.remove(ctx, *old); err != nil {
 			return vm.NIC{}, err
 		}
@@ -72,7 +72,7 @@ func (n *Network) attach(ctx context.Context, r record) (vm.NIC, error) {
 	return n.add(ctx, r)
 }
 
-// add makes the attachment anew: the record first, then the namespace, what the plugins do, and the tap.
+// add creates the attachment: first the record, then the namespace, what the plugins do, and the tap.
 func (n *Network) add(ctx context.Context, r record) (_ vm.NIC, err error) {
 	var back undo.Stack
 	defer func() {
@@ -108,7 +108,7 @@ func (n *Network) add(ctx context.Context, r record) (_ vm.NIC, err error) {
 	return r.NIC, nil
 }
 
-// macFree refuses a MAC that was asked for and that another interface of the network has.
+// macFree refuses a requested MAC that another interface of the network has.
 func (n *Network) macFree(r record) error {
 	if r.MAC == "" {
 		return nil
@@ -125,7 +125,7 @@ func (n *Network) macFree(r record) error {
 	return nil
 }
 
-// remove undoes an attachment, however much of it there is: tap, plugins, namespace when nothing else is in it, record.
+// remove undoes an attachment, complete or partial: tap, plugins, the namespace if nothing else is in it, record.
 func (n *Network) remove(ctx context.Context, r record) error {
 	if _, err := n.part(r); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (n *Network) remove(ctx context.Context, r record) error {
 	return n.forget(r)
 }
 
-// Detach implements network.Network. The attachment stays, and with it the address; only the tap goes.
+// Detach implements network.Network. The attachment and its address stay; only the tap is removed.
 func (n *Network) Detach(ctx context.Context, nic vm.NIC) error {
 	err := n.withRecord(ctx, nic, func(r record) error {
 		_, err := n.part(r)
@@ -169,7 +169,7 @@ func (n *Network) withRecord(ctx context.Context, nic vm.NIC, fn func(record) er
 	})
 }
 
-// Sweep implements network.Network: attachments of known VMs whose tap nobody keeps are undone.
+// Sweep implements network.Network: it removes attachments of known VMs whose tap is not in keep.
 func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bool) (removed []string, strays []network.Stray, err error) {
 	kept := map[string]bool{}
 	for _, k := range keep {
@@ -179,7 +179,7 @@ func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bo
 		if kept[n.tap(r)] || known(r.ID) {
 			return kept[n.tap(r)]
 		}
-		nic := r.NIC // of one that was cut off in the middle there is none yet
+		nic := r.NIC // an interrupted attachment has no NIC yet
 		nic.Network, nic.Tap = n.cfg.Name, n.tap(r)
 		strays = append(strays, network.Stray{ID: r.ID, NIC: nic})
 		return true
@@ -190,7 +190,8 @@ func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bo
 	return removed, strays, nil
 }
 
-// Teardown implements network.Network. What the plugins made for all, such as a bridge, is theirs and stays.
+// Teardown implements network.Network. What the plugins created for all interfaces, such as a bridge, belongs to them and
+// stays.
 func (n *Network) Teardown(ctx context.Context) error {
 	_, err := n.sweep(ctx, func(record) bool { return false })
 	n.mu.Lock()
@@ -202,7 +203,7 @@ func (n *Network) Teardown(ctx context.Context) error {
 	return nil
 }
 
-// sweep undoes all attachments but those kept, and returns the taps that were there.
+// sweep removes all attachments except those to keep, and returns the taps that existed.
 func (n *Network) sweep(ctx context.Context, keep func(record) bool) (removed []string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -14,27 +14,27 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What a guest sends to the closed networks is redirected to itself where it comes in at its tap, and ends there: an action
-// that drops is a module of its own, which not every kernel has, and what is let go without action, the kernel of the
-// namespace would look at. The plugins' own link and rules are not touched. There are no connections here: who is in a closed
-// network is not answered either.
+// A packet of a guest to a closed network is redirected to the guest's own tap, where it came in, and ends there. The drop
+// action is a separate module, which not every kernel has. A packet without any action would reach the kernel of the namespace.
+// The plugins' own link and rules are not changed. There is no connection tracking here, so guests cannot answer closed
+// networks either.
 
-// The order in which filters look at a frame: what belongs to a protocol first.
+// The order in which filters see a frame: those of one protocol come first.
 const (
 	priorityIPv4 = 1 + iota
 	priorityIPv6
 	priorityAll
 )
 
-// match is a filter of IP packets; pass says that they are redirected as all others are.
+// match is a filter of IP packets. pass says that matching packets are redirected normally.
 type match struct {
 	protocol uint16
 	keys     []nl.TcU32Key
 	pass     bool
 }
 
-// plan is pure: what is looked at, in this order, before a packet of the guest behind nic is redirected. Its name servers
-// are asked wherever they are, and its own subnet is open: the node asks its probes from there.
+// plan is pure: it returns the matches that apply, in this order, before a packet of the guest behind nic is redirected. The
+// guest may always reach its name servers, and its own subnet is open, because the node sends its probes from there.
 func plan(c network.Closed, nic vm.NIC) (out []match) {
 	open := func(p netip.Prefix, keys ...nl.TcU32Key) {
 		m := to(p)
@@ -49,7 +49,7 @@ func plan(c network.Closed, nic vm.NIC) (out []match) {
 	for _, d := range nic.DNS {
 		a, err := netip.ParseAddr(d)
 		if err != nil {
-			continue // nobody can ask it
+			continue // not an address, so no guest can query it
 		}
 		for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 			open(netip.PrefixFrom(a, a.BitLen()), port(a.Is6(), p, 53)...)
@@ -64,7 +64,7 @@ func plan(c network.Closed, nic vm.NIC) (out []match) {
 	return out
 }
 
-// to matches what goes to p.
+// to matches packets to p.
 func to(p netip.Prefix) match {
 	m, offset := match{protocol: unix.ETH_P_IP}, int32(16)
 	if p.Addr().Is6() {
@@ -83,13 +83,13 @@ func port(ipv6 bool, transport byte, number uint32) []nl.TcU32Key {
 		return []nl.TcU32Key{{Mask: 0xff00, Val: uint32(transport) << 8, Off: 4}, {Mask: 0xffff, Val: number, Off: 40}}
 	}
 	return []nl.TcU32Key{
-		{Mask: 0x0f000000, Val: 5 << 24}, // header of five words
+		{Mask: 0x0f000000, Val: 5 << 24}, // header length of five words
 		{Mask: 0xff0000, Val: uint32(transport) << 16, Off: 8},
 		{Mask: 0xffff, Val: number, Off: 20},
 	}
 }
 
-// fence puts the filters of a plan at the ingress of tap; what passes goes out of to.
+// fence adds the filters of a plan to the ingress of tap; packets that pass go out of to.
 func fence(tap, to netlink.Link, plan []match) error {
 	for _, m := range plan {
 		priority := uint16(priorityIPv4)

@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What a guest sends to closed networks ends at its tap; its own subnet, its name server and what is opened is reached. A
-// UDP packet of the guest either arrives at a socket of the host, which has all those addresses, or does not.
+// Packets of a guest to closed networks end at its tap; it reaches its own subnet, its name server and open networks. A UDP
+// packet of the guest either arrives at a socket of the host, which has all those addresses, or does not.
 func TestClosedEndsAtTheTap(t *testing.T) {
 	plugins(t)
 	dir := t.TempDir()
@@ -117,7 +117,7 @@ func open(t *testing.T, nic vm.NIC) *os.File {
 	return os.NewFile(uintptr(fd), nic.Tap)
 }
 
-// gatewayMAC is that of the plugins' bridge, which has the gateway's address.
+// gatewayMAC returns the MAC of the plugins' bridge, which has the gateway's address.
 func gatewayMAC(t *testing.T, nic vm.NIC) net.HardwareAddr {
 	t.Helper()
 	links, err := host.ListLinks()
@@ -134,7 +134,7 @@ func gatewayMAC(t *testing.T, nic vm.NIC) net.HardwareAddr {
 	return nil
 }
 
-// datagram is a frame with UDP "hello" from the guest.
+// datagram returns a frame with UDP "hello" from the guest.
 func datagram(t *testing.T, nic vm.NIC, gateway net.HardwareAddr, at netip.AddrPort) []byte {
 	t.Helper()
 	mac, err := net.ParseMAC(nic.MAC)

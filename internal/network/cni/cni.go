@@ -1,10 +1,10 @@
-// Package cni is a network as the node's CNI plugins make it: each VM interface is an attachment of one conflist.
+// Package cni is a network that the node's CNI plugins provide: each VM interface is an attachment of one conflist.
 //
-// A VM has a named network namespace, cocoon-<id>, with an eth<n> that the plugins put there and a tap; every frame is
-// redirected from one to the other, and the guest has the MAC and address that the plugins chose. The package runs
-// plugins and joins links; it writes no conflist, decides no address and answers no packet.
+// A VM has a named network namespace, cocoon-<id>. It contains eth<n>, which the plugins put there, and a tap. Every frame is
+// redirected from one to the other, and the guest has the MAC and address that the plugins chose. The package runs plugins and
+// joins links; it writes no conflist, chooses no address and answers no packet.
 //
-// What survives a crash: a record per attachment, written before ADD and after it, and libcni's cache of what DEL needs.
+// After a crash there are: a record per attachment, written before ADD and after it, and libcni's cache of what DEL needs.
 package cni
 
 import (
@@ -29,41 +29,42 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Where CNI files are by the conventions of Kubernetes and Debian.
+// Locations of CNI files by the conventions of Kubernetes and Debian.
 const (
 	DefaultConfDir = "/etc/cni/net.d"
 	namespaces     = "/run/netns"
 )
 
-// DefaultBinDirs are where plugins are looked for.
+// DefaultBinDirs are searched for plugins.
 var DefaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
 // Config describes one network.
 type Config struct {
-	Name     string   // of the conflist, and what vm.NICSpec.Network refers to
-	Instance string   // "default"; marks the taps
-	ConfDir  string   // conflists; DefaultConfDir
-	BinDirs  []string // plugins; DefaultBinDirs
-	DNS      []string // of guests whose plugins name none; nil: the host's resolvers
-	StateDir string   // ours: records and libcni's cache
-	NetNSDir string   // of the VMs' namespaces; /run/netns
+	Name     string   // name of the conflist, also used by vm.NICSpec.Network
+	Instance string   // "default"; part of the mark of the taps
+	ConfDir  string   // folder of conflists; default DefaultConfDir
+	BinDirs  []string // folders of plugins; default DefaultBinDirs
+	DNS      []string // for guests whose plugins name no server; nil: the host's resolvers
+	StateDir string   // our own folder: records and libcni's cache
+	NetNSDir string   // folder of the VMs' namespaces; default /run/netns
 
-	// CIDRs and addresses. Guests do not reach clouds' metadata services and Closed, but for Open and their own subnet.
+	// CIDRs and addresses. Guests cannot reach clouds' metadata services and Closed, except for Open and their own subnet.
 	Closed []string
 	Open   []string
 
-	// Exclusive says that nobody else uses the conflist: then Sweep asks the plugins to forget what is not ours (GC).
+	// Exclusive says that no other program uses the conflist. Then Sweep tells the plugins to drop attachments that are not
+	// ours (GC).
 	Exclusive bool
 
-	// Addresses decides for conflists without IPAM whose result names this bridge; nil: their guests ask by DHCP.
+	// Addresses assigns addresses for conflists without IPAM whose result names this bridge. If nil, their guests use DHCP.
 	Addresses map[string]Addresses
 }
 
-// Addresses gives addresses on a bridge that CNI plugins put interfaces on.
+// Addresses assigns addresses on a bridge on which CNI plugins put interfaces.
 type Addresses interface {
-	// Lease returns an NIC with the address, prefix, gateway, DNS and DHCP for an interface. Idempotent.
+	// Lease returns a NIC with the address, prefix, gateway, DNS and DHCP for an interface. Idempotent.
 	Lease(ctx context.Context, id vm.ID, name string, index int, mac string) (vm.NIC, error)
-	// Unlease is the inverse. Idempotent.
+	// Unlease is the inverse of Lease. Idempotent.
 	Unlease(ctx context.Context, id vm.ID, index int, mac string) error
 }
 
@@ -74,9 +75,9 @@ type Network struct {
 	log    *slog.Logger
 	cni    *libcni.CNIConfig
 
-	mu     sync.RWMutex // held for reading by changes of single interfaces, for writing by those of the network
+	mu     sync.RWMutex // held for reading by changes of single interfaces, for writing by changes of the whole network
 	up     bool
-	perTap [64]sync.Mutex // by a hash of the tap's name
+	perTap [64]sync.Mutex // index: a hash of the tap's name
 }
 
 var _ network.Network = (*Network)(nil)
@@ -107,13 +108,13 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("network %s: %w", cfg.Name, err)
 	}
-	// Given none, libcni makes itself one at the first use, without a lock.
+	// Without an Exec, libcni creates one at the first use, without a lock.
 	run := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
 	return &Network{cfg: cfg, closed: closed, log: log, cni: libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, filepath.Join(cfg.StateDir, "cache"), run)}, nil
 }
 
-// Names returns the names of the conflists in dir, in the order of the file names; of two with one name the first
-// counts, as everywhere with CNI. No folder has no conflists. Errors: InvalidArgument for a file that is not one.
+// Names returns the names of the conflists in dir, in the order of the file names. If two have the same name, the first counts,
+// as usual with CNI. A missing folder has no conflists. Errors: InvalidArgument if a file is not a conflist.
 func Names(dir string) ([]string, error) {
 	files, err := confFiles(dir)
 	if err != nil {
@@ -144,14 +145,14 @@ func confFiles(dir string) ([]string, error) {
 	return files, nil
 }
 
-// conflist reads the network's configuration as it is now.
+// conflist reads the network's current configuration.
 func (n *Network) conflist() (*libcni.NetworkConfigList, error) {
 	files, err := confFiles(n.cfg.ConfDir)
 	if err != nil {
 		return nil, err
 	}
 	for _, f := range files {
-		// A broken file of another network is not this one's trouble.
+		// A broken file of another network does not matter here.
 		if list, err := libcni.NetworkConfFromFile(f); err == nil && list.Name == n.cfg.Name {
 			return list, nil
 		}
@@ -162,7 +163,7 @@ func (n *Network) conflist() (*libcni.NetworkConfigList, error) {
 // Name implements network.Network.
 func (n *Network) Name() string { return n.cfg.Name }
 
-// Setup implements network.Network: it looks whether plugins can be run. They make what they need with each interface.
+// Setup implements network.Network: it checks whether the plugins can be run. They create what they need with each interface.
 func (n *Network) Setup(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

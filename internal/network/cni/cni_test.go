@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// plugins needs the reference plugins.
+// plugins requires the reference plugins.
 func plugins(t testing.TB) {
 	t.Helper()
 	netns.Require(t)
@@ -45,7 +45,7 @@ const conflist = `{"cniVersion": "1.0.0", "name": "lab", "plugins": [
 	 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
 	{"type": "tuning"}]}`
 
-// write makes a conflist in dir, with a bridge of its own.
+// write writes a conflist with its own bridge into dir.
 func write(t testing.TB, dir, subnet string, gateway bool) {
 	t.Helper()
 	sum := sha256.Sum256([]byte(dir))
@@ -99,7 +99,7 @@ func assertClean(t testing.TB, dir string) {
 	}
 }
 
-// A guest behind the tap speaks to the host with what NIC says, whatever died before.
+// A guest behind the tap reaches the host with the settings of its NIC, whatever was interrupted before.
 func TestGuestIsReached(t *testing.T) {
 	plugins(t)
 	dir := t.TempDir()
@@ -124,7 +124,7 @@ func TestGuestIsReached(t *testing.T) {
 	if !answers(t, nic) || !answers(t, second) {
 		t.Fatal("a guest is not reached")
 	}
-	// The VM stops and starts under another daemon, with the same address.
+	// The VM stops, and starts under another daemon with the same address.
 	if err := n.Detach(t.Context(), nic); err != nil {
 		t.Fatal(err)
 	}
@@ -135,14 +135,14 @@ func TestGuestIsReached(t *testing.T) {
 	if again := attach(later, 0); again.IP != nic.IP || again.MAC != nic.MAC || !answers(t, again) {
 		t.Errorf("after a restart %+v, before %+v", again, nic)
 	}
-	// A host that was restarted has the files, and none of the links.
+	// After a host restart the files exist, but none of the links.
 	if err := (host.Space{Path: nic.NetNS}).Remove(); err != nil {
 		t.Fatal(err)
 	}
 	if again := attach(later, 0); !answers(t, again) {
 		t.Errorf("after the namespace was lost: %+v", again)
 	}
-	// kill -9 between the record and the plugins.
+	// kill -9 after the record is written and before the plugins run.
 	other := vm.NewID()
 	if err := later.save(record{ID: other, VM: "half", Index: 0}); err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestGuestIsReached(t *testing.T) {
 	if _, err := later.Attach(t.Context(), other, "half", 0, vm.NICSpec{}); err != nil {
 		t.Errorf("after a crash half-way: %v", err)
 	}
-	// The conflist goes; what it made is undone all the same.
+	// The conflist is removed; its attachment is still undone.
 	if err := os.Remove(filepath.Join(dir, "10-lab.conflist")); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestGuestIsReached(t *testing.T) {
 	assertClean(t, dir)
 }
 
-// answers speaks ARP as the guest behind nic: a request for the gateway under the guest's addresses is answered to it.
+// answers sends ARP as the guest behind nic: a request for the gateway from the guest's addresses gets an answer.
 func answers(t *testing.T, nic vm.NIC) (ok bool) {
 	t.Helper()
 	tap := open(t, nic)

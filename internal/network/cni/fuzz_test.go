@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// FuzzResult reads what plugins may answer, of all versions of CNI: what is taken from it is well formed, and closes and opens
-// networks as it should.
+// FuzzResult reads possible results of plugins, of all versions of CNI. The values taken from them must be well formed, and
+// plan must close and open networks correctly.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{
 		`{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"1e:73:c0:a2:5f:aa"},{"name":"veth1","mac":"1e:73:c0:a2:5f:ab"},{"name":"eth0","mac":"be:f0:5c:89:23:b5","sandbox":"/run/netns/x"}],
@@ -52,7 +52,7 @@ func FuzzResult(f *testing.F) {
 	})
 }
 
-// check fails for what nobody could configure.
+// check fails if no guest could be configured like this.
 func check(t *testing.T, nic vm.NIC) {
 	t.Helper()
 	addr := func(what, s string) netip.Addr {

@@ -11,13 +11,13 @@ import (
 	"cocoonstack.io/cocoon/internal/network/host"
 )
 
-// alias marks the taps of this instance.
+// alias is the mark of a tap of this instance.
 func (n *Network) alias(r record) string {
 	return fmt.Sprintf("cocoon:%s/%s tap vm=%s nic=%d", n.cfg.Instance, n.cfg.Name, r.ID, r.Index)
 }
 
-// join makes the tap of an attachment, if it is not there, and redirects all that comes in at either link out of the
-// other. The kernel's own stack in the namespace sees none of it. It may be repeated.
+// join creates the tap of an attachment, if it does not exist, and redirects all incoming frames of each link out of the other
+// one. The kernel's own stack in the namespace sees none of them. It may be repeated.
 func (n *Network) join(r record) error {
 	return n.space(r).Do(func() error {
 		name := n.tap(r)
@@ -25,7 +25,7 @@ func (n *Network) join(r record) error {
 		if err != nil {
 			return fmt.Errorf("look for link %s: %w", r.link(), err)
 		}
-		// The guest speaks for this MAC; the kernel beside it must not.
+		// The guest uses this MAC, so the kernel must not use it too.
 		if err := host.QuietIPv6(r.link()); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func wire(eth, tap netlink.Link, alias string, mtu int, closed []match) error {
 
 var ingress = netlink.MakeHandle(0xffff, 0)
 
-// redirect sends every frame that comes in at from out of to, but for what is closed.
+// redirect sends every frame that comes in at from out of to, except frames to closed networks.
 func redirect(from, to netlink.Link, closed []match) error {
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: ingress, Parent: netlink.HANDLE_INGRESS}}
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -89,7 +89,7 @@ func redirect(from, to netlink.Link, closed []match) error {
 	if err != nil {
 		return fmt.Errorf("list the filters of %s: %w", from.Attrs().Name, err)
 	}
-	for _, f := range old { // of a tap that is gone, or these very ones
+	for _, f := range old { // filters of a removed tap, or of an earlier call
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("remove a filter from %s: %w", from.Attrs().Name, err)
 		}
@@ -103,8 +103,8 @@ func redirect(from, to netlink.Link, closed []match) error {
 	return nil
 }
 
-// part removes the tap of an attachment, and reports whether there was one. The redirection goes with it: of the one at
-// the plugins' link only a filter is left that drops, and join replaces it.
+// part removes the tap of an attachment and reports whether there was one. This also removes the redirection. At the plugins'
+// link only a filter that drops is left, and join replaces it.
 func (n *Network) part(r record) (there bool, err error) {
 	if !n.space(r).Exists() {
 		return false, nil

@@ -25,12 +25,12 @@ func (n *Network) runtime(r record) *libcni.RuntimeConf {
 	}
 	if r.MAC != "" {
 		rt.Args = append(rt.Args, [2]string{"MAC", r.MAC})
-		rt.CapabilityArgs = map[string]any{"mac": r.MAC} // told to plugins that say they can
+		rt.CapabilityArgs = map[string]any{"mac": r.MAC} // passed only to plugins with that capability
 	}
 	return rt
 }
 
-// plug runs ADD and notes in r what came of it.
+// plug runs ADD and stores its result in r.
 func (n *Network) plug(ctx context.Context, list *libcni.NetworkConfigList, r *record) error {
 	pctx, cancel := context.WithTimeout(ctx, pluginTime)
 	defer cancel()
@@ -51,7 +51,7 @@ func (n *Network) plug(ctx context.Context, list *libcni.NetworkConfigList, r *r
 	if r.NIC.IP != "" {
 		return nil
 	}
-	r.NIC.DHCP = true // somebody beyond the plugins answers
+	r.NIC.DHCP = true // a server outside the plugins answers
 	for _, i := range res.Interfaces {
 		if i == nil {
 			continue
@@ -74,7 +74,7 @@ func (n *Network) plug(ctx context.Context, list *libcni.NetworkConfigList, r *r
 	return nil
 }
 
-// pluginError says whether trying again can help. Plugins' texts are shown and never looked into.
+// pluginError sets whether a retry can help. It passes the plugins' texts on but never interprets them.
 func pluginError(op string, err error) error {
 	class := errdefs.Unavailable
 	if e, ok := errors.AsType[*types.Error](err); ok && (e.Code == types.ErrInvalidNetworkConfig || e.Code == types.ErrIncompatibleCNIVersion) {
@@ -86,7 +86,7 @@ func pluginError(op string, err error) error {
 	return errdefs.New(class, "CNI %s: %w", op, err)
 }
 
-// read turns a result into the NIC, with what only the link itself tells.
+// read turns a result into the NIC, and adds what only the link itself shows.
 func (n *Network) read(r *record, res *types100.Result) error {
 	r.NIC = vm.NIC{Network: n.cfg.Name, Tap: n.tap(*r), NetNS: n.space(*r).Path}
 	err := n.space(*r).Do(func() error {
@@ -106,8 +106,8 @@ func (n *Network) read(r *record, res *types100.Result) error {
 	return nil
 }
 
-// fill gives nic what a result says of the link. Plugins are programs of others: any result that can be decoded is taken, with
-// what makes sense in it.
+// fill sets nic from a result for link. Plugins are programs of third parties, so any result that can be decoded is accepted,
+// and values that make no sense are skipped.
 func fill(nic *vm.NIC, link string, res *types100.Result) {
 	var ips []*types100.IPConfig
 	for _, ip := range res.IPs {
@@ -123,7 +123,7 @@ func fill(nic *vm.NIC, link string, res *types100.Result) {
 	}
 }
 
-// nameOf is the name of a result's interface of that number, "" for none.
+// nameOf returns the name of the result's interface with index i, "" if there is none.
 func nameOf(res *types100.Result, i int) string {
 	if i < 0 || i >= len(res.Interfaces) || res.Interfaces[i] == nil {
 		return ""
@@ -142,7 +142,7 @@ func (n *Network) resolvers() []string {
 	return out
 }
 
-// intact reports whether an attachment's link is there. What is not is made anew.
+// intact reports whether an attachment's link exists. If not, the attachment is created again.
 func (n *Network) intact(r record) (bool, error) {
 	if !n.space(r).Exists() {
 		return false, nil
@@ -156,13 +156,13 @@ func (n *Network) intact(r record) (bool, error) {
 	return there, err
 }
 
-// check has the plugins look at an attachment (CHECK) and reports what they find. It is kept all the same: making it
-// anew would change the MAC and address of a VM that may be asleep, and plugins complain about what does not matter, as
-// the bridge plugin does when a port with a lower MAC joined.
+// check makes the plugins verify an attachment (CHECK) and logs errors. The attachment is kept in any case: creating it again
+// would change the MAC and address of a VM that may be hibernated. Also, plugins complain about harmless differences, for
+// example the bridge plugin when a port with a lower MAC has joined.
 func (n *Network) check(ctx context.Context, r record) {
 	list, err := n.known(r)
 	if err != nil {
-		return // nobody can be asked
+		return // there is no plugin to call
 	}
 	ctx, cancel := context.WithTimeout(ctx, pluginTime)
 	defer cancel()
@@ -172,7 +172,7 @@ func (n *Network) check(ctx context.Context, r record) {
 	}
 }
 
-// known is the conflist as it was when the attachment was made, else as it is now.
+// known returns the conflist with which the attachment was made; if that is not cached, the current one.
 func (n *Network) known(r record) (*libcni.NetworkConfigList, error) {
 	b, _, err := n.cni.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: n.cfg.Name}, n.runtime(r))
 	if err == nil && len(b) > 0 {
@@ -183,11 +183,11 @@ func (n *Network) known(r record) (*libcni.NetworkConfigList, error) {
 	return n.conflist()
 }
 
-// unplug runs DEL, which plugins must bear more than once, and gives a leased address back.
+// unplug runs DEL, which plugins must allow more than once, and gives a leased address back.
 func (n *Network) unplug(ctx context.Context, r record) error {
 	list, err := n.known(r)
 	if err != nil && !r.Added {
-		// ADD was cut short and its conflist is gone: the namespace takes the links along, and that is all we know of.
+		// ADD was interrupted and its conflist is gone. Removing the namespace removes its links, and we know of nothing else.
 		n.log.Warn("half-made interface removed without its CNI plugins", "network", n.cfg.Name, "vm", r.ID, "err", err)
 		return nil
 	}
@@ -209,11 +209,11 @@ func (n *Network) unplug(ctx context.Context, r record) error {
 	return nil
 }
 
-// vacate removes the namespace of a VM unless other interfaces of it are inside.
+// vacate removes the namespace of a VM unless other interfaces of the VM are in it.
 func (n *Network) vacate(r record) error {
 	s := n.space(r)
 	if !s.Exists() {
-		return s.Remove() // the file that a reboot left
+		return s.Remove() // the file that remains after a reboot
 	}
 	others := false
 	err := s.Do(func() error {
@@ -230,7 +230,7 @@ func (n *Network) vacate(r record) error {
 	return s.Remove()
 }
 
-// collect has the plugins forget every attachment but the valid ones (GC, since version 1.1 of CNI).
+// collect makes the plugins drop every attachment except the valid ones (GC, since version 1.1 of CNI).
 func (n *Network) collect(ctx context.Context, valid []record) error {
 	list, err := n.conflist()
 	if err != nil {

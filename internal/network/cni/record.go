@@ -20,19 +20,19 @@ import (
 
 const recordVersion = 1
 
-// record is one attachment. It exists from before the first plugin runs until after the last one undid its work.
+// record is one attachment. It exists from before the first plugin runs until after the last one has undone its work.
 type record struct {
 	Version int    `json:"version"`
 	ID      vm.ID  `json:"vm_id"`
 	VM      string `json:"vm"`
 	Index   int    `json:"nic"`
-	MAC     string `json:"mac,omitempty"`     // that was asked for
-	Added   bool   `json:"added"`             // ADD succeeded, and NIC is what it said
-	Bridge  string `json:"bridge,omitempty"`  // whose Addresses gave the address; "" for the plugins' own
-	NIC     vm.NIC `json:"nic_info,omitzero"` // as Attach answered
+	MAC     string `json:"mac,omitempty"`     // the requested MAC
+	Added   bool   `json:"added"`             // ADD succeeded, and NIC holds its result
+	Bridge  string `json:"bridge,omitempty"`  // the bridge whose Addresses gave the address; "" if the plugins did
+	NIC     vm.NIC `json:"nic_info,omitzero"` // as Attach returned it
 }
 
-// tapName is that of an interface, for all networks: 15 characters, all that a link name may have.
+// tapName returns the tap name of an interface, for all networks: 15 characters, the maximum for a link name.
 func tapName(instance string, id vm.ID, index int) string {
 	sum := sha256.Sum256([]byte("cni\x00" + instance + "\x00" + string(id) + "\x00" + strconv.Itoa(index)))
 	return "cx" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:13]
@@ -50,7 +50,7 @@ func (n *Network) recordPath(tap string) string {
 	return filepath.Join(n.cfg.StateDir, filepath.Base(tap)+".json")
 }
 
-// load returns the record of a tap, nil when there is none.
+// load returns the record of a tap, nil if there is none.
 func (n *Network) load(tap string) (*record, error) {
 	b, err := os.ReadFile(n.recordPath(tap))
 	if errors.Is(err, fs.ErrNotExist) {

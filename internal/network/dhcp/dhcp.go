@@ -1,8 +1,9 @@
-// Package dhcp answers DHCP where addresses are decided already: each known MAC gets its own, nobody else gets anything.
+// Package dhcp answers DHCP requests with addresses that are already decided: each known MAC gets its own address, and unknown
+// MACs get nothing.
 //
-// Config.Answer is a pure function from packet to packet, to the letter of RFC 2131 with the options of RFC 2132, 3397
-// (search list), 3442 (classless routes) and 6842 (client identifier); Config6.Answer is one for DHCPv6, to RFC 8415 with
-// the options of RFC 3646. Serve and Serve6 are the thin loop around them. The package chooses no address, keeps no lease
+// Config.Answer is a pure function from packet to packet. It follows RFC 2131 exactly, with the options of RFC 2132, 3397
+// (search list), 3442 (classless routes) and 6842 (client identifier). Config6.Answer does the same for DHCPv6, by RFC 8415
+// with the options of RFC 3646. Serve and Serve6 are the thin loop around them. The package chooses no address, keeps no lease
 // and configures no link.
 package dhcp
 
@@ -23,24 +24,24 @@ import (
 type Config struct {
 	Server    netip.Addr // our own address
 	Prefix    netip.Prefix
-	Router    netip.Addr // zero for none
+	Router    netip.Addr // the zero value for none
 	DNS       []netip.Addr
-	Search    []string // domains to complete names with; the first is the guest's own
-	Routes    []Route  // besides the one through Router
+	Search    []string // DNS search domains; the first is the guest's own
+	Routes    []Route  // in addition to the one through Router
 	MTU       int      // 0 for none
 	LeaseTime time.Duration
 }
 
-// Route is a way to other addresses than those behind Router.
+// Route is a route to addresses that are not reached through Router.
 type Route struct {
 	To  netip.Prefix
-	Via netip.Addr // zero: on this link
+	Via netip.Addr // zero value: directly on this link
 }
 
-// maxMessage is what every client must accept: RFC 2131 section 2, less the headers of IP and UDP.
+// maxMessage is the size that every client must accept: RFC 2131 section 2, minus the headers of IP and UDP.
 const maxMessage = 576 - 28
 
-// Check returns an InvalidArgument error when guests that accept no more than they must cannot be told all of c.
+// Check returns an InvalidArgument error if c does not fit into the message size that every guest must accept.
 func (c Config) Check() error {
 	req, err := dhcpv4.New(dhcpv4.WithHwAddr(make(net.HardwareAddr, 6)))
 	if err != nil {
@@ -53,7 +54,7 @@ func (c Config) Check() error {
 	return nil
 }
 
-// Reservation is the address that belongs to one MAC.
+// Reservation is the address of one MAC.
 type Reservation struct {
 	IP       netip.Addr
 	Hostname string // "" for none
@@ -62,14 +63,14 @@ type Reservation struct {
 // Kind says what an Answer is, or why there is none.
 type Kind string
 
-// The kinds of answers. Offer, Ack, Inform and Nak carry a packet; in DHCPv6 Released and Declined do, too.
+// The kinds of answers. Offer, Ack, Inform and Nak carry a packet; in DHCPv6 Released and Declined do too.
 const (
 	Offer    Kind = "offer"    // in DHCPv6 an advertisement
 	Ack      Kind = "ack"      // the guest now uses the address
-	Inform   Kind = "inform"   // an ack that only tells options
-	Nak      Kind = "nak"      // the guest wanted another address than its own
-	Released Kind = "released" // the guest says goodbye; its address stays reserved
-	Declined Kind = "declined" // the guest found somebody else on its address
+	Inform   Kind = "inform"   // an ack that carries only options
+	Nak      Kind = "nak"      // the guest asked for an address that is not its own
+	Released Kind = "released" // the guest gives the address up; it stays reserved
+	Declined Kind = "declined" // the guest found another machine with its address
 	Unknown  Kind = "unknown"  // no reservation for this MAC
 	Ignored  Kind = "ignored"  // not for us, or not DHCP
 )
@@ -77,19 +78,19 @@ const (
 // Answer is the result of one packet.
 type Answer struct {
 	Kind   Kind
-	MAC    net.HardwareAddr // of the guest
-	IP     netip.Addr       // its reserved address, when known
-	Packet []byte           // nil: say nothing
+	MAC    net.HardwareAddr // MAC of the guest
+	IP     netip.Addr       // its reserved address, if known
+	Packet []byte           // nil: send nothing
 
-	// To is where the packet goes: the broadcast address, or the guest's own. In the latter case the guest may not
-	// have configured the address yet, so that the frame must be sent to MAC without asking by ARP. In DHCPv6 it is
-	// the link-local address that the guest asked from.
+	// To is where the packet goes: the broadcast address, or the guest's own. In the latter case the guest may not have
+	// configured the address yet, so the frame must be sent to MAC without ARP. In DHCPv6 it is the link-local address from
+	// which the guest asked.
 	To netip.Addr
 }
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// Answer decides on one UDP payload from a guest. It never fails: what makes no sense is ignored.
+// Answer decides on one UDP payload from a guest. It never fails: invalid requests are ignored.
 func (c Config) Answer(payload []byte, lookup func(net.HardwareAddr) (Reservation, bool)) Answer {
 	req, err := dhcpv4.FromBytes(payload)
 	if err != nil || !wellFormed(req) {
@@ -130,19 +131,19 @@ func ifOurs(kind Kind, ours bool) Kind {
 	return kind
 }
 
-// meant reports whether req is for this server: it names it, or none.
+// meant reports whether req is for this server: it names this server or none.
 func (c Config) meant(req *dhcpv4.DHCPv4) bool {
 	id := req.ServerIdentifier()
 	return id == nil || addr(id) == c.Server
 }
 
-// wellFormed refuses what a guest on our own wire cannot rightly send; a relay would make us send elsewhere.
+// wellFormed refuses what a guest on our own link cannot validly send; a relayed message would make us send elsewhere.
 func wellFormed(req *dhcpv4.DHCPv4) bool {
 	return req.OpCode == dhcpv4.OpcodeBootRequest && req.HWType == iana.HWTypeEthernet && len(req.ClientHWAddr) == 6 &&
 		(req.GatewayIPAddr == nil || req.GatewayIPAddr.IsUnspecified())
 }
 
-// request tells the four states of RFC 2131 4.3.2 apart.
+// request distinguishes the four states of RFC 2131 4.3.2.
 func (c Config) request(a Answer, req *dhcpv4.DHCPv4, res Reservation) Answer {
 	if !c.meant(req) {
 		a.Kind = Ignored // the guest chose another server
@@ -159,8 +160,8 @@ func (c Config) request(a Answer, req *dhcpv4.DHCPv4, res Reservation) Answer {
 }
 
 func (c Config) reply(a Answer, req *dhcpv4.DHCPv4, res Reservation, kind Kind) Answer {
-	// The library's own constructor asks the kernel for a random transaction first, which an answer does not need, and
-	// copies option 82, which only relays may add.
+	// The library's own constructor reads a random transaction id from the kernel, which an answer does not need, and it copies
+	// option 82, which only relays may add.
 	resp := &dhcpv4.DHCPv4{
 		OpCode: dhcpv4.OpcodeBootReply, HWType: req.HWType, TransactionID: req.TransactionID, Flags: req.Flags, ClientHWAddr: req.ClientHWAddr,
 		ClientIPAddr: net.IPv4zero, YourIPAddr: net.IPv4zero, ServerIPAddr: net.IPv4zero, GatewayIPAddr: net.IPv4zero,
@@ -230,7 +231,7 @@ func (c Config) tell(resp *dhcpv4.DHCPv4, res Reservation) {
 	}
 }
 
-// routes are all the guest has: who reads them does not look at the router option any more (RFC 3442).
+// routes returns all routes of the guest: a guest that reads them ignores the router option (RFC 3442).
 func (c Config) routes() []*dhcpv4.Route {
 	out := make([]*dhcpv4.Route, 0, len(c.Routes)+1)
 	if c.Router.IsValid() {
@@ -251,7 +252,7 @@ func addr(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// lastOf is the broadcast address of p.
+// lastOf returns the broadcast address of p.
 func lastOf(p netip.Prefix) net.IP {
 	ip := net.IP(p.Addr().AsSlice())
 	for i, m := range net.CIDRMask(p.Bits(), 32) {

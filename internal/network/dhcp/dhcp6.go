@@ -14,24 +14,24 @@ import (
 	"cocoonstack.io/cocoon/internal/network/radv"
 )
 
-// Config6 is what every guest of a network is told by DHCPv6. Router and MTU are for router advertisements to tell.
+// Config6 is what every guest of a network is told by DHCPv6. Router advertisements tell the router and the MTU.
 type Config6 struct {
-	Server    net.HardwareAddr // makes our DUID (DUID-LL), by which guests know us again
-	Prefix    netip.Prefix     // of the link
+	Server    net.HardwareAddr // makes our DUID (DUID-LL), by which guests recognize us
+	Prefix    netip.Prefix     // prefix of the link
 	DNS       []netip.Addr     // IPv6
-	Search    []string         // domains to complete names with
+	Search    []string         // DNS search domains
 	LeaseTime time.Duration
 }
 
 const (
-	// maxMessage6 is what every link carries (RFC 8200, section 5), less the headers of IP and UDP. Longer answers are
-	// not given: only a message of many identity associations asks for one.
+	// maxMessage6 is the packet size that every link supports (RFC 8200, section 5), minus the headers of IP and UDP. Longer
+	// answers are not sent; only a message with many identity associations would need one.
 	maxMessage6 = 1280 - 40 - 8
 	maxDUID     = 2 + 128 // bytes, RFC 8415 section 11.1
-	preferred   = 255     // guests need not wait for other servers, since there is none
+	preferred   = 255     // guests need not wait for other servers, because there are none
 )
 
-// Check returns an InvalidArgument error when guests cannot be told all of c.
+// Check returns an InvalidArgument error if c does not fit into one message to guests.
 func (c Config6) Check() error {
 	req := &dhcpv6.Message{MessageType: dhcpv6.MessageTypeRequest, Options: dhcpv6.MessageOptions{Options: dhcpv6.Options{
 		dhcpv6.OptClientID(&dhcpv6.DUIDOpaque{Data: make([]byte, maxDUID-2)}), &dhcpv6.OptIANA{},
@@ -46,10 +46,10 @@ func (c Config6) Check() error {
 	return nil
 }
 
-// Answer decides on one UDP payload that a guest sent from its link-local address, which is made of its MAC (modified
-// EUI-64). A guest is known by that MAC alone, whatever DUID it has chosen, so that an installer and the system that it
-// leaves have the same address; who checks senders at the taps need not look into the payload. The messages are those of
-// RFC 8415, section 18.3. It never fails: what makes no sense is ignored.
+// Answer decides on one UDP payload that a guest sent from its link-local address, which is made from its MAC (modified
+// EUI-64). A guest is identified by that MAC alone, whatever DUID it has chosen: an installer and the system that it installs
+// get the same address, and the checks of senders at the taps need not read the payload. The messages are those of RFC 8415,
+// section 18.3. It never fails: invalid requests are ignored.
 func (c Config6) Answer(payload []byte, from netip.Addr, lookup func(net.HardwareAddr) (Reservation, bool)) Answer {
 	req, err := dhcpv6.MessageFromBytes(payload)
 	mac, ok := radv.MAC(from)
@@ -76,8 +76,8 @@ func (c Config6) Answer(payload []byte, from netip.Addr, lookup func(net.Hardwar
 	return a
 }
 
-// wellFormed is RFC 8415 section 16: which messages name us, which name no server, and which must say who asks. What
-// servers and relays send is for others.
+// wellFormed applies RFC 8415 section 16: which messages must name us, which must name no server, and which must identify the
+// client. It refuses messages of servers and relays.
 func (c Config6) wellFormed(req *dhcpv6.Message) bool {
 	client, server := req.Options.ClientID(), req.Options.ServerID()
 	ours := server != nil && server.Equal(c.duid())
@@ -109,7 +109,7 @@ func (c Config6) decide(req *dhcpv6.Message, own netip.Addr) (Kind, *dhcpv6.Mess
 	case dhcpv6.MessageTypeInformationRequest:
 		c.tell(resp, req)
 		return Inform, resp
-	default: // solicit, request, renew, rebind: wellFormed lets nothing else through
+	default: // solicit, request, renew, rebind: wellFormed refuses all others
 		return c.lease(resp, req, own)
 	}
 }
@@ -130,8 +130,8 @@ func (c Config6) lease(resp, req *dhcpv6.Message, own netip.Addr) (Kind, *dhcpv6
 	return Offer, resp
 }
 
-// identities answers each identity association of a guest that asks for its addresses: the first one has the guest's own,
-// and no other has any. Of addresses that a guest believes to have besides, it is told that they are over.
+// identities answers each identity association of a guest that asks for addresses: the first one gets the guest's own address,
+// the others get none. Other addresses that a renewing guest names get lifetime zero.
 func (c Config6) identities(resp, req *dhcpv6.Message, own netip.Addr) Kind {
 	extends := req.MessageType == dhcpv6.MessageTypeRenew || req.MessageType == dhcpv6.MessageTypeRebind
 	nothing, noPrefix := status(iana.StatusNoAddrsAvail), status(iana.StatusNoPrefixAvail)
@@ -169,7 +169,7 @@ func (c Config6) identities(resp, req *dhcpv6.Message, own netip.Addr) Kind {
 	return kind
 }
 
-// confirm tells a guest that comes back to the link whether its address is still its own.
+// confirm tells a guest that returns to the link whether its address is still its own.
 func confirm(resp, req *dhcpv6.Message, own netip.Addr) (Kind, *dhcpv6.Message) {
 	var claimed []netip.Addr
 	for _, ia := range req.Options.IANA() {
@@ -186,8 +186,8 @@ func confirm(resp, req *dhcpv6.Message, own netip.Addr) (Kind, *dhcpv6.Message) 
 	return Ack, resp
 }
 
-// giveBack acknowledges that a guest does not use its address, and tells which identity associations never had it. kind is
-// what became of the address, if it was the guest's.
+// giveBack acknowledges that a guest no longer uses its address, and says which identity associations never had it. kind is the
+// kind of answer if the address was the guest's.
 func giveBack(kind Kind, resp, req *dhcpv6.Message, own netip.Addr) (Kind, *dhcpv6.Message) {
 	resp.AddOption(status(iana.StatusSuccess))
 	had := Nak
@@ -201,7 +201,7 @@ func giveBack(kind Kind, resp, req *dhcpv6.Message, own netip.Addr) (Kind, *dhcp
 	return had, resp
 }
 
-// tell adds the options that describe the network, as far as the guest asked for them.
+// tell adds the options that describe the network, if the guest asked for them.
 func (c Config6) tell(resp, req *dhcpv6.Message) {
 	if len(c.DNS) > 0 && req.IsOptionRequested(dhcpv6.OptionDNSRecursiveNameServer) {
 		ips := make([]net.IP, 0, len(c.DNS))
@@ -215,7 +215,7 @@ func (c Config6) tell(resp, req *dhcpv6.Message) {
 	}
 }
 
-// response is a message to the guest that sent req, from us.
+// response returns a message from us to the guest that sent req.
 func (c Config6) response(kind dhcpv6.MessageType, req *dhcpv6.Message) *dhcpv6.Message {
 	resp := &dhcpv6.Message{MessageType: kind, TransactionID: req.TransactionID}
 	if id := req.Options.ClientID(); id != nil {
@@ -233,7 +233,7 @@ func status(code iana.StatusCode) *dhcpv6.OptStatusCode {
 	return &dhcpv6.OptStatusCode{StatusCode: code}
 }
 
-// addresses are those that a guest names in an identity association.
+// addresses returns the addresses that a guest names in an identity association.
 func addresses(ia *dhcpv6.OptIANA) (out []netip.Addr) {
 	for _, o := range ia.Options.Addresses() {
 		if a, ok := netip.AddrFromSlice(o.IPv6Addr); ok {

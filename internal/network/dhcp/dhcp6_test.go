@@ -41,7 +41,7 @@ func message6(kind dhcpv6.MessageType, change ...dhcpv6.Modifier) []byte {
 	return m.ToBytes()
 }
 
-// association is an IA_NA with that identifier and addresses.
+// association returns an IA_NA with that identifier and addresses.
 func association(id byte, addrs ...string) dhcpv6.Modifier {
 	ia := &dhcpv6.OptIANA{IaId: [4]byte{id}}
 	for _, a := range addrs {
@@ -50,7 +50,7 @@ func association(id byte, addrs ...string) dhcpv6.Modifier {
 	return func(m dhcpv6.DHCPv6) { m.AddOption(ia) }
 }
 
-// inWords is what matters of an answer, in the order of its options.
+// inWords returns the relevant parts of an answer as text, in the order of its options.
 func inWords(t *testing.T, packet []byte) string {
 	t.Helper()
 	if packet == nil {

@@ -117,7 +117,7 @@ func TestAckTellsTheNetwork(t *testing.T) {
 	}
 }
 
-// An answer of each kind has the fields that table 3 of RFC 2131 says, and no others.
+// An answer of each kind has the fields that table 3 of RFC 2131 requires, and no others.
 func TestFields(t *testing.T) {
 	c := config
 	c.Search = []string{"pods.example", "example"}
@@ -132,7 +132,7 @@ func TestFields(t *testing.T) {
 		packet     []byte
 		ciaddr     bool
 		addressed  bool // yiaddr and the three times
-		configured bool // everything about the network
+		configured bool // all settings of the network
 	}{
 		"offer":  {packet(t, dhcpv4.MessageTypeDiscover, renewing, id, relay), false, true, true},
 		"ack":    {packet(t, dhcpv4.MessageTypeRequest, asks("10.88.0.7"), id, relay), false, true, true},

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Table knows the reservations. It is called from one goroutine.
+// Table holds the reservations. It is called from one goroutine.
 type Table interface {
 	// Lookup returns the reservation of mac.
 	Lookup(mac net.HardwareAddr) (Reservation, bool)
-	// Answered is called before an answer is sent, and when there is none. After Ack the address is the guest's for
-	// another lease time; after Declined another machine was seen to have it.
+	// Answered is called before an answer is sent, and also if there is none. After Ack the guest has the address for another
+	// lease time; after Declined another machine was found with it.
 	Answered(a Answer)
 }
 
-// Serve answers on s until ctx ends, closes s, and returns nil then, or why it could not go on.
+// Serve answers on s until ctx ends, then closes s and returns nil. If it cannot continue, it closes s and returns the reason.
 func Serve(ctx context.Context, s *Socket, c Config, t Table, log *slog.Logger) error {
 	defer s.Close()
 	return conversation{
@@ -39,7 +39,7 @@ func Serve6(ctx context.Context, s *Socket6, c Config6, t Table, log *slog.Logge
 	}.serve(ctx, t, log)
 }
 
-// conversation is what the protocols differ in.
+// conversation holds what differs between the protocols.
 type conversation struct {
 	udp    *net.UDPConn
 	answer func(payload []byte, from netip.Addr) Answer
@@ -50,7 +50,7 @@ func (s conversation) serve(ctx context.Context, t Table, log *slog.Logger) erro
 	stop := context.AfterFunc(ctx, func() { s.udp.Close() })
 	defer stop()
 	quiet := limiter{every: time.Minute}
-	buf := make([]byte, 4096) // a longer packet is cut and then ignored as malformed
+	buf := make([]byte, 4096) // a longer packet is truncated and then ignored as malformed
 	for {
 		n, from, err := s.udp.ReadFromUDPAddrPort(buf)
 		if ctx.Err() != nil {
@@ -60,7 +60,7 @@ func (s conversation) serve(ctx context.Context, t Table, log *slog.Logger) erro
 			return fmt.Errorf("receive DHCP: %w", err)
 		}
 		if err != nil {
-			// The link going down is reported once and mends itself.
+			// A link that goes down is reported once and recovers by itself.
 			log.Warn("dhcp receive failed", "err", err)
 			continue
 		}
@@ -73,7 +73,7 @@ func (s conversation) serve(ctx context.Context, t Table, log *slog.Logger) erro
 	}
 }
 
-// report logs an answer. Guests decide how often they ask, so that everything but an assignment is limited.
+// report logs an answer. Guests decide how often they ask, so the log rate of everything except an assignment is limited.
 func report(log *slog.Logger, quiet *limiter, a Answer, err error) {
 	switch {
 	case err != nil:

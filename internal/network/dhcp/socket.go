@@ -18,16 +18,16 @@ const (
 	clientPort = 68
 )
 
-// Socket is where a server listens: UDP port 67 of one link, and a packet socket on the same link for guests that do
-// not answer ARP yet.
+// Socket is a server's socket: UDP port 67 of one link, plus a packet socket on the same link for guests that do not answer ARP
+// yet.
 type Socket struct {
 	udp   *net.UDPConn
 	raw   int // packet socket, used for sending only
-	index int // of the link
+	index int // index of the link
 }
 
-// Listen opens the sockets on the link called name, in the network namespace of the calling thread.
-// FailedPrecondition when another program serves there.
+// Listen opens the sockets on the link called name, in the network namespace of the calling thread. It returns
+// FailedPrecondition if another program serves there.
 func Listen(name string) (*Socket, error) {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *Socket) Close() {
 	_ = unix.Close(s.raw)
 }
 
-// send delivers a to the guest.
+// send sends a to the guest.
 func (s *Socket) send(from netip.Addr, a Answer) error {
 	if a.To == broadcast {
 		_, err := s.udp.WriteToUDPAddrPort(a.Packet, netip.AddrPortFrom(a.To, clientPort))
@@ -86,12 +86,12 @@ func (s *Socket) send(from netip.Addr, a Answer) error {
 	return unix.Sendto(s.raw, datagram(from, a.To, a.Packet), 0, &to)
 }
 
-// datagram is the IPv4 packet that carries payload from our server port to a guest's client port.
+// datagram returns the IPv4 packet with payload from our server port to a guest's client port.
 func datagram(from, to netip.Addr, payload []byte) []byte {
 	const header = 20 + 8
 	b := make([]byte, header, header+len(payload))
 	b[0] = 0x45
-	b[1] = 0xc0 // internetwork control, as others send DHCP
+	b[1] = 0xc0 // internetwork control, as other DHCP servers use
 	binary.BigEndian.PutUint16(b[2:], uint16(header+len(payload)))
 	b[8] = 64
 	b[9] = unix.IPPROTO_UDP
@@ -103,7 +103,7 @@ func datagram(from, to netip.Addr, payload []byte) []byte {
 	binary.BigEndian.PutUint16(b[24:], uint16(8+len(payload)))
 	b = append(b, payload...)
 
-	// The UDP checksum covers a pseudo header. Zero would mean none; its complement says the same sum.
+	// The UDP checksum covers a pseudo header. Zero would mean no checksum, so its complement is sent, which is equivalent.
 	pseudo := append(append(append([]byte{}, b[12:20]...), 0, unix.IPPROTO_UDP), b[24:26]...)
 	sum := checksum(append(pseudo, b[20:]...))
 	if sum == 0 {

@@ -17,15 +17,15 @@ const (
 	clientPort6 = 546
 )
 
-// AllServers is where guests ask DHCPv6 (All_DHCP_Relay_Agents_and_Servers of RFC 8415, section 7.1).
+// AllServers is the address to which guests send DHCPv6 (All_DHCP_Relay_Agents_and_Servers of RFC 8415, section 7.1).
 var AllServers = netip.MustParseAddr("ff02::1:2")
 
-// Socket6 is where a DHCPv6 server listens: UDP port 547 of one link, for what is sent to AllServers. Unicast does not
-// arrive, which RFC 8415 section 18.4 asks for where no server has offered it.
+// Socket6 is a DHCPv6 server's socket: UDP port 547 of one link, for packets to AllServers. Unicast does not arrive, as RFC
+// 8415 section 18.4 requires if no server has offered it.
 type Socket6 struct{ udp *net.UDPConn }
 
-// Listen6 opens the socket on the link called name, in the network namespace of the calling thread. The link has one
-// link-local address, which answers come from. FailedPrecondition when another program serves there.
+// Listen6 opens the socket on the link called name, in the network namespace of the calling thread. The link must have one
+// link-local address, the source of answers. It returns FailedPrecondition if another program serves there.
 func Listen6(name string) (*Socket6, error) {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
@@ -66,7 +66,7 @@ func listenUDP6(link *net.Interface) (*net.UDPConn, error) {
 // Close closes the socket; a pending receive returns.
 func (s *Socket6) Close() { s.udp.Close() }
 
-// send delivers a to the guest. The socket is bound to the link, so that the address needs no zone.
+// send sends a to the guest. The socket is bound to the link, so the address needs no zone.
 func (s *Socket6) send(a Answer) error {
 	_, err := s.udp.WriteToUDPAddrPort(a.Packet, netip.AddrPortFrom(a.To, clientPort6))
 	return err

@@ -1,7 +1,8 @@
-// Package fake is a network without links: addresses are given, kept and swept as on a real one, and nothing is made.
+// Package fake is a network without links: it gives, keeps and sweeps addresses as a real one does, but creates nothing on the
+// host.
 //
-// It is for tests of what stands on a network, up to thousands of VMs, and can be slow or fail on demand.
-// No packet ever passes it, and it remembers nothing beyond the process.
+// It is for tests of the code above a network, up to thousands of VMs. It can be slow or fail on demand. No packet ever passes
+// it, and it keeps nothing when the process ends.
 package fake
 
 import (
@@ -28,7 +29,7 @@ type Config struct {
 	Name    string                // "default"
 	Subnet  string                // "10.99.0.0/16"
 	Latency time.Duration         // of Attach, Detach and Release; a cancelled context cuts it short
-	Fault   func(op string) error // asked before every operation (setup, attach, detach, release, sweep, teardown); may be nil
+	Fault   func(op string) error // called before every operation (setup, attach, detach, release, sweep, teardown); may be nil
 }
 
 // Network implements network.Network in memory.
@@ -184,7 +185,7 @@ func (n *Network) Teardown(ctx context.Context) error {
 	return nil
 }
 
-// Taps returns the taps that would exist, sorted: what a test checks for leaks.
+// Taps returns the taps that would exist, sorted, so that tests can check for leaks.
 func (n *Network) Taps() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -196,7 +197,7 @@ func (n *Network) Taps() []string {
 	return out
 }
 
-// Leases returns the addresses that are held, in their order.
+// Leases returns the held addresses in ascending order.
 func (n *Network) Leases() []ipam.Lease {
 	leases, _ := n.pool.Snapshot()
 	return leases

@@ -1,7 +1,7 @@
-// Package host is what networks ask of the machine: namespaces, links, taps, sysctls and resolvers.
+// Package host gives networks access to the machine: namespaces, links, taps, sysctls and resolvers.
 //
-// Its functions work in the network namespace of the calling thread; Space.Do chooses it. The package decides nothing
-// and remembers nothing.
+// Its functions work in the network namespace of the calling thread; Space.Do chooses it. The package decides nothing and keeps
+// no state.
 package host
 
 import (
@@ -20,13 +20,13 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TunDevice is where taps come from.
+// TunDevice is the device that creates taps.
 const TunDevice = "/dev/net/tun"
 
-// ErrTaken says that a link of that name exists.
+// ErrTaken says that a link of that name already exists.
 var ErrTaken = errors.New("link name is taken")
 
-// FindLink returns the link called name, nil when there is none.
+// FindLink returns the link called name, nil if there is none.
 func FindLink(name string) (netlink.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -38,7 +38,7 @@ func FindLink(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// ListLinks dumps all links. The kernel interrupts a dump when links change meanwhile; then it is asked again.
+// ListLinks dumps all links. The kernel interrupts a dump if links change meanwhile; then it is retried.
 func ListLinks() ([]netlink.Link, error) {
 	for {
 		links, err := netlink.LinkList()
@@ -52,7 +52,7 @@ func ListLinks() ([]netlink.Link, error) {
 	}
 }
 
-// RemoveLink removes a link; that it is gone already is no error.
+// RemoveLink removes a link; it is no error if the link is already gone.
 func RemoveLink(l netlink.Link) error {
 	err := netlink.LinkDel(l)
 	if err != nil && !errors.Is(err, unix.ENODEV) {
@@ -61,16 +61,16 @@ func RemoveLink(l netlink.Link) error {
 	return nil
 }
 
-// batch is how many links are removed in one request at most, so that others who change links wait for a moment only.
+// batch is the maximum number of links removed in one request, so that other callers that change links wait only for a moment.
 const batch = 64
 
-// RemoveLinks removes links as RemoveLink does, and returns the error of each. Removing one waits for the kernel for up to
-// tens of milliseconds; those that it is asked to remove at once wait together.
+// RemoveLinks removes links as RemoveLink does, and returns the error of each. Removing one link waits for the kernel for up to
+// tens of milliseconds; links removed in one request share that wait.
 func RemoveLinks(links []netlink.Link) []error {
 	errs := make([]error, 0, len(links))
 	for some := range slices.Chunk(links, batch) {
 		if len(some) > 1 {
-			removeTogether(some) // for speed only: what it leaves is removed by itself
+			removeTogether(some) // only for speed: links that it does not remove are removed one by one
 		}
 		for _, l := range some {
 			errs = append(errs, RemoveLink(l))
@@ -79,9 +79,10 @@ func RemoveLinks(links []netlink.Link) []error {
 	return errs
 }
 
-// removeTogether puts links in a group that nobody else uses and removes the group: the one way to name many at once.
+// removeTogether puts links into a group that nothing else uses and removes the group: the only way to remove many links in one
+// request.
 func removeTogether(links []netlink.Link) {
-	group := rand.Uint32() | 1<<31 // people count from 1
+	group := rand.Uint32() | 1<<31 // avoids the small numbers that people use
 	for _, l := range links {
 		_ = netlink.LinkSetGroup(l, int(group))
 	}
@@ -92,8 +93,8 @@ func removeTogether(links []netlink.Link) {
 	_, _ = req.Execute(unix.NETLINK_ROUTE, 0)
 }
 
-// MakeTap makes a persistent tap and has plug put it where it belongs. It becomes persistent last: after kill -9 at any
-// point before that the kernel removes it with our file. The hypervisor opens it again with IFF_VNET_HDR and one queue.
+// MakeTap creates a persistent tap and calls plug to put it in place. It makes the tap persistent last: after kill -9 at any
+// earlier point the kernel removes the tap with our file. The hypervisor opens the tap again with IFF_VNET_HDR and one queue.
 // Errors: ErrTaken; FailedPrecondition without TunDevice.
 func MakeTap(name string, plug func() error) error {
 	f, err := OpenTun()
@@ -108,7 +109,7 @@ func MakeTap(name string, plug func() error) error {
 	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 	if err := unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, ifr); err != nil {
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
-			return ErrTaken // EINVAL: by a link that is no tap
+			return ErrTaken // EINVAL: by a link that is not a tap
 		}
 		return fmt.Errorf("make tap %s: %w", name, err)
 	}
@@ -121,7 +122,7 @@ func MakeTap(name string, plug func() error) error {
 	return nil
 }
 
-// OpenTun opens TunDevice, or says why taps cannot be made.
+// OpenTun opens TunDevice, or returns why taps cannot be created.
 func OpenTun() (*os.File, error) {
 	f, err := os.OpenFile(TunDevice, os.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
@@ -135,7 +136,7 @@ func OpenTun() (*os.File, error) {
 	return f, nil
 }
 
-// CheckCaps returns why links cannot be made, before one is tried.
+// CheckCaps returns why links cannot be created, before one is tried.
 func CheckCaps() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -154,7 +155,7 @@ func Sysctl(key string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// QuietIPv6 turns IPv6 of the kernel off on a link, where the kernel has it.
+// QuietIPv6 switches the kernel's IPv6 off on a link, if the kernel has IPv6.
 func QuietIPv6(link string) error {
 	err := SetSysctl("ipv6/conf/"+link+"/disable_ipv6", "1")
 	if errors.Is(err, os.ErrNotExist) {
@@ -163,7 +164,7 @@ func QuietIPv6(link string) error {
 	return err
 }
 
-// SetSysctl writes a value unless it is there already, which also serves hosts where /proc/sys is read-only.
+// SetSysctl writes a value unless it is already set. So it also works on hosts where /proc/sys is read-only.
 func SetSysctl(key, value string) error {
 	if old, err := Sysctl(key); err != nil || old == value {
 		return err

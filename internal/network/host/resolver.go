@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Resolvers are the host's own name servers as far as they are not the host's loopback, which guests cannot reach.
-// systemd-resolved keeps the real ones beside.
+// Resolvers returns the host's own name servers, except those on the host's loopback, which guests cannot reach.
+// systemd-resolved keeps the real ones in another file.
 func Resolvers() []netip.Addr {
 	for _, path := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
 		b, err := os.ReadFile(path)

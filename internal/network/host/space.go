@@ -19,7 +19,7 @@ const threadNS = "/proc/thread-self/ns/net"
 // Space is a network namespace. The zero value is the process's own.
 type Space struct{ Path string }
 
-// Do runs fn on a thread inside the namespace. What fn opens stays inside; goroutines that it starts are not.
+// Do runs fn on a thread inside the namespace. What fn opens stays inside; goroutines that it starts do not run inside.
 func (s Space) Do(fn func() error) error {
 	if s.Path == "" {
 		return fn()
@@ -29,7 +29,7 @@ func (s Space) Do(fn func() error) error {
 	return <-done
 }
 
-// enter switches this goroutine's thread. A thread that cannot be switched back dies with the goroutine: it stays locked.
+// enter moves this goroutine's thread. A thread that cannot be moved back stays locked and so ends with the goroutine.
 func (s Space) enter(fn func() error) error {
 	runtime.LockOSThread()
 	home, err := os.Open(threadNS)
@@ -61,7 +61,7 @@ func (s Space) enter(fn func() error) error {
 	return err
 }
 
-// Identity names the namespace of the calling thread, different for one made later under the same path.
+// Identity identifies the namespace of the calling thread. A namespace created later under the same path has another identity.
 func Identity() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -80,7 +80,7 @@ func (s Space) Exists() bool {
 	return unix.Statfs(s.Path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// Make makes the namespace if there is none, as `ip netns add` does. A file that a crash or a reboot left is used.
+// Make creates the namespace if there is none, as `ip netns add` does. It uses a file that a crash or a reboot left.
 func (s Space) Make() error {
 	if s.Exists() {
 		return nil
@@ -95,7 +95,7 @@ func (s Space) Make() error {
 	f.Close()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine, since it is in the new namespace
+		runtime.LockOSThread() // never unlocked: the thread is in the new namespace, and it ends with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- err
 			return
@@ -108,7 +108,7 @@ func (s Space) Make() error {
 	return nil
 }
 
-// Remove removes the namespace with the links in it, as far as no process is inside. That there is none is no error.
+// Remove removes the namespace and the links in it, provided that no process is inside. It is no error if there is none.
 func (s Space) Remove() error {
 	if err := unix.Unmount(s.Path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove network namespace %s: %w", s.Path, err)

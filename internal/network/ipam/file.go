@@ -17,8 +17,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Parse reads a lease file: a JSON array of objects with mac, ip and expiry. Null and an empty file are no leases;
-// keys that we do not know are ignored. Anything else is a DataLoss error.
+// Parse reads a lease file: a JSON array of objects with mac, ip and expiry. Null and an empty file mean no leases; unknown
+// keys are ignored. Anything else is a DataLoss error.
 func Parse(b []byte) ([]Lease, error) {
 	if len(b) == 0 {
 		return nil, nil
@@ -37,11 +37,11 @@ func Parse(b []byte) ([]Lease, error) {
 	return leases, nil
 }
 
-// Format is the inverse of Parse, one lease a line. No leases are [], not null.
+// Format is the inverse of Parse, with one lease per line. No leases are [], not null.
 func Format(leases []Lease) ([]byte, error) { return new(formatter).format(leases) }
 
-// formatter remembers the lines of the leases that it formatted last: from one writing of a file to the next few change,
-// and encoding a thousand cost more than all else about it.
+// formatter keeps the lines of the leases that it formatted last. Few leases change from one write of a file to the next, and
+// encoding a thousand took longer than the rest of the write.
 type formatter struct{ lines map[string]*formatted } // by MAC
 
 type formatted struct {
@@ -50,10 +50,10 @@ type formatted struct {
 }
 
 func (f *formatter) format(leases []Lease) ([]byte, error) {
-	if f.lines == nil || len(f.lines) > 2*len(leases) { // most are of leases that are gone
+	if f.lines == nil || len(f.lines) > 2*len(leases) { // most lines belong to leases that are gone
 		f.lines = make(map[string]*formatted, len(leases))
 	}
-	const width = 192 // bytes that a line takes, about
+	const width = 192 // approximate bytes per line
 	out := append(make([]byte, 0, width*(len(leases)+1)), '[')
 	for i := range leases {
 		if i > 0 {
@@ -74,12 +74,12 @@ func (f *formatter) format(leases []Lease) ([]byte, error) {
 	return append(out, "]\n"...), nil
 }
 
-// File is the durable copy of a pool. Writers that meet share one write. It is safe for concurrent use.
+// File is the durable copy of a pool. Concurrent writers share one write. It is safe for concurrent use.
 type File struct {
 	path string
 
 	mu      sync.Mutex
-	of      *Pool  // the pool that was written last, nil for none
+	of      *Pool  // the pool that was last written, nil if none
 	written uint64 // its version
 	formatter
 }
@@ -87,7 +87,7 @@ type File struct {
 // NewFile returns the lease file at path, which need not exist.
 func NewFile(path string) *File { return &File{path: path} }
 
-// Read returns the leases in the file, none when there is no file.
+// Read returns the leases in the file, none if there is no file.
 func (f *File) Read() ([]Lease, error) {
 	b, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,7 +103,7 @@ func (f *File) Read() ([]Lease, error) {
 	return leases, nil
 }
 
-// SetAside moves a file that cannot be used out of the way, and returns where it is then.
+// SetAside moves an unusable file out of the way and returns its new path.
 func (f *File) SetAside(now time.Time) (string, error) {
 	to := f.path + ".damaged-" + now.UTC().Format("20060102T150405")
 	if err := atomicfile.Rename(f.path, to); err != nil {
@@ -112,8 +112,8 @@ func (f *File) SetAside(now time.Time) (string, error) {
 	return to, nil
 }
 
-// Sync returns when the file durably holds p as it was at the call, or newer. Concurrent calls share a write:
-// while one is under way the others wait, and the next write serves all of them.
+// Sync returns when the file durably holds p as it was at the call, or newer. Concurrent calls share a write: they wait for the
+// write in progress, and the next write serves all of them.
 func (f *File) Sync(p *Pool) error {
 	want := p.Version()
 	f.mu.Lock()
@@ -129,7 +129,7 @@ func (f *File) Sync(p *Pool) error {
 	return nil
 }
 
-// Release removes a lease from the file itself, for when there is no pool. That of another tap is left alone.
+// Release removes a lease directly from the file, if there is no pool. It does nothing if the lease belongs to another tap.
 func (f *File) Release(mac, tap string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,7 +147,7 @@ func (f *File) Release(mac, tap string) error {
 
 func (f *File) write(leases []Lease) error {
 	b, err := f.format(leases)
-	if err == nil && f.of == nil { // a daemon that has just started needs no room for what is there already
+	if err == nil && f.of == nil { // a daemon that has just started needs no disk space for unchanged content
 		if there, err := os.ReadFile(f.path); err == nil && bytes.Equal(there, b) {
 			return nil
 		}

@@ -1,7 +1,7 @@
 // Package ipam decides which MAC and IPv4 address each VM has on one subnet, and reads and writes the lease file.
 //
-// Both depend on the VM's name alone as long as nobody else holds them, so that a VM made anew under an old name is
-// found where it was. The package makes no link and answers no packet; networks do that with what it says.
+// Both depend only on the VM's name, if no other interface holds them. So a VM that is created again under an old name has the
+// same address. The package creates no link and answers no packet; networks do that with its results.
 package ipam
 
 import (
@@ -22,14 +22,14 @@ import (
 
 // Config describes the subnet of a Pool.
 type Config struct {
-	Salt        string           // of MACs: networks that may meet on one wire have different salts
+	Salt        string           // salt of the MACs: networks that may share a link have different salts
 	Prefix      netip.Prefix     // IPv4, masked
-	Gateway     netip.Addr       // never given away
-	ReservedMAC net.HardwareAddr // of the gateway; never given away
-	TTL         time.Duration    // how far in the future the expiry of a lease is set
+	Gateway     netip.Addr       // never leased
+	ReservedMAC net.HardwareAddr // MAC of the gateway; never leased
+	TTL         time.Duration    // the expiry of a lease is set this far in the future
 }
 
-// Lease is one address held by one interface of one VM. The JSON is public API; mac, ip and expiry are read by others.
+// Lease is one address held by one interface of one VM. The JSON is public API; other programs read mac, ip and expiry.
 type Lease struct {
 	MAC    string     `json:"mac"` // lower case, colons
 	IP     netip.Addr `json:"ip"`
@@ -41,18 +41,18 @@ type Lease struct {
 	Tap   string `json:"tap,omitempty"`
 }
 
-// Owned reports whether l belongs to a VM of ours. A lease that does not was written by somebody else and ends with its expiry.
+// Owned reports whether l belongs to a VM of ours. Any other lease was written by another program and ends when it expires.
 func (l Lease) Owned() bool { return l.ID != "" }
 
 // Request asks for the lease of one interface.
 type Request struct {
 	ID    vm.ID
-	Name  string // of the VM
+	Name  string // name of the VM
 	Index int
-	MAC   string // "" for the one that belongs to the name
+	MAC   string // "" for the MAC that follows from the name
 }
 
-// Quarantine is how long an address that another machine was seen to have is not given to anybody, as long as there are others.
+// Quarantine is how long an address is not leased after another machine was found with it, as long as others are free.
 const Quarantine = 10 * time.Minute
 
 type key struct {
@@ -69,7 +69,7 @@ type Pool struct {
 	byMAC    map[string]*Lease
 	byIP     map[netip.Addr]*Lease
 	attached map[*Lease]bool
-	declined map[netip.Addr]time.Time // the end of the quarantine; not in the file
+	declined map[netip.Addr]time.Time // end of the quarantine; not saved in the file
 	version  uint64                   // grows with every change
 }
 
@@ -86,7 +86,7 @@ func New(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// CheckPrefix returns an InvalidArgument error unless p can be the subnet of VMs.
+// CheckPrefix returns an InvalidArgument error unless p is valid as a subnet of VMs.
 func CheckPrefix(p netip.Prefix) error {
 	switch {
 	case !p.IsValid() || !p.Addr().Is4():
@@ -105,8 +105,8 @@ func (p *Pool) reset() {
 	p.byKey, p.byMAC, p.byIP, p.attached = map[key]*Lease{}, map[string]*Lease{}, map[netip.Addr]*Lease{}, map[*Lease]bool{}
 }
 
-// Load replaces the content of the pool. Unowned leases that have expired are dropped.
-// A lease that does not fit is an error: DataLoss for a contradiction, FailedPrecondition for an address outside the subnet.
+// Load replaces the content of the pool and drops unowned leases that have expired. A lease that does not fit is an error:
+// DataLoss for a contradiction, FailedPrecondition for an address outside the subnet.
 func (p *Pool) Load(leases []Lease, now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +128,7 @@ func (p *Pool) Load(leases []Lease, now time.Time) error {
 	return nil
 }
 
-// Adopt makes sure that l, which a link in the kernel proves to be in use, is held and attached.
+// Adopt makes sure that l is held and attached. A link in the kernel proves that l is in use.
 func (p *Pool) Adopt(l Lease) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,8 +151,8 @@ func (p *Pool) Adopt(l Lease) error {
 	return nil
 }
 
-// Remember makes sure that l, which the record of a VM tells of, is held, unless its interface, MAC or address is held
-// already or it is outside the subnet. It reports whether it was not.
+// Remember adds l, which comes from the record of a VM, unless its interface, MAC or address is already held or the address is
+// outside the subnet. It reports whether it added l.
 func (p *Pool) Remember(l Lease, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -166,15 +166,15 @@ func (p *Pool) Remember(l Lease, now time.Time) bool {
 	return true
 }
 
-// Reserve returns the lease of an interface, the same for the same VM and index as long as it is not released.
-// A new one prefers the MAC and address of the name. Errors: InvalidArgument and AlreadyExists for an explicit MAC,
-// ResourceExhausted when the subnet is full. fresh says that the lease was made by this call.
+// Reserve returns the lease of an interface. It is the same for the same VM and index until it is released. A new one prefers
+// the MAC and address that follow from the name. Errors: InvalidArgument and AlreadyExists for an explicit MAC,
+// ResourceExhausted if the subnet is full. fresh says that this call made the lease.
 func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if held := p.byKey[key{r.ID, r.Index}]; held != nil {
 		p.replace(held, r, now)
-		if held.VM != r.Name { // it was made before the VM had one
+		if held.VM != r.Name { // the lease was made before the VM had this name
 			held.VM = r.Name
 			p.version++
 		}
@@ -201,7 +201,7 @@ func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error
 	return *held, true, nil
 }
 
-// replace gives a lease that no guest uses now another address, if its own is in quarantine and there is another.
+// replace gives another address to a lease that no guest uses now, if its own is in quarantine and another is free.
 func (p *Pool) replace(held *Lease, r Request, now time.Time) {
 	if p.attached[held] || !now.Before(p.declined[held.IP]) {
 		return
@@ -216,8 +216,8 @@ func (p *Pool) replace(held *Lease, r Request, now time.Time) {
 	p.version++
 }
 
-// Decline puts the address of a guest, which found another machine under it, in quarantine. The guest keeps the lease,
-// since all that is known about it says so, and gets another address when its tap is made anew.
+// Decline puts the address of a guest into quarantine, because the guest found another machine with it. The guest keeps the
+// lease for now, because all its records name it. It gets another address when its tap is created again.
 func (p *Pool) Decline(mac string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -226,7 +226,7 @@ func (p *Pool) Decline(mac string, now time.Time) {
 	}
 }
 
-// Attach notes the tap that carries the lease.
+// Attach records the tap that uses the lease.
 func (p *Pool) Attach(id vm.ID, index int, tap string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,7 +239,7 @@ func (p *Pool) Attach(id vm.ID, index int, tap string) {
 	}
 }
 
-// Detach notes that tap is gone. The lease stays reserved.
+// Detach records that tap is gone. The lease stays reserved.
 func (p *Pool) Detach(mac, tap string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,7 +248,7 @@ func (p *Pool) Detach(mac, tap string) {
 	}
 }
 
-// Release gives the lease of tap back. A lease that meanwhile belongs to another tap is left alone.
+// Release frees the lease of tap. It does nothing if the lease belongs to another tap meanwhile.
 func (p *Pool) Release(mac, tap string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -258,7 +258,7 @@ func (p *Pool) Release(mac, tap string) {
 	}
 }
 
-// Cancel takes back a fresh reservation that nothing was built on.
+// Cancel undoes a fresh reservation that is not used yet.
 func (p *Pool) Cancel(l Lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -278,7 +278,7 @@ func (p *Pool) ByMAC(mac string) (Lease, bool) {
 	return Lease{}, false
 }
 
-// Tap returns the tap noted for an interface, "" for none.
+// Tap returns the recorded tap of an interface, "" if there is none.
 func (p *Pool) Tap(id vm.ID, index int) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,8 +288,8 @@ func (p *Pool) Tap(id vm.ID, index int) string {
 	return ""
 }
 
-// Renew sets the expiry of a lease a whole TTL ahead: its guest just asked. It reports whether that changed the pool:
-// guests decide how often they ask, so that an expiry which is nearly as far ahead is left alone.
+// Renew sets the expiry of a lease one TTL ahead, because its guest has just asked. It reports whether that changed the pool.
+// Guests decide how often they ask, so an expiry that is already nearly as far ahead stays unchanged.
 func (p *Pool) Renew(mac string, now time.Time) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -302,8 +302,8 @@ func (p *Pool) Renew(mac string, now time.Time) (changed bool) {
 	return true
 }
 
-// Refresh keeps the expiry of owned leases in the future, since they end with their VM and not with time, and drops
-// unowned ones that have expired. Call it more often than every half TTL.
+// Refresh keeps the expiry of owned leases in the future, because they end with their VM and not with time. It drops expired
+// unowned leases. Call it at least once per half TTL.
 func (p *Pool) Refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -321,7 +321,7 @@ func (p *Pool) Refresh(now time.Time) {
 	}
 }
 
-// Snapshot returns all leases in the order of their addresses, and the version of the pool that they are.
+// Snapshot returns all leases in the order of their addresses, and the version of the pool at that moment.
 func (p *Pool) Snapshot() ([]Lease, uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -333,14 +333,14 @@ func (p *Pool) Snapshot() ([]Lease, uint64) {
 	return out, p.version
 }
 
-// Size returns how many addresses are leased, and how many the subnet has for VMs.
+// Size returns the number of leased addresses and the number of addresses that the subnet has for VMs.
 func (p *Pool) Size() (leased, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.byIP), 1<<(32-p.cfg.Prefix.Bits()) - 3 // without network, broadcast and gateway
 }
 
-// Version grows with every change.
+// Version increases with every change.
 func (p *Pool) Version() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -365,8 +365,8 @@ func (p *Pool) drop(l *Lease) {
 	}
 }
 
-// leftover finds a lease that r inherits: of an earlier VM of the same name that is no longer attached, or one that
-// somebody else wrote for the very MAC. Names are unique among living VMs, so the earlier VM is gone.
+// leftover finds a lease that r inherits: one of an earlier VM of the same name that is no longer attached, or one that another
+// program wrote for exactly that MAC. Names are unique among existing VMs, so the earlier VM is gone.
 func (p *Pool) leftover(r Request) *Lease {
 	want := r.MAC
 	if want != "" {
@@ -408,13 +408,13 @@ func (p *Pool) freeMAC(r Request) (string, error) {
 	}
 }
 
-// nameMAC is the locally administered unicast MAC of an interface, the salt-th choice.
+// nameMAC returns the locally administered unicast MAC of an interface; salt numbers the alternatives.
 func (p *Pool) nameMAC(r Request, salt int) string {
 	sum := hash("mac", p.cfg.Salt, r.Name, strconv.Itoa(r.Index), strconv.Itoa(salt))
 	return net.HardwareAddr{0x02, sum[0], sum[1], sum[2], sum[3], sum[4]}.String()
 }
 
-// freeIP starts at the address of the name and takes the next one that is free, and not in quarantine if possible.
+// freeIP starts at the address that follows from the name and returns the next free one, outside quarantine if possible.
 func (p *Pool) freeIP(r Request, now time.Time) (netip.Addr, error) {
 	base := binary.BigEndian.Uint32(p.cfg.Prefix.Addr().AsSlice())
 	hosts := uint32(1)<<(32-p.cfg.Prefix.Bits()) - 2 // without network and broadcast
@@ -443,7 +443,7 @@ func (p *Pool) freeIP(r Request, now time.Time) (netip.Addr, error) {
 	return netip.Addr{}, errdefs.Exhaustedf("no address of subnet %s is free; remove VMs or configure a larger subnet", p.cfg.Prefix)
 }
 
-// expiry has whole seconds in UTC, as the lease file shows it.
+// expiry is in UTC with whole seconds, as in the lease file.
 func (p *Pool) expiry(now time.Time) time.Time { return now.Add(p.cfg.TTL).UTC().Truncate(time.Second) }
 
 func (l Lease) holder() string {

@@ -85,7 +85,7 @@ func TestNameDecides(t *testing.T) {
 	}
 }
 
-// A VM that was made before anybody asked for it keeps its address when it gets its name, which decides from then on who
+// A VM that is created before it is requested keeps its address when it gets its name. From then on the name decides which VM
 // may inherit the lease.
 func TestNamedLater(t *testing.T) {
 	p := pool(t, "10.1.0.0/16")
@@ -257,7 +257,7 @@ func TestFileRoundTrip(t *testing.T) {
 	}
 }
 
-// What a file remembers of its last writing must never show in the next.
+// What a File remembers from its last write must never appear in the next one.
 func TestFileFollowsChanges(t *testing.T) {
 	f, p := NewFile(filepath.Join(t.TempDir(), "leases.json")), pool(t, "10.1.0.0/24")
 	l := reserve(t, p, "a", "a")
@@ -284,7 +284,7 @@ func TestFileFollowsChanges(t *testing.T) {
 	}
 }
 
-// BenchmarkFormat formats a thousand leases of which one is new.
+// BenchmarkFormat formats a thousand leases, one of which is new.
 func BenchmarkFormat(b *testing.B) {
 	p := pool(b, "10.1.0.0/16")
 	for i := range 1000 {
@@ -313,7 +313,7 @@ func FuzzParse(f *testing.F) {
 		}
 		out, err := Format(leases)
 		if err != nil {
-			t.Skip() // a year JSON cannot hold
+			t.Skip() // JSON cannot represent the year
 		}
 		again, err := Parse(out)
 		if err != nil || len(again) != len(leases) {
@@ -354,7 +354,7 @@ func TestDeclined(t *testing.T) {
 	}
 }
 
-// TestFileIsNotWrittenAgain by a daemon that starts: on a full disk it could not.
+// TestFileIsNotWrittenAgain checks that a starting daemon does not write an unchanged file: on a full disk it could not.
 func TestFileIsNotWrittenAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.json")
 	p := pool(t, "10.1.0.0/24")

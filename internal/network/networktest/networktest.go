@@ -1,6 +1,6 @@
-// Package networktest is the suite that every implementation of network.Network passes, the fake included.
+// Package networktest is the test suite that every implementation of network.Network must pass, including the fake one.
 //
-// It tests what the contract promises and nothing of how it is kept; packets are the implementations' own tests.
+// It tests what the contract promises and not how it is implemented; packets are tested by the implementations themselves.
 package networktest
 
 import (
@@ -18,16 +18,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// New returns a network that is not set up, on subnet, with its files below dir. Called again with the same dir it is
-// what a restarted daemon has; networks of different dirs must not be in each other's way, as the tests run in parallel.
-// The suite tears it down.
+// New returns a network that is not set up, on subnet, with its files below dir. A second call with the same dir returns the
+// network as a restarted daemon has it. Networks of different dirs must not affect each other, because the tests run in
+// parallel. The suite tears the network down.
 type New func(t testing.TB, dir, subnet string) network.Network
 
-// Trait is what an implementation may differ in.
+// Trait is a permitted difference between implementations.
 type Trait int
 
-// ForeignAddresses says that somebody beyond the network decides about addresses: a name does not have its own, and
-// what is given back may come back as another.
+// ForeignAddresses says that a system outside the network decides about addresses: a name has no address of its own, and a
+// released interface may get another address.
 const ForeignAddresses Trait = iota + 1
 
 type suite struct {
@@ -64,7 +64,7 @@ func Run(t *testing.T, fresh New, traits ...Trait) {
 
 const subnet = "10.123.0.0/24"
 
-// setUp returns a network that is set up and torn down with the test.
+// setUp returns a network that is set up, and tears it down with the test.
 func setUp(t *testing.T, fresh New, dir, subnet string) network.Network {
 	t.Helper()
 	n := fresh(t, dir, subnet)
@@ -95,7 +95,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// sameAnew is same for an attachment that was given up in between.
+// sameAnew is same for an attachment that was released in between.
 func (s suite) sameAnew(a, b vm.NIC) bool {
 	if s.foreign {
 		b.MAC, b.IP = a.MAC, a.IP
@@ -141,7 +141,7 @@ func attach(t *testing.T, s suite) {
 	}
 }
 
-// check looks at what every NIC must be.
+// check verifies what every NIC must have.
 func check(t *testing.T, n network.Network, nic vm.NIC) {
 	t.Helper()
 	prefix := netip.MustParsePrefix(subnet)
@@ -174,7 +174,7 @@ func nameDecides(t *testing.T, s suite) {
 	if b.MAC == a.MAC || b.IP == a.IP {
 		t.Error("two names have one address")
 	}
-	// The first VM's NIC is history: what is done to it must not touch its heir.
+	// The first VM's NIC is out of date: operations on it must not affect the VM that inherited its lease.
 	must(t, n.Detach(t.Context(), a))
 	must(t, n.Release(t.Context(), a))
 	if third := mustAttach(t, n, vm.NewID(), "c", 0); third.IP == again.IP {
@@ -279,10 +279,10 @@ func sweep(t *testing.T, s suite) {
 	}
 }
 
-// everybody is for sweeps that find known VMs only.
+// everybody is for sweeps in which all VMs are known.
 func everybody(vm.ID) bool { return true }
 
-// strays has a VM that nobody knows: its tap and its address stay, while those of one that is known go.
+// strays has an unknown VM: its tap and address stay, while those of a known VM are removed.
 func strays(t *testing.T, s suite) {
 	n := setUp(t, s.fresh, t.TempDir(), subnet)
 	unknown, known := vm.NewID(), vm.NewID()
@@ -306,7 +306,7 @@ func strays(t *testing.T, s suite) {
 	must(t, n.Release(t.Context(), other))
 }
 
-// remember has VMs whose addresses a network does not know of, as after a loss: nobody else gets them.
+// remember has VMs whose addresses the network has lost: no other VM gets them.
 func remember(t *testing.T, s suite) {
 	if s.foreign {
 		t.Skip("somebody else decides about addresses")
@@ -345,7 +345,7 @@ func restart(t *testing.T, s suite) {
 	first := setUp(t, s.fresh, dir, subnet)
 	id := vm.NewID()
 	nic := mustAttach(t, first, id, "web", 0)
-	second := setUp(t, s.fresh, dir, subnet) // the first died without a word
+	second := setUp(t, s.fresh, dir, subnet) // the first ended without a shutdown
 	if again := mustAttach(t, second, id, "web", 0); !same(again, nic) {
 		t.Errorf("after a restart: %+v, before %+v", again, nic)
 	}
@@ -372,7 +372,7 @@ func teardown(t *testing.T, s suite) {
 		t.Errorf("leases did not stay: %+v, before %+v", again, nic)
 	}
 	must(t, n.Teardown(t.Context()))
-	must(t, n.Detach(t.Context(), nic)) // a VM can be removed when its network is gone
+	must(t, n.Detach(t.Context(), nic)) // a VM can be removed even if its network is gone
 	must(t, n.Release(t.Context(), nic))
 }
 
@@ -436,6 +436,6 @@ func run(t *testing.T, s suite) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("run did not return when its context ended")
 	}
-	must(t, n.Detach(t.Context(), nic)) // the rest works without
+	must(t, n.Detach(t.Context(), nic)) // the rest works without Setup
 	must(t, n.Release(t.Context(), nic))
 }

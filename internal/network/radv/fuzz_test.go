@@ -9,8 +9,8 @@ import (
 	"github.com/mdlayher/ndp"
 )
 
-// FuzzMessage reads neighbour and router messages as Serve's socket does: any guest may send any bytes. What is read can be said
-// again, and is then the same.
+// FuzzMessage reads neighbour and router messages as Serve's socket does: any guest may send any bytes. A message that was read
+// can be written again, with the same content.
 func FuzzMessage(f *testing.F) {
 	mac := net.HardwareAddr{0x52, 0x54, 0, 0, 0, 1}
 	own, router := Address(LinkLocal, mac), netip.MustParseAddr("fe80::1")
@@ -51,7 +51,7 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzAddress takes any address for that of a guest: one that is said to be made of a MAC is.
+// FuzzAddress treats any address as a guest's: if MAC accepts it, Address makes the same address from that MAC.
 func FuzzAddress(f *testing.F) {
 	for _, s := range []string{"fe80::1", "fe80::3656:78ff:fe9a:bcde", "fd00:1::3656:78ff:fe9a:bcde", "10.0.0.1", "::"} {
 		f.Add(netip.MustParseAddr(s).AsSlice())

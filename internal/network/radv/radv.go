@@ -1,7 +1,7 @@
-// Package radv tells the guests of one link their IPv6 prefix and router (RFC 4861, RFC 4862, RFC 8106).
+// Package radv advertises the IPv6 prefix and router to the guests of one link (RFC 4861, RFC 4862, RFC 8106).
 //
-// Addresses are not assigned here: a guest makes its own of the prefix and its MAC, or is sent to a DHCPv6 server, so that
-// who knows both knows the address. The package sets no address and no route of the host.
+// It assigns no addresses: a guest makes its own from the prefix and its MAC, or is directed to a DHCPv6 server. So prefix and
+// MAC are enough to know the address. The package sets no address and no route of the host.
 package radv
 
 import (
@@ -23,33 +23,33 @@ import (
 const Prefix = 64
 
 const (
-	lifetime    = 9000 * time.Second // of the router, the longest there is: guests outlive restarts of ours
-	minInterval = 200 * time.Second  // between advertisements that nobody asked for
+	lifetime    = 9000 * time.Second // of the router, the maximum: guests keep it over our restarts
+	minInterval = 200 * time.Second  // between unsolicited advertisements
 	maxInterval = 600 * time.Second
-	gather      = 20 * time.Millisecond // a burst of questions has one answer
+	gather      = 20 * time.Millisecond // a burst of requests gets one answer
 )
 
 // Config is what guests are told.
 type Config struct {
-	Router netip.Addr   // link-local address of ours that it is sent from
+	Router netip.Addr   // our link-local address, the source of advertisements
 	Prefix netip.Prefix // a /64
-	DNS    []netip.Addr // IPv4 ones are left out
+	DNS    []netip.Addr // IPv4 servers are left out
 	Search []string
 	MTU    int // bytes
 
-	// Managed sends guests to DHCPv6 for their address and everything else, and lets them make none of the prefix.
+	// Managed directs guests to DHCPv6 for their address and all other settings, and forbids addresses made from the prefix.
 	Managed bool
 }
 
-// Address is what a guest with that MAC makes of a prefix: its modified EUI-64 (RFC 4291, appendix A). The MAC has 6
-// bytes.
+// Address returns the address that a guest with that MAC makes from a prefix: its modified EUI-64 (RFC 4291, appendix A). The
+// MAC has 6 bytes.
 func Address(prefix netip.Prefix, mac net.HardwareAddr) netip.Addr {
 	b := prefix.Masked().Addr().As16()
 	copy(b[8:], []byte{mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 	return netip.AddrFrom16(b)
 }
 
-// MAC is the inverse of Address for link-local addresses; false for one that is not made of a MAC.
+// MAC is the inverse of Address for link-local addresses; false if the address is not made from a MAC.
 func MAC(a netip.Addr) (net.HardwareAddr, bool) {
 	b := a.As16()
 	mac := net.HardwareAddr{b[8] ^ 2, b[9], b[10], b[13], b[14], b[15]}
@@ -59,7 +59,7 @@ func MAC(a netip.Addr) (net.HardwareAddr, bool) {
 // LinkLocal is the prefix of addresses that are valid on one link.
 var LinkLocal = netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80}), Prefix)
 
-// message is an advertisement from a link with that MAC.
+// message returns an advertisement from a link with that MAC.
 func (c Config) message(mac net.HardwareAddr) *ndp.RouterAdvertisement {
 	m := &ndp.RouterAdvertisement{
 		CurrentHopLimit: 64, RouterLifetime: lifetime, ManagedConfiguration: c.Managed, OtherConfiguration: c.Managed,
@@ -87,25 +87,25 @@ func (c Config) message(mac net.HardwareAddr) *ndp.RouterAdvertisement {
 	return m
 }
 
-// Socket is where guests ask.
+// Socket receives the requests of guests.
 type Socket struct {
 	conn *ndp.Conn
 	mac  net.HardwareAddr
 }
 
-// Close gives the socket back, if Serve has not.
+// Close closes the socket, if Serve has not.
 func (s *Socket) Close() error { return s.conn.Close() }
 
 var everybody, routers = netip.IPv6LinkLocalAllNodes(), netip.IPv6LinkLocalAllRouters()
 
-// Listen opens a socket on the link called name, in the network namespace of the calling thread. The link has the
-// router's address already.
+// Listen opens a socket on the link called name, in the network namespace of the calling thread. The link must already have the
+// router's address.
 func Listen(name string, router netip.Addr) (*Socket, error) {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
 		return nil, fmt.Errorf("listen for router solicitations on %s: %w", name, err)
 	}
-	// By its number: package net remembers for a minute which link a name was, and ours may have been made anew.
+	// Use the index: package net caches link names for a minute, and our link may have been created again.
 	zone := *link
 	zone.Name = strconv.Itoa(link.Index)
 	c, _, err := ndp.Listen(&zone, ndp.Addr(router.String()))
@@ -122,8 +122,8 @@ func Listen(name string, router netip.Addr) (*Socket, error) {
 	return &Socket{conn: c, mac: link.HardwareAddr}, nil
 }
 
-// Serve advertises until ctx ends, and closes s. Whoever asks is answered at once, to all, as often as questions come but
-// not more often than the pause between two bursts.
+// Serve sends advertisements until ctx ends, and closes s. A request gets an immediate answer, sent to all guests. Answers are
+// at least gather apart.
 func Serve(ctx context.Context, s *Socket, c Config, log *slog.Logger) {
 	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
 	defer stop()
