@@ -1,4 +1,4 @@
-// Package atomicfile writes files that are either wholly there or not there at all, even after a power cut.
+// Package atomicfile writes files that exist either completely or not at all, even after a power cut.
 //
 // It does not lock: two writers of one path both succeed and the last rename wins.
 package atomicfile
@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces path with data and mode: temporary file beside it, fsync, rename, fsync of the folder.
+// WriteFile replaces path with data and mode: it writes a temporary file in the same folder, fsyncs it, renames it and fsyncs
+// the folder.
 func WriteFile(path string, data []byte, mode os.FileMode) error {
 	return Write(path, mode, func(w io.Writer) error {
 		_, err := w.Write(data)
@@ -18,7 +19,7 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 	})
 }
 
-// Write is WriteFile for content that fill produces. When fill fails nothing is left behind and path is untouched.
+// Write is WriteFile for content that fill produces. If fill fails, nothing is left behind and path is unchanged.
 func Write(path string, mode os.FileMode, fill func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
 	if err != nil {
@@ -45,8 +46,8 @@ func Write(path string, mode os.FileMode, fill func(io.Writer) error) (err error
 	return Rename(f.Name(), path)
 }
 
-// Rename moves from over to and makes the new name durable. Both must be in one file system.
-// The content of from must have been synced by the caller.
+// Rename renames from to to and makes the new name durable. Both must be in one file system. The caller must have synced the
+// content of from.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return fmt.Errorf("rename to %s: %w", to, err)

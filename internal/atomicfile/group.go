@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manyPaths is from how many paths of one file system on that is synced as a whole: then one wait serves them all.
+// manyPaths is the number of paths of one file system from which that file system is synced as a whole: one wait then serves
+// them all.
 const manyPaths = 16
 
 // Group makes files and folders durable for many callers together. The zero value is ready. It is safe for concurrent use.
@@ -19,7 +20,7 @@ type Group struct {
 	waiting []*groupCall
 	leading bool
 
-	// For tests; nil are the real ones.
+	// Set by tests only; nil means the real functions.
 	fsync, syncfs func(*os.File) error
 }
 
@@ -29,8 +30,8 @@ type groupCall struct {
 	turn  chan bool // receives once: true to lead the next round, false when this call is done
 }
 
-// Sync returns when the content of the files, and the names in the folders, are durable as they were at the call. Calls
-// that come during a round share the next one.
+// Sync returns when the content of the files and the names in the folders are durable as they were at the call. Calls that
+// arrive during a round share the next round.
 func (g *Group) Sync(paths ...string) error {
 	c := &groupCall{paths: paths}
 	g.mu.Lock()
@@ -65,9 +66,9 @@ func (g *Group) Sync(paths ...string) error {
 	return c.err
 }
 
-// round syncs what todo asks for and sets the error of each.
+// round syncs the paths of todo and sets the error of each call.
 func (g *Group) round(todo []*groupCall) {
-	errs := map[string]error{} // by path; what is in it needs no more
+	errs := map[string]error{} // by path; a path in it is already handled
 	byDevice := map[uint64][]string{}
 	for _, c := range todo {
 		for _, path := range c.paths {

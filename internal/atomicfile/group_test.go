@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// A thousand callers that come at once wait for a few syncs, each for one that began after its call.
+// A thousand concurrent callers share a few syncs. Each waits for a sync that began after its call.
 func TestGroupIsShared(t *testing.T) {
 	const callers = 1000
 	dir := t.TempDir()
 	var clock, syncs atomic.Int64
 	var mu sync.Mutex
-	began := map[string]int64{} // when the last sync of a file, or of all, began
+	began := map[string]int64{} // when the last sync of a file, or of the file system, began
 	note := func(name string) {
 		mu.Lock()
 		began[name] = clock.Add(1)
 		mu.Unlock()
 		syncs.Add(1)
-		<-time.After(time.Millisecond) // a disk takes its time
+		<-time.After(time.Millisecond) // simulates a slow disk
 	}
 	g := Group{
 		fsync:  func(f *os.File) error { note(f.Name()); return nil },
@@ -83,7 +83,7 @@ func TestGroupTellsWhoseFileFailed(t *testing.T) {
 	if err := g.Sync(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
-	if err := new(Group).Sync(good, dir); err != nil { // truly
+	if err := new(Group).Sync(good, dir); err != nil { // with the real syncs
 		t.Error(err)
 	}
 }

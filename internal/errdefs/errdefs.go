@@ -1,8 +1,8 @@
-// Package errdefs is the closed set of error classes every package of Cocoon speaks.
+// Package errdefs is the closed set of error classes that every package of Cocoon uses.
 //
-// A class says what kind of thing went wrong, so that a caller can decide and a door can translate
-// (gRPC status, Kubernetes reason, exit code); the message says what was attempted on what, and what mends it.
-// The class survives any number of fmt.Errorf("...: %w") wraps. The package does not format for users or log.
+// A class says what kind of failure occurred, so that a caller can decide and an API boundary can translate it (gRPC status,
+// Kubernetes reason, exit code). The message says what was attempted on what, and how to fix it. The class survives any number
+// of fmt.Errorf("...: %w") wraps. The package does not format for users or log.
 package errdefs
 
 import (
@@ -11,7 +11,7 @@ import (
 	"fmt"
 )
 
-// Class is one kind of failure. The zero value is Internal: an error that nobody classified is our fault.
+// Class is one kind of failure. The zero value is Internal: an unclassified error is our own fault.
 type Class int
 
 // The closed set of classes. Their order is not part of any wire format.
@@ -23,11 +23,11 @@ const (
 	FailedPrecondition              // the object is not in a state that allows this; something else must happen first
 	Conflict                        // a concurrent change won; retry with fresh data
 	ResourceExhausted               // a bounded resource is used up: addresses, disk, memory
-	Unavailable                     // not now: a peer is down or starting; retry later
+	Unavailable                     // temporary: a peer is down or starting; retry later
 	Unsupported                     // this backend, host or guest cannot do it at all
-	DataLoss                        // stored bytes are not what was written
-	Canceled                        // the caller went away
-	DeadlineExceeded                // the caller's time ran out
+	DataLoss                        // stored bytes differ from what was written
+	Canceled                        // the caller has gone away
+	DeadlineExceeded                // the caller's deadline has passed
 )
 
 var names = [...]string{
@@ -43,7 +43,7 @@ func (c Class) String() string {
 	return names[c]
 }
 
-// ClassNamed returns the class that String calls name; false when there is none.
+// ClassNamed returns the class whose String is name; false if there is none.
 func ClassNamed(name string) (Class, bool) {
 	for i, n := range names {
 		if n == name {
@@ -61,12 +61,12 @@ type classified struct {
 func (e *classified) Error() string { return e.err.Error() }
 func (e *classified) Unwrap() error { return e.err }
 
-// New returns an error of class c. The format is that of fmt.Errorf, %w included; a wrapped error's own class is hidden.
+// New returns an error of class c. The format is that of fmt.Errorf, including %w; the class of a wrapped error is hidden.
 func New(c Class, format string, args ...any) error {
 	return &classified{class: c, err: fmt.Errorf(format, args...)}
 }
 
-// As gives err the class c, keeping its text and chain. A nil error stays nil.
+// As gives err the class c and keeps its text and chain. A nil error stays nil.
 func As(c Class, err error) error {
 	if err == nil {
 		return nil
@@ -74,7 +74,7 @@ func As(c Class, err error) error {
 	return &classified{class: c, err: err}
 }
 
-// ClassOf returns the outermost class in err's chain; context errors have classes of their own; anything else is Internal.
+// ClassOf returns the outermost class in err's chain. Context errors have their own classes; any other error is Internal.
 func ClassOf(err error) Class {
 	if c, ok := errors.AsType[*classified](err); ok {
 		return c.class

@@ -1,7 +1,7 @@
 // Package filelock keeps a second process out of a folder.
 //
-// The kernel holds the lock for an open file, so that it ends with the process, however that ends. It excludes those who
-// ask for it and nobody else.
+// The kernel ties the lock to an open file, so it ends with the process, however that ends. The lock is advisory: it excludes
+// only processes that take it.
 package filelock
 
 import (
@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrTaken says that another process has the lock, or this one under another open file.
+// ErrTaken says that another process has the lock, or that this process has it through another open file.
 var ErrTaken = errors.New("another process has the lock")
 
-// patience is how long a lock is waited for: a process that is just being started has the files of its parent open for a
-// moment, although nobody will use them, and one that was killed may not be gone yet.
+// patience is how long Take waits for the lock. A child that is just being started holds its parent's files open for a moment,
+// although it will not use them, and a killed process may not be gone yet.
 const (
 	patience = time.Second
 	pause    = 5 * time.Millisecond
 )
 
-// Take makes path, if it is not there, and takes its lock until the file is closed. Errors: ErrTaken.
+// Take creates path if it does not exist, and locks it until the file is closed. Errors: ErrTaken.
 func Take(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -37,7 +37,7 @@ func Take(path string) (*os.File, error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end):
-			<-time.After(pause) // the kernel tells nobody that a lock is free without having them wait for ever
+			<-time.After(pause) // the kernel announces a free lock only to callers that block without a limit
 			continue
 		case errors.Is(err, unix.EWOULDBLOCK):
 			err = ErrTaken

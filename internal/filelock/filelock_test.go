@@ -17,7 +17,7 @@ func TestTake(t *testing.T) {
 		t.Errorf("%v, %v", f, err)
 	}
 	time.AfterFunc(50*time.Millisecond, func() { first.Close() })
-	second, err := Take(path) // of one who is about to go
+	second, err := Take(path) // the holder is about to release it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,10 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mounts is the mount namespace of isolated processes, made by the first of them and shared by all. A namespace for each would cost
-// each start a copy of the mount table. It is that of this process, whose later mounts and unmounts reach it too, but for /proc,
-// where a process sees no other user's (hidepid=invisible, proc(5)). /proc/self/fd, by which a process opens what it was given, is
-// there as ever. nil: before Linux 5.8 the option would change /proc for everybody, and there is no such namespace.
+// mounts is the mount namespace that all isolated processes share. The first start of one creates it: a namespace per process
+// would copy the mount table at each start. It is a copy of this process's namespace, and later mounts and unmounts here
+// propagate to it. Only /proc differs: a process sees no process of another user there (hidepid=invisible, proc(5)).
+// /proc/self/fd, through which a process opens its inherited descriptors, still works. The value is nil before Linux 5.8: there
+// the option would change /proc for all processes, so no such namespace is created.
 var mounts = sync.OnceValues(func() (ns *os.File, err error) {
 	err = OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -22,7 +23,7 @@ var mounts = sync.OnceValues(func() (ns *os.File, err error) {
 			return fmt.Errorf("keep mounts to their namespace: %w", err)
 		}
 		err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=invisible")
-		if errors.Is(err, unix.EINVAL) { // older kernels know numbers only
+		if errors.Is(err, unix.EINVAL) { // older kernels accept only numbers here
 			return nil
 		}
 		if err != nil {
@@ -40,7 +41,7 @@ func enterMounts() error {
 	if err != nil || ns == nil {
 		return err
 	}
-	// A thread that shares its working directory with others cannot leave their mount namespace.
+	// A thread that shares its working directory with other threads cannot leave their mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("enter a mount namespace: %w", err)
 	}

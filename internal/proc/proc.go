@@ -1,8 +1,8 @@
-// Package proc starts detached processes, names them so that a recycled pid is never mistaken for one, waits for
-// them and signals them through pidfds, also when they are not children of the caller.
+// Package proc starts detached processes, identifies them safely even when pids are recycled, waits for them and signals them
+// through pidfds. This also works for processes that are not children of the caller.
 //
-// It does not restart, supervise or interpret what it runs, and it keeps no list: who starts a process owns it.
-// Linux 5.7 or newer is needed (pidfd, clone into a cgroup).
+// It does not restart, supervise or interpret what it runs, and it keeps no list: the caller that starts a process owns it. It
+// needs Linux 5.7 or newer (pidfd, clone into a cgroup).
 package proc
 
 import (
@@ -19,36 +19,36 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Unknown is the exit code of a process whose end was seen but whose status belongs to another parent.
+// Unknown is the exit code of a process that has ended but whose status only another parent can read.
 const Unknown = -1
 
-// Exit is how a process ended.
+// Exit says how a process ended.
 type Exit struct {
-	Code   int // exit code; Unknown for a process that is not our child or was ended by a signal
-	Signal int // signal that ended it; 0 when none or not known
+	Code   int // exit code; Unknown for a process that is not our child or that a signal ended
+	Signal int // signal that ended it; 0 if none or unknown
 }
 
-// Process is one process, held by a pidfd: the identity cannot move to another process that gets the same pid.
+// Process is one process, held by a pidfd. A pidfd never refers to a later process with the same pid.
 type Process struct {
 	pid   int
 	start uint64
-	fd    *os.File // pidfd, non-blocking, so that the runtime's poller waits and no thread does
+	fd    *os.File // pidfd, non-blocking: the runtime's poller waits for it, so no thread blocks
 
 	mu   sync.Mutex
-	done chan struct{} // made by the first Wait; closed when the process has ended
+	done chan struct{} // created by the first Wait; closed when the process has ended
 	exit Exit
-	err  error // of the wait itself
+	err  error // error of the wait itself
 }
 
-// PID is the process id. It may belong to somebody else once the process has ended.
+// PID is the process id. Another process may have it once this process has ended.
 func (p *Process) PID() int { return p.pid }
 
-// StartTime is field 22 of /proc/PID/stat, in clock ticks since boot. With the pid it names a process for ever
-// (until the machine reboots).
+// StartTime is field 22 of /proc/PID/stat, in clock ticks since boot. Together with the pid it identifies a process uniquely
+// until the machine reboots.
 func (p *Process) StartTime() uint64 { return p.start }
 
-// Open takes hold of the process that has this pid and start time and carries marker among its arguments.
-// It returns NotFound when there is none: it ended (zombies count as ended and are reaped), or the pid is another's.
+// Open opens the process that has this pid and start time and has marker among its arguments. It returns NotFound if there is
+// no such process: it has ended (zombies count as ended and are reaped), or the pid is another process's.
 func Open(pid int, start uint64, marker string) (*Process, error) {
 	fd, err := pidfdOpen(pid)
 	if err != nil {
@@ -63,8 +63,8 @@ func Open(pid int, start uint64, marker string) (*Process, error) {
 	return p, nil
 }
 
-// check runs after the pidfd was opened: what /proc says of the pid is then true of the process behind the pidfd,
-// unless that one has ended meanwhile, which a signal 0 through the pidfd tells.
+// check must run after the pidfd was opened. What /proc says about the pid is then true of the process behind the pidfd, unless
+// that process has ended meanwhile. Signal 0 through the pidfd detects that.
 func (p *Process) check(marker string) error {
 	st, err := readStat(p.pid)
 	if err != nil || st.state == 'Z' || st.state == 'X' {
@@ -104,7 +104,7 @@ func pidfdOpen(pid int) (int, error) {
 }
 
 func newProcess(pid int, start uint64, pidfd int) *Process {
-	// The runtime's poller takes only non-blocking descriptors; PIDFD_NONBLOCK would ask for a newer kernel.
+	// The runtime's poller accepts only non-blocking descriptors. PIDFD_NONBLOCK would need a newer kernel.
 	_ = unix.SetNonblock(pidfd, true)
 	return &Process{pid: pid, start: start, fd: os.NewFile(uintptr(pidfd), "pidfd")}
 }
@@ -125,9 +125,9 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	return nil
 }
 
-// Wait blocks until the process has ended or ctx ends. Any number of callers may wait, also after the end.
-// The kernel tells of the end (pidfd); nothing polls. A child is reaped by it.
-// After Close it returns a FailedPrecondition error, unless the end was seen before.
+// Wait blocks until the process has ended or ctx ends. Any number of callers may wait, also after the end. The kernel reports
+// the end (pidfd), without polling. Wait reaps a child. After Close it returns a FailedPrecondition error, unless the end was
+// seen earlier.
 func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	select {
 	case <-p.Done():
@@ -148,7 +148,7 @@ func (p *Process) Done() <-chan struct{} {
 	return p.done
 }
 
-// await is the one goroutine that waits; it ends with the process or with Close.
+// await is the only goroutine that waits. It returns when the process ends or Close is called.
 func (p *Process) await(done chan<- struct{}) {
 	defer close(done)
 	p.exit.Code = Unknown
@@ -163,7 +163,7 @@ func (p *Process) await(done chan<- struct{}) {
 	p.exit = p.reap()
 }
 
-// ended asks without blocking whether the pidfd's process is dead with all its threads.
+// ended checks without blocking whether the pidfd's process and all its threads are dead.
 func ended(fd int) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
@@ -173,12 +173,12 @@ func ended(fd int) bool {
 	}
 }
 
-// reap collects the status when the process was our child; otherwise how it ended stays unknown.
+// reap collects the exit status if the process was our child. Otherwise the status stays unknown.
 func (p *Process) reap() Exit {
 	exit := Exit{Code: Unknown}
 	_ = p.control(func(fd int) {
-		// waitid proves through the pidfd that it is our child and dead; its siginfo is opaque in x/sys, so wait4
-		// reads the status. The pid cannot be another's meanwhile: an unreaped child keeps it.
+		// waitid proves through the pidfd that the process is our child and dead. Its siginfo is opaque in x/sys, so wait4
+		// reads the status. No other process can get the pid meanwhile: an unreaped child keeps it.
 		if unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) != nil {
 			return
 		}
@@ -210,9 +210,9 @@ func (p *Process) Kill(ctx context.Context) error {
 	return err
 }
 
-// Close lets go of the process without touching it.
+// Close releases the process without affecting it.
 func (p *Process) Close() error {
-	// Closing alone wakes a waiter only if the poller knows the descriptor; a deadline in the past makes it certain.
+	// Close alone wakes a waiter only if the poller knows the descriptor. A deadline in the past always wakes it.
 	_ = p.fd.SetReadDeadline(time.Unix(1, 0))
 	return p.fd.Close()
 }

@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TestMain lets the test binary play the parent that dies: it starts a process, prints its identity and exits.
+// TestMain lets the test binary act as a parent that dies: it starts a process, prints its identity and exits.
 func TestMain(m *testing.M) {
 	if marker := os.Getenv("PROC_TEST_PARENT"); marker != "" {
 		p, err := Start(Spec{Path: "/bin/sleep", Args: []string{marker, "600"}})
@@ -140,13 +140,13 @@ func TestFilesOutputAndSession(t *testing.T) {
 	}
 	data, _ := os.ReadFile(out.Name())
 	lines := strings.Fields(string(data))
-	// ls sees 0, 1, 2, 3 and the folder it lists.
+	// ls sees 0, 1, 2, 3 and the directory that it lists.
 	if len(lines) != 5 || lines[0] != "hello" || lines[1] != "5" || lines[2] != lines[3] || lines[4] != "0" {
 		t.Fatalf("the process saw %q", lines)
 	}
 }
 
-// TestSmallPages starts processes of both kinds at once: each gets its own, and this process stays as it was.
+// TestSmallPages starts processes of both kinds at once: each gets its own setting, and this process keeps its setting.
 func TestSmallPages(t *testing.T) {
 	huge := func(status []byte) string {
 		_, rest, _ := strings.Cut(string(status), "THP_enabled:\t")
@@ -296,7 +296,7 @@ func TestUnprivileged(t *testing.T) {
 		if ok {
 			got[strings.TrimSpace(k)] = strings.Join(strings.Fields(v), " ")
 		}
-		if ok && strings.HasPrefix(sc.Text(), " ") { // only the table of links is indented
+		if ok && strings.HasPrefix(sc.Text(), " ") { // only the rows of the link table are indented
 			links++
 		}
 	}
@@ -312,13 +312,14 @@ func TestUnprivileged(t *testing.T) {
 	if _, ok := got["lo"]; !ok || links != 1 {
 		t.Errorf("the network namespace is not empty: %v", got)
 	}
-	// The caller kept what the child lost.
+	// The caller still has what the child lost.
 	if n, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || n != 0 {
 		t.Errorf("no_new_privs of the caller: %d, %v", n, err)
 	}
 }
 
-// An isolated process is number 1 of its namespace and sees nobody else in /proc. From outside it is found by its number there.
+// An isolated process is number 1 of its namespace and sees no other process in /proc. In the outer namespace it has its own
+// pid.
 func TestIsolated(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make namespaces")
@@ -384,7 +385,7 @@ func TestIsolated(t *testing.T) {
 	}
 }
 
-// tasks lists the folders of this process's threads, once those that are about to end have ended.
+// tasks lists the task folders of this process's threads, after threads that are about to end have ended.
 func tasks(t *testing.T) []string {
 	t.Helper()
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
@@ -404,7 +405,7 @@ func tasks(t *testing.T) []string {
 
 const zeros = "0000000000000000"
 
-// The main thread outlives whatever is done on it, and stands for the process in /proc.
+// The main thread represents the process in /proc, so OnThread must never end it.
 func TestOnThreadSparesTheMainThread(t *testing.T) {
 	for range 200 {
 		if err := OnThread(func() error {
@@ -418,7 +419,7 @@ func TestOnThreadSparesTheMainThread(t *testing.T) {
 	}
 }
 
-// BenchmarkStart has what it costs to isolate a process, side by side.
+// BenchmarkStart compares the cost of starting a process with and without isolation.
 func BenchmarkStart(b *testing.B) {
 	user := &User{UID: 0x70000001, GID: 0x70000001}
 	for name, s := range map[string]Spec{"plain": {}, "user": {User: user}, "isolated": {User: user, Isolated: true}} {
@@ -465,7 +466,7 @@ func BenchmarkFindNobody(b *testing.B) {
 	}
 }
 
-// Whoever starts it may be spared when memory runs out, or be the first to go; the process is neither.
+// The caller may be protected from the OOM killer or preferred by it; the process is neither.
 func TestOrdinaryWhenMemoryRunsOut(t *testing.T) {
 	const own = "/proc/self/oom_score_adj"
 	before, err := os.ReadFile(own)

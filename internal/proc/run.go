@@ -11,16 +11,16 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Limits bound what a process may take; 0 does not. They count for each process, not for all of them together.
+// Limits bound what a process may use; 0 means no limit. They apply to each process, not to the sum of all processes.
 type Limits struct {
 	Memory   uint64 // bytes of address space
-	CPU      uint64 // seconds of computing
+	CPU      uint64 // seconds of CPU time
 	FileSize uint64 // bytes of any file that it writes
 }
 
-// Run runs s to its end. Unlike one that Start started, the process does not outlive the caller: it is killed when ctx
-// ends, and by the kernel when the calling process dies. The error of an ended ctx comes with the Exit of the kill.
-// Limits are set by prlimit, of util-linux: between fork and exec nothing of ours runs, and later is too late.
+// Run runs s to its end. Unlike a process that Start started, this one does not outlive the caller: Run kills it when ctx ends,
+// and the kernel kills it when the calling process dies. The error of an ended ctx comes with the Exit of the kill. prlimit of
+// util-linux sets the limits: none of our code runs between fork and exec, and after exec is too late.
 func Run(ctx context.Context, s Spec, l Limits) (exit Exit, err error) {
 	exit.Code = Unknown
 	if err := ctx.Err(); err != nil {
@@ -31,7 +31,7 @@ func Run(ctx context.Context, s Spec, l Limits) (exit Exit, err error) {
 			return exit, err
 		}
 	}
-	// The kernel takes the death of the thread that forked for that of the parent, so the thread is kept until the end.
+	// For the kernel the parent is the thread that forked, so this thread must live until the process ends.
 	err = OnThread(func() (err error) {
 		p, err := s.start(unix.SIGKILL, s.forkHere)
 		if err != nil {

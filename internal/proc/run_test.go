@@ -73,7 +73,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestRunDiesWithItsParent lets another process run one and kills that. Process 1 of a namespace is no exception.
+// TestRunDiesWithItsParent makes another process call Run and then kills that process. Process 1 of a namespace must die too.
 func TestRunDiesWithItsParent(t *testing.T) {
 	for _, how := range []string{"plain", "isolated"} {
 		t.Run(how, func(t *testing.T) {

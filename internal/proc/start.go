@@ -13,37 +13,37 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Spec describes a process to start. Whatever it does not name the process does not get: no other descriptor, no
-// environment, no controlling terminal.
+// Spec describes a process to start. The process gets only what Spec names: no other descriptor, no environment, no controlling
+// terminal.
 type Spec struct {
-	Path  string   // of the executable; not looked up
-	Args  []string // Args[0] is the name the process sees
+	Path  string   // of the executable; not looked up in PATH
+	Args  []string // Args[0] is the name that the process sees
 	Env   []string
 	Files []*os.File // become descriptors 3, 4, … in this order; the caller keeps its own copies
 	Out   *os.File   // stdout and stderr; nil is /dev/null. stdin is always /dev/null
 
 	User      *User    // nil keeps the caller's user and capabilities
-	CgroupDir *os.File // cgroup v2 folder in which the process is born; nil for the caller's
-	// Isolated gives it namespaces of its own for network (an empty one), IPC, UTS and process ids, in which it is process 1. In
-	// its /proc there is no process of another user (from Linux 5.8 on; before, it sees their numbers and can do nothing to them).
+	CgroupDir *os.File // cgroup v2 folder in which the process starts; nil for the caller's
+	// Isolated gives the process its own namespaces for network (empty), IPC, UTS and process ids, in which it is process 1.
+	// Its /proc shows no process of another user (before Linux 5.8 it sees their pids but can do nothing to them).
 	Isolated bool
 
-	SmallPages bool // no transparent huge pages, not even where the process asks for them; ignored where Linux has none
+	SmallPages bool // no transparent huge pages, even if the process asks for them; ignored if Linux has none
 }
 
-// User is an unprivileged identity. A process that gets one also gets no_new_privs and loses every capability,
-// those of the bounding set included.
+// User is an unprivileged identity. A process that gets one also gets no_new_privs and loses every capability, including the
+// bounding set.
 type User struct {
 	UID, GID uint32
 	Groups   []uint32
 }
 
-// Start starts the process in a session of its own. It has no tie to the caller: the caller's death does not end it. When
-// memory runs out it counts as any other process, however the caller is spared.
-// The caller owns the result and should Wait for it, else a zombie stays until the caller ends.
+// Start starts the process in its own session. It is independent of the caller: it keeps running when the caller dies, and for
+// the OOM killer it is an ordinary process even if the caller is protected. The caller owns the result and should Wait for it,
+// otherwise a zombie stays until the caller ends.
 func Start(s Spec) (*Process, error) { return s.start(0, s.fork) }
 
-// start makes the descriptors ready and leaves the rest to fork.
+// start prepares the descriptors and then calls fork.
 func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (int, error)) (*Process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -57,13 +57,13 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 	files := append([]*os.File{null, out, out}, s.Files...)
 	fds := make([]uintptr, len(files))
 	for i, f := range files {
-		// Fd would make a polled descriptor blocking; the raw number does not.
+		// Fd would make a polled descriptor blocking; reading the raw number does not.
 		if fds[i], err = rawFd(f); err != nil {
 			return nil, fmt.Errorf("start %s: pass descriptor %d: %w", s.Path, i, err)
 		}
 	}
-	// A descriptor that was inherited without close-on-exec (from a shell, from systemd) must not reach the child.
-	// Errors (Linux before 5.11) are ignored: every descriptor Go itself opens has the flag already.
+	// A descriptor that this process inherited without close-on-exec (from a shell, from systemd) must not reach the child.
+	// Errors (Linux before 5.11) are ignored: every descriptor that Go itself opens already has the flag.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	pidfd := -1
 	attr := &syscall.ProcAttr{Dir: "/", Env: s.Env, Files: fds, Sys: s.sys(&pidfd)}
@@ -81,18 +81,18 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 	return p, err
 }
 
-// ordinary takes back how the caller is spared when memory runs out, which children inherit. What the kernel refuses stays
-// as it was.
+// ordinary resets the OOM score adjustment, which a child inherits from the caller. If the kernel refuses, the value stays as
+// it was.
 func (p *Process) ordinary() {
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID()), []byte("0"), 0)
 }
 
-// hugePages is held for writing while this process does without transparent huge pages, so that no child starts without
-// them that should have them.
+// hugePages is held for writing while this process has transparent huge pages switched off, so that no child that should have
+// them starts without them.
 var hugePages sync.RWMutex
 
-// inherit runs fork while the memory of this process has what only a child can get from it. Threads share their memory,
-// so that unlike namespaces it cannot be given to a thread alone. fork returns when the child has replaced its own.
+// inherit runs fork while this process has the memory setting that the child must inherit. Threads share their memory, so this
+// setting, unlike namespaces, cannot apply to one thread alone. fork returns after the child's exec has replaced its memory.
 func (s Spec) inherit(fork func() (int, error)) (int, error) {
 	if !s.SmallPages {
 		hugePages.RLock()
@@ -102,7 +102,7 @@ func (s Spec) inherit(fork func() (int, error)) (int, error) {
 	hugePages.Lock()
 	defer hugePages.Unlock()
 	was, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0)
-	if err != nil || was != 0 { // a kernel without them, or nobody here has them
+	if err != nil || was != 0 { // the kernel has no huge pages, or they are already off for this process
 		return fork()
 	}
 	if err := unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0); err != nil {
@@ -140,7 +140,7 @@ func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
 	return pid, err
 }
 
-// forkHere forks from this thread, which gives up for ever what the child must not have.
+// forkHere forks from this thread. The thread permanently gives up what the child must not have.
 func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
 	if s.Isolated {
 		if err := enterMounts(); err != nil {
@@ -158,7 +158,7 @@ func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
 	return syscall.ForkExec(s.Path, s.Args, attr)
 }
 
-// dropBounding empties the capability bounding set of this thread, which a child inherits.
+// dropBounding empties the capability bounding set of this thread. A child inherits it.
 func dropBounding() error {
 	for c := uintptr(0); ; c++ {
 		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
@@ -172,29 +172,29 @@ func dropBounding() error {
 	}
 }
 
-// OnThread runs f on a thread of its own that dies with it, so that f may change what belongs to a thread for ever:
-// namespaces, capabilities, no_new_privs. Children forked by f inherit that.
+// OnThread runs f on its own thread, which ends with f. So f may permanently change what belongs to a thread: namespaces,
+// capabilities, no_new_privs. Children forked by f inherit that.
 func OnThread(f func() error) error {
 	errc := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() { // the main thread never dies, and /proc/PID tells of it; while it is held f gets another
+		if unix.Gettid() == unix.Getpid() { // the main thread never ends and represents /proc/PID; while it is locked f gets another thread
 			errc <- OnThread(f)
 			runtime.UnlockOSThread()
 			return
 		}
-		errc <- f() // stays locked: the runtime ends a thread whose goroutine ends locked
+		errc <- f() // stays locked: the runtime ends a thread whose goroutine ends while locked
 	}()
 	return <-errc
 }
 
 func started(pid, pidfd int) (*Process, error) {
 	if pidfd < 0 {
-		_ = unix.Kill(pid, unix.SIGKILL) // our own unreaped child: the pid is still its
+		_ = unix.Kill(pid, unix.SIGKILL) // our own unreaped child still owns this pid
 		_, _ = unix.Wait4(pid, nil, 0, nil)
 		return nil, errdefs.Unsupportedf("this kernel gives no pidfd for new processes; Linux 5.7 or newer is needed")
 	}
-	start, err := StartTime(pid) // a child that died at once is a zombie and still has one
+	start, err := StartTime(pid) // a child that died at once is a zombie and still has a start time
 	p := newProcess(pid, start, pidfd)
 	if err != nil {
 		_ = p.Signal(unix.SIGKILL)

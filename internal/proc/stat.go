@@ -15,13 +15,13 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// stat is the part of /proc/PID/stat that tells processes apart.
+// stat is the part of /proc/PID/stat that distinguishes processes.
 type stat struct {
 	state byte   // R, S, D, Z, …
 	start uint64 // clock ticks since boot
 }
 
-// StartTime returns the start time of the process that has pid now; NotFound when there is none.
+// StartTime returns the start time of the process that has pid now; NotFound if there is none.
 func StartTime(pid int) (uint64, error) {
 	st, err := readStat(pid)
 	return st.start, err
@@ -39,7 +39,7 @@ func readStat(pid int) (stat, error) {
 	return st, nil
 }
 
-// parseStat reads one line of /proc/PID/stat. The command name (field 2) may hold spaces and parentheses, so fields are
+// parseStat reads one line of /proc/PID/stat. The command name (field 2) may contain spaces and parentheses, so fields are
 // counted from its last closing parenthesis.
 func parseStat(data []byte) (stat, error) {
 	i := bytes.LastIndexByte(data, ')')
@@ -47,7 +47,7 @@ func parseStat(data []byte) (stat, error) {
 		return stat{}, errdefs.New(errdefs.Internal, "stat line %.40q has no command name", data)
 	}
 	fields := strings.Fields(string(data[i+1:]))
-	const state, start = 0, 19 // fields 3 and 22 of proc(5), counted from behind the name
+	const state, start = 0, 19 // fields 3 and 22 of proc(5), counted from the field after the name
 	if len(fields) <= start || len(fields[state]) != 1 {
 		return stat{}, errdefs.New(errdefs.Internal, "stat line %.40q is too short", data)
 	}
@@ -70,8 +70,8 @@ func Args(pid int) ([]string, error) {
 	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"), nil
 }
 
-// Find opens every process whose arguments satisfy match. It reads the whole of /proc (tens of µs per process), so it
-// is for recovery, not for daily life. The caller closes what it gets.
+// Find opens every process whose arguments satisfy match. It reads all of /proc (tens of µs per process), so use it for
+// recovery only, not in normal operation. The caller closes the processes that it gets.
 func Find(match func(pid int, args []string) bool) ([]*Process, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -95,7 +95,8 @@ func Find(match func(pid int, args []string) bool) ([]*Process, error) {
 	return found, nil
 }
 
-// openIf looks first and opens then, because most processes are somebody else's; it looks again through the open one.
+// openIf checks the arguments before it opens the process, because most processes are foreign. It checks them again through the
+// open one.
 func openIf(pid int, match func(int, []string) bool) *Process {
 	args, err := Args(pid)
 	if err != nil || len(args) == 0 || !match(pid, args) {
@@ -116,9 +117,8 @@ func openIf(pid int, match func(int, []string) bool) *Process {
 	return p
 }
 
-// InCgroup opens every process in the cgroup v2 folder dir, whatever it runs; none if there is no such folder. A process
-// that was born there is found also before it has become the program that it was started for. The caller closes what it
-// gets.
+// InCgroup opens every process in the cgroup v2 folder dir, whatever it runs; none if the folder does not exist. It also finds
+// a process that was started in the cgroup but has not yet executed its program. The caller closes the processes that it gets.
 func InCgroup(dir string) ([]*Process, error) {
 	pids, err := cgroupPIDs(dir)
 	if err != nil {
@@ -141,7 +141,7 @@ func InCgroup(dir string) ([]*Process, error) {
 	return found, nil
 }
 
-// openIn opens the process and looks then whether the number is still that of one in dir.
+// openIn opens the process and then checks whether the pid still belongs to a process in dir.
 func openIn(dir string, pid int) (*Process, error) {
 	fd, err := pidfdOpen(pid)
 	if err != nil {
@@ -157,7 +157,7 @@ func openIn(dir string, pid int) (*Process, error) {
 		}
 	}
 	if err == nil {
-		err = p.Signal(0) // else what was just read may be another's that has its number now
+		err = p.Signal(0) // otherwise the values just read may belong to another process that has the pid now
 	}
 	if err != nil {
 		_ = p.Close()
@@ -168,7 +168,7 @@ func openIn(dir string, pid int) (*Process, error) {
 
 func cgroupPIDs(dir string) ([]int, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed, the second while it was read
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed; ENODEV: removed while it was read
 		return nil, nil
 	}
 	if err != nil {
@@ -176,7 +176,7 @@ func cgroupPIDs(dir string) ([]int, error) {
 	}
 	var pids []int
 	for _, word := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(word); err == nil && pid > 0 { // 0 is one of another PID namespace
+		if pid, err := strconv.Atoi(word); err == nil && pid > 0 { // 0 means a process of another PID namespace
 			pids = append(pids, pid)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package undo is a stack of rollback steps: push the step that reverts a change right beside the change.
+// Package undo is a stack of rollback steps: push the step that reverts a change directly next to the change.
 //
-// It knows nothing of what is undone, and it is no journal: it lives and dies with one operation of one process.
+// It knows nothing about the steps, and it is no journal: it exists only during one operation of one process.
 package undo
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Limit bounds a whole rollback; the operation that failed may have been cancelled, its rollback must still run.
+// Limit bounds a whole rollback. The failed operation may have been cancelled, but its rollback must still run.
 const Limit = 30 * time.Second
 
 // Stack holds rollback steps. The zero value is ready. It is not safe for concurrent use.
@@ -18,7 +18,7 @@ type Stack struct{ steps []func(context.Context) error }
 // Push adds a step that reverts what was just done.
 func (s *Stack) Push(step func(context.Context) error) { s.steps = append(s.steps, step) }
 
-// Release forgets every step: the operation succeeded.
+// Release drops every step, because the operation succeeded.
 func (s *Stack) Release() { s.steps = nil }
 
 // Run executes the steps, newest first, under a fresh deadline that ignores the cancellation of ctx,
