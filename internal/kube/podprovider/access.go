@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is what the kubelet's HTTP API needs of a pod.
+// This file provides what the kubelet's HTTP API needs from a pod.
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
 func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error) {
@@ -29,7 +29,8 @@ func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e
 	return w.vms.Exec(ctx, string(rec.ID), e, s)
 }
 
-// Attach joins the standard files of a container. A guest that boots itself shows its serial console. Errors as of Exec.
+// Attach connects to the standard streams of a container. For a guest that boots itself it shows the serial console.
+// Errors: as for Exec.
 func (p *Provider) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
 	w, rec, of, err := p.enter(namespace, pod, container, "attach")
 	switch {
@@ -50,7 +51,8 @@ func (p *Provider) Attach(ctx context.Context, namespace, pod, container string,
 	})
 }
 
-// enter returns the pod's worker, the VM in which the container runs, and its name there: "" when it is all of the VM.
+// enter returns the pod's worker, the VM in which the container runs, and its name there: "" when the container is the
+// whole VM.
 func (p *Provider) enter(namespace, pod, container, verb string) (*worker, *vm.Record, string, error) {
 	w, err := p.locate(namespace, pod, container)
 	if err != nil {
@@ -69,7 +71,7 @@ func (p *Provider) enter(namespace, pod, container, verb string) (*worker, *vm.R
 	return w, rec, container, nil
 }
 
-// Logs streams the output of the pod's main process. Errors as for Exec; without a VM yet: FailedPrecondition.
+// Logs streams the output of the pod's main process. Errors: as for Exec; FailedPrecondition while there is no VM yet.
 func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
 	w, err := p.locate(namespace, pod, container)
 	if err != nil {
@@ -91,11 +93,12 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 	return w.vms.Logs(ctx, string(rec.ID), o, fn)
 }
 
-// Forward carries stream to and from a TCP port of the pod's guest until nothing more comes from there: from inside the
-// guest, so that its loopback is reached as in any pod, or to its address where none of our agents is inside, or one that
-// cannot do that: of a guest that has run since before an upgrade.
-// Errors: NotFound, FailedPrecondition while there is no address and for machines that the operator lets nobody forward to,
-// Unavailable.
+// Forward carries stream to and from a TCP port of the pod's guest until the guest sends nothing more. It connects from
+// inside the guest, so that the guest's loopback is reached, as in any pod. If no agent of ours is in the guest, or the
+// agent cannot do that because the guest has run since before an upgrade, Forward connects to the guest's address.
+//
+// Errors: NotFound; FailedPrecondition while there is no address, and for machines to which the operator allows no
+// forwarding; Unavailable.
 func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
 	w := p.find(namespace, pod)
 	if w == nil {
@@ -104,7 +107,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	if _, rec, _ := w.look(); !w.static && up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
 		in := &noted{Reader: stream}
 		err := w.vms.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
-		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // what was read is lost
+		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // input that was read is lost
 			return err
 		}
 	}
@@ -135,7 +138,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	return err
 }
 
-// noted is a reader that knows whether it was read from.
+// noted is a reader that records whether it was read from.
 type noted struct {
 	io.Reader
 	read atomic.Bool
@@ -173,7 +176,7 @@ func hasContainer(pod *corev1.Pod, name string) bool {
 	return false
 }
 
-// restartsOf is how often a container was started again.
+// restartsOf returns how often a container was restarted.
 func restartsOf(rec *vm.Record, container string) int {
 	if c := rec.Container(container); c != nil {
 		return c.Status.Restarts

@@ -76,7 +76,7 @@ func TestAttachAndForward(t *testing.T) {
 	})
 }
 
-// Where none of our agents is inside, or one of before an upgrade, a port is reached at the guest's address.
+// A port is reached at the guest's address if the guest has no agent of ours, or one from before an upgrade.
 func TestForwardFromOutside(t *testing.T) {
 	for name, c := range map[string]struct {
 		image vm.ImageType

@@ -40,7 +40,7 @@ func TestAVanishedVMEvictsItsPod(t *testing.T) {
 	})
 }
 
-// An earlier process was killed while it had the VM made; the engine undoes that under the eyes of the next process.
+// An earlier process was killed while it created the VM. The engine rolls that back while the next process already runs.
 func TestAVMThatVanishesBeforeItRanIsMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -48,7 +48,7 @@ func TestAVMThatVanishesBeforeItRanIsMadeAnew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(time.Minute) // whatever the fake guest does, it has done
+		<-time.After(time.Minute) // the fake guest has done all that it does
 		e.change(rec.ID, func(r *vm.Record) { r.State, r.AgentReady, r.StartedAt = vm.StateCreating, false, time.Time{} })
 		w := start(t, e)
 		defer w.stop()
@@ -85,7 +85,7 @@ func TestARestartedProcessTouchesNothing(t *testing.T) {
 		if _, err := w.p.GetPod(t.Context(), "default", "web"); err != nil {
 			t.Error(err)
 		}
-		w.engine.exit(4) // and it is in charge
+		w.engine.exit(4) // the new process is in charge
 		expect(t, w.after(time.Second), "Running running last:4 restarts:1 ready")
 	})
 }
@@ -104,7 +104,7 @@ func TestWhatHappenedWhileTheEngineWasAway(t *testing.T) {
 		}
 		w.engine.vanish()
 		w.engine.mu.Lock()
-		w.engine.history = nil // the stream cannot tell
+		w.engine.history = nil // the stream cannot report it
 		w.engine.mu.Unlock()
 		w.engine.fall(nil)
 		expect(t, w.after(2*time.Minute), "gone")
@@ -123,7 +123,7 @@ func TestOrphans(t *testing.T) {
 				if _, err := e.Launch(t.Context(), spec); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := e.Launch(t.Context(), vm.Spec{Name: "mine", Image: "x"}.Default()); err != nil { // not ours to touch
+				if _, err := e.Launch(t.Context(), vm.Spec{Name: "mine", Image: "x"}.Default()); err != nil { // we must not touch it
 					t.Fatal(err)
 				}
 				w := startWith(t, e, Config{Orphans: policy})
@@ -153,7 +153,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, policy := range []OrphanPolicy{OrphanAlert, OrphanKeep} { // nobody has given up what is in it
+	for _, policy := range []OrphanPolicy{OrphanAlert, OrphanKeep} { // nobody has given up the VM's content
 		synctest.Test(t, func(t *testing.T) {
 			e := newEngine()
 			launch(t, e, "dead", "node-1")
@@ -164,13 +164,13 @@ func TestWhoOwnsTheName(t *testing.T) {
 			if got := w.told(); e.called("remove") != 0 || !strings.Contains(got, "cocoon vm rm --force") || !strings.Contains(got, "VK_ORPHAN_POLICY=destroy") {
 				t.Errorf("%d removals, events: %s", e.called("remove"), got)
 			}
-			if err := e.Remove(t.Context(), vmName, true); err != nil { // as it says
+			if err := e.Remove(t.Context(), vmName, true); err != nil { // as the message says
 				t.Fatal(err)
 			}
 			expect(t, w.after(10*time.Minute), "Running running ready")
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // one that never ran has nothing in it
+	synctest.Test(t, func(t *testing.T) { // a VM that never ran has no content
 		e := newEngine()
 		launch(t, e, "dead", "node-1")
 		e.change(e.web().ID, func(r *vm.Record) { r.State, r.StartedAt = vm.StateCreated, time.Time{} })
@@ -182,7 +182,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the leftover of a pod that is gone
 		e := newEngine()
 		w := startWith(t, e, Config{Orphans: OrphanDestroy})
-		launch(t, e, "dead", "node-1") // the node knows nothing of its pod
+		launch(t, e, "dead", "node-1") // the node does not know its pod
 		defer w.stop()
 		w.create(pod())
 		expect(t, w.after(time.Second), "Running running ready")
@@ -190,7 +190,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 			t.Error("the leftover was adopted")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // another node's
+	synctest.Test(t, func(t *testing.T) { // a VM of another node
 		e := newEngine()
 		launch(t, e, "alive", "node-2")
 		w := start(t, e)
@@ -202,7 +202,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 			t.Errorf("message: %s", m)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // made by hand: adopted, and gone with the pod
+	synctest.Test(t, func(t *testing.T) { // made by hand: adopted, and removed with the pod
 		e := newEngine()
 		launch(t, e, "", "")
 		w := start(t, e)
@@ -217,7 +217,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 	})
 }
 
-// A VM that was made by hand and that is offered to nobody is nobody's but the operator's, whatever a pod says.
+// A VM that was made by hand and is offered to nobody belongs only to the operator, whatever a pod says.
 func TestAVMThatIsNotOffered(t *testing.T) {
 	for name, offered := range map[string][]string{"to nobody": nil, "to others": {"other"}} {
 		t.Run(name, func(t *testing.T) {
@@ -245,8 +245,8 @@ func TestAVMThatIsNotOffered(t *testing.T) {
 	}
 }
 
-// A VM that was made by hand is adopted by one pod: another one that names it neither gets at it nor takes it along when it
-// goes, whatever its annotations say and whoever is looked at first after a restart.
+// A VM that was made by hand is adopted by one pod. Another pod that names it cannot reach it and does not remove it when
+// it is deleted, whatever its annotations say and whichever pod is handled first after a restart.
 func TestAnAdoptedVMIsOnePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -260,7 +260,7 @@ func TestAnAdoptedVMIsOnePods(t *testing.T) {
 		w.create(pod())
 		expect(t, w.after(time.Second), "Running running ready")
 		greedy := pod(func(p *corev1.Pod) {
-			p.Name, p.UID = "greedy", "uid-2" // comes before the other
+			p.Name, p.UID = "greedy", "uid-2" // sorts before the other
 			p.Annotations = map[string]string{contract.KeyName: vmName, contract.KeyID: string(rec.ID)}
 		})
 		w.create(greedy)
@@ -279,7 +279,7 @@ func TestAnAdoptedVMIsOnePods(t *testing.T) {
 		w.stop()
 		w.run(Config{})
 		defer w.stop()
-		if err := w.p.CreatePod(t.Context(), greedy.DeepCopy()); err != nil { // virtual-kubelet tells of all pods
+		if err := w.p.CreatePod(t.Context(), greedy.DeepCopy()); err != nil { // virtual-kubelet reports all pods
 			t.Fatal(err)
 		}
 		w.after(time.Minute)

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// createAndStart has the pod's VM made, or finds out why not.
+// createAndStart creates and starts the pod's VM, or finds out why that is not possible.
 func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if errs := convert.Check(pod); len(errs) > 0 {
 		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
@@ -54,8 +54,8 @@ func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) time.Durat
 	return w.boot(ctx, pod)
 }
 
-// claim has a VM that is to stay on the node that holds its state claim this one, before anything of it is made. It returns
-// false, and when to try again, while that is not so.
+// claim claims this node for a VM that must stay on the node that holds its state, before anything of the VM is created.
+// While there is no claim, it returns false and when to retry.
 func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
 	ask, _ := contract.ParseSticky(pod.Annotations)
 	switch {
@@ -80,7 +80,7 @@ func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (time.Duration, boo
 	return 0, true
 }
 
-// boot has the pod's VM made of its image.
+// boot creates the pod's VM from its image.
 func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 	spec, reason, err := w.resolve(ctx, pod)
 	if err != nil {
@@ -95,7 +95,7 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 	}
 	rec, err := w.launchOnce(ctx, spec)
 	if ctx.Err() != nil {
-		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
+		return time.Millisecond // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	if err == nil {
 		w.tries, w.pause, w.mode = 0, pause{}, modeRun
@@ -113,7 +113,7 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 	return w.retry(ctx, reason, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
 }
 
-// launchOnce makes a VM unless one of the name is there: the pod's own, or one that the operator offers.
+// launchOnce creates a VM unless one of that name exists: the pod's own, or one that the operator offers.
 func (w *worker) launchOnce(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	launch := func() (vm.Record, error) { return w.launch(ctx, spec) }
 	switch _, err := w.named(ctx, w.vmName); {
@@ -157,7 +157,7 @@ func (w *worker) retry(ctx context.Context, reason string, err error, base, most
 		if reason == reasonImageMissing {
 			kind = reasonImageMissing
 		}
-		if reason == reasonCreating { // said in whole by itself
+		if reason == reasonCreating { // the error is complete without the reason
 			w.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
 		} else {
 			w.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
@@ -170,7 +170,7 @@ func (w *worker) retry(ctx context.Context, reason string, err error, base, most
 	return delay(base, most, w.tries)
 }
 
-// delay is base×2^(n-1), at most most.
+// delay returns base×2^(n-1), but at most most.
 func delay(base, most time.Duration, n int) time.Duration {
 	d := base
 	for i := 1; i < n && d < most; i++ {
@@ -179,8 +179,8 @@ func delay(base, most time.Duration, n int) time.Duration {
 	return min(d, most)
 }
 
-// occupied deals with a VM that already has our name: ours from before, the leftover of a pod that is gone, one that was
-// made by hand for this pod, or that of another pod of the namespace.
+// occupied handles a VM that already has our name: our own earlier VM, the leftover of a pod that is gone, a VM that was
+// made by hand for this pod, or the VM of another pod of the namespace.
 func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
 	rec, err := w.vms.Inspect(ctx, w.vmName)
 	if err != nil {
@@ -190,7 +190,7 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 	switch uid := label[contract.VMLabelPodUID]; {
 	case uid == string(w.uid) && (rec.State != vm.StateError || !rec.StartedAt.IsZero()):
 		return rec, nil
-	case uid == string(w.uid): // never came up
+	case uid == string(w.uid): // it never came up
 	case uid == "" && w.may(rec):
 		if other := w.p.reserve(w, rec.ID); other != nil {
 			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", w.vmName, other.key)
@@ -199,7 +199,7 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 		return w.wakeUp(ctx, rec)
 	case uid == "" || label[contract.VMLabelNode] != w.p.cfg.Node.Name || w.p.alive(uid):
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", w.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
-	case w.p.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // what is in it, nobody has given up
+	case w.p.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // nobody has given up the VM's content
 		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, whose orphan policy %q leaves it alone: "+
 			"save it there if it is needed (`cocoon snapshot save --name NAME %[2]s`) and remove it (`cocoon vm rm --force %[2]s`), or set VK_ORPHAN_POLICY=destroy",
 			w.vmName, rec.ID, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName], w.p.cfg.Node.Name, w.p.cfg.Orphans)}
@@ -211,14 +211,14 @@ func (w *worker) occupied(ctx context.Context, anew func() (vm.Record, error)) (
 	return anew()
 }
 
-// here reports whether a VM of our name is on this node.
+// here reports whether a VM of our name exists on this node.
 func (w *worker) here(ctx context.Context) bool {
 	_, err := w.named(ctx, w.vmName)
 	return err == nil
 }
 
-// named is the VM of that name; NotFound when there is none. What refers to a VM may also be the beginning of its id, which a
-// name can look like.
+// named returns the VM of exactly that name; NotFound when there is none. A ref may also be the beginning of a VM's ID,
+// and a name can look like one.
 func (t tenant) named(ctx context.Context, name string) (vm.Record, error) {
 	rec, err := t.vms.Inspect(ctx, name)
 	if errdefs.IsInvalid(err) || errdefs.IsNotFound(err) || err == nil && rec.Spec.Name != name {
@@ -227,7 +227,7 @@ func (t tenant) named(ctx context.Context, name string) (vm.Record, error) {
 	return rec, err
 }
 
-// known is named for a VM of another pod, which may have been made by an earlier release.
+// known does the same as named for a VM of another pod, which an earlier release may have created.
 func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err error) {
 	for _, alias := range contract.Aliases(t.owner.Namespace, name) {
 		if rec, err = t.named(ctx, alias); !errdefs.IsNotFound(err) {
@@ -237,7 +237,7 @@ func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err erro
 	return rec, err
 }
 
-// wanted is the VM that pod asks for, with what it refers to in the cluster.
+// wanted returns the spec of the VM that pod asks for, with what the pod refers to in the cluster.
 func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	from := apiResolver{w.p.Client}
 	services, err := w.p.services(pod.Namespace)
@@ -256,7 +256,7 @@ func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	return spec, err
 }
 
-// lacks tells once of what the pod's environment refers to in vain.
+// lacks reports each missing reference of the pod's environment once.
 func (w *worker) lacks(a convert.Absent) {
 	if !slices.Contains(w.lacking, a) {
 		w.lacking = append(w.lacking, a)
@@ -272,7 +272,7 @@ func (w *worker) wakeUp(ctx context.Context, rec vm.Record) (vm.Record, error) {
 	return rec, nil
 }
 
-// start starts a VM that was made but never ran.
+// start starts a VM that was created but never ran.
 func (w *worker) start(ctx context.Context, rec *vm.Record) time.Duration {
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if err != nil {
@@ -282,7 +282,7 @@ func (w *worker) start(ctx context.Context, rec *vm.Record) time.Duration {
 	return time.Millisecond
 }
 
-// announce tells once per run that the guest is up, and begins to probe it.
+// announce reports once per run that the guest is up.
 func (w *worker) announce(rec *vm.Record) {
 	if w.told.Equal(rec.StartedAt) {
 		return

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// registrar answers claims as a test says, and sees whether a VM was made before.
+// registrar answers claims as a test says, and records whether a VM was created before.
 type registrar struct {
 	e      *engine
 	mu     sync.Mutex
@@ -54,7 +54,7 @@ func stay(how string) func(*corev1.Pod) {
 	}
 }
 
-// Nothing of a VM that is to stay is made before its node has claimed it.
+// Nothing of a VM that must stay on its node is created before the node has claimed it.
 func TestClaimComesBeforeTheVM(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -78,7 +78,7 @@ func TestClaimComesBeforeTheVM(t *testing.T) {
 		if early {
 			t.Error("the VM came before the claim")
 		}
-		// Nor is a node claimed again for a VM that is there, by this process or by the node's next one.
+		// A node is not claimed again for a VM that exists, neither by this process nor by the next one.
 		w.pass(time.Minute)
 		w.stop()
 		w.run(Config{})

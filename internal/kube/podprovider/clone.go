@@ -22,7 +22,7 @@ const (
 	modeClone = "clone"
 )
 
-// cloneUp has the pod's VM made of what origin says, or shows why not.
+// cloneUp creates the pod's VM from origin, or shows why that fails.
 func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) time.Duration {
 	w.publish(w.p.cfg.Settle)
 	if w.launched.IsZero() {
@@ -51,7 +51,7 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 	return w.cloned(ctx, rec, err)
 }
 
-// fits refuses a clone that is not what pod asks for, which the VM tells of itself once it is there.
+// fits rejects a clone that does not match the pod. This is only known from the VM's record, once the VM exists.
 func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 	if !convert.SameContainers(pod, rec) {
 		return errdefs.Invalidf("the containers of the pod are not those of its snapshot, which are %s; name the pod's the same", names(rec))
@@ -62,7 +62,7 @@ func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 	return nil
 }
 
-// undoClone removes a clone that turned out not to be what the pod asks for.
+// undoClone removes a clone that does not match the pod.
 func (w *worker) undoClone(ctx context.Context, rec vm.Record) {
 	if err := w.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
 		w.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
@@ -81,10 +81,10 @@ func names(rec vm.Record) string {
 	return strings.Join(out, ", ")
 }
 
-// cloned settles the outcome of a clone.
+// cloned handles the outcome of a clone.
 func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) time.Duration {
 	if ctx.Err() != nil {
-		return time.Millisecond // removal wanted, or the node ends; a VM that came to be is found by its label
+		return time.Millisecond // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	w.p.Metrics.done("create", err)
 	if err == nil {
@@ -101,7 +101,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) time.Dura
 	return w.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
 }
 
-// cloneOnce makes a VM unless one of the name is there. spec is asked only when there is none.
+// cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
 func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
 	if w.snaps == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
@@ -138,7 +138,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 	return rec, err
 }
 
-// interfaces asks for as many interfaces as the snapshot has, on the network that pod names; nil is the snapshot's own.
+// interfaces returns as many NICs as the snapshot has, on the network that pod names; nil means the snapshot's own NICs.
 func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 	network := pod.Annotations[contract.KeyNetwork]
 	if network == "" || n <= 0 {
@@ -147,7 +147,7 @@ func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 	return slices.Repeat([]vm.NICSpec{{Network: network}}, n)
 }
 
-// assertBackend refuses a snapshot of another hypervisor than the pod names: its memory means nothing to this one.
+// assertBackend rejects a snapshot of another hypervisor than the one that the pod names, which could not use its memory.
 func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
 	want := pod.Annotations[contract.KeyBackend]
 	if want == "" || snap.Hypervisor == "" || want == snap.Hypervisor {
@@ -156,7 +156,8 @@ func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
 	return errdefs.Invalidf("snapshot %s was taken by %s and cannot go on in %s; change %s", snap.Name, snap.Hypervisor, want, contract.KeyBackend)
 }
 
-// origin finds or fetches the snapshot that the VM goes on from. That of a folder is in no store and is not looked at here.
+// origin finds or fetches the snapshot from which the VM resumes. A snapshot in a folder is in no store and is not checked
+// here.
 func (w *worker) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
 	switch {
 	case o.Dir != "":
@@ -167,7 +168,7 @@ func (w *worker) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) 
 	return w.stored(ctx, pod, o.Snapshot, true)
 }
 
-// fetchSnapshot pulls a snapshot and tells of it as of an image.
+// fetchSnapshot pulls a snapshot and reports that with the same Events as for an image.
 func (w *worker) fetchSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
 	w.event(corev1.EventTypeNormal, eventPulling, "Pulling snapshot %q", from)
 	began := time.Now()
@@ -180,8 +181,8 @@ func (w *worker) fetchSnapshot(ctx context.Context, from, name string) (snapshot
 	return got, nil
 }
 
-// forkOf is the snapshot by which the running VM main is forked: taken once and shared by all forks, until main is another
-// VM. When main is not on this node, what the registry last knew of it must do.
+// forkOf returns the snapshot from which the running VM main is forked. It is taken once and shared by all forks, until
+// main is another VM. When main is not on this node, the last state in the registry is used.
 func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snapshot.Snapshot, error) {
 	give := w.p.turns.take(ctx, "fork "+w.owner.Qualify(main))
 	if give == nil {
@@ -203,7 +204,7 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	switch {
 	case err == nil && have.Source.VMID == rec.ID:
 		return have, nil
-	case err == nil: // of a VM that had the name before
+	case err == nil: // of an earlier VM of that name
 		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
 			return have, err
 		}
@@ -225,7 +226,7 @@ func (t tenant) save(ctx context.Context, rec vm.Record, name, description strin
 			labels[key] = v
 		}
 	}
-	labels[contract.VMLabelNode] = t.p.cfg.Node.Name // by which we know that it is ours to remove
+	labels[contract.VMLabelNode] = t.p.cfg.Node.Name // shows that we may remove it
 	got, err := t.snaps.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
 	if err == nil {
 		t.p.Metrics.save.Observe(time.Since(began).Seconds())

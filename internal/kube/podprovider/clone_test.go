@@ -237,7 +237,7 @@ func TestForks(t *testing.T) {
 		s.takes = time.Second
 		w := keeping(t, s, true)
 		defer w.stop()
-		w.create(pod(fork("a"))) // before there is a main
+		w.create(pod(fork("a"))) // before main exists
 		w.pass(time.Second)
 		w.create(pod())
 		w.after(2 * time.Second)
@@ -254,7 +254,7 @@ func TestForks(t *testing.T) {
 			t.Errorf("%d snapshots for three forks, %d VMs", n, s.count())
 		}
 
-		// Another main: what was taken of the one before is of no use.
+		// Another main: the snapshot of the earlier one is of no use.
 		w.engine.vanish()
 		w.after(time.Second)
 		w.create(pod(func(p *corev1.Pod) { p.UID = "uid-again" }))
@@ -266,7 +266,7 @@ func TestForks(t *testing.T) {
 			t.Errorf("d has %q", got)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a VM of another namespace is not to be had
+	synctest.Test(t, func(t *testing.T) { // a VM of another namespace cannot be forked
 		s := newKept()
 		if _, err := s.Launch(t.Context(), vm.Spec{Name: vmName, Image: "x", Labels: map[string]string{contract.VMLabelPodNamespace: "secret"}}.Default()); err != nil {
 			t.Fatal(err)
@@ -281,7 +281,7 @@ func TestForks(t *testing.T) {
 			t.Errorf("snapshots %q, %d VMs", s.names(), s.count())
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a main on another node: what the registry has of it
+	synctest.Test(t, func(t *testing.T) { // main is on another node: the state in the registry is used
 		s := newKept()
 		s.registry.tags[registryURL+"/default/"+"vk-default-main:latest"] = "sha256:1"
 		s.registry.text["sha256:1"] = "far away"
@@ -295,7 +295,8 @@ func TestForks(t *testing.T) {
 	})
 }
 
-// TestForksOnOtherNodes has the main VM's node offer its state, and another node wait for it, for this VM's and no other's.
+// TestForksOnOtherNodes: the main VM's node offers its state, and another node waits for the state of this VM and no
+// other.
 func TestForksOnOtherNodes(t *testing.T) {
 	const ref = registryURL + "/" + vmRepo + ":fork"
 	synctest.Test(t, func(t *testing.T) {

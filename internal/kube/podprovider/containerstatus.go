@@ -10,10 +10,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// shownImage is what the status of a container says of its image; "" for what is not known.
+// shownImage is the image that the status of a container shows; "" for what is not known.
 type shownImage struct{ name, id string }
 
-// containerImages are those of the containers of our VM. Preconditions: mu is held, rec is set.
+// containerImages returns the images of our VM's containers. Preconditions: mu is held, rec is set.
 func (w *worker) containerImages() map[string]shownImage {
 	out := map[string]shownImage{}
 	for _, c := range slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers) {
@@ -25,7 +25,7 @@ func (w *worker) containerImages() map[string]shownImage {
 	return out
 }
 
-// each returns the statuses of containers, some of a VM with several.
+// each returns the statuses of the listed containers of a VM with several.
 func (v view) each(list []corev1.Container) []corev1.ContainerStatus {
 	var out []corev1.ContainerStatus
 	for i := range list {
@@ -34,7 +34,7 @@ func (v view) each(list []corev1.Container) []corev1.ContainerStatus {
 	return out
 }
 
-// known is what the guest of our VM has told of a container; nil before it has.
+// known returns what the guest of our VM reported about a container; nil before its first report.
 func (v view) known(name string) *vm.ContainerStatus {
 	if v.rec == nil {
 		return nil
@@ -85,7 +85,7 @@ func (v view) one(c *corev1.Container) corev1.ContainerStatus {
 	return out
 }
 
-// containerID names a container of rec: the VM, or one of its containers.
+// containerID returns the ID of a container of rec: that of the VM, or that of one of its containers.
 func containerID(rec *vm.Record, name string) string {
 	id := contract.ContainerIDScheme + string(rec.ID)
 	if rec.Container(name) == nil {
@@ -94,7 +94,7 @@ func containerID(rec *vm.Record, name string) string {
 	return id + "/" + name
 }
 
-// waitingFor is why a container of a VM that is not up waits.
+// waitingFor returns why a container waits in a VM that is not up.
 func (v view) waitingFor(c *corev1.Container) *corev1.ContainerStateWaiting {
 	if w := v.waiting(); w.Reason != reasonCreating || len(v.pod.Spec.InitContainers) == 0 || v.isInit(c) && c.Name == v.pod.Spec.InitContainers[0].Name {
 		return w
@@ -116,8 +116,8 @@ func ended(x *vm.ContainerExit, id string) *corev1.ContainerStateTerminated {
 	}
 }
 
-// initialized reports whether the init containers are done: then apps start, and once one has, they were. A pod without any
-// is from the beginning.
+// initialized reports whether the init containers are done. Apps start only then; once an app has started, they were done.
+// A pod without init containers is initialized from the beginning.
 func (v view) initialized() bool {
 	return v.asleep || len(v.incomplete()) == 0 || slices.ContainsFunc(v.pod.Spec.Containers, func(c corev1.Container) bool {
 		s := v.known(c.Name)
@@ -125,14 +125,14 @@ func (v view) initialized() bool {
 	})
 }
 
-// begun reports whether each of the pod's containers, but for the init containers, has run, its postStart hook included.
+// begun reports whether each of the pod's containers, except the init containers, has run, including its postStart hook.
 func (v view) begun(s corev1.PodStatus) bool {
 	return !slices.ContainsFunc(s.ContainerStatuses, func(c corev1.ContainerStatus) bool {
 		return c.State.Waiting != nil && c.LastTerminationState.Terminated == nil
 	})
 }
 
-// incomplete are the init containers that are not done.
+// incomplete returns the init containers that are not done.
 func (v view) incomplete() (names []string) {
 	for i := range v.pod.Spec.InitContainers {
 		c := &v.pod.Spec.InitContainers[i]

@@ -31,7 +31,7 @@ func TestDeletion(t *testing.T) {
 			t.Error("the VM is left")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // the word of a cache destroys nothing
+	synctest.Test(t, func(t *testing.T) { // a cache is no reason to destroy anything
 		w := start(t, newEngine())
 		defer w.stop()
 		w.create(pod())
@@ -48,7 +48,7 @@ func TestDeletion(t *testing.T) {
 			t.Error("the VM of a pod that is really gone is left")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // virtual-kubelet deletes nothing whose VM is there
+	synctest.Test(t, func(t *testing.T) { // virtual-kubelet deletes no pod whose VM exists
 		e := newEngine()
 		e.boot = time.Minute
 		w := start(t, e)
@@ -64,7 +64,7 @@ func TestDeletion(t *testing.T) {
 			t.Errorf("%d VMs left, calls %v", e.count(), e.calls)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a process that ended half through is taken up where it was
+	synctest.Test(t, func(t *testing.T) { // the next process continues a deletion that was half done
 		w := start(t, newEngine())
 		w.create(pod())
 		p := w.after(time.Second)
@@ -102,7 +102,7 @@ func TestDeletion(t *testing.T) {
 			t.Error("the VM is left")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a namesake waits for the name
+	synctest.Test(t, func(t *testing.T) { // a pod waits for the VM name of an earlier pod of its name
 		e := newEngine()
 		e.stopTime = 5 * time.Second
 		w := start(t, e)

@@ -8,10 +8,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// conditionDiskFault is True while the host's disk does not take what the VM writes. It is on no pod that never had one.
+// conditionDiskFault is True while the host's disk does not accept the VM's writes. A pod that never had the fault lacks
+// the condition.
 const conditionDiskFault corev1.PodConditionType = "vm.cocoonstack.io/DiskFault"
 
-// diskFault is the reason of a VM that runs and whose disk has a fault, "" for others.
+// diskFault returns the reason if rec runs and its disk has a fault, otherwise "".
 func diskFault(rec *vm.Record) string {
 	if rec != nil && rec.State == vm.StateRunning && (rec.Reason == vm.ReasonDiskFull || rec.Reason == vm.ReasonDiskError) {
 		return rec.Reason
@@ -19,7 +20,7 @@ func diskFault(rec *vm.Record) string {
 	return ""
 }
 
-// sayDisk announces that a disk has a fault, or has it no more.
+// sayDisk announces that a disk has a fault, or that the fault is over.
 func (w *worker) sayDisk(rec *vm.Record) {
 	fault := diskFault(rec)
 	if fault == w.diskTold {

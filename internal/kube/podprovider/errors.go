@@ -8,14 +8,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// vkNotFound is the one class virtual-kubelet acts upon.
+// vkNotFound returns an error of the one class that virtual-kubelet acts upon.
 func vkNotFound(namespace, name string) error {
 	return vkerr.NotFoundf("pod %s/%s is not on this node", namespace, name)
 }
 
 func vkUnavailable(why string) error { return errdefs.Unavailablef("%s", why) }
 
-// The reasons of pods and containers, in the kubelet's words where it has one.
+// The reasons of pods and containers, in the kubelet's words where the kubelet has one.
 const (
 	reasonCreating       = "ContainerCreating"
 	reasonConfigError    = "CreateContainerConfigError"
@@ -77,18 +77,19 @@ const (
 	eventHint                = "PostCloneHint"
 )
 
-// noEphemeral is why an ephemeral container does not run, and exitCannotRun its exit code, as of any container that cannot.
+// noEphemeral says why an ephemeral container does not run. exitCannotRun is its exit code, as for any container that
+// cannot run.
 const (
 	noEphemeral   = "ephemeral containers cannot run in a VM; use kubectl exec"
 	exitCannotRun = 128
 )
 
-// leftover is why a VM cannot be made: that of a deleted pod has its name, and the node may not remove it.
+// leftover means that a VM cannot be created: the VM of a deleted pod has its name, and the node may not remove that VM.
 type leftover struct{ error }
 
 func (l leftover) Unwrap() error { return l.error }
 
-// waiting says how a failed Launch shows in the pod: what can never work ends it, the rest is tried again.
+// waiting returns how a failed Launch shows in the pod. What can never work ends the pod; everything else is retried.
 func waiting(err error) (reason string, never bool) {
 	if _, ok := errors.AsType[leftover](err); ok {
 		return reasonLeftover, false

@@ -22,7 +22,7 @@ type engine struct {
 	boot     time.Duration
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
-	older    bool                // its agents cannot connect to ports, nor end one container
+	older    bool                // its agents can neither connect to ports nor end one container
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
 	execAs   func(ctx context.Context, command string) (int, error) // nil: says hi and exits with 7
 	startAs  func() error                                           // nil: always succeeds
@@ -52,8 +52,7 @@ func (e *engine) note(kind vm.EventType, r *vm.Record) {
 	e.changed = make(chan struct{})
 }
 
-// find is the VM of that id or name, whoever it belongs to.
-// web is the VM of the pod that most tests are about, nil when there is none.
+// web returns the VM of the pod that most tests are about; nil when there is none.
 func (e *engine) web() *vm.Record {
 	for _, r := range e.recs {
 		if r.Spec.Name == vmName {
@@ -63,7 +62,7 @@ func (e *engine) web() *vm.Record {
 	return nil
 }
 
-// findFor is the VM of ref on whose behalf ctx says: as the engine, it has nothing of anybody else.
+// findFor returns the VM of ref for the owner in ctx. Like the engine, it finds no VM of another owner.
 func (e *engine) findFor(ctx context.Context, ref string) *vm.Record {
 	for _, r := range e.recs {
 		if (string(r.ID) == ref || r.Spec.Name == ref) && visible(ctx, r) {
@@ -89,7 +88,7 @@ func (e *engine) taken(o vm.Owner, name string) bool {
 	return false
 }
 
-// ownerFor is whose a VM is that is made with ctx. One that was made before owners has that of its labels.
+// ownerFor returns the owner of a VM that is created with ctx. A VM from before owners has the owner in its labels.
 func ownerFor(ctx context.Context, labels map[string]string) vm.Owner {
 	if o := vm.Behalf(ctx); !o.Operator() {
 		return o
@@ -140,7 +139,7 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return *r, nil
 }
 
-// bootSoon has the agent answer after the boot time. Preconditions: mu is held.
+// bootSoon makes the agent answer after the boot time. Preconditions: mu is held.
 func (e *engine) bootSoon(r *vm.Record) {
 	id, run := r.ID, r.StartedAt
 	time.AfterFunc(e.boot, func() {
@@ -153,7 +152,7 @@ func (e *engine) bootSoon(r *vm.Record) {
 	})
 }
 
-// begin has the containers of r's guest run that do not yet, as far as the next one that holds the others; init containers
+// begin starts the containers of r's guest that do not run yet, up to the next one that holds the others. Init containers
 // are done at once.
 func begin(r *vm.Record) {
 	r.Containers = slices.Clone(r.Containers)
@@ -172,7 +171,7 @@ func begin(r *vm.Record) {
 	}
 }
 
-// rerun has a run of a container of the test's VM end so, and the next one begin.
+// rerun ends a run of a container of the test's VM with code, and starts the next one.
 func (e *engine) rerun(name string, code int) {
 	e.mu.Lock()
 	id := e.web().ID
@@ -204,7 +203,7 @@ func (e *engine) ReleaseContainer(ctx context.Context, ref, container string) er
 	return nil
 }
 
-// KillContainer ends a run at once, and the next one begins.
+// KillContainer ends a run at once and starts the next one.
 func (e *engine) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	leave, err := e.enter(fmt.Sprintf("kill %s/%d %s", container, run, grace))
 	if err != nil {
@@ -464,7 +463,7 @@ func (e *engine) UpdateVolume(ctx context.Context, ref, volume string, files []v
 	return nil
 }
 
-// volume is the first file of a volume of the test's VM.
+// volume returns the first file of a volume of the test's VM.
 func (e *engine) volume(name string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -476,7 +475,7 @@ func (e *engine) volume(name string) string {
 	return ""
 }
 
-// Pull finds every image, as one that was imported, unless the test says otherwise.
+// Pull finds every image, as an imported one, unless the test says otherwise.
 func (e *engine) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	e.mu.Lock()
 	e.calls = append(e.calls, "pull "+string(r.Policy))

@@ -16,24 +16,25 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// fakeSnapshots is Snapshots in memory, of the VMs of an engine. What a guest knows is in memories; a snapshot keeps a copy.
+// fakeSnapshots is an in-memory Snapshots for the VMs of an engine. memory is what a guest knows; a snapshot keeps a copy
+// of it.
 type fakeSnapshots struct {
 	*engine
 	registry *registry
 	peers    map[string]*fakeSnapshots // by host:port
 
 	mu      sync.Mutex
-	snaps   map[string]snapshot.Snapshot // by name, as it is unique on the node
+	snaps   map[string]snapshot.Snapshot // by the name that is unique on the node
 	content map[string]string            // of snapshots, by id
-	kept    []string                     // NAMESPACE/NAME of all that were ever here
+	kept    []string                     // NAMESPACE/NAME of all that ever existed here
 	memory  map[vm.ID]string             // of VMs
 	saveAs  func() error
 	wakeAs  func() error
-	pullAs  func() error  // before anything of it is here
-	takes   time.Duration // of a save
+	pullAs  func() error  // called before any data of the pull is here
+	takes   time.Duration // duration of a save
 }
 
-// registry is one of OCI, in memory, that several shelves may use.
+// registry is an in-memory OCI registry, which several fakeSnapshots may share.
 type registry struct {
 	mu    sync.Mutex
 	down  error
@@ -82,14 +83,14 @@ func (r *registry) called(call string) (n int) {
 	return n
 }
 
-// has is the content of a tag, "" for none.
+// has returns the content of a tag, "" if there is none.
 func (r *registry) has(repo, tag string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.text[r.tags[registryURL+"/"+repo+":"+tag]]
 }
 
-// fail sets what a save or a wake ends with.
+// fail sets the result of a save or a wake.
 func (s *fakeSnapshots) fail(how *func() error, with func() error) {
 	defer s.lock()()
 	*how = with
@@ -97,7 +98,7 @@ func (s *fakeSnapshots) fail(how *func() error, with func() error) {
 
 func (s *fakeSnapshots) lock() func() { s.mu.Lock(); return s.mu.Unlock }
 
-// knows sets and tells what the guest of a VM has in its memory.
+// knows sets and returns what the guest of a VM has in its memory.
 func (s *fakeSnapshots) knows(name string, set ...string) string {
 	rec, err := s.Inspect(context.Background(), name)
 	if err != nil {
@@ -119,7 +120,7 @@ func (s *fakeSnapshots) names() string {
 	return strings.Join(out, " ")
 }
 
-// put keeps a snapshot under its name. Preconditions: mu is held.
+// put stores a snapshot under its name. Preconditions: mu is held.
 func (s *fakeSnapshots) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, error) {
 	key := snap.Owner.Qualify(snap.Name)
 	if _, taken := s.snaps[key]; taken {
@@ -187,10 +188,10 @@ func (s *fakeSnapshots) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []
 	return *r, nil
 }
 
-// resumeSoon has the agent tell the guest who it is. Preconditions: the engine's mu is held.
+// resumeSoon makes the agent give the guest its identity. Preconditions: the engine's mu is held.
 func (s *fakeSnapshots) resumeSoon(r *vm.Record) {
 	if s.boot < 0 {
-		return // nobody answers
+		return // no agent answers
 	}
 	id := r.ID
 	time.AfterFunc(s.boot, func() {
@@ -245,7 +246,8 @@ func (s *fakeSnapshots) Wake(ctx context.Context, ref string) (vm.Record, error)
 	return *r, nil
 }
 
-// get resolves a name or an id: of the owner's, else of what the operator shares with it. Preconditions: mu is held.
+// get resolves a name or an ID: first of the owner's snapshots, then of those that the operator shares with it.
+// Preconditions: mu is held.
 func (s *fakeSnapshots) get(ctx context.Context, ref string) (found snapshot.Snapshot, err error) {
 	o := vm.Behalf(ctx)
 	for _, snap := range s.snaps {
@@ -265,7 +267,7 @@ func (s *fakeSnapshots) get(ctx context.Context, ref string) (found snapshot.Sna
 	return found, err
 }
 
-// publish shares a snapshot of the operator's.
+// publish shares a snapshot of the operator.
 func (s *fakeSnapshots) publish(name string, namespaces ...string) {
 	defer s.lock()()
 	snap := s.snaps[name]
@@ -348,9 +350,10 @@ func (s *fakeSnapshots) PullSnapshot(ctx context.Context, from, name string, _ s
 	return s.keep(ctx, snap, name, s.registry.text[digest])
 }
 
-// keep is put of what came from elsewhere: what is another's is not there, what is nobody's becomes whose it is fetched for.
+// keep is put for a snapshot from elsewhere. A snapshot of another owner is not found; one without owner goes to the
+// caller's owner.
 func (s *fakeSnapshots) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
-	if snap.Owner.Operator() { // of a release before owners
+	if snap.Owner.Operator() { // from a release before owners
 		snap.Owner.Namespace = snap.Labels[contract.VMLabelPodNamespace]
 	}
 	heir, err := snap.Heir(vm.Behalf(ctx))

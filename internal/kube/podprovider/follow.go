@@ -17,16 +17,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The pace of coming back to a Runtime that went away.
+// The pauses before the stream to a Runtime that went away is restarted.
 const (
 	followClean = 2 * time.Second // after it closed the stream in order
 	followFirst = time.Second
 	followMost  = time.Minute
 )
 
-// adopt finds out, once at start, which VM belongs to which pod, and returns the revision to follow from. It asks again
-// until both the Runtime and the API server have answered; it fails only when ctx ends. The pods come from a consistent
-// list: a stale cache must not make an orphan of a VM.
+// adopt finds out, once at start, which VM belongs to which pod, and returns the revision to follow from. It retries until
+// both the Runtime and the API server have answered; it fails only when ctx ends. The pods come from a consistent list,
+// because with a stale cache a VM could look like an orphan.
 func (p *Provider) adopt(ctx context.Context) (int64, error) {
 	for pause := 250 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
 		revision, err := p.tryAdopt(ctx)
@@ -70,9 +70,9 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 		pod := &pods.Items[i]
 		rec := byUID[pod.UID]
 		if rec == nil && convert.Static(pod) {
-			continue // its id is not that of a VM of ours
+			continue // its ID is not the ID of a VM of ours
 		}
-		if rec == nil { // one that was adopted although it bears no label
+		if rec == nil { // a VM may have been adopted although it has no label
 			r := byID[vm.ID(pod.Annotations[contract.KeyID])]
 			if r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" && p.on(ownerOf(pod)).may(*r) && !claimed[r.ID] && (owners[r.ID] == "" || owners[r.ID] == pod.UID) {
 				rec = r
@@ -93,7 +93,8 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 	return revision, nil
 }
 
-// ownersOf are the pods whose statuses say that they have a VM. Annotations are anybody's to write, statuses the node's.
+// ownersOf returns, for each VM, the pod whose status says that it has the VM. Anybody may write annotations, but only the
+// node writes statuses.
 func ownersOf(pods []corev1.Pod) map[vm.ID]types.UID {
 	owners := map[vm.ID]types.UID{}
 	for i := range pods {
@@ -114,7 +115,7 @@ func terminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// orphans applies the policy to VMs of this node whose pod is gone. VMs without our labels are nobody's business here.
+// orphans applies the policy to VMs of this node whose pod is gone. It ignores VMs without our labels.
 func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, claimed map[vm.ID]bool) {
 	n := 0
 	for _, rec := range byUID {
@@ -142,8 +143,8 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 	}
 }
 
-// follow passes the Runtime's events to the workers until ctx ends, coming back after every interruption: by list first,
-// to learn what vanished meanwhile, then by the stream from there.
+// follow passes the Runtime's events to the workers until ctx ends. After every interruption it first reads the list, to
+// learn what vanished meanwhile, and then resumes the stream from there.
 func (p *Provider) follow(ctx context.Context, revision int64) {
 	pause := followFirst
 	for ctx.Err() == nil {
@@ -161,7 +162,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 		next, stale := followClean, false
 		switch {
 		case errdefs.IsFailedPrecondition(err):
-			next, stale = time.Millisecond, true // too far back; the list tells
+			next, stale = time.Millisecond, true // the revision is too old; the list has the changes
 		case err != nil:
 			if heard || time.Since(began) > followMost { // it was connected
 				pause = followFirst
@@ -211,7 +212,7 @@ func (p *Provider) resync(ctx context.Context) (int64, error) {
 	return revision, nil
 }
 
-// known returns the VMs that workers own, as of before the list is asked for.
+// known returns the VMs that workers own. Call it before the Runtime's list is requested.
 func (p *Provider) known() map[vm.ID]*worker {
 	p.mu.Lock()
 	all := make([]*worker, 0, len(p.byUID))
@@ -228,7 +229,7 @@ func (p *Provider) known() map[vm.ID]*worker {
 	return out
 }
 
-// dispatch hands an event to the worker whose pod the VM is labelled with, or that adopted it.
+// dispatch passes an event to the worker whose pod is named by the VM's label, or to the worker that adopted the VM.
 func (p *Provider) dispatch(e vm.Event) {
 	p.mu.Lock()
 	w := p.byUID[types.UID(e.Record.Spec.Labels[contract.VMLabelPodUID])]
@@ -241,7 +242,7 @@ func (p *Provider) dispatch(e vm.Event) {
 	}
 }
 
-// reserve makes a VM without label w's, unless it is somebody else's, who is returned.
+// reserve gives a VM without label to w, unless another worker has it. Then it returns that worker.
 func (p *Provider) reserve(w *worker, id vm.ID) *worker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,7 +253,7 @@ func (p *Provider) reserve(w *worker, id vm.ID) *worker {
 	return nil
 }
 
-// adopted notes whose a VM without label is.
+// adopted records which worker has a VM without label.
 func (p *Provider) adopted(w *worker, id vm.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,11 +16,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// ends is a Runtime whose event streams end as it is told, one after the other.
+// ends is a Runtime whose event streams end as the test says, one after the other.
 type ends struct {
 	Runtime
 	all    []end
-	asked  []time.Duration // when, since the first
+	asked  []time.Duration // when, since the first request
 	began  time.Time
 	cancel context.CancelFunc
 }
@@ -51,8 +51,8 @@ func (e *ends) Watch(ctx context.Context, _ int64, fn func(vm.Event) error) erro
 	return next.err
 }
 
-// TestPausesBetweenEventStreams follows a Runtime that goes away again and again: two seconds after it ended a stream in
-// order, else one at first and a minute at most.
+// TestPausesBetweenEventStreams follows a Runtime that goes away again and again. The pause is two seconds after a stream
+// ended in order, otherwise one second at first and a minute at most.
 func TestPausesBetweenEventStreams(t *testing.T) {
 	gone := errdefs.Unavailablef("gone")
 	synctest.Test(t, func(t *testing.T) {
@@ -86,7 +86,8 @@ func TestPausesBetweenEventStreams(t *testing.T) {
 	})
 }
 
-// TestAChangeOfARunningVMIsNone tells of changes of a VM that runs on: nothing is done to it, and nothing written.
+// TestAChangeOfARunningVMIsNone sends changes of a VM that keeps running: nothing is done to the VM, and nothing is
+// written.
 func TestAChangeOfARunningVMIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())
@@ -113,8 +114,8 @@ func TestAChangeOfARunningVMIsNone(t *testing.T) {
 	})
 }
 
-// TestDiskFullShows: a VM that stands for want of room on the host's disk makes its pod unready, with an Event and a condition,
-// until it goes on.
+// TestDiskFullShows: a VM that is paused because the host's disk is full makes its pod unready, with an Event and a
+// condition, until it continues.
 func TestDiskFullShows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())

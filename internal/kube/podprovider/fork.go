@@ -14,8 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// offer puts the snapshot by which rec is forked here into the registry, beside the worker's steps, if the pod says that
-// forks on other nodes wait for it. It returns when to try again.
+// offer pushes the snapshot for forks of rec to the registry, if the pod says that forks on other nodes wait for it. The
+// push runs in parallel to the worker's steps. offer returns when to try again.
 func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
 	if !contract.OfferFork(pod.Annotations) || w.snaps == nil || !w.p.remote() {
 		return 0
@@ -42,7 +42,7 @@ func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
 	return 0
 }
 
-// hasOffered notes how an offer ended, and reports whether it failed in a way that is news.
+// hasOffered records how an offer ended, and reports whether it failed for a new reason.
 func (w *worker) hasOffered(err error) (news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,15 +55,15 @@ func (w *worker) hasOffered(err error) (news bool) {
 	return w.offering.failed(err)
 }
 
-// offered is the snapshot by which the VM with that id, which runs on another node, is forked. It is waited for: that node
-// puts it into the registry when it is told to.
+// offered returns the snapshot for forks of the VM with that ID, which runs on another node. That node pushes the snapshot
+// to the registry when it is told to. Until then offered returns Unavailable.
 func (w *worker) offered(ctx context.Context, main string, id vm.ID) (snapshot.Snapshot, error) {
 	name, ref := forkName(main), w.ref(main, contract.ForkSnapshotTag)
 	have, err := w.findSnapshot(ctx, name)
 	switch {
 	case err == nil && have.Source.VMID == id:
 		return have, nil
-	case err == nil: // of a VM that had the name before
+	case err == nil: // of an earlier VM of that name
 		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
 			return have, err
 		}
@@ -89,8 +89,8 @@ func (w *worker) offered(ctx context.Context, main string, id vm.ID) (snapshot.S
 	return got, errdefs.Unavailablef("the registry has the state of a VM that was called %s before, and not yet of the one that runs", main)
 }
 
-// dropForks removes what was there for forks alone, once the pod's VM is gone: what the registry has of it, and what this
-// node has of a VM of another one, if no fork of that is left here.
+// dropForks removes what existed only for forks, once the pod's VM is gone: the VM's fork state in the registry, and this
+// node's fork snapshot of another node's VM, if no fork of that VM is left here.
 func (w *worker) dropForks(ctx context.Context) {
 	pod, _, _ := w.look()
 	if w.snaps == nil || !w.p.remote() {
@@ -111,7 +111,7 @@ func (w *worker) dropForks(ctx context.Context) {
 	}
 }
 
-// forks reports whether a pod of this node and not's namespace, but not's, is a fork of main.
+// forks reports whether, on this node and in the namespace of not, a pod other than that of not is a fork of main.
 func (p *Provider) forks(main string, not *worker) bool {
 	p.mu.Lock()
 	all := slices.Collect(maps.Values(p.byUID))

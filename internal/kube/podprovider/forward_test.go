@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// neighbour is a machine beside the node, at 10.77.0.2 where the node has 10.77.0.1. All addresses of both echo on a port.
+// neighbour is a machine beside the node. It is at 10.77.0.2, the node at 10.77.0.1. All addresses of both echo on a port.
 func neighbour(t *testing.T) (port int) {
 	t.Helper()
 	ns := netns.New(t)
@@ -82,7 +82,7 @@ func neighbour(t *testing.T) (port int) {
 	return 7777
 }
 
-// A static pod is no way from the node to whatever its author names: only to what the operator allows, and never to the node.
+// With a static pod, its author reaches from the node only what the operator allows, and never the node itself.
 func TestForwardStatic(t *testing.T) {
 	netns.Require(t)
 	port := neighbour(t)
@@ -90,7 +90,7 @@ func TestForwardStatic(t *testing.T) {
 	for name, tt := range map[string]struct {
 		ip      string
 		allowed []string
-		want    string // of the error; "" for none
+		want    string // part of the error; "" for no error
 	}{
 		"default":              {"10.77.0.2", nil, "the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS"},
 		"another network":      {"10.77.0.2", []string{"10.78.0.0/24"}, "the node's operator allows"},
@@ -128,7 +128,7 @@ func TestForwardStatic(t *testing.T) {
 	}
 }
 
-// A static pod's readiness does not tell which ports of the node are open.
+// The readiness of a static pod does not reveal which ports of the node are open.
 func TestStaticProbesDoNotReachTheNode(t *testing.T) {
 	netns.Require(t)
 	neighbour(t)

@@ -14,9 +14,9 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// PodClient is the client virtual-kubelet is to be given: the provider's own, except that it leaves the deletion of a
-// pod's object to the pod's worker, which does it when the VM is gone. virtual-kubelet would not wait for that: it deletes
-// at once what is not running yet, and anything when the grace is over.
+// PodClient returns the client for virtual-kubelet. It is the provider's own client, but it leaves the deletion of a pod's
+// object to the pod's worker, which does it when the VM is gone. virtual-kubelet would not wait for that: it deletes a pod
+// that is not running yet at once, and any pod when the grace is over.
 func (p *Provider) PodClient() typed.PodsGetter { return gatedPods{p.Client.CoreV1(), p} }
 
 type gatedPods struct {
@@ -35,12 +35,12 @@ type gatedPod struct {
 
 func (g gatedPod) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	if o.Preconditions != nil && o.Preconditions.UID != nil && g.p.willDelete(*o.Preconditions.UID) {
-		return apierrors.NewNotFound(corev1.Resource("pods"), name) // which virtual-kubelet takes for done
+		return apierrors.NewNotFound(corev1.Resource("pods"), name) // virtual-kubelet takes this as done
 	}
 	return g.PodInterface.Delete(ctx, name, o)
 }
 
-// willDelete reports whether a worker has deleted the pod or will, and sees to it that it does.
+// willDelete reports whether a worker has deleted the pod or will delete it, and makes sure that it does.
 func (p *Provider) willDelete(uid types.UID) bool {
 	if p.leaving.has(uid) {
 		return true
@@ -57,13 +57,13 @@ func (p *Provider) willDelete(uid types.UID) bool {
 	return true
 }
 
-// deletionLog remembers the pods that workers delete, and for a while those that they have deleted.
+// deletionLog remembers the pods that workers delete, and for a while the pods that they have deleted.
 type deletionLog struct {
 	mu   sync.Mutex
-	pods map[types.UID]time.Time // when it was deleted; zero: not yet
+	pods map[types.UID]time.Time // when the pod was deleted; zero: not yet
 }
 
-// remember is how long a deleted pod may still turn up in somebody's cache.
+// remember is how long a deleted pod may still appear in a cache.
 const remember = time.Minute
 
 func (l *deletionLog) has(uid types.UID) bool {

@@ -11,22 +11,21 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is what virtual-kubelet calls. Nothing here waits for a VM. The pods that it is given are its to keep: nobody
-// changes them afterwards.
+// This file contains what virtual-kubelet calls. Nothing here waits for a VM. The provider may keep the pods that it gets:
+// nobody changes them afterwards.
 
-// CreatePod notes that pod is to run here. It is idempotent; refusals show in the pod's status, not as an error.
+// CreatePod records that pod must run here. It is idempotent; refusals show in the pod's status, not as an error.
 func (p *Provider) CreatePod(_ context.Context, pod *corev1.Pod) error {
 	return p.ensure(pod, nil)
 }
 
-// UpdatePod takes note of changed labels, annotations and deadlines. A pod that was replaced by one of the same name is
-// a new pod.
+// UpdatePod records changed labels, annotations and deadlines. A pod that replaced one of the same name is a new pod.
 func (p *Provider) UpdatePod(_ context.Context, pod *corev1.Pod) error {
 	return p.ensure(pod, nil)
 }
 
-// DeletePod notes that the pod's VM must go. With a deletion timestamp the guest gets its grace; without one
-// virtual-kubelet no longer sees the pod, and the worker makes sure of that before it destroys anything.
+// DeletePod records that the pod's VM must be removed. With a deletion timestamp the guest gets its grace. Without one,
+// virtual-kubelet no longer sees the pod, and the worker verifies that before it destroys anything.
 func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
 	w := p.find(pod.Namespace, pod.Name)
 	if w == nil || pod.UID != "" && w.uid != pod.UID {
@@ -36,7 +35,7 @@ func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// remove has w remove the VM of pod as pod says.
+// remove tells w to remove the VM of pod with the grace that pod sets.
 func (p *Provider) remove(w *worker, pod *corev1.Pod) {
 	r := removal{grace: convert.Grace(pod), confirmed: pod.DeletionTimestamp != nil}
 	if s := pod.DeletionGracePeriodSeconds; s != nil {
@@ -49,8 +48,8 @@ func (p *Provider) remove(w *worker, pod *corev1.Pod) {
 	w.requestRemoval(r)
 }
 
-// GetPod returns the pod with its status. A pod that was replaced under the same name is not found any more, or
-// virtual-kubelet would take the new one for created.
+// GetPod returns the pod with its status. A pod that was replaced under the same name is not found; otherwise
+// virtual-kubelet would believe that the new pod was already created.
 func (p *Provider) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
 	w := p.find(namespace, name)
 	if w == nil {
@@ -86,11 +85,11 @@ func (p *Provider) GetPods(context.Context) ([]*corev1.Pod, error) {
 	return pods, nil
 }
 
-// NotifyPods makes the provider asynchronous in virtual-kubelet's eyes. The callback is not used: it would PUT the whole
-// pod as last seen and so undo what others changed meanwhile. Each worker patches its own pod's status instead.
+// NotifyPods tells virtual-kubelet that the provider is asynchronous. The callback is not used: it would PUT the whole pod
+// as last seen and so undo what others changed meanwhile. Each worker patches its own pod's status instead.
 func (p *Provider) NotifyPods(context.Context, func(*corev1.Pod)) {}
 
-// observe takes note of a pod as the informer saw it; it matters to readiness gates, whose conditions others write.
+// observe records a pod as the informer saw it. This matters for readiness gates, whose conditions others write.
 func (p *Provider) observe(pod *corev1.Pod) {
 	if len(pod.Spec.ReadinessGates) == 0 {
 		return
@@ -106,7 +105,7 @@ func (p *Provider) find(namespace, name string) *worker {
 	return p.workers[namespace+"/"+name]
 }
 
-// ensure has a worker for pod, with the VM rec if one was found already.
+// ensure makes sure that pod has a worker, with the VM rec if one was already found.
 func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
 	key := pod.Namespace + "/" + pod.Name
 	p.mu.Lock()
@@ -115,7 +114,7 @@ func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
 	case p.begin == nil:
 		return vkUnavailable("the virtual node is not running")
 	case p.ended:
-		return nil // an error now would be written into the pod's status; the next process takes it up
+		return nil // an error now would be written into the pod's status; the next process adopts the pod
 	}
 	if w := p.workers[key]; w != nil {
 		if w.uid == pod.UID {
@@ -130,7 +129,7 @@ func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
 	if rec != nil && rec.Spec.Labels[contract.VMLabelPodUID] == "" {
 		p.adopters[rec.ID] = w
 	}
-	if pod.DeletionTimestamp != nil { // an earlier process was told, and may have been half through
+	if pod.DeletionTimestamp != nil { // an earlier process knew this, and may have done half of it
 		p.remove(w, pod)
 	}
 	p.Metrics.tableSize.Set(float64(len(p.byUID)))

@@ -56,7 +56,7 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// An address that the engine does not know is looked up in the lease file at each probe, until it is there.
+// An address that the engine does not know is looked up in the lease file at each probe, until it is found.
 func TestAMissingAddressIsLookedUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.json")
 	synctest.Test(t, func(t *testing.T) {

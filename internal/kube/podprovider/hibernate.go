@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is the one update that a pod's VM honours: going to sleep and waking up. Each step looks at the record, the
-// registry and the pod alone, so that a process that was killed anywhere is taken up by the next one.
+// This file handles the one update that a pod's VM supports: hibernate and wake up. Each step depends only on the record,
+// the registry and the pod, so that the next process can continue wherever an earlier one was killed.
 
-// awake looks after a running VM: it goes to sleep if that is wanted, else it is kept running.
+// awake handles a running VM: it hibernates the VM if that is wanted, otherwise it keeps the VM running.
 func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
 	if !contract.Hibernate(pod.Annotations) || w.snaps == nil {
 		w.dozing = retryTask{}
@@ -27,7 +27,7 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tim
 		w.running(ctx, pod, rec)
 		return sooner(wait, w.hintAfter(rec))
 	}
-	if !up(rec) || !itself(rec, w.answers()) { // it is not itself yet, and must be before it can be saved
+	if !up(rec) || !itself(rec, w.answers()) { // its identity is not set up yet, and must be before a save
 		w.running(ctx, pod, rec)
 		return 0
 	}
@@ -38,11 +38,11 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tim
 	return w.fallAsleep(ctx, rec)
 }
 
-// fallAsleep hibernates rec, unless the registry could not take it.
+// fallAsleep hibernates rec, unless the registry cannot take the state.
 func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 	w.setLife(contract.LifecycleHibernating, w.dozing.cause)
 	w.publish(0)
-	if err := w.writer.flush(ctx); err != nil { // by this the next process knows that a tag may be there
+	if err := w.writer.flush(ctx); err != nil { // this tells the next process that a tag may exist
 		return time.Millisecond
 	}
 	if w.p.remote() {
@@ -67,7 +67,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 	return time.Millisecond
 }
 
-// hibernate asks the engine. A snapshot of the name that an earlier sleep left is in the way of none.
+// hibernate tells the engine to hibernate rec. If an earlier hibernation left a snapshot of that name, it is replaced.
 func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	name := hibernateName(w.vmName)
 	got, err := w.snaps.Hibernate(ctx, string(rec.ID), name)
@@ -80,7 +80,7 @@ func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, erro
 	return w.snaps.Hibernate(ctx, string(rec.ID), name)
 }
 
-// notAsleep tells why the VM is not asleep as it should be, and returns when to try again.
+// notAsleep reports why the VM is not hibernated as it should be, and returns when to retry.
 func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.Duration {
 	if ctx.Err() != nil {
 		return time.Millisecond
@@ -91,10 +91,11 @@ func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.D
 	}
 	w.setLife(contract.LifecycleHibernating, err.Error())
 	w.publish(0)
-	return time.Millisecond // a step that keeps what there is, and knows how long to wait
+	return time.Millisecond // the next step keeps the VM as it is and knows how long to wait
 }
 
-// asleep looks after a hibernated VM: what it is in is brought to the registry and then it stays, or it is woken.
+// asleep handles a hibernated VM: it pushes the hibernated state to the registry and leaves the VM as it is, or it wakes
+// the VM.
 func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
 	w.stopMonitor()
 	w.stopKeeper()
@@ -115,14 +116,14 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 		return time.Millisecond
 	case err == nil:
 		return w.sleeps(rec.Snapshot)
-	case w.life.State == contract.LifecycleHibernated: // it was there once; only now nobody can tell
+	case w.life.State == contract.LifecycleHibernated: // the state was stored before; only now it cannot be checked
 		w.dozing.failed(err)
 		w.log.Warn("registry not asked for hibernated vm", "vm", rec.ID, "err", err)
 		w.publish(0)
 		return w.dozing.left()
 	}
 	w.notAsleep(ctx, eventHibernatePushFailed, err)
-	got, err := w.snaps.Wake(ctx, string(rec.ID)) // better awake here than asleep nowhere
+	got, err := w.snaps.Wake(ctx, string(rec.ID)) // wake the VM here: its hibernated state is not stored elsewhere
 	if ctx.Err() != nil {
 		return time.Millisecond
 	}
@@ -134,7 +135,8 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 	return time.Millisecond
 }
 
-// sleeps notes that the VM is asleep and its state where it should be. snap is "" when it is in the registry only.
+// sleeps records that the VM is hibernated and its state is where it should be. snap is "" when it is in the registry
+// only.
 func (w *worker) sleeps(snap string) time.Duration {
 	if w.life.State != contract.LifecycleHibernated {
 		w.event(corev1.EventTypeNormal, eventHibernated, "VM %s is hibernated", w.vmName)
@@ -146,7 +148,7 @@ func (w *worker) sleeps(snap string) time.Duration {
 	return 0
 }
 
-// keepAsleep makes sure that what rec hibernates in is in the registry, if there is one.
+// keepAsleep makes sure that rec's hibernation snapshot is in the registry, if the node has one.
 func (t tenant) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) error {
 	if !t.p.remote() {
 		return nil
@@ -169,7 +171,7 @@ func (t tenant) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) e
 	return nil
 }
 
-// wakeLocal has the VM go on from what it hibernates in here; should that be damaged, from the registry.
+// wakeLocal resumes the VM from its hibernation snapshot on this node or, if that is damaged, from the registry.
 func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
 	if w.snaps == nil {
 		w.publish(0)
@@ -218,13 +220,14 @@ func (w *worker) notAwake(ctx context.Context, err error) time.Duration {
 	return max(w.waking.left(), time.Millisecond)
 }
 
-// taken makes got our VM, of which it is not news that it runs.
+// taken records got as our VM without announcing that it runs.
 func (w *worker) taken(got vm.Record) {
 	w.told = got.StartedAt
 	w.take(got)
 }
 
-// replace gives up a VM whose state here is damaged for the one in the registry: once that is here, and whole.
+// replace gives up a VM whose local state is damaged, in favor of the state in the registry, but only once that is here
+// and intact.
 func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error {
 	at, err := w.where(ctx, w.vmName, contract.HibernateSnapshotTag)
 	if err != nil {
@@ -241,8 +244,8 @@ func (w *worker) replace(ctx context.Context, rec *vm.Record, cause error) error
 	return nil
 }
 
-// dropTag removes the hibernated state of a pod that is deleted and that nobody will ask for: one of a CocoonSet, one that
-// is managed, or one that was to be hibernated when it is evicted may come back for it, and whoever made it removes it otherwise.
+// dropTag removes the hibernated state of a deleted pod if nobody will ask for it. A pod that belongs to a CocoonSet, is
+// managed, or was to be hibernated on eviction may come back for its state; otherwise its creator removes the state.
 func (w *worker) dropTag(ctx context.Context) {
 	pod, _, _ := w.look()
 	slept := w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
@@ -256,9 +259,9 @@ func (w *worker) dropTag(ctx context.Context) {
 	}
 }
 
-// elsewhere finds out whether the VM, which is not here, sleeps in the registry or on a peer. Only managed VMs, those that
-// hibernate when they are evicted, and those that are told to sleep or to be restored do. The place is zero when only a peer
-// could know.
+// elsewhere finds out whether the VM, which is not on this node, is hibernated in the registry or on a peer. Only managed
+// VMs, VMs that hibernate on eviction, and VMs that are told to hibernate or to be restored can be. The place is zero when
+// only a peer could know.
 func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (at place, sleeps bool, err error) {
 	must := contract.RestoreFromHibernate(pod.Annotations) || w.life.State == contract.LifecycleHibernated
 	if w.snaps == nil || !must && !contract.ComesBack(pod.Annotations) && !contract.Hibernate(pod.Annotations) {
@@ -271,7 +274,7 @@ func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (at place, slee
 		return at, must, err
 	}
 	at, err = w.where(ctx, w.vmName, contract.HibernateSnapshotTag)
-	if err == nil && at.old { // what it is, it says itself
+	if err == nil && at.old { // the snapshot itself says whose it is
 		_, err = w.imported(ctx, at)
 	}
 	switch {
@@ -279,13 +282,13 @@ func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (at place, slee
 		return at, true, errdefs.NotFoundf("VM %s is to be restored, but the registry has no hibernated state of it", w.vmName)
 	case errdefs.IsNotFound(err):
 		return at, false, nil
-	case err != nil: // a VM that boots afresh would take the place of one that sleeps
+	case err != nil: // a fresh boot would take the place of the hibernated VM
 		return at, false, errdefs.New(errdefs.ClassOf(err), "ask the registry whether VM %s is hibernated: %w", w.vmName, err)
 	}
 	return at, true, nil
 }
 
-// wakeRemote makes a VM go on that hibernates elsewhere: it gets the name, and so the addresses, that it had.
+// wakeRemote resumes a VM that is hibernated elsewhere. It gets the name, and so the addresses, that it had.
 func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) time.Duration {
 	w.publish(w.p.cfg.Settle)
 	if w.launched.IsZero() {
@@ -299,14 +302,14 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) time
 	})
 	if err == nil {
 		w.restored = true
-		w.keepHealth(pod, &rec) // to the guest it is no new start
+		w.keepHealth(pod, &rec) // for the guest this is not a new start
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 	}
 	return w.cloned(ctx, rec, err)
 }
 
-// imported is the VM's hibernated state as a snapshot of this node: what an earlier try brought, else a peer's, else the
-// registry's. With a digest it must be that very one.
+// imported returns the VM's hibernated state as a snapshot on this node: what an earlier attempt imported, else a peer's,
+// else the registry's. If at has a digest, the snapshot must have that digest.
 func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, error) {
 	pod, _, _ := w.look()
 	name, ref := importName(w.vmName), contract.SnapshotRef{Repo: w.vmName, Tag: contract.HibernateSnapshotTag}
@@ -342,10 +345,10 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 	return got, nil
 }
 
-// fromPeer fetches the VM's hibernated state from the first peer that has one that fits. NotFound.
+// fromPeer fetches the VM's hibernated state from the first peer that has a matching one. Errors: NotFound.
 func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (got snapshot.Snapshot, err error) {
 	for _, peer := range w.p.cfg.Registry.Peers {
-		for _, alias := range contract.Aliases(w.owner.Namespace, w.vmName) { // an earlier release called it otherwise
+		for _, alias := range contract.Aliases(w.owner.Namespace, w.vmName) { // an earlier release used another name
 			got, err = w.pullSnapshot(ctx, peerScheme+peer+"/"+hibernateName(alias), name)
 			switch {
 			case ctx.Err() != nil:
@@ -353,7 +356,7 @@ func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.S
 			case err == nil && fits(got):
 				return got, nil
 			case err == nil:
-				w.discard(ctx, got.ID) // of another sleep
+				w.discard(ctx, got.ID) // of another hibernation
 			case !errdefs.IsNotFound(err):
 				w.log.Warn("peer not asked for hibernated vm", "op", peer, "err", err)
 			}
@@ -362,8 +365,8 @@ func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.S
 	return got, errdefs.NotFoundf("no peer has the hibernated state of VM %s", w.vmName)
 }
 
-// tidyUp drops what a sleep left once the VM is awake: the tag in the registry, which would have a later VM of the name go
-// back to it, and what was brought here. It returns when to try again, 0 when nothing is left.
+// tidyUp removes what a hibernation left, once the VM is awake: the tag in the registry, from which a later VM of that
+// name would resume, and what was imported here. It returns when to retry, 0 when nothing is left.
 func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 	if w.tidy || w.snaps == nil {
 		return 0

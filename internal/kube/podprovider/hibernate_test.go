@@ -80,14 +80,14 @@ func TestAFailedPushWakesTheVMAndIsTriedAgain(t *testing.T) {
 		s.registry.fall(errdefs.Unavailablef("the registry is away"))
 		w.annotate(contract.KeyHibernate, "true")
 		p := w.after(5 * time.Second)
-		expect(t, p, "Running running ready") // what cannot be kept is not put to sleep
+		expect(t, p, "Running running ready") // what cannot be stored is not hibernated
 		w.expectLife(p, contract.LifecycleHibernating)
 		if !strings.Contains(p.Annotations[contract.KeyLifecycleMessage], "the registry is away") || s.called("hibernate") != 0 {
 			t.Errorf("message %q, %d sleeps", p.Annotations[contract.KeyLifecycleMessage], s.called("hibernate"))
 		}
 		w.expectTold("Warning HibernateFailed")
 
-		// It goes away between the check and the push.
+		// The registry goes away between the check and the push.
 		s.fail(&s.saveAs, func() error { s.registry.fall(errdefs.Unavailablef("cut")); return nil })
 		s.registry.fall(nil)
 		p = w.after(9 * time.Second)
@@ -161,7 +161,7 @@ func TestAKilledProcessIsTakenUp(t *testing.T) {
 			w.annotate(contract.KeyHibernate, "true")
 			before := w.after(time.Second)
 			w.stop()
-			s.registry.fall(errors.New("away")) // that nobody can ask is no reason to wake it
+			s.registry.fall(errors.New("away")) // a check that fails is no reason to wake the VM
 			w.run(keepingConfig(false))
 			defer w.stop()
 			if got := w.after(time.Minute); sketch(got) != sketch(before) || s.called("wake") != 0 {
@@ -214,7 +214,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		w.stop()
 		return s.registry
 	}
-	synctest.Test(t, func(t *testing.T) { // recreated awake: a fresh boot would lose the state
+	synctest.Test(t, func(t *testing.T) { // recreated to run: a fresh boot would lose the state
 		s := newFakeSnapshots(newEngine(), slept(t))
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -227,7 +227,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		}
 		w.expectTold("Normal Pulling Pulling snapshot", "Normal Woken")
 	})
-	synctest.Test(t, func(t *testing.T) { // recreated asleep: it stays so until it is woken
+	synctest.Test(t, func(t *testing.T) { // recreated as hibernated: it stays so until it is woken
 		s := newFakeSnapshots(newEngine(), slept(t))
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -242,7 +242,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // without the registry nobody knows, and nothing boots
+	synctest.Test(t, func(t *testing.T) { // without the registry nobody knows the state, and nothing boots
 		s := newFakeSnapshots(newEngine(), slept(t))
 		s.registry.fall(errdefs.Unavailablef("away"))
 		w := keeping(t, s, false)
@@ -255,7 +255,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // damaged here, whole there
+	synctest.Test(t, func(t *testing.T) { // damaged here, intact in the registry
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -271,7 +271,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // asleep, and its state is gone: it does not start afresh behind anybody's back
+	synctest.Test(t, func(t *testing.T) { // hibernated, and its state is gone: it does not silently boot afresh
 		s := newFakeSnapshots(newEngine(), slept(t))
 		clear(s.registry.tags)
 		w := keeping(t, s, false)
@@ -301,7 +301,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		s.fail(&s.wakeAs, nil)
 		expect(t, w.after(time.Minute), "Running running ready")
 	})
-	synctest.Test(t, func(t *testing.T) { // asked for, and nowhere
+	synctest.Test(t, func(t *testing.T) { // a restore is asked for, and the state is nowhere
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()

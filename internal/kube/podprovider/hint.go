@@ -12,16 +12,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// hintDelay is how long a clone may take to become itself before a person is asked to help. An agent answers much sooner.
+// hintDelay is how long a clone may take to set up its identity before a person is asked to help. An agent answers much
+// sooner.
 const hintDelay = 30 * time.Second
 
-// estranged reports whether rec goes on from another VM's state and nobody has told it who it is.
+// estranged reports whether rec resumed from another VM's state and has not been given its own identity yet.
 func estranged(rec *vm.Record) bool {
 	return rec != nil && rec.State == vm.StateRunning && rec.Cloned && rec.Resume != nil && rec.Resume.Clone
 }
 
-// itself reports whether rec's guest is who it should be. One that boots its own image may have no agent, and then nobody
-// notes that it is: it is when it was never another, or answers at its address.
+// itself reports whether rec's guest has its own identity. A guest that boots its own image may have no agent, and then
+// nobody records its identity. Such a guest counts as itself if it never was another VM, or if it answers at its address.
 func itself(rec *vm.Record, answers bool) bool {
 	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !estranged(rec))
 }
@@ -33,7 +34,7 @@ func (w *worker) answers() bool {
 	return w.ready
 }
 
-// hintAfter is when to look whether rec needs a hint; 0: nothing is to be waited for.
+// hintAfter returns how long to wait before a check whether rec needs a hint; 0: there is nothing to wait for.
 func (w *worker) hintAfter(rec *vm.Record) time.Duration {
 	if !estranged(rec) {
 		return 0
@@ -41,8 +42,8 @@ func (w *worker) hintAfter(rec *vm.Record) time.Duration {
 	return max(time.Until(rec.StartedAt.Add(hintDelay)), 0)
 }
 
-// hint is what a person has to run in the guest, in base64, "" when nobody has to; known is false when there is nothing to
-// say about it. Preconditions: mu is held.
+// hint returns the commands that a person must run in the guest, in base64; "" when nothing must be run. known is false
+// when there is nothing to say about it. Preconditions: mu is held.
 func (w *worker) hint() (text string, known bool) {
 	if w.rec == nil || w.rec.Snapshot == "" && w.pod.Annotations[contract.KeyPostCloneHint] == "" {
 		return "", false
@@ -57,7 +58,7 @@ func (w *worker) hint() (text string, known bool) {
 	return base64.StdEncoding.EncodeToString([]byte(commands)), true
 }
 
-// sayHint tells of a hint once.
+// sayHint reports a hint once.
 func (w *worker) sayHint(hint string) {
 	if hint == w.hinted {
 		return
@@ -70,7 +71,7 @@ func (w *worker) sayHint(hint string) {
 	w.log.Warn("cloned guest must be told who it is by hand", "vm", w.vmName)
 }
 
-// sooner is the shorter of two waits, of which 0 has no end.
+// sooner returns the shorter of two waits. A wait of 0 never ends.
 func sooner(a, b time.Duration) time.Duration {
 	if a <= 0 || b > 0 && b < a {
 		return b
@@ -78,7 +79,7 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// hintCommands are what makes rec itself.
+// hintCommands returns the commands that give rec its own identity.
 func hintCommands(rec *vm.Record) string {
 	facts := postclone.Facts{Hypervisor: rec.Driver, ImageType: rec.ImageType, Image: rec.Spec.Image}
 	for i, nic := range rec.NICs {

@@ -8,9 +8,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// PodInformer is the informer that virtual-kubelet is to be given: it keeps to itself that a status has changed, as most
-// that is told of pods does, by our own hand. virtual-kubelet would compare the pods field by field only to find that
-// nothing is to be done.
+// PodInformer returns the informer for virtual-kubelet. It hides updates in which only the status changed: most updates of
+// pods are such, and we cause them ourselves. virtual-kubelet would compare the pods field by field only to find that
+// nothing must be done.
 func (p *Provider) PodInformer(of informers.PodInformer) informers.PodInformer {
 	return newsOfPods{of, p}
 }
@@ -49,8 +49,8 @@ func (h newsHandler) OnUpdate(before, now any) {
 	}
 }
 
-// onlyStatus reports whether nothing else that concerns a node differs between two states of a pod. The server counts the
-// changes of the spec; one that does not is not relied on.
+// onlyStatus reports whether two states of a pod differ in nothing else that concerns a node. The server counts the
+// changes of the spec in the generation; if it does not count, onlyStatus returns false.
 func onlyStatus(a, b *corev1.Pod) bool {
 	return a.UID == b.UID && a.Generation == b.Generation && b.Generation != 0 &&
 		a.DeletionTimestamp.Equal(b.DeletionTimestamp) && sameGrace(a.DeletionGracePeriodSeconds, b.DeletionGracePeriodSeconds) &&

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// virtual-kubelet hears of everything but a change of the status alone, where the server says that it is one.
+// virtual-kubelet gets every update except those of the status alone, if the server reports them as such.
 func TestChangesOfStatusAreNoNews(t *testing.T) {
 	was := func(p *corev1.Pod) {
 		p.UID, p.Generation, p.Labels, p.Annotations = "1", 1, map[string]string{"a": "b"}, map[string]string{"c": "d"}

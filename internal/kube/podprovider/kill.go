@@ -12,17 +12,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is what happens around the process of a container: its hooks, and its end by the word of a probe or hook.
+// This file handles what surrounds the process of a container: its hooks, and its end when a probe or hook demands it.
 
-// leastGrace is what is left of the grace however long preStop took.
+// leastGrace is the minimum grace that is left, however long preStop took.
 const leastGrace = 2 * time.Second
 
-// killRequest is that a container is to be killed, and then restarted if the pod's policy allows that.
+// killRequest says that a container must be killed, and then restarted if the pod's policy allows that.
 type killRequest struct {
 	message string    // for the Killing Event
 	grace   *int64    // seconds; nil: the pod's
-	run     time.Time // of the VM that is to be stopped for it
-	told    bool      // and, where the VM goes on, being carried out
+	run     time.Time // of the VM that must be stopped for it
+	told    bool      // it was reported and, if the VM keeps running, is being carried out
 }
 
 func (s *killRequest) graceIn(pod *corev1.Pod) time.Duration {
@@ -32,7 +32,7 @@ func (s *killRequest) graceIn(pod *corev1.Pod) time.Duration {
 	return convert.Grace(pod)
 }
 
-// requestKill passes a sentence on the run that x is over; the first one counts. Preconditions: mu is held.
+// requestKill requests a kill of the run that x monitors; only the first request counts. Preconditions: mu is held.
 func (w *worker) requestKill(x *containerMonitor, s killRequest) {
 	if !w.on(x) || x.killRequest != nil {
 		return
@@ -44,7 +44,7 @@ func (w *worker) requestKill(x *containerMonitor, s killRequest) {
 	w.poke()
 }
 
-// requestVMStop has the VM of that run stopped for s. Preconditions: mu is held.
+// requestVMStop requests a stop of the VM in that run because of s. Preconditions: mu is held.
 func (w *worker) requestVMStop(s killRequest, run time.Time) {
 	if w.killRequest == nil || !w.killRequest.run.Equal(run) {
 		s.run = run
@@ -52,7 +52,7 @@ func (w *worker) requestVMStop(s killRequest, run time.Time) {
 	}
 }
 
-// requestedStop is the sentence for which the VM of rec's run is to be stopped, nil when there is none.
+// requestedStop returns the request for which the VM of rec's run must be stopped; nil when there is none.
 func (w *worker) requestedStop(rec *vm.Record) *killRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +62,7 @@ func (w *worker) requestedStop(rec *vm.Record) *killRequest {
 	return w.killRequest
 }
 
-// stopForKill stops the VM; what is restarted is seen to when it has ended.
+// stopForKill stops the VM. A restart is handled after the VM has ended.
 func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *killRequest) time.Duration {
 	if !s.told {
 		s.told = true
@@ -83,7 +83,7 @@ func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Recor
 	return time.Millisecond
 }
 
-// killRequested has the containers killed that a sentence is passed on, each by itself, while the VM goes on.
+// killRequested kills each container that has a kill request, by itself, while the VM keeps running.
 func (w *worker) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record) {
 	var due []*containerMonitor
 	w.mu.Lock()
@@ -104,8 +104,8 @@ func (w *worker) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record)
 	}
 }
 
-// killContainer ends the run that x is over; the guest sees to the next one. Where the guest's agent cannot do that, the
-// VM is stopped instead.
+// killContainer ends the run that x monitors; the guest takes care of the next run. If the guest's agent cannot do that,
+// the VM is stopped instead.
 func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Record, x *containerMonitor) {
 	name := x.container.Name
 	w.log.Info("container killed", "vm", rec.ID, "op", x.killRequest.message)
@@ -130,8 +130,8 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 	}
 }
 
-// postStart runs the hook that comes after the process of x's container began. Until it has ended well the container is not
-// running, and if it fails it is killed.
+// postStart runs the hook that follows the start of the process of x's container. The container does not count as running
+// until the hook has succeeded. If the hook fails, the container is killed.
 func (w *worker) postStart(ctx context.Context, v *guestMonitor, x *containerMonitor) {
 	began, c := time.Now(), x.container
 	target, _ := w.aim(c)
@@ -161,8 +161,9 @@ func (w *worker) postStart(ctx context.Context, v *guestMonitor, x *containerMon
 	}
 }
 
-// preStop runs the hooks that come before containers are stopped, all at once and once per run, and returns what they left of
-// grace. Nothing runs where nothing is stopped in order: without a grace, in a guest that is not up, or where nothing runs.
+// preStop runs the hooks that come before containers are stopped, all at once and once per run. It returns what is left of
+// grace. It runs no hook where nothing is stopped in order: without a grace, in a guest that is not up, or where nothing
+// runs.
 func (w *worker) preStop(ctx context.Context, containers []*corev1.Container, rec *vm.Record, grace time.Duration) time.Duration {
 	if grace <= 0 || !up(rec) {
 		return grace
@@ -194,7 +195,7 @@ func (w *worker) preStop(ctx context.Context, containers []*corev1.Container, re
 	return max(grace-time.Since(began), leastGrace)
 }
 
-// bows reports whether the preStop hook of the container called name is to run now, and notes that it does.
+// bows reports whether the preStop hook of the named container must run now, and records that it runs.
 func (w *worker) bows(rec *vm.Record, name string) bool {
 	r, runs := runOf(rec, name)
 	w.mu.Lock()

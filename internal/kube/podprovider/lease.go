@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// leaseIP looks up the address leased to mac in the lease file: [{"mac","ip","expiry"}]. A file that is missing or being
-// written by another hand yields no address, never an error: it is asked again with the next probe.
+// leaseIP looks up the address leased to mac in the lease file: [{"mac","ip","expiry"}]. A file that is missing, or that
+// another process is writing, yields no address and never an error: the next probe looks again.
 func leaseIP(path, mac string, now time.Time) string {
 	if path == "" || mac == "" {
 		return ""
@@ -41,7 +41,7 @@ func parseLeases(data []byte, mac string, now time.Time) string {
 	return ""
 }
 
-// expired understands RFC 3339 and seconds since 1970; anything else, and 0, means the lease does not end.
+// expired understands RFC 3339 and seconds since 1970. Anything else, and 0, means that the lease does not end.
 func expired(raw json.RawMessage, now time.Time) bool {
 	var t time.Time
 	if json.Unmarshal(raw, &t) == nil {

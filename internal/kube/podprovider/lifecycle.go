@@ -5,7 +5,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// setLife sets where the VM is in its life, as its annotations will say.
+// setLife sets the VM's lifecycle state, which its annotations will show.
 func (w *worker) setLife(state contract.LifecycleState, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -15,10 +15,10 @@ func (w *worker) setLife(state contract.LifecycleState, message string) {
 	w.life.State, w.life.Message = state, message
 }
 
-// annotations is what annotations tell of the VM. An empty value removes the key. Preconditions: mu is held.
+// annotations returns the annotations that describe the VM. An empty value removes the key. Preconditions: mu is held.
 func (w *worker) annotations(ip string) map[string]string {
 	a := map[string]string{}
-	if w.static { // they were written by whoever runs the machine
+	if w.static { // whoever runs the machine wrote them
 		return a
 	}
 	switch {
@@ -40,13 +40,13 @@ func (w *worker) annotations(ip string) map[string]string {
 	return a
 }
 
-// lives reports whether somebody may wait for the VM's life cycle: a pod as Kubernetes knows it has its conditions.
-// Preconditions: mu is held.
+// lives reports whether somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for
+// that. Preconditions: mu is held.
 func (w *worker) lives() bool {
 	return w.life.State != "" || contract.AsksSnapshot(w.pod.Annotations) || contract.Hibernate(w.pod.Annotations)
 }
 
-// settleLife derives the state from the VM where no transition holds it. Preconditions: mu is held.
+// settleLife derives the state from the VM where no transition sets it. Preconditions: mu is held.
 func (w *worker) settleLife() {
 	sleep := contract.Hibernate(w.pod.Annotations)
 	switch {
@@ -57,7 +57,7 @@ func (w *worker) settleLife() {
 	case w.life.State == "":
 		w.life.State = contract.LifecycleCreating
 	}
-	// A state answers for a generation only when it is the one that was asked for.
+	// A state counts for a generation only when it is the state that was asked for.
 	if w.life.State == contract.LifecycleFailed || w.life.State == contract.LifecycleReady && !sleep || w.life.State == contract.LifecycleHibernated && sleep {
 		w.life.Observed = contract.Generation(w.pod.Annotations)
 	}

@@ -13,11 +13,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// maxOffered is how many snapshots the node's object names, as many as a kubelet names images.
+// maxOffered is how many snapshots the node's object names; a kubelet names as many images.
 const maxOffered = 50
 
-// Offered names the snapshots of this node that pods can ask for, NAMESPACE/repo:tag or repo:tag, those that were used last, sorted. Schedulers
-// prefer a node that has what a pod clones from.
+// Offered returns the snapshots of this node that pods can ask for, as NAMESPACE/repo:tag or repo:tag: those that were
+// used last, sorted. Schedulers prefer a node that has what a pod clones from.
 func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
 	if p.node.snaps == nil {
 		return nil, nil
@@ -30,7 +30,7 @@ func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error)
 	var offered []corev1.ContainerImage
 	for _, s := range all {
 		ref, err := contract.LocalSnapshotRef(s.Name)
-		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // of one VM, which has a claim on its node
+		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // it belongs to one VM, which has a claim on its node
 			continue
 		}
 		for _, name := range whose(s, ref) {
@@ -42,13 +42,13 @@ func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error)
 			break
 		}
 	}
-	// In an order that does not change with each use: each change is a write.
+	// The order must not change with each use: each change is a write.
 	slices.SortFunc(offered, func(a, b corev1.ContainerImage) int { return strings.Compare(a.Names[0], b.Names[0]) })
 	return offered, nil
 }
 
-// whose are the names by which pods find the snapshot: NAMESPACE/repo:tag where it is a namespace's, repo:tag where the operator
-// shares it with all, and none of it otherwise.
+// whose returns the names by which pods find the snapshot: NAMESPACE/repo:tag if it belongs to, or is shared with, a
+// namespace; repo:tag if the operator shares it with all; otherwise none.
 func whose(s snapshot.Snapshot, ref contract.SnapshotRef) (names []string) {
 	if !s.Owner.Operator() {
 		return []string{s.Owner.Qualify(ref.String())}

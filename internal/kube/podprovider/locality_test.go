@@ -33,7 +33,7 @@ func TestOffered(t *testing.T) {
 	put("base", time.Time{})
 	put("vk-ns-vm:hibernate", old.Add(time.Hour))
 	put("not:a:ref", old.Add(time.Hour))
-	put("hidden", time.Time{}) // of the operator, for nobody
+	put("hidden", time.Time{}) // belongs to the operator and is shared with nobody
 	for name, change := range map[string]func(*snapshot.Snapshot){
 		"hidden":    func(x *snapshot.Snapshot) { x.Published = nil },
 		"shared":    func(x *snapshot.Snapshot) { x.Published = []string{"a", "b"} },
@@ -51,7 +51,7 @@ func TestOffered(t *testing.T) {
 	for _, name := range []string{"hidden", "shared", "own", "own___:v2"} {
 		delete(s.snaps, name)
 	}
-	// Of many, those that were used last; which was used very last is no change.
+	// Of many snapshots, those that were used last are offered. Which one was used very last makes no difference.
 	for i := range maxOffered + 5 {
 		put(fmt.Sprintf("s-%02d", i), old.Add(time.Duration(i+1)*time.Second))
 	}

@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Metrics are the provider's own counters, under the names people's dashboards know.
+// Metrics are the provider's own metrics. They have the names that existing dashboards use.
 type Metrics struct {
 	lifecycle *prometheus.CounterVec
 	boot      *prometheus.HistogramVec
@@ -60,7 +60,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	m.pullTotal = count("vk_cocoon_snapshot_pull_total", "Snapshot pulls.")
 	m.cloneFromDir = count("vk_cocoon_clone_from_dir_total", "Annotation-driven --from-dir clone attempts.")
 	r.MustRegister(m.lifecycle, m.boot, m.probe, m.probes, m.icmp, m.tableSize, m.orphans, m.save, m.push, m.pull, m.pushTotal, m.pullTotal, m.cloneFromDir)
-	for _, r := range []string{"success", "error"} { // known from the start: a rate needs the zero before the first
+	for _, r := range []string{"success", "error"} { // present from the start: a rate needs the zero before the first
 		m.pushTotal.WithLabelValues(r)
 		m.pullTotal.WithLabelValues(r)
 		m.cloneFromDir.WithLabelValues(r)
@@ -71,13 +71,13 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Inside asks what each container of a VM with several uses; see stats.Config.
+// Inside returns what each container of a VM with several uses; see stats.Config.
 func (p *Provider) Inside(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error) {
 	s, err := p.node.vms.Stats(ctx, string(id))
 	return s.Containers, err
 }
 
-// Tracked are the VMs of the pods, as the engine's events have told of them; it asks nobody.
+// Tracked returns the VMs of the pods as the engine's events reported them; it sends no request.
 func (p *Provider) Tracked() []stats.VM {
 	p.mu.Lock()
 	all := make([]*worker, 0, len(p.byUID))
@@ -127,13 +127,13 @@ func result(err error) string {
 	return "success"
 }
 
-// probed counts what a probe of a pod's spec found.
+// probed counts the result of a probe from a pod's spec.
 func (m *Metrics) probed(kind string, r probe.Result) {
 	words := map[probe.Result]string{probe.Success: "successful", probe.Warning: "successful", probe.Failure: "failed", probe.Unknown: "unknown"}
 	m.probes.WithLabelValues(kind, words[r]).Inc()
 }
 
-// PingedBy says by which kind of socket guests are pinged.
+// PingedBy records which kind of socket pings the guests.
 func (m *Metrics) PingedBy(kind probe.Socket) {
 	for _, k := range []probe.Socket{probe.SocketRaw, probe.SocketPing, probe.SocketNone} {
 		value := 0.0
@@ -152,7 +152,7 @@ func (m *Metrics) booted(mode, backend string, d time.Duration) {
 	m.boot.WithLabelValues(mode, backend).Observe(d.Seconds())
 }
 
-// pushed and pulled count transfers and time those that came to their end.
+// pushed and pulled count transfers, and measure the time of those that succeeded.
 func (m *Metrics) pushed(d time.Duration, err error) {
 	m.pushTotal.WithLabelValues(result(err)).Inc()
 	if err == nil {

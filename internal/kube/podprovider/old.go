@@ -10,19 +10,19 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
-// This file is about what releases before owners left in the registry: at its root, by a name that VMs of two namespaces may
-// have had.
+// This file handles snapshots that releases before owners left in the registry: at its root, by a name that VMs of two
+// namespaces may have had.
 
 // place is where the registry has a snapshot of a VM.
 type place struct {
 	ref, digest string
-	old         bool // where an earlier release kept it: it is used only if it says that it is the VM's
+	old         bool // an earlier release stored it here; it is used only if it says that it belongs to the VM
 }
 
-// pinned is the place's snapshot by its digest, whatever is there by now.
+// pinned returns the ref of the place's snapshot by digest, whatever its tag names by now.
 func (p place) pinned() string { return p.ref[:strings.LastIndexByte(p.ref, ':')] + "@" + p.digest }
 
-// where finds the tag of one of the tenant's VMs, also where an earlier release kept it. NotFound.
+// where finds the tag of one of the tenant's VMs, also where an earlier release stored it. Errors: NotFound.
 func (t tenant) where(ctx context.Context, vmName, tag string) (place, error) {
 	at, err := t.ask(ctx, place{ref: t.ref(vmName, tag)})
 	old := contract.OldRepository(t.owner.Namespace, vmName)
@@ -32,15 +32,16 @@ func (t tenant) where(ctx context.Context, vmName, tag string) (place, error) {
 	return t.ask(ctx, place{ref: t.p.at(old, tag), old: true})
 }
 
-// ask asks the registry which snapshot is at a place. NotFound.
+// ask asks the registry which snapshot is at a place. Errors: NotFound.
 func (t tenant) ask(ctx context.Context, at place) (place, error) {
 	var err error
 	at.digest, err = t.snaps.TagDigest(ctx, at.ref, t.p.cfg.Registry.Auth)
 	return at, err
 }
 
-// fetchOld fetches a snapshot from an old place under a local name, if it is the tenant's, of that pod, "" for any. Until that is
-// known it is on this node as whosever it says that it is, else the operator's: what is the namespace's, any pod of it may clone.
+// fetchOld fetches a snapshot from an old place under a local name, if it belongs to the tenant and to that pod ("" for
+// any pod). Until that is known, the local copy belongs to the owner that it names, else to the operator, because any pod
+// of a namespace may clone what belongs to the namespace.
 func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
 	if w.foreign.Digest == at.digest {
 		return snapshot.Snapshot{}, w.why
@@ -52,7 +53,7 @@ func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref c
 	defer give()
 	node := tenant{p: w.p, snaps: w.p.node.snaps}
 	unclaimed := "unclaimed-" + strings.ReplaceAll(at.digest, ":", "-")
-	if left, err := node.findSnapshot(ctx, unclaimed); err == nil { // of a process that was killed
+	if left, err := node.findSnapshot(ctx, unclaimed); err == nil { // left by a process that was killed
 		node.discard(ctx, left.ID)
 	}
 	got, err := node.pullSnapshot(ctx, at.pinned(), unclaimed)
@@ -65,11 +66,11 @@ func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref c
 		w.foreign.Digest = at.digest
 		return got, err
 	}
-	return w.fetchSnapshot(ctx, at.pinned(), name) // most of it is here already
+	return w.fetchSnapshot(ctx, at.pinned(), name) // most of its data is already here
 }
 
-// inherits fails unless a snapshot from an old place is the tenant's, and of that pod, "" for any. NotFound: it is another's.
-// FailedPrecondition: it does not say, and the operator has to.
+// inherits fails unless a snapshot from an old place belongs to the tenant and to that pod ("" for any pod). NotFound: it
+// belongs to another. FailedPrecondition: it does not name its owner, and the operator must.
 func (t tenant) inherits(snap snapshot.Snapshot, at place, vmName, pod, tag string) error {
 	namespace, of := snap.Labels[contract.VMLabelPodNamespace], snap.Labels[contract.VMLabelPodName]
 	switch {
@@ -85,13 +86,13 @@ func (t tenant) inherits(snap snapshot.Snapshot, at place, vmName, pod, tag stri
 		at.ref, vmName, t.owner.Namespace, t.ref(vmName, tag))
 }
 
-// sameState reports whether a and b are copies of one state of one VM, wherever each of them was.
+// sameState reports whether a and b are copies of the same state of the same VM, wherever each of them was.
 func sameState(a, b snapshot.Snapshot) bool {
 	return a.Source.VMID != "" && a.Source.VMID == b.Source.VMID && a.CreatedAt.Equal(b.CreatedAt)
 }
 
-// olds are the digests that the state from which the VM woke may have where an earlier release kept it: what it was pushed as
-// from here, or pulled as, or what waited there until the operator put a copy of it in its place.
+// olds returns the digests that the state from which the VM woke may have where an earlier release stored it: the digest
+// of the push from here, of the pull, or of the snapshot that waited there until the operator put a copy in its place.
 func (w *worker) olds(pulled snapshot.Snapshot) []string {
 	all := []string{w.slept, pulled.Digest}
 	if sameState(pulled, w.foreign) {
@@ -100,8 +101,8 @@ func (w *worker) olds(pulled snapshot.Snapshot) []string {
 	return all
 }
 
-// dropOld deletes the tag where an earlier release kept it, if that is what the tenant has under digest. It is no harm when that
-// fails: nobody uses what does not say whose it is.
+// dropOld deletes the tag where an earlier release stored it, if it has the digest of the tenant's snapshot. A failure
+// does no harm: nobody uses a snapshot that does not name its owner.
 func (t tenant) dropOld(ctx context.Context, vmName, tag, digest string) {
 	repo := contract.OldRepository(t.owner.Namespace, vmName)
 	if repo == "" || digest == "" {

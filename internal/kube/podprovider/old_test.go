@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// put has the registry hold a snapshot at REPOSITORY:TAG, as whoever pushed it left it.
+// put stores a snapshot in the registry at REPOSITORY:TAG, as whoever pushed it left it.
 func (r *registry) put(at, text string, snap snapshot.Snapshot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -24,12 +24,12 @@ func (r *registry) put(at, text string, snap snapshot.Snapshot) {
 	r.tags[registryURL+"/"+at], r.blobs[digest], r.text[digest] = digest, snap, text
 }
 
-// says is what an earlier release noted on the snapshot of a pod's VM that it saved.
+// says returns a snapshot with the labels that an earlier release put on the state of a pod's VM.
 func says(namespace, pod string) snapshot.Snapshot {
 	return snapshot.Snapshot{Labels: map[string]string{contract.VMLabelPodNamespace: namespace, contract.VMLabelPodName: pod}}
 }
 
-// of is the pod of that namespace and name, as others of a test may share its old VM name.
+// of gives a pod that namespace and name, because several pods of a test may share an old VM name.
 func of(namespace, name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Namespace, p.Name, p.UID = namespace, name, types.UID("uid-of-"+namespace) }
 }
@@ -43,10 +43,11 @@ func (w *world) see(namespace, name string) *corev1.Pod {
 	return p
 }
 
-// What an earlier release put to sleep in the registry is found, if it is the pod's; and is in its place afterwards.
+// The state that an earlier release hibernated to the registry is found if it belongs to the pod, and is in its new place
+// afterwards.
 func TestAStateOfAnEarlierRelease(t *testing.T) {
 	const (
-		repo   = "vk-prod-eu-db" // of prod-eu/db, and of prod/eu-db
+		repo   = "vk-prod-eu-db" // the name for prod-eu/db and for prod/eu-db
 		old    = repo + ":hibernate"
 		place  = "prod-eu/vk--prod-eu.db:hibernate"
 		woken  = "Running running ready"
@@ -56,10 +57,10 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 	for name, tc := range map[string]struct {
 		there map[string]snapshot.Snapshot // by place; the content is the place's name
 		trust bool
-		must  bool // the pod says that there is one
+		must  bool // the pod says that a state exists
 		want  string
-		knows string // "": it booted
-		left  bool   // what is in the old place stays
+		knows string // "": the VM booted
+		left  bool   // the state stays in the old place
 	}{
 		"of the pod":                         {map[string]snapshot.Snapshot{old: says("prod-eu", "db")}, false, true, woken, old, false},
 		"of the pod, which does not say so":  {map[string]snapshot.Snapshot{old: says("prod-eu", "db")}, false, false, woken, old, false},
@@ -120,7 +121,7 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 	}
 }
 
-// Whose it is, nobody knows: the Event has the commands that say so, and once that is done the pod wakes.
+// Nobody knows whose the state is: the Event has the commands that say so. Once they are run, the pod wakes.
 func TestAnOldStateWaitsForTheOperator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newKept()
@@ -144,7 +145,7 @@ func TestAnOldStateWaitsForTheOperator(t *testing.T) {
 	})
 }
 
-// A process that was killed between has left what it looked at, as whosever it is.
+// A process that was killed meanwhile has left the snapshot that it checked, under the owner that the snapshot names.
 func TestAnOldStateIsLookedAtAgain(t *testing.T) {
 	for name, snap := range map[string]snapshot.Snapshot{"of the pod": says("prod-eu", "db"), "of nobody knows whom": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -173,7 +174,7 @@ func TestAnOldStateIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// Two pods whose VMs an earlier release could not tell apart: each wakes with its own memory, and the other's stays.
+// An earlier release could not tell the VMs of two pods apart: each wakes with its own memory, and the other's stays.
 func TestTwoPodsOfOneOldName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newKept()
@@ -198,8 +199,8 @@ func TestTwoPodsOfOneOldName(t *testing.T) {
 	})
 }
 
-// A VM that sleeps on this node since an earlier release: its node knows what it pushed, and brings it to its place; one that
-// was woken before that leaves nothing to which a later VM would go back.
+// A VM has been hibernated on this node since an earlier release: the node knows what it pushed, and moves it to its
+// place. A VM that is woken before that leaves nothing from which a later VM would resume.
 func TestASleeperOfAnEarlierReleaseIsMoved(t *testing.T) {
 	for name, woken := range map[string]bool{"asleep": false, "woken at once": true} {
 		t.Run(name, func(t *testing.T) {
@@ -212,7 +213,7 @@ func TestASleeperOfAnEarlierReleaseIsMoved(t *testing.T) {
 				w.annotate(contract.KeyHibernate, "true")
 				expect(t, w.after(time.Second), asleepPod)
 				w.stop()
-				s.registry.mu.Lock() // as the earlier release had it
+				s.registry.mu.Lock() // as the earlier release stored it
 				s.registry.tags[registryURL+"/"+vmName+":hibernate"] = s.registry.tags[registryURL+"/"+vmRepo+":hibernate"]
 				delete(s.registry.tags, registryURL+"/"+vmRepo+":hibernate")
 				s.registry.mu.Unlock()
@@ -246,7 +247,7 @@ func TestASleeperOfAnEarlierReleaseIsMoved(t *testing.T) {
 	}
 }
 
-// A repository that the operator calls public may be cloned by any namespace; others may not, nor may states of VMs.
+// Any namespace may clone from a repository that the operator calls public, but not from others, nor from states of VMs.
 func TestPublicRepositories(t *testing.T) {
 	const none = "none is shared with it"
 	for name, tc := range map[string]struct {
@@ -300,7 +301,7 @@ func TestPublicRepositories(t *testing.T) {
 	}
 }
 
-// A force-pull that fails leaves what is here where it is, and says why; when it works again the newer one is taken.
+// A force-pull that fails leaves the local snapshot in place, and says why. When it works again, the newer one is taken.
 func TestAForcePullThatFails(t *testing.T) {
 	for name, tc := range map[string]struct {
 		break_ func(*fakeSnapshots)

@@ -1,12 +1,12 @@
-// Package podprovider is the virtual-kubelet provider of Cocoon: it makes one VM per Pod and tells the truth about it.
+// Package podprovider is the virtual-kubelet provider of Cocoon: it runs one VM per Pod and reports its true state.
 //
-// Every pod has a goroutine of its own (worker) that takes one step at a time: bring the VM up, watch it, restart it,
-// take it down. virtual-kubelet's queues are never held up: its calls only note what is wanted. Statuses go out as
-// patches of our own instead of through virtual-kubelet's callback, because that writes back a whole, possibly stale,
-// copy of the pod; see writer.go.
+// Every pod has its own goroutine (worker), which takes one step at a time: it brings the VM up, watches it, restarts it
+// or removes it. virtual-kubelet's queues never wait: its calls only record what is wanted. Statuses are sent as our own
+// patches and not through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may
+// be stale; see writer.go.
 //
-// The package neither runs VMs (that is the Runtime's job) nor serves the kubelet's HTTP API, and it keeps no state on
-// disk: after a restart the cluster and the labels of the VMs tell everything.
+// The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. It keeps no state on
+// disk: after a restart, the cluster and the labels of the VMs contain everything that it needs.
 package podprovider
 
 import (
@@ -31,73 +31,76 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Runtime runs VMs. The engine is one, the client of the node API another. A ref is an id, a name or a unique prefix.
+// Runtime runs VMs. The engine is one implementation, the node API client is another. A ref is an ID, a name or a unique
+// prefix.
 type Runtime interface {
 	Launch(ctx context.Context, spec vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
-	// Stop asks the guest to shut down and kills it when grace is over: negative means the spec's grace, 0 kills now.
+	// Stop asks the guest to shut down and kills it when the grace is over. A negative grace means the spec's grace; 0
+	// kills at once.
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 	List(ctx context.Context) ([]vm.Record, error)
-	// Watch presents changes after the revision until ctx ends or fn fails; a negative revision presents what there is
-	// as ADDED first. FailedPrecondition: the history does not reach back so far.
+	// Watch reports changes after the given revision until ctx ends or fn fails. A negative revision first reports every
+	// existing VM as ADDED. Errors: FailedPrecondition if the history does not reach back so far.
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
-	// Attach joins the standard files of the guest's process; see guest.Attacher.
+	// Attach connects to the standard streams of the guest's process; see guest.Attacher.
 	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
 	// Forward connects to a TCP port from inside the guest; see guest.Forwarder.
 	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
-	// Stats asks the guest for its use of resources.
+	// Stats asks the guest for its resource usage.
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
-	// UpdateVolume replaces the content of a volume of files, in the running guest too.
+	// UpdateVolume replaces the content of a file volume, also in the running guest.
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
-	// KillContainer ends one run of a container of a guest that has several; see guest.ContainerKeeper.
+	// KillContainer ends one run of one container in a guest that has several; see guest.ContainerKeeper.
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
-	// ReleaseContainer lets the containers start that wait for one that holds them.
+	// ReleaseContainer allows the containers that wait for this one to start.
 	ReleaseContainer(ctx context.Context, ref, container string) error
-	// Pull makes sure that an image is there; see image.Puller.
+	// Pull makes sure that an image is in the store; see image.Puller.
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
-// OrphanPolicy says what becomes of a VM of ours whose pod is gone, found at start.
+// OrphanPolicy says what to do at start with a VM of ours whose pod no longer exists.
 type OrphanPolicy string
 
 // The orphan policies.
 const (
 	OrphanAlert   OrphanPolicy = "alert"   // log, count, leave it alone
 	OrphanDestroy OrphanPolicy = "destroy" // remove it
-	OrphanKeep    OrphanPolicy = "keep"    // leave it alone in silence
+	OrphanKeep    OrphanPolicy = "keep"    // leave it alone and report nothing
 )
 
-// Config is what varies from node to node. Zero durations mean the defaults.
+// Config holds the settings that differ between nodes. A zero duration means the default.
 type Config struct {
 	Node       convert.Node
 	Orphans    OrphanPolicy
-	LeasesPath string // lease file by which a missing address is found; "" for none
+	LeasesPath string // lease file to look up a missing address; "" for none
 	Registry   Registry
 
-	StaticForward []netip.Prefix // networks to whose machines ports of static pods are forwarded
+	StaticForward []netip.Prefix // networks of machines to which ports of static pods may be forwarded
 
-	BackoffBase time.Duration // of a crashing guest: 0, base, 2×base … (default 10 s)
+	BackoffBase time.Duration // restart delays of a crashing guest: 0, base, 2×base … (default 10 s)
 	BackoffMax  time.Duration // default 5 min
-	// Settle is how long the first "ContainerCreating" is held back, so that a VM that is up sooner costs one status
-	// write less (default 500 ms; negative: not at all).
+	// Settle is how long the first "ContainerCreating" status is held back. A VM that is up sooner saves that status write
+	// (default 500 ms; negative: no delay).
 	Settle time.Duration
 }
 
-// PodGetter is the part of a pod lister the provider needs: the pod as the informer knows it, or an error.
+// PodGetter is the part of a pod lister that the provider needs. It returns the pod as the informer knows it, or an error.
 type PodGetter func(namespace, name string) (*corev1.Pod, error)
 
-// Placements is where a node claims the VMs that are to stay on it; placement.Claims is one.
+// Placements claims this node for the VMs that must stay on it; placement.Claims implements it.
 type Placements interface {
-	// Hold has the pod's VM, which is about to be made here, claim this node. FailedPrecondition: its state is elsewhere.
+	// Hold claims this node for the pod's VM, which is about to be created here. FailedPrecondition: the VM's state is
+	// elsewhere.
 	Hold(ctx context.Context, pod *corev1.Pod) error
 }
 
-// Deps is whom the provider talks to. All are needed but Snapshots and Placements: without them pods that ask for snapshots,
-// or to stay, are refused.
+// Deps are the services that the provider uses. All are required except Snapshots and Placements: without these two, pods
+// that ask for snapshots, or to stay on a node, are refused.
 type Deps struct {
 	Runtime    Runtime
 	Snapshots  Snapshots
@@ -106,7 +109,7 @@ type Deps struct {
 	Recorder   record.EventRecorder
 	Prober     Prober
 	Cached     PodGetter
-	Services   ServiceLister // nil: guests are told of none
+	Services   ServiceLister // nil: guests get no information about Services
 	Metrics    *Metrics
 	Log        *slog.Logger
 }
@@ -114,21 +117,21 @@ type Deps struct {
 // Provider implements virtual-kubelet's asynchronous provider.
 type Provider struct {
 	cfg  Config
-	Deps          // but for Runtime and Snapshots
-	node operator // which are reached through it, or through a tenant
+	Deps          // without Runtime and Snapshots
+	node operator // gives access to Runtime and Snapshots; a tenant is the other way
 
 	mu       sync.Mutex
-	begin    func(*worker)      // starts a worker that lives as long as Run; nil before
-	ended    bool               // Run is over
-	health   error              // of the last contact with the Runtime
+	begin    func(*worker)      // starts a worker that lives as long as Run; nil before Run
+	ended    bool               // Run has ended
+	health   error              // result of the last contact with the Runtime
 	onHeal   func()             // called when health changes
-	workers  map[string]*worker // by namespace/name: the current one
+	workers  map[string]*worker // the current worker of each pod, by namespace/name
 	byUID    map[types.UID]*worker
-	holders  map[string]*worker // by namespace and VM name: the last worker that was given the name
-	adopters map[vm.ID]*worker  // of VMs that bear no label of ours
+	holders  map[string]*worker // by namespace and VM name: the last worker that got the name
+	adopters map[vm.ID]*worker  // workers of VMs without our label
 	leaving  deletionLog
-	turns    turns         // of those who would make the same snapshot
-	pace     *rate.Limiter // of statuses that may wait
+	turns    turns         // serializes workers that would make the same snapshot
+	pace     *rate.Limiter // rate limit of statuses that may wait
 	objects  *objects
 	probes   *probe.Scheduler
 	wg       sync.WaitGroup
@@ -173,7 +176,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 }
 
 // Run adopts what an earlier process left, calls ready, and then follows the Runtime's events until ctx ends. It returns
-// when every goroutine of the provider has ended. No VM is touched by its end.
+// after all goroutines of the provider have ended. Its end does not affect any VM.
 func (p *Provider) Run(ctx context.Context, ready func()) error {
 	p.objects.spawn = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
@@ -192,10 +195,10 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 		p.mu.Unlock()
 		p.wg.Wait()
 	}()
-	p.wg.Go(func() { _ = p.probes.Run(ctx) }) // ends with ctx, as everything does
+	p.wg.Go(func() { _ = p.probes.Run(ctx) }) // ends with ctx, like everything here
 	revision, err := p.adopt(ctx)
 	if err != nil {
-		return err // only when ctx has ended
+		return err // only if ctx has ended
 	}
 	ready()
 	p.follow(ctx, revision)
@@ -209,7 +212,7 @@ func (p *Provider) Health() error {
 	return p.health
 }
 
-// OnHealth has fn called after each change of Health. It must be set before Run and must not block.
+// OnHealth sets fn as the function to call after each change of Health. Set it before Run. fn must not block.
 func (p *Provider) OnHealth(fn func()) { p.onHeal = fn }
 
 func (p *Provider) setHealth(err error) {

@@ -14,39 +14,39 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Prober finds out whether a guest can be reached.
+// Prober checks whether a guest can be reached.
 type Prober interface {
 	// Probe returns nil when ip answers: to a TCP connection on port, or, when port is 0, to an ICMP echo.
 	Probe(ctx context.Context, ip string, port int) error
 }
 
-// The pace of probing: quick until the guest is ready, then steady; ready turns false after a few failures in a row.
+// The pace of probes: quick until the guest is ready, then steady. ready becomes false after a few failures in a row.
 const (
 	probeTimeout  = 3 * time.Second
-	probeGuess    = 500 * time.Millisecond // of a guest that is not ready: packets sent before it listened are lost
+	probeGuess    = 500 * time.Millisecond // for a guest that is not ready: packets sent before it listens are lost
 	probeFirst    = 100 * time.Millisecond
 	probeCold     = 2 * time.Second // longest pause while not ready
 	probeSteady   = 5 * time.Second
 	probeFailures = 3
-	probeHead     = 250 * time.Millisecond // how long a fresh guest's first status waits for its first probes
+	probeHead     = 250 * time.Millisecond // how long the first status of a new guest waits for its first probes
 )
 
-// guestMonitor watches one run of one guest: whether it can be reached, and how its containers do.
+// guestMonitor monitors one run of one guest: whether it can be reached, and the health of its containers.
 type guestMonitor struct {
 	backgroundTasks
-	run     time.Time                    // its start
-	watches map[string]*containerMonitor // over the present runs of containers, by name; under the worker's mu
-	first   chan struct{}                // closed after its first verdict
+	run     time.Time                    // start of the run
+	watches map[string]*containerMonitor // monitors of the current container runs, by name; under the worker's mu
+	first   chan struct{}                // closed after the first verdicts
 
 	mu     sync.Mutex
-	unseen int // verdicts that first waits for
+	unseen int // verdicts that first still waits for
 }
 
 func newGuestMonitor(run time.Time) *guestMonitor {
 	return &guestMonitor{run: run, watches: map[string]*containerMonitor{}, first: make(chan struct{})}
 }
 
-// expect has first wait for one more verdict, unless that is too late; seen tells of one.
+// expect makes first wait for one more verdict, unless first is already closed. seen reports one verdict.
 func (v *guestMonitor) expect() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -67,7 +67,7 @@ func (v *guestMonitor) seen() {
 	}
 }
 
-// startMonitor begins to watch the present run of the guest. One that is trusted counts as ready until it fails.
+// startMonitor starts to monitor the current run of the guest. A trusted guest counts as ready until it fails.
 func (w *worker) startMonitor(pod *corev1.Pod, rec *vm.Record, trusted bool) *guestMonitor {
 	v := newGuestMonitor(rec.StartedAt)
 	w.mu.Lock()
@@ -79,7 +79,7 @@ func (w *worker) startMonitor(pod *corev1.Pod, rec *vm.Record, trusted bool) *gu
 	return v
 }
 
-// reach is the check whether the guest can be reached.
+// reach returns the check whether the guest can be reached.
 func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
 	failures, pause, first := 0, probeFirst, true
 	return func(ctx context.Context) (time.Duration, bool) {
@@ -121,7 +121,7 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 	if ip == "" {
 		return errdefs.Unavailablef("its address is not known yet")
 	}
-	if w.static { // the address is what whoever made the pod says
+	if w.static { // the creator of the pod chose the address
 		addr, err := netip.ParseAddr(ip)
 		if err != nil {
 			return errdefs.Invalidf("its address %q is none", ip)
@@ -138,7 +138,7 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// stopMonitor ends the watch, and with it the readiness that only a watch can tell.
+// stopMonitor ends the monitor, and with it the readiness, which only a monitor can determine.
 func (w *worker) stopMonitor() {
 	w.mu.Lock()
 	v := w.guestMonitor
@@ -148,7 +148,7 @@ func (w *worker) stopMonitor() {
 		return
 	}
 	v.stop()
-	for _, x := range v.watches { // nobody else has them any more
+	for _, x := range v.watches { // nobody else uses them any more
 		x.stop()
 	}
 }

@@ -109,7 +109,7 @@ func TestReadinessFollowsTheProbe(t *testing.T) {
 		expect(t, p, "Running running ready")
 		since := condition(p, corev1.PodReady).LastTransitionTime
 		w.reach.refuse.Store(true)
-		expect(t, w.after(10*time.Second), "Running running ready") // two failures are none
+		expect(t, w.after(10*time.Second), "Running running ready") // two failures are not enough
 		p = w.after(6 * time.Second)
 		expect(t, p, "Running running")
 		if got := w.told(); !strings.Contains(got, "Warning Unhealthy VM does not answer: no answer") {
@@ -156,8 +156,8 @@ func TestRestartPolicies(t *testing.T) {
 	}
 }
 
-// Who watches a pod hears of the end of its VM at once, not when the next start has succeeded.
-// A VM that somebody stops has not done its work, however orderly its process ends.
+// The end of a VM is reported at once, and not after the next start has succeeded. A VM that somebody stops has not done
+// its work, however orderly its process ends.
 func TestAVMThatIsStoppedByHand(t *testing.T) {
 	for restart, want := range map[corev1.RestartPolicy]string{
 		corev1.RestartPolicyNever:     "Failed/VMStopped terminated:VMStopped:0",
@@ -218,7 +218,7 @@ func TestCrashLoopBacksOff(t *testing.T) {
 			}
 			expect(t, w.after(2*time.Second), fmt.Sprintf("Running running last:1 restarts:%d ready", i+2))
 		}
-		w.after(11 * time.Minute) // a long run is forgiven
+		w.after(11 * time.Minute) // a long run resets the back-off
 		w.engine.exit(1)
 		expect(t, w.after(time.Second), "Running running last:1 restarts:5 ready")
 	})
@@ -377,7 +377,7 @@ func TestDeadlineOfAPodThatWaits(t *testing.T) {
 	}
 }
 
-// kubectl set image changes the pod; what runs, and what is said of it, stays what it is.
+// kubectl set image changes the pod; what runs, and what is reported about it, stays the same.
 func TestAnotherImage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startPulling(t, &origin{here: true, img: image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}})
@@ -415,7 +415,7 @@ func TestAnotherImage(t *testing.T) {
 	})
 }
 
-// kubectl debug is told that its container does not run; the pod loses nothing by it.
+// kubectl debug learns that its container does not run; the pod is not affected.
 func TestAnEphemeralContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		from := &origin{err: errdefs.Unavailablef("no such host")}

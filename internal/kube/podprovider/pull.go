@@ -15,27 +15,27 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// pullShown is how long ErrImagePull stands before it becomes ImagePullBackOff.
+// pullShown is how long ErrImagePull is shown before it becomes ImagePullBackOff.
 const pullShown = 2 * time.Second
 
 // pulled is an image of the pod's VM as far as this process knows it.
 type pulled struct {
 	name  string // in the store
 	id    string // as in the VM's record
-	ref   string // what the pod's status says: the id, or repository@digest of a registry's manifest
-	local bool   // imported by hand, so that there is nowhere to ask for a newer one
+	ref   string // what the pod's status shows: the ID, or repository@digest for a registry's manifest
+	local bool   // imported by hand, so there is no source to ask for a newer one
 }
 
-// backoff is when a failed pull is tried again.
+// backoff says when a failed pull is retried.
 type backoff struct {
 	asked string
 	cause error
 	tries int
 	next  time.Time
-	shown time.Time // until when ErrImagePull stands
+	shown time.Time // until when ErrImagePull is shown
 }
 
-// pull makes sure that the images of pod are there. When one is not, it returns false and when to come back.
+// pull makes sure that the images of pod are in the store. When one is not, it returns false and when to retry.
 func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
 	for _, r := range convert.Pulls(pod) {
 		if w.fetched[r.Name] {
@@ -46,18 +46,18 @@ func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool
 		}
 		w.fetched[r.Name] = true
 	}
-	clear(w.fetched) // for the next VM of this pod they are looked for again
+	clear(w.fetched) // they are checked again for the next VM of this pod
 	return 0, true
 }
 
 func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (time.Duration, bool) {
-	if w.pulls.asked != r.Name { // the image of a pod may be changed
+	if w.pulls.asked != r.Name { // the image of a pod may change
 		w.pulls = backoff{asked: r.Name}
 	}
 	if left := time.Until(w.pulls.next); left > 0 {
 		return w.holdBack(left), false
 	}
-	if _, before := w.images[r.Name]; before && r.Policy != image.PullNever { // made sure of for an earlier VM of this pod
+	if _, before := w.images[r.Name]; before && r.Policy != image.PullNever { // it was checked for an earlier VM of this pod
 		r.Policy, r.Force = image.PullIfNotPresent, false
 	}
 	img, local, err := w.fetch(ctx, pod, r)
@@ -78,11 +78,11 @@ func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReque
 	return 0, true
 }
 
-// fetch asks the runtime for the image, with the pod's credentials where the network, or a proof, may be needed.
+// fetch asks the runtime for the image, with the pod's credentials where the network, or a proof of access, may be needed.
 func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (img image.Image, local bool, err error) {
 	never := r
 	never.Policy, never.Force = image.PullNever, false
-	if r.Policy != image.PullAlways { // an image that is here and everybody's needs no secrets read
+	if r.Policy != image.PullAlways { // an image that is here and open to everybody needs no secrets
 		img, err := w.vms.Pull(ctx, never, nil)
 		if !errdefs.IsNotFound(err) || r.Policy == image.PullNever && len(pod.Spec.ImagePullSecrets) == 0 {
 			return img, false, err
@@ -96,14 +96,14 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	began := time.Now()
 	var once sync.Once
 	network := false
-	img, err = w.vms.Pull(ctx, r, func(image.Progress) { // called when the network is used, and only then
+	img, err = w.vms.Pull(ctx, r, func(image.Progress) { // called only when the network is used
 		once.Do(func() {
 			network = true
 			w.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
 		})
 	})
 	if errdefs.IsAlreadyExists(err) && r.Policy == image.PullAlways && !r.Force {
-		// It was imported and has no origin. That somebody put it here is as good as a registry's answer.
+		// The image was imported and has no origin. That somebody put it here counts as much as a registry's answer.
 		img, err = w.vms.Pull(ctx, never, nil)
 		return img, err == nil, err
 	}
@@ -115,7 +115,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	return img, false, err
 }
 
-// pullFailed shows why there is no image, in the kubelet's words, and returns when to come back.
+// pullFailed shows why there is no image, in the kubelet's words, and returns when to retry.
 func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error) time.Duration {
 	switch {
 	case errdefs.IsInvalid(err):
@@ -131,7 +131,7 @@ func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error)
 	b.tries++
 	wait := delay(w.p.cfg.BackoffBase, w.p.cfg.BackoffMax, b.tries)
 	b.cause, b.next = err, time.Now().Add(wait)
-	if b.tries > 1 { // one status that stays is worth more than two that take turns
+	if b.tries > 1 { // one stable status is better than two that alternate
 		return w.holdBack(wait)
 	}
 	b.shown = time.Now().Add(min(wait, pullShown))
@@ -140,7 +140,7 @@ func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error)
 	return min(wait, pullShown)
 }
 
-// holdBack shows that the image will be tried again and returns when, left being the time until then.
+// holdBack shows that the pull will be retried, and returns when. left is the time until then.
 func (w *worker) holdBack(left time.Duration) time.Duration {
 	b := &w.pulls
 	if stands := time.Until(b.shown); stands > 0 { // woken early
@@ -154,9 +154,10 @@ func (w *worker) holdBack(left time.Duration) time.Duration {
 	return max(left, time.Millisecond)
 }
 
-// imageRef is how a pod's status names img: a registry's manifest by repository and digest, anything else by its id.
+// imageRef returns how a pod's status names img: a registry's manifest by repository and digest, any other image by its
+// ID.
 func imageRef(img image.Image) string {
-	if img.Digest == "" || strings.HasPrefix(img.Source, "http") { // of a web address it is the file's
+	if img.Digest == "" || strings.HasPrefix(img.Source, "http") { // for a web address it is the digest of the file
 		return img.ID
 	}
 	repo, _, _ := strings.Cut(img.Name, "@")
@@ -166,9 +167,9 @@ func imageRef(img image.Image) string {
 	return repo + "@" + img.Digest
 }
 
-// shown is name and id for the status of a container whose image has that digest; "" for what is not known.
+// shown returns the name and ID for the status of a container whose image has that digest; "" for what is not known.
 func (p pulled) shown(digest string) (name, ref string) {
-	if digest != p.id || p.ref == "" { // it was made of something else than what was pulled last
+	if digest != p.id || p.ref == "" { // the VM was created from another image than the last one pulled
 		return "", digest
 	}
 	return p.name, p.ref

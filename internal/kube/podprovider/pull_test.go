@@ -17,16 +17,16 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// origin is a puller with an empty store behind which one image can be had.
+// origin is a puller with an empty store, which can pull one image.
 type origin struct {
-	takes time.Duration // a transfer
+	takes time.Duration // duration of a transfer
 
 	mu      sync.Mutex
-	err     error // of every transfer
+	err     error // result of every transfer
 	img     image.Image
 	here    bool
-	private bool                // only who shows credentials gets what is here
-	used    []image.PullRequest // that used the network
+	private bool                // the image that is here needs credentials
+	used    []image.PullRequest // requests that used the network
 }
 
 func (o *origin) pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
@@ -49,7 +49,7 @@ func (o *origin) pull(ctx context.Context, r image.PullRequest, progress func(im
 	return o.img, nil
 }
 
-// begin answers what needs no network.
+// begin handles what needs no network.
 func (o *origin) begin(r image.PullRequest) (img image.Image, done bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -70,7 +70,7 @@ func (o *origin) asked() []image.PullRequest {
 	return slices.Clone(o.used)
 }
 
-// mend changes what the next transfer meets.
+// mend sets what the next transfer finds.
 func (o *origin) mend(here bool, img image.Image) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -117,7 +117,7 @@ func TestAnImageIsPulledBeforeTheVMIsMade(t *testing.T) {
 			}
 		}
 
-		w.stop() // another process tells the same
+		w.stop() // another process reports the same
 		w.run(Config{})
 		if err := w.p.CreatePod(t.Context(), p); err != nil {
 			t.Fatal(err)
@@ -193,7 +193,8 @@ func TestPullSecrets(t *testing.T) {
 	})
 }
 
-// An image that is here is used by a pod of policy Never only when its secrets are among those that it was pulled with.
+// A pod with policy Never may use an image that is here only if its secrets are among those that the image was pulled
+// with.
 func TestPolicyNeverShowsThePodsSecrets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{here: true, private: true, img: image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}}
@@ -233,7 +234,7 @@ func TestAFailedPullBacksOff(t *testing.T) {
 		if m := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(m, "r.example answers 500") {
 			t.Errorf("message %q", m)
 		}
-		w.p.find("default", "web").poke() // nothing makes it hurry
+		w.p.find("default", "web").poke() // a wake-up does not make the pull sooner
 		w.after(6 * time.Second)
 		if len(o.asked()) != 1 {
 			t.Errorf("%d tries within 9 s", len(o.asked()))
@@ -288,7 +289,7 @@ func TestForcePullWinsOverThePolicy(t *testing.T) {
 		if len(o.asked()) != 1 || !o.asked()[0].Force || o.asked()[0].Policy != image.PullAlways {
 			t.Errorf("asked %+v", o.asked())
 		}
-		w.engine.vanish() // the pod is failed, not pulled for again
+		w.engine.vanish() // the pod fails, and its image is not pulled again
 		w.after(time.Minute)
 		if len(o.asked()) != 1 {
 			t.Errorf("asked %d times", len(o.asked()))

@@ -13,8 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// apiResolver reads ConfigMaps and Secrets from the API server, one by one when a pod needs them: a node has no business
-// listing all of them, and no need to keep them.
+// apiResolver reads ConfigMaps and Secrets from the API server, one by one when a pod needs them. A node should not list
+// all of them and need not keep them.
 type apiResolver struct{ client kubernetes.Interface }
 
 func (r apiResolver) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
@@ -30,7 +30,7 @@ func (r apiResolver) Secret(ctx context.Context, namespace, name string) (*corev
 // ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable while it is not filled.
 type ServiceLister func(namespace string) ([]*corev1.Service, error)
 
-// services are those that a pod of namespace may be told of.
+// services returns the Services that a pod of namespace may know.
 func (p *Provider) services(namespace string) ([]*corev1.Service, error) {
 	if p.Services == nil {
 		return nil, nil
@@ -39,7 +39,7 @@ func (p *Provider) services(namespace string) ([]*corev1.Service, error) {
 	if err != nil || namespace == metav1.NamespaceDefault {
 		return all, err
 	}
-	more, err := p.Services(metav1.NamespaceDefault) // where the API server's is
+	more, err := p.Services(metav1.NamespaceDefault) // the API server's Service is there
 	return append(slices.Clone(all), more...), err
 }
 

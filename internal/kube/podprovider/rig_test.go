@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// answers is a Prober whose answer a test decides.
+// answers is a Prober whose answers a test sets.
 type answers struct {
 	refuse atomic.Bool
 	slow   time.Duration
@@ -61,13 +61,13 @@ func startWith(t *testing.T, e *engine, cfg Config) *world {
 	return w
 }
 
-// begin makes what is around a provider, and starts it.
+// begin creates what is around a provider, and starts the provider.
 func (w *world) begin(cfg Config) {
 	w.client, w.events, w.reach = fake.NewClientset(), record.NewFakeRecorder(1000), &answers{}
 	w.run(cfg)
 }
 
-// run starts a provider; after stop it may be called again, as a process that was restarted.
+// run starts a provider. After stop it may be called again, like a process that is restarted.
 func (w *world) run(cfg Config) {
 	cfg.Node = convert.Node{Name: "node-1", IP: "192.0.2.1"}
 	var snapshots Snapshots
@@ -96,7 +96,7 @@ func (w *world) run(cfg Config) {
 	synctest.Wait()
 }
 
-// create makes the pod in the API and tells the provider, as virtual-kubelet does.
+// create creates the pod in the API and tells the provider, as virtual-kubelet does.
 func (w *world) create(p *corev1.Pod) {
 	w.t.Helper()
 	if _, err := w.client.CoreV1().Pods(p.Namespace).Create(w.t.Context(), p, metav1.CreateOptions{}); err != nil {
@@ -107,13 +107,13 @@ func (w *world) create(p *corev1.Pod) {
 	}
 }
 
-// pass lets d pass.
+// pass waits for d.
 func (w *world) pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's clock: this waits for nothing real
 	synctest.Wait()
 }
 
-// after lets d pass and returns the pod as the API server has it.
+// after waits for d and returns the pod as the API server has it.
 func (w *world) after(d time.Duration) *corev1.Pod {
 	w.t.Helper()
 	w.pass(d)
@@ -127,7 +127,7 @@ func (w *world) after(d time.Duration) *corev1.Pod {
 	return p
 }
 
-// writes counts what was written about pods.
+// writes counts the writes of pods.
 func (w *world) writes() (n int) {
 	for _, a := range w.client.Actions() {
 		if a.GetResource().Resource == "pods" && (a.GetVerb() == "patch" || a.GetVerb() == "update" || a.GetVerb() == "delete") {

@@ -13,14 +13,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// saveFirst saves the VM of a pod that is being deleted, if its policy says so. Until what was saved is where it will
-// outlive the VM it returns false and when to try again: then the VM stays, and the pod is Terminating.
+// saveFirst saves the VM of a pod that is being deleted, if the pod's policy says so. Until the saved state is where it
+// outlives the VM, it returns false and when to retry: the VM stays, and the pod is Terminating.
 func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, bool) {
 	if w.snaps == nil || rec.StartedAt.IsZero() || w.saved == rec.ID {
 		return 0, true
 	}
 	pod, _, _ := w.look()
-	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && w.p.remote() // a seat that is given up
+	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && w.p.remote() // it gives up its seat
 	if !convert.Saves(pod) && !give {
 		return 0, true
 	}
@@ -51,9 +51,9 @@ func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, 
 	return max(w.saving.left(), time.Millisecond), false
 }
 
-// saveAway puts the state of rec where it outlives the VM: into the registry as name:latest, or, on a node without one,
-// into a snapshot of that name. On failure it says which step it was, in the word for an Event. It can be repeated: each
-// time the state of that time is saved, and what an earlier try left goes when the new one is safe.
+// saveAway stores the state of rec where it outlives the VM: in the registry as name:latest or, on a node without a
+// registry, in a snapshot of that name. On failure it returns the failed step, as the reason for an Event. It can be
+// repeated: each call saves the current state, and removes what an earlier attempt left once the new state is safe.
 func (t tenant) saveAway(ctx context.Context, rec vm.Record) (stage string, err error) {
 	ref := contract.SnapshotRef{Repo: rec.Spec.Name, Tag: contract.DefaultSnapshotTag}
 	at := t.ref(ref.Repo, ref.Tag)
@@ -63,10 +63,10 @@ func (t tenant) saveAway(ctx context.Context, rec vm.Record) (stage string, err 
 		}
 	}
 	if rec.State == vm.StateHibernated {
-		if t.p.remote() { // what it is in is its state
+		if t.p.remote() { // its hibernation snapshot is its state
 			return eventPushFailed, t.push(ctx, rec.Snapshot, at)
 		}
-		if rec, err = t.snaps.Wake(ctx, string(rec.ID)); err != nil { // what it is in goes with it
+		if rec, err = t.snaps.Wake(ctx, string(rec.ID)); err != nil { // its hibernation snapshot is removed with it
 			return eventSaveFailed, err
 		}
 	}
@@ -86,8 +86,8 @@ func (t tenant) saveAway(ctx context.Context, rec vm.Record) (stage string, err 
 	return "", nil
 }
 
-// saveLatest saves rec under one of the two names of its latest snapshot, so that an older one is there until the new one
-// is. It returns that older one, if there is one.
+// saveLatest saves rec under one of the two names of its latest snapshot, so that an older one exists until the new one
+// does. It returns that older one, if it exists.
 func (t tenant) saveLatest(ctx context.Context, rec vm.Record, ref contract.SnapshotRef) (snap, old snapshot.Snapshot, err error) {
 	names := ref.Locals()
 	var have [2]snapshot.Snapshot
@@ -104,7 +104,7 @@ func (t tenant) saveLatest(ctx context.Context, rec vm.Record, ref contract.Snap
 	case have[1].CreatedAt.Before(have[0].CreatedAt):
 		free = 1
 		fallthrough
-	default: // both are taken: a crash left the older one
+	default: // both names are taken: a crash left the older snapshot
 		if !ours(have[free]) {
 			return snap, old, errdefs.Existsf("the snapshots %s and %s are not the node's own and have the names that it needs; rename or remove one", names[0], names[1])
 		}
@@ -119,7 +119,7 @@ func (t tenant) saveLatest(ctx context.Context, rec vm.Record, ref contract.Snap
 // ours reports whether a virtual node took the snapshot, and so may remove it.
 func ours(s snapshot.Snapshot) bool { return s.Labels[contract.VMLabelNode] != "" }
 
-// removeOrphan removes a VM whose pod is gone, after saving it if it must not go unsaved.
+// removeOrphan removes a VM whose pod is gone. It saves the VM first if the VM's label demands that.
 func (p *Provider) removeOrphan(ctx context.Context, rec vm.Record) error {
 	t := p.on(ownerOfVM(rec))
 	if rec.Spec.Labels[contract.VMLabelSave] == "true" && t.snaps != nil && !rec.StartedAt.IsZero() {

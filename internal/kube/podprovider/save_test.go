@@ -97,7 +97,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmRepo, "latest"))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // the way out: the state is given up in so many words
+	synctest.Test(t, func(t *testing.T) { // the way out: an annotation gives up the state
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -112,7 +112,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Error("the VM is left")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a pod that was deleted by force is gone; its VM is saved all the same
+	synctest.Test(t, func(t *testing.T) { // a pod that was deleted by force is gone; its VM is still saved
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -128,7 +128,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmRepo, "latest"))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // the same while no process looked
+	synctest.Test(t, func(t *testing.T) { // the same while no process ran
 		s := newKept()
 		w := keeping(t, s, false)
 		w.create(pod(managedRun))
@@ -151,7 +151,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 		cfg.Orphans = OrphanDestroy
 		w.run(cfg)
 		defer w.stop()
-		if err := w.p.CreatePod(t.Context(), next.DeepCopy()); err != nil { // virtual-kubelet tells of all pods
+		if err := w.p.CreatePod(t.Context(), next.DeepCopy()); err != nil { // virtual-kubelet reports all pods
 			t.Fatal(err)
 		}
 		expect(t, w.after(time.Minute), "Running running ready")
@@ -192,7 +192,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 			t.Errorf("%d VMs, saved %q", s.count(), got)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a plain pod comes back for nothing
+	synctest.Test(t, func(t *testing.T) { // a plain pod does not come back for its state
 		s := newKept()
 		w := asleep(t, s, false)
 		defer w.stop()
@@ -202,12 +202,12 @@ func TestDeletingTheHibernated(t *testing.T) {
 			t.Errorf("%d VMs, tags %v", s.count(), s.registry.tags)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a seat that is given up keeps its tag
+	synctest.Test(t, func(t *testing.T) { // a pod that gives up its seat keeps its tag
 		s := newKept()
 		w := asleep(t, s, false, managedRun, asks(map[string]string{contract.KeyKeepSnapshot: "true"}))
 		defer w.stop()
 		s.registry.mu.Lock()
-		clear(s.registry.tags) // it must be there
+		clear(s.registry.tags) // the save must push it again
 		s.registry.mu.Unlock()
 		w.kill()
 		expect(t, w.after(time.Second), "gone")
@@ -232,7 +232,7 @@ func TestOlderSnapshotsAreReplaced(t *testing.T) {
 				t.Fatalf("snapshots %s", s.names())
 			}
 		}
-		for _, name := range []string{vmName, vmName + ":latest"} { // both there, as after a crash
+		for _, name := range []string{vmName, vmName + ":latest"} { // both exist, as after a crash
 			_, _ = s.put(snapshot.Snapshot{Name: name, Owner: vm.Owner{Namespace: "default"}, Labels: map[string]string{contract.VMLabelNode: "n"}}, "")
 			<-time.After(time.Second)
 		}

@@ -13,52 +13,56 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Snapshots saves VMs, makes others go on from what was saved, and carries it to registries and back. The engine with the
-// node API's catalog is one, the client of the node API another. Refs of registries are [http[s]://]HOST[:PORT]/REPOSITORY:TAG.
+// Snapshots saves VMs, creates VMs that resume from a saved state, and transfers snapshots to and from registries. The
+// engine with the node API's catalog is one implementation, the node API client is another. Registry refs are
+// [http[s]://]HOST[:PORT]/REPOSITORY:TAG.
 type Snapshots interface {
-	// SaveSnapshot saves a running VM, which goes on, or the disks of a stopped one.
+	// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped one.
 	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
-	// CloneWithImage makes a VM that goes on from a snapshot, whose image is fetched by its digest when it is not here.
+	// CloneWithImage creates a VM that resumes from a snapshot. The snapshot's image is fetched by its digest when it is
+	// not here.
 	CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error)
-	// Hibernate saves a running VM under name and ends its process once all is durable.
+	// Hibernate saves a running VM under name and ends its process once everything is durable.
 	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
-	// Wake goes on where Hibernate stopped.
+	// Wake resumes the VM where Hibernate stopped it.
 	Wake(ctx context.Context, ref string) (vm.Record, error)
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error
-	// PushSnapshot sends a snapshot to a registry and notes the digest that it has there.
+	// PushSnapshot sends a snapshot to a registry and records its digest there.
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
-	// PullSnapshot fetches one from a registry, or with cocoon://HOST:PORT/NAME from another node.
+	// PullSnapshot fetches a snapshot from a registry or, with cocoon://HOST:PORT/NAME, from another node.
 	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
-	// TagDigest asks a registry which manifest ref is. NotFound.
+	// TagDigest asks a registry for the digest of ref's manifest. Errors: NotFound.
 	TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error)
-	// DeleteTag removes a tag. Deleting what is gone is no error.
+	// DeleteTag removes a tag. It is no error if the tag does not exist.
 	DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error
-	// CheckRegistry asks whether the registry of ref answers and takes the credentials.
+	// CheckRegistry checks whether the registry of ref answers and accepts the credentials.
 	CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error
 }
 
-// Registry is where snapshots outlive their node.
+// Registry says where snapshots are stored so that they outlive their node.
 type Registry struct {
-	URL  string        // [http[s]://]HOST[:PORT][/PREFIX]; "": none, and snapshots stay on the node
+	URL  string        // [http[s]://]HOST[:PORT][/PREFIX]; "": no registry, and snapshots stay on the node
 	Auth snapshot.Auth // secret
-	// Public are the repositories, and with a / at the end the beginnings of repositories, that every namespace may clone from.
+	// Public lists the repositories from which every namespace may clone. An entry with a / at the end is a prefix of
+	// repositories.
 	Public []string
-	// TrustOld has what earlier releases left in the registry, and that does not say whose it is, taken for what its name says.
+	// TrustOld makes the node trust the name of a snapshot that an earlier release left in the registry and that does not
+	// say whose it is.
 	TrustOld bool
-	Peers    []string // host:port of the node APIs of other nodes, asked before the registry for a VM that slept there
+	Peers    []string // host:port of other nodes' APIs, asked before the registry for a VM that hibernated there
 }
 
-// remote reports whether there is a registry.
+// remote reports whether the node has a registry.
 func (p *Provider) remote() bool { return p.cfg.Registry.URL != "" }
 
-// at is a repository and tag in the node's registry.
+// at returns the ref of a repository and tag in the node's registry.
 func (p *Provider) at(repo, tag string) string {
 	return strings.TrimRight(p.cfg.Registry.URL, "/") + "/" + repo + ":" + tag
 }
 
-// ref is where the snapshots of one of the tenant's VMs are in the node's registry, under a tag.
+// ref returns where the node's registry has the snapshots of one of the tenant's VMs, under a tag.
 func (t tenant) ref(vmName, tag string) string {
 	return t.p.at(contract.Repository(t.owner.Namespace, vmName), tag)
 }
@@ -68,7 +72,7 @@ func hibernateName(vmName string) string { return vmName + ":" + contract.Hibern
 func importName(vmName string) string    { return vmName + "-hibernate-import" }
 func forkName(vmName string) string      { return "fork-" + vmName }
 
-// push sends the snapshot of that id or name to the registry and asks it whether it has it.
+// push sends the snapshot with that ID or name to the registry, and then verifies that the registry has it.
 func (t tenant) push(ctx context.Context, snap, ref string) error {
 	began := time.Now()
 	sent, err := t.snaps.PushSnapshot(ctx, snap, ref, t.p.cfg.Registry.Auth, nil)
@@ -82,7 +86,7 @@ func (t tenant) push(ctx context.Context, snap, ref string) error {
 	return err
 }
 
-// has fails unless the registry's ref is the manifest with that digest.
+// has fails unless ref in the registry is the manifest with that digest.
 func (t tenant) has(ctx context.Context, ref, digest string) error {
 	got, err := t.snaps.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
 	switch {
@@ -111,7 +115,7 @@ func (t tenant) pullSnapshot(ctx context.Context, from, name string) (snapshot.S
 
 const peerScheme = "cocoon://"
 
-// findSnapshot looks for a snapshot on this node under any of its names: the newest one. NotFound.
+// findSnapshot returns the newest snapshot on this node that has one of the names. Errors: NotFound.
 func (t tenant) findSnapshot(ctx context.Context, names ...string) (snapshot.Snapshot, error) {
 	var best snapshot.Snapshot
 	for _, name := range names {
@@ -131,20 +135,20 @@ func (t tenant) findSnapshot(ctx context.Context, names ...string) (snapshot.Sna
 	return best, nil
 }
 
-// discard removes a snapshot of this node that is not needed any more. It is no harm when that fails.
+// discard removes a snapshot of this node that is no longer needed. A failure does no harm.
 func (t tenant) discard(ctx context.Context, ref string) {
 	if err := t.snaps.RemoveSnapshot(ctx, ref); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
 		t.p.Log.Warn("snapshot not removed", "snapshot", ref, "err", err)
 	}
 }
 
-// turns lets one at a time through for each name. The zero value is ready.
+// turns lets one caller at a time through for each name. The zero value is ready.
 type turns struct {
 	mu sync.Mutex
 	at map[string]chan struct{} // closed when the turn is over
 }
 
-// take waits for the turn of name and returns how to give it back; nil when ctx has ended.
+// take waits for the turn of name and returns the function that gives it back; nil when ctx has ended.
 func (t *turns) take(ctx context.Context, name string) (give func()) {
 	for {
 		t.mu.Lock()
@@ -170,7 +174,7 @@ func (t *turns) take(ctx context.Context, name string) (give func()) {
 	}
 }
 
-// retryTask is something that is tried again until it works: after 1 s, 2 s … 60 s.
+// retryTask is something that is retried until it works: after 1 s, 2 s … 60 s.
 type retryTask struct {
 	tries int
 	next  time.Time
@@ -182,10 +186,10 @@ const (
 	retryTaskMost  = time.Minute
 )
 
-// left is how long the next try has to wait.
+// left returns how long to wait before the next attempt.
 func (c *retryTask) left() time.Duration { return time.Until(c.next) }
 
-// failed notes that it did not work, and reports whether that is news.
+// failed records a failed attempt, and reports whether its cause is new.
 func (c *retryTask) failed(err error) (news bool) {
 	c.tries++
 	c.next = time.Now().Add(delay(retryTaskFirst, retryTaskMost, c.tries))

@@ -100,7 +100,7 @@ func (w *world) expectTold(parts ...string) {
 	}
 }
 
-// A flip in the middle of a transition waits its turn, and what has begun ends.
-// Wherever the process ends, the next one takes it up.
-// The VM slept on another node; here it is nothing but a tag.
+// A change in the middle of a transition waits until that transition ends.
+// Wherever the process ends, the next one continues.
+// The VM was hibernated on another node; here only its tag exists.
 // A crash between a save and what follows leaves an older snapshot; the next one takes its place.

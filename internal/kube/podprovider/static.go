@@ -16,10 +16,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is about static pods. Each stands for a machine that somebody else runs, whose id and address are in the pod's
-// annotations. The Runtime is never asked about it, whatever VM of the node may have that id or name.
+// This file handles static pods. Each stands for a machine that somebody else runs. The machine's ID and address are in
+// the pod's annotations. The Runtime is never asked about it, whatever VM of the node may have that ID or name.
 
-// attend adopts the machine of a static pod and watches whether it can be reached.
+// attend adopts the machine of a static pod and monitors whether it can be reached.
 func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
 	w.mu.Lock()
 	watched := w.guestMonitor != nil
@@ -49,19 +49,19 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
 	return 0
 }
 
-// runtimeOf is what the annotations of a static pod tell of its machine.
+// runtimeOf returns what the annotations of a static pod say about its machine.
 func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
 	there, _ := contract.ParseVMRuntime(pod.Annotations)
 	return there
 }
 
-// machine is the machine of a static pod as a status shows it. Since when it runs, nobody knows.
+// machine returns the machine of a static pod as a status shows it. Its start time is not known.
 func machine(pod *corev1.Pod) *vm.Record {
 	return &vm.Record{ID: vm.ID(runtimeOf(pod).ID), State: vm.StateRunning, ImageType: vm.ImageDisk}
 }
 
-// forwardable returns why no port of a static pod's machine is forwarded. Whoever may make pods chose the address, and the node
-// reaches more than pods do: the operator says which networks.
+// forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the
+// address, and the node reaches more than pods do, so the operator says which networks are allowed.
 func (p *Provider) forwardable(pod, ip string) error {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {
@@ -77,7 +77,7 @@ func (p *Provider) forwardable(pod, ip string) error {
 		"the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS", pod, ip)
 }
 
-// unserved is why there is no exec and no log of a static pod, and how the machine is reached instead.
+// unserved returns the error for exec and log of a static pod. It says how to reach the machine instead.
 func unserved(pod *corev1.Pod, what string) error {
 	there := runtimeOf(pod)
 	ask, _ := contract.ParseVMSpec(pod.Annotations)

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// static makes of a pod what a CocoonSet makes for a static toolbox.
+// static turns a pod into what a CocoonSet creates for a static toolbox.
 func static(p *corev1.Pod) {
 	p.Spec.Containers[0].Image = "cocoon/static"
 	p.Annotations = map[string]string{
@@ -25,8 +25,8 @@ func static(p *corev1.Pod) {
 	}
 }
 
-// A static pod adopts a machine that is there: the engine is not asked for anything, and by its deletion nothing ends but
-// the pod, although a VM of the node has the machine's id and the pod's VM name.
+// A static pod adopts a machine that exists. The engine is not asked for anything, and the deletion ends nothing but the
+// pod, although a VM of the node has the machine's ID and the pod's VM name.
 func TestStatic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -73,7 +73,7 @@ func TestStatic(t *testing.T) {
 			t.Errorf("measured as a VM of the node: %+v", vms)
 		}
 
-		// A process that is restarted finds it again, ready until it fails, and says nothing anew.
+		// A process that is restarted finds the machine again, ready until it fails, and reports nothing again.
 		w.stop()
 		w.run(Config{})
 		defer func() { w.stop() }()
@@ -88,7 +88,7 @@ func TestStatic(t *testing.T) {
 			t.Errorf("%d writes, events: %s", w.writes()-writes, got)
 		}
 
-		// The address is the operator's to change.
+		// The operator may change the address.
 		p.Annotations[contract.KeyIP] = "192.0.2.8"
 		if p, err = w.client.CoreV1().Pods("default").Update(t.Context(), p, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestStatic(t *testing.T) {
 	})
 }
 
-// Only what tells of a machine is adopted, and what the node could not do for it is refused.
+// Only a pod that describes a machine is adopted. What the node could not do for the machine is refused.
 func TestStaticRefusals(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
 		contract.KeyID:             func(p *corev1.Pod) { delete(p.Annotations, contract.KeyID) },
@@ -144,7 +144,7 @@ func TestStaticRefusals(t *testing.T) {
 	}
 }
 
-// asked is a Prober that notes what it was asked.
+// asked is a Prober that records its requests.
 type asked struct {
 	ip   string
 	port int

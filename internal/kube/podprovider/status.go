@@ -20,26 +20,26 @@ type verdict struct{ reason, message string }
 // pause is why a container is not running (yet).
 type pause struct{ reason, message string }
 
-// view is everything a pod's status depends on. It is a value: status() is a pure function of it, the status before and
-// the time, and gives the same answer for the same view.
+// view is everything that a pod's status depends on. It is a value: status() is a pure function of the view, the previous
+// status and the time, and returns the same result for the same view.
 type view struct {
 	pod     *corev1.Pod
 	gates   []corev1.PodCondition // as others set them
 	hostIP  string
 	rec     *vm.Record // nil: no VM (yet)
-	image   string     // name in the store; "" when only the pod's is known
+	image   string     // name in the store; "" when only the pod's name for it is known
 	imageID string
 
-	containers map[string]shownImage // of a VM with several, by name
+	containers map[string]shownImage // of a VM with several containers, by name
 
 	ip      string
 	pause   pause
 	last    *corev1.ContainerStateTerminated // the run before this one
 	again   bool                             // a stopped VM will be started again
-	cut     bool                             // somebody stopped the VM before what ran in it had come to its end
+	cut     bool                             // somebody stopped the VM before its workload ended
 	ready   bool
-	unready string            // why not
-	health  map[string]health // of the containers; those that are not in it are well
+	unready string            // why it is not ready
+	health  map[string]health // of the containers; one without an entry is healthy
 	verdict *verdict
 	asleep  bool // hibernated, here or elsewhere
 }
@@ -51,7 +51,8 @@ func (v view) healthOf(name string) health {
 	return well
 }
 
-// up reports whether a record's guest is set up and its main process runs; a disk image boots by itself.
+// up reports whether a record's guest is set up and its main process runs. A disk image boots by itself, so it is up when
+// it runs.
 func up(rec *vm.Record) bool {
 	return rec != nil && rec.State == vm.StateRunning && (rec.AgentReady || rec.ImageType == vm.ImageDisk)
 }
@@ -60,7 +61,7 @@ func over(rec *vm.Record) bool {
 	return rec != nil && (rec.State == vm.StateStopped || rec.State == vm.StateError)
 }
 
-// stamp is t as the API server stores it, so that comparing and patching see no difference that is none.
+// stamp returns t as the API server stores it, so that comparisons and patches find no false difference.
 func stamp(t time.Time) metav1.Time {
 	if t.IsZero() {
 		return metav1.Time{}
@@ -68,7 +69,8 @@ func stamp(t time.Time) metav1.Time {
 	return metav1.NewTime(t.Truncate(time.Second))
 }
 
-// status is the pod's status. prev carries over what must be stable (start time, transition times) and what others own.
+// status returns the pod's status. It keeps from prev what must be stable (start time, transition times) and what others
+// own.
 func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	s := *prev.DeepCopy()
 	s.ObservedGeneration = v.pod.Generation
@@ -102,7 +104,7 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 		if s.ContainerStatuses != nil {
 			s.InitContainerStatuses, s.ContainerStatuses = v.each(v.pod.Spec.InitContainers), v.each(v.pod.Spec.Containers)
 		}
-		if v.asleep && v.rec == nil { // elsewhere: how the init containers ended nobody here knows but the status
+		if v.asleep && v.rec == nil { // elsewhere: here only the status knows how the init containers ended
 			s.InitContainerStatuses = prev.InitContainerStatuses
 		}
 	}
@@ -111,13 +113,14 @@ func (v view) status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	s.EphemeralContainerStatuses = v.unserved()
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
-		s.Phase = corev1.PodRunning // a VM that wakes up was there before
+		s.Phase = corev1.PodRunning // a VM that wakes up existed before
 	}
 	s.Conditions = v.conditions(s, prev.Conditions, now)
 	return s
 }
 
-// keepImages leaves the names by which images were told before: those of a pod may be changed, what runs stays what it is.
+// keepImages keeps the image names that were reported before: the images of a pod may change, but what runs stays the
+// same.
 func keepImages(now, before []corev1.ContainerStatus) {
 	for i := range now {
 		for _, b := range before {
@@ -128,7 +131,7 @@ func keepImages(now, before []corev1.ContainerStatus) {
 	}
 }
 
-// unserved are the ephemeral containers, which somebody added to a pod that goes on without them.
+// unserved returns the statuses of ephemeral containers. Somebody added them to a pod that runs without them.
 func (v view) unserved() (out []corev1.ContainerStatus) {
 	for i := range v.pod.Spec.EphemeralContainers {
 		c := &v.pod.Spec.EphemeralContainers[i]
@@ -139,7 +142,7 @@ func (v view) unserved() (out []corev1.ContainerStatus) {
 	return out
 }
 
-// hibernatedState is that of a container whose VM is asleep.
+// hibernatedState returns the state of a container whose VM is hibernated.
 func hibernatedState() *corev1.ContainerStateWaiting {
 	return &corev1.ContainerStateWaiting{Reason: reasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
 }
@@ -190,7 +193,8 @@ func (v view) waiting() *corev1.ContainerStateWaiting {
 	return &corev1.ContainerStateWaiting{Reason: v.pause.reason, Message: v.pause.message}
 }
 
-// terminated is how the last run of rec ended. A guest that shut itself down did so in order; one that was lost did not.
+// terminated returns how the last run of rec ended. A guest that shut itself down ended in order; a guest that was lost
+// did not.
 func terminated(rec *vm.Record) *corev1.ContainerStateTerminated {
 	t := &corev1.ContainerStateTerminated{
 		ExitCode: exitCode(rec), Reason: reasonCompleted,
@@ -203,7 +207,8 @@ func terminated(rec *vm.Record) *corev1.ContainerStateTerminated {
 	return t
 }
 
-// exitCode of the main process; where nobody knows it, 0 for an orderly shutdown and 137 (killed) for anything else.
+// exitCode returns the exit code of the main process. If it is not known: 0 for an orderly shutdown, 137 (killed) for
+// anything else.
 func exitCode(rec *vm.Record) int32 {
 	switch {
 	case rec.ExitCode != nil:
@@ -231,7 +236,7 @@ func (v view) phase(s corev1.PodStatus) corev1.PodPhase {
 	return corev1.PodPending
 }
 
-// conditions replaces ours in prev and leaves the others as they are.
+// conditions replaces our conditions in prev and leaves the others as they are.
 func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now time.Time) []corev1.PodCondition {
 	out := slices.Clone(prev)
 	set := func(kind corev1.PodConditionType, ok bool, reason, message string) {
@@ -243,7 +248,7 @@ func (v view) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	}
 	done := s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed
 	if v.rec == nil && v.verdict != nil {
-		return out // refused: nothing was done of which a condition could speak
+		return out // refused: nothing was done that a condition could describe
 	}
 	running := up(v.rec)
 	set(corev1.PodReadyToStartContainers, (running || v.asleep) && v.ip != "", "", "")
@@ -301,7 +306,7 @@ func (v view) name() string {
 	return v.pod.Spec.Containers[0].Name
 }
 
-// ailment is what is wrong with the first container of which that is known.
+// ailment returns what is wrong with the first container that has a known problem.
 func (v view) ailment() string {
 	for _, c := range convert.Observed(v.pod) {
 		if why := v.healthOf(c.Name).why; why != "" {
@@ -311,7 +316,7 @@ func (v view) ailment() string {
 	return ""
 }
 
-// unreadyNames are the containers that keep the pod from being ready: apps and sidecars.
+// unreadyNames returns the containers that keep the pod from being ready: apps and sidecars.
 func (v view) unreadyNames(s corev1.PodStatus) (names []string) {
 	for i, c := range v.pod.Spec.InitContainers {
 		if convert.IsSidecar(&c) && i < len(s.InitContainerStatuses) && !s.InitContainerStatuses[i].Ready {

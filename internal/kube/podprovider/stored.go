@@ -13,11 +13,12 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
-// This file finds the snapshot that a pod's VM is cloned from: one of the pod's namespace or one that is shared with it, on this
-// node or in its registry.
+// This file finds the snapshot from which a pod's VM is cloned. The snapshot belongs to the pod's namespace or is shared
+// with it, and is on this node or in its registry.
 
-// stored is the snapshot of that name on this node, else from the registry. A force-pull annotation has the registry asked for
-// a newer one first; what is here stays until that is here too. shared says that the registry's public ones count.
+// stored returns the snapshot of that name on this node, else from the registry. With a force-pull annotation it first
+// asks the registry for a newer one; the local one stays until the newer one is here too. shared says that the registry's
+// public snapshots count.
 func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef, shared bool) (snapshot.Snapshot, error) {
 	give := w.p.turns.take(ctx, "snapshot "+w.owner.Qualify(ref.Local()))
 	if give == nil {
@@ -56,7 +57,7 @@ func (w *worker) stored(ctx context.Context, pod *corev1.Pod, ref contract.Snaps
 	return got, err
 }
 
-// locals are the names that the snapshot may have on this node.
+// locals returns the names that the snapshot may have on this node.
 func (t tenant) locals(ref contract.SnapshotRef) (names []string) {
 	for _, repo := range contract.Aliases(t.owner.Namespace, ref.Repo) {
 		names = append(names, contract.SnapshotRef{Repo: repo, Tag: ref.Tag}.Locals()...)
@@ -64,8 +65,8 @@ func (t tenant) locals(ref contract.SnapshotRef) (names []string) {
 	return names
 }
 
-// freeName is a name of the snapshot on this node that the tenant has none under: beside here, which is used until another
-// is there. What a crash left under it goes.
+// freeName returns a name for the snapshot on this node that the tenant does not use yet. It differs from the name of
+// here, because here is used until the new snapshot exists. What a crash left under the name is removed.
 func (w *worker) freeName(ctx context.Context, ref contract.SnapshotRef, here snapshot.Snapshot) (string, error) {
 	for _, name := range ref.Locals() {
 		if name == here.Name && here.Owner.Namespace == w.owner.Namespace {
@@ -80,10 +81,11 @@ func (w *worker) freeName(ctx context.Context, ref contract.SnapshotRef, here sn
 		}
 		return "", err
 	}
-	return "", errdefs.New(errdefs.Internal, "snapshot %s has no second name", ref) // it has two
+	return "", errdefs.New(errdefs.Internal, "snapshot %s has no second name", ref) // cannot happen: it has two
 }
 
-// inRegistry is where the registry has the snapshot: the namespace's, else a public one, else that of a VM of an earlier release.
+// inRegistry returns where the registry has the snapshot: in the namespace, else in a public repository, else where an
+// earlier release stored that of a VM.
 func (t tenant) inRegistry(ctx context.Context, ref contract.SnapshotRef, shared bool) (at place, err error) {
 	switch {
 	case strings.HasPrefix(ref.Repo, "vk-"):
@@ -101,7 +103,7 @@ func (t tenant) inRegistry(ctx context.Context, ref contract.SnapshotRef, shared
 	return at, err
 }
 
-// shares reports whether every namespace may clone from ref. The states of VMs are nobody's to share.
+// shares reports whether every namespace may clone from ref. The states of VMs are never shared.
 func (r Registry) shares(ref contract.SnapshotRef) bool {
 	if ref.Tag == contract.HibernateSnapshotTag || ref.Tag == contract.ForkSnapshotTag || strings.HasPrefix(path.Base(ref.Repo), "vk-") {
 		return false

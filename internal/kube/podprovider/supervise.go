@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A run of this many longest back-offs forgives what came before it.
+// forgiveAfter is how many maximum back-offs a run must last to reset the back-off.
 const forgiveAfter = 2
 
-// running sees to it that a running VM is probed and that its status says so.
+// running makes sure that a running VM is probed and that its status says so.
 func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.again, w.due, w.pause = false, time.Time{}, pause{}
 	if !up(rec) {
@@ -36,7 +36,8 @@ func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.publish(0)
 }
 
-// awaitVerdict gives the first probes a moment, so that a guest that answers at once is Running and Ready in one write.
+// awaitVerdict waits a moment for the first probes, so that a guest that answers at once becomes Running and Ready in one
+// write.
 func (w *worker) awaitVerdict(ctx context.Context, v *guestMonitor) {
 	t := time.NewTimer(probeHead)
 	defer t.Stop()
@@ -62,7 +63,7 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 	if !w.dueFor.Equal(rec.StoppedAt) || w.due.IsZero() {
 		w.schedule(rec)
 	}
-	w.publish(0) // the end is told before the start, which takes longer than anybody should wait to hear of it
+	w.publish(0) // report the end before the start, which takes too long to wait for
 	if left := time.Until(w.due); left > 0 {
 		return left
 	}
@@ -82,7 +83,7 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 	return time.Millisecond
 }
 
-// restarts applies the pod's restart policy. A run that we ended ourselves, because of a probe or hook, did not succeed.
+// restarts applies the pod's restart policy. A run that we ended ourselves, because of a probe or hook, counts as failed.
 func (w *worker) restarts(pod *corev1.Pod, rec *vm.Record) bool {
 	switch pod.Spec.RestartPolicy {
 	case corev1.RestartPolicyNever:
@@ -94,13 +95,13 @@ func (w *worker) restarts(pod *corev1.Pod, rec *vm.Record) bool {
 	}
 }
 
-// cut reports whether the run of rec was ended by somebody who is not us, such as `cocoon down`: whatever its exit code is,
-// it did not succeed.
+// cut reports whether somebody else ended the run of rec, for example with `cocoon down`. Such a run did not succeed,
+// whatever its exit code is.
 func (w *worker) cut(rec *vm.Record) bool {
 	return over(rec) && rec.Reason == vm.ReasonStopped && !w.killed.Equal(rec.StartedAt)
 }
 
-// schedule sets when the next run begins: the first at once, then after base, 2×base … A long run starts afresh.
+// schedule sets when the next run begins: the first at once, then after base, 2×base … A long run resets the back-off.
 func (w *worker) schedule(rec *vm.Record) {
 	if !rec.StartedAt.IsZero() && rec.StoppedAt.Sub(rec.StartedAt) > forgiveAfter*w.p.cfg.BackoffMax {
 		w.backoff = 0
@@ -114,8 +115,8 @@ func (w *worker) schedule(rec *vm.Record) {
 	w.backoff = min(max(2*w.backoff, w.p.cfg.BackoffBase), w.p.cfg.BackoffMax)
 }
 
-// How managed VMs are restarted: in place and at once, but not again and again. What cannot be restarted, or crashes too
-// soon, is given up, so that whoever manages it makes it anew.
+// Managed VMs are restarted in place and at once, but not again and again. A VM that cannot be restarted, or that crashes
+// too soon, is given up, so that its manager creates it anew.
 const (
 	restartCooldown = 30 * time.Second
 	inspectFirst    = time.Second
@@ -123,7 +124,7 @@ const (
 	inspectBudget   = 30 * time.Minute // for an engine that does not answer
 )
 
-// restartInPlace starts a managed VM that has ended: its disk and addresses are kept.
+// restartInPlace starts a managed VM that has ended. Its disk and addresses are kept.
 func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Duration {
 	if since := time.Since(w.restarted); !w.restarted.IsZero() && since < restartCooldown {
 		return w.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
@@ -152,8 +153,8 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 	return w.retry(ctx, reasonRunError, err, inspectFirst, inspectMost)
 }
 
-// evict gives up a pod: Failed, told, and its object deleted so that its controller makes another. What is left of its VM
-// goes as with any deleted pod.
+// evict gives up a pod: it marks the pod Failed, reports that, and deletes the pod's object so that its controller creates
+// another. What is left of the VM is removed as for any deleted pod.
 func (w *worker) evict(ctx context.Context, reason, message string) time.Duration {
 	w.stopMonitor()
 	w.stopKeeper()
@@ -171,7 +172,7 @@ func (w *worker) evict(ctx context.Context, reason, message string) time.Duratio
 	return 0
 }
 
-// vanish notes that the run of rec is over, at a time and in a way nobody saw.
+// vanish records that the run of rec is over. Nobody knows when or how it ended.
 func (w *worker) vanish(rec *vm.Record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -180,7 +181,7 @@ func (w *worker) vanish(rec *vm.Record) {
 	w.rec = &end
 }
 
-// late is how much of the pod's active deadline is left; a very long time when it has none.
+// late returns how much of the pod's active deadline is left; a very long time when it has none.
 func (w *worker) late(pod *corev1.Pod) time.Duration {
 	limit := pod.Spec.ActiveDeadlineSeconds
 	w.mu.Lock()
@@ -191,7 +192,7 @@ func (w *worker) late(pod *corev1.Pod) time.Duration {
 	return time.Until(w.status.StartTime.Add(time.Duration(*limit) * time.Second))
 }
 
-// inTime is wait, or what is left of the pod's active deadline if that is less.
+// inTime returns wait, or the rest of the pod's active deadline if that is less.
 func (w *worker) inTime(pod *corev1.Pod, wait time.Duration) time.Duration {
 	if left := w.late(pod); left < math.MaxInt64 && (wait <= 0 || left < wait) {
 		return max(left, time.Millisecond)
@@ -199,21 +200,22 @@ func (w *worker) inTime(pod *corev1.Pod, wait time.Duration) time.Duration {
 	return wait
 }
 
-// bringUpBefore is bringUp, which ends with the pod's active deadline: that counts from when the pod came here.
+// bringUpBefore runs createAndStart, limited by the pod's active deadline. The deadline counts from when the pod came to
+// this node.
 func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) time.Duration {
 	if pod.Spec.ActiveDeadlineSeconds == nil {
 		return w.createAndStart(ctx, pod)
 	}
-	w.publish(w.p.cfg.Settle) // it says since when
+	w.publish(w.p.cfg.Settle) // the status records the start time
 	limited, cancel := context.WithTimeout(ctx, w.late(pod))
 	defer cancel()
 	return w.createAndStart(limited, pod)
 }
 
-// expire stops a pod that used up its active deadline, also one that has no VM yet.
+// expire stops a pod that has used up its active deadline, also one that has no VM yet.
 func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
 	w.stopMonitor()
-	if rec == nil { // a launch that was cut off may have left one
+	if rec == nil { // an interrupted launch may have left a VM
 		var err error
 		if rec, err = w.findVM(ctx); err != nil {
 			return w.retry(ctx, reasonDeadline, err, time.Second, w.p.cfg.BackoffMax)

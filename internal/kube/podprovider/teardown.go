@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// tearDown removes the pod's VM: shut down within the grace, then remove. It returns true when the VM is gone, else when
-// to try again. The caller's ctx is cancelled when a shorter grace is wanted.
+// tearDown removes the pod's VM: it shuts the VM down within the grace, then removes it. It returns true when the VM is
+// gone, otherwise when to retry. The caller's ctx is cancelled when a shorter grace is wanted.
 func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) {
 	const again = time.Second
 	w.stopMonitor()
@@ -26,7 +26,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			}
 			return again, false
 		case gone:
-			w.writer.stop() // nobody is left to write to
+			w.writer.stop() // no object is left to write to
 		case !leaving:
 			w.keep(r)
 			return time.Millisecond, false
@@ -49,7 +49,8 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		return wait, false
 	}
 	if rec.State == vm.StateRunning {
-		// No Event says so: the API object already does, and is gone a moment later. Events are for what nobody asked for.
+		// No Event is sent: the API object already shows the deletion and is gone a moment later. Events are for what
+		// nobody asked for.
 		grace := r.grace
 		if !up(rec) {
 			grace = 0 // nothing runs in it yet that could shut down
@@ -77,7 +78,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		w.p.Metrics.done("delete", err)
 		return again, false
 	}
-	if w.snaps != nil && len(rec.SnapshotIDs) > 0 { // one may be for its forks, who are of no use without it
+	if w.snaps != nil && len(rec.SnapshotIDs) > 0 { // one may be the snapshot for its forks, which is of no use without the VM
 		w.discard(ctx, forkName(w.vmName))
 	}
 	w.dropTag(ctx)
@@ -87,7 +88,8 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 	return 0, true
 }
 
-// askServer asks the API server itself whether the pod is gone or going: nothing is destroyed on the word of a cache.
+// askServer asks the API server itself whether the pod is gone or is being deleted. A cache is never a reason to destroy
+// anything.
 func (w *worker) askServer(ctx context.Context) (gone, leaving bool, err error) {
 	pod, err := w.writer.lookUp(ctx)
 	switch {
@@ -99,7 +101,7 @@ func (w *worker) askServer(ctx context.Context) (gone, leaving bool, err error) 
 	return pod.UID != w.uid, pod.DeletionTimestamp != nil, nil
 }
 
-// keep takes back the removal r.
+// keep withdraws the removal r.
 func (w *worker) keep(r removal) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -108,7 +110,7 @@ func (w *worker) keep(r removal) {
 	}
 }
 
-// findVM returns the pod's VM, also one that a cut-off Launch left; nil when there is none.
+// findVM returns the pod's VM, also one that an interrupted Launch left; nil when there is none.
 func (w *worker) findVM(ctx context.Context) (*vm.Record, error) {
 	_, rec, _ := w.look()
 	ref := w.vmName
@@ -117,7 +119,7 @@ func (w *worker) findVM(ctx context.Context) (*vm.Record, error) {
 	}
 	got, err := w.vms.Inspect(ctx, ref)
 	switch {
-	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // a name no VM can have has no VM
+	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // a name that is invalid for a VM has no VM
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -127,8 +129,8 @@ func (w *worker) findVM(ctx context.Context) (*vm.Record, error) {
 	return w.take(got), nil
 }
 
-// depart writes the last status and then deletes the pod's object: waiting for the rest of the grace would help nobody.
-// It keeps trying while the API server is away.
+// depart writes the last status and then deletes the pod's object. It does not wait for the rest of the grace, which would
+// help nobody. It keeps trying while the API server does not answer.
 func (w *worker) depart(ctx context.Context) {
 	defer w.p.leaving.done(w.uid)
 	defer w.writer.stop()

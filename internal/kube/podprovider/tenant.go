@@ -14,20 +14,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// operator is the node's VMs and snapshots as its operator sees them, all of them. It is for what concerns the node: what is
-// there, whose it is, and what was left. Whatever is done for a pod is done by a tenant.
+// operator gives access to all VMs and snapshots of the node, as the node's operator sees them. It is for work that
+// concerns the node: what exists, who owns it, and what was left. Work for a pod goes through a tenant.
 type operator struct {
 	vms   Runtime
-	snaps Snapshots // nil: the node keeps none
+	snaps Snapshots // nil: the node keeps no snapshots
 }
 
-// tenant is the node's VMs and snapshots on behalf of one pod: what belongs to another namespace is NotFound. It is the only
-// way in which a worker reaches them.
+// tenant gives access to the node's VMs and snapshots on behalf of one pod: what belongs to another namespace is NotFound.
+// It is the only way in which a worker reaches them.
 type tenant struct {
 	p     *Provider
 	owner vm.Owner
 	vms   Runtime
-	snaps Snapshots // nil: the node keeps none
+	snaps Snapshots // nil: the node keeps no snapshots
 }
 
 // on returns the tenant for o. Preconditions: o is not the operator.
@@ -39,7 +39,7 @@ func (p *Provider) on(o vm.Owner) tenant {
 	return t
 }
 
-// ownerOf is who a pod's VM belongs to.
+// ownerOf returns the owner of a pod's VM.
 func ownerOf(pod *corev1.Pod) vm.Owner {
 	o := vm.Owner{Namespace: pod.Namespace, PodUID: string(pod.UID)}
 	if c := metav1.GetControllerOf(pod); c != nil {
@@ -48,7 +48,7 @@ func ownerOf(pod *corev1.Pod) vm.Owner {
 	return o
 }
 
-// ownerOfVM is who a VM belongs to that a virtual node made.
+// ownerOfVM returns the owner of a VM that a virtual node created.
 func ownerOfVM(rec vm.Record) vm.Owner {
 	if !rec.Owner.Operator() {
 		return rec.Owner
@@ -56,13 +56,13 @@ func ownerOfVM(rec vm.Record) vm.Owner {
 	return vm.Owner{Namespace: rec.Spec.Labels[contract.VMLabelPodNamespace], PodUID: rec.Spec.Labels[contract.VMLabelPodUID]}
 }
 
-// may reports whether a pod of the tenant may take over a VM that bears no label of a pod: one of its namespace's, or one that
-// the operator offers to it.
+// may reports whether a pod of the tenant may take over a VM that has no pod label: a VM of the tenant's namespace, or one
+// that the operator offers to it.
 func (t tenant) may(rec vm.Record) bool {
 	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
 }
 
-// ownVMs is a Runtime on behalf of an owner. It embeds none: a method that is not here is not there.
+// ownVMs is a Runtime on behalf of an owner. It embeds no Runtime, so a method that is not written here does not exist.
 type ownVMs struct {
 	r Runtime
 	o vm.Owner

@@ -14,21 +14,21 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is how the containers of a pod do, as the probes of its spec find out.
+// This file determines the health of a pod's containers with the probes of the pod's spec.
 
-// health is what hooks and probes say of one container in its present run.
+// health is what hooks and probes report about one container in its current run.
 type health struct {
 	run      run
-	starting bool   // its postStart hook has not ended well yet
+	starting bool   // its postStart hook has not succeeded yet
 	started  bool   // its startup probe has succeeded, or it has none
-	ready    bool   // so its readiness probe
-	why      string // it is not
+	ready    bool   // its readiness probe has succeeded, or it has none
+	why      string // why it is not ready
 }
 
-// well is the health of a container that nobody asked to be watched.
+// well is the health of a container that nobody asked to watch.
 var well = health{started: true, ready: true}
 
-// The kinds of probes, in the words of Events and metrics.
+// The kinds of probes, as Events and metrics name them.
 const (
 	kindStartup   = "Startup"
 	kindLiveness  = "Liveness"
@@ -36,11 +36,11 @@ const (
 )
 
 const (
-	probeTries = 3        // of a probe that cannot be made
+	probeTries = 3        // attempts when a probe cannot be made
 	maxOutput  = 10 << 10 // bytes of a command's output that are kept
 )
 
-// watchContainer begins the probes of the container that x is over, whose process began then.
+// watchContainer starts the probes of the container that x monitors, whose process began at began.
 func (w *worker) watchContainer(v *guestMonitor, x *containerMonitor, began time.Time) {
 	c := x.container
 	if h := w.healthOf(c.Name); !h.started {
@@ -55,7 +55,7 @@ func (w *worker) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 	if p == nil {
 		return
 	}
-	// A host whose clock went back has guests that will have begun tomorrow.
+	// If the host's clock went back, a guest may seem to begin in the future.
 	delay := time.Duration(p.InitialDelaySeconds) * time.Second
 	delay = min(delay, time.Until(began.Add(delay)))
 	first := kind == kindReadiness && delay <= 0 && v.expect() // its verdict is worth waiting for
@@ -79,7 +79,8 @@ func (w *worker) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 	}))
 }
 
-// probeContainer makes one probe and tells what went wrong with it. What cannot be probed is neither well nor ill.
+// probeContainer makes one probe and returns what went wrong. A container that cannot be probed counts as neither healthy
+// nor unhealthy.
 func (w *worker) probeContainer(ctx context.Context, c *corev1.Container, kind string, p *corev1.Probe) (probe.Result, string) {
 	target, ready := w.aim(c)
 	if !ready {
@@ -115,7 +116,7 @@ func (w *worker) probeContainer(ctx context.Context, c *corev1.Container, kind s
 	return result, why
 }
 
-// applyVerdict notes what a verdict means for the container of x, and reports whether the probe goes on.
+// applyVerdict applies a verdict to the container of x, and reports whether the probe continues.
 func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
 	if verdict == probe.Unknown {
 		return true
@@ -157,7 +158,7 @@ func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe,
 	return true
 }
 
-// aim is what is needed to probe c, false when its guest is not there to be probed.
+// aim returns the target for probes of c; false when its guest cannot be probed now.
 func (w *worker) aim(c *corev1.Container) (probe.Target, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +173,8 @@ func (w *worker) aim(c *corev1.Container) (probe.Target, bool) {
 	return probe.Target{Container: c, IP: w.address(), Exec: w.commander(string(w.rec.ID), in)}, true
 }
 
-// commander runs commands in the guest as the process of container, "" for the only one, runs.
+// commander returns a function that runs commands in the guest, in the same way as the process of container runs ("" for
+// the only one).
 func (w *worker) commander(id, container string) probe.Exec {
 	return func(ctx context.Context, command []string) (string, int, error) {
 		var out output
@@ -181,7 +183,7 @@ func (w *worker) commander(id, container string) probe.Exec {
 	}
 }
 
-// output keeps the beginning of what both streams of a command say.
+// output keeps the beginning of both output streams of a command.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -200,7 +202,7 @@ func (o *output) String() string {
 	return string(o.text)
 }
 
-// healthOf is how the container of that name does.
+// healthOf returns the health of the named container.
 func (w *worker) healthOf(name string) health {
 	w.mu.Lock()
 	defer w.mu.Unlock()

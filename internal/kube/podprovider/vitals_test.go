@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// guestOf answers the commands of probes and hooks: with the exit code that a test has set, and when it has passed.
+// guestOf answers the commands of probes and hooks, with the exit code and after the time that a test has set.
 type guestOf struct {
 	mu    sync.Mutex
 	codes map[string]int
@@ -50,7 +50,7 @@ func watched(t *testing.T) (*world, *guestOf) {
 	return start(t, e), g
 }
 
-// remove deletes the pod with that grace, as virtual-kubelet tells of it.
+// remove deletes the pod with that grace, as virtual-kubelet reports it.
 func (w *world) remove(grace time.Duration) {
 	w.t.Helper()
 	p := w.after(0)
@@ -60,7 +60,7 @@ func (w *world) remove(grace time.Duration) {
 	}
 }
 
-// probeBy is a probe by a command, made every 10 s with the API server's defaults.
+// probeBy returns a probe by a command, made every 10 s with the API server's defaults.
 func probeBy(command string, change ...func(*corev1.Probe)) *corev1.Probe {
 	p := &corev1.Probe{
 		ProbeHandler:   corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{command}}},
@@ -97,7 +97,7 @@ func TestReadinessProbe(t *testing.T) {
 		g.set("ready", 0)
 		expect(t, w.after(10*time.Second), "Running running ready")
 		g.set("ready", 1)
-		expect(t, w.after(20*time.Second), "Running running ready") // two failures are none
+		expect(t, w.after(20*time.Second), "Running running ready") // two failures are not enough
 		p = w.after(10 * time.Second)
 		expect(t, p, "Running running")
 		if got := condition(p, corev1.ContainersReady).Message; !strings.Contains(got, "readiness probe failed: said by ready") {
@@ -105,14 +105,14 @@ func TestReadinessProbe(t *testing.T) {
 		}
 		g.set("ready", 0)
 		expect(t, w.after(10*time.Second), "Running running ready")
-		w.reach.refuse.Store(true) // both must be well
+		w.reach.refuse.Store(true) // both must be healthy
 		expect(t, w.after(16*time.Second), "Running running")
 		w.reach.refuse.Store(false)
 		expect(t, w.after(5*time.Second), "Running running ready")
 		g.mu.Lock()
 		g.fails["ready"] = errdefs.Unavailablef("the guest's agent is away")
 		g.mu.Unlock()
-		expect(t, w.after(time.Minute), "Running running ready") // what cannot be asked is not ill
+		expect(t, w.after(time.Minute), "Running running ready") // a container that cannot be probed is not unhealthy
 		if got := w.told(); !strings.Contains(got, "Readiness probe errored and resulted in unknown state: the guest's agent is away") {
 			t.Errorf("events: %s", got)
 		}
@@ -159,7 +159,7 @@ func TestLivenessProbe(t *testing.T) {
 				g.set("alive", 1)
 				expect(t, w.after(4*time.Second), "Running running ready")
 				g.set("alive", 0)
-				w.pass(2 * time.Second) // a success in between begins the count anew
+				w.pass(2 * time.Second) // a success in between restarts the count
 				g.set("alive", 1)
 				expect(t, w.after(4*time.Second), "Running running ready")
 				w.pass(1500 * time.Millisecond)
@@ -200,7 +200,7 @@ func TestStartupProbe(t *testing.T) {
 		}
 		g.set("up", 1)
 		g.set("alive", 1)
-		w.pass(30 * time.Second) // killed by the one, and then it does not start
+		w.pass(30 * time.Second) // the liveness probe kills it, and then it does not start
 		w.told()
 		p = w.after(40 * time.Second)
 		if got := w.told(); !strings.Contains(got, "Container c failed startup probe, will be restarted") || startedOf(p) {
@@ -295,7 +295,7 @@ func TestAPreStopHookHasTheGraceAtMost(t *testing.T) {
 func TestManagedVMsAreRestartedInPlaceAndGivenUpInTime(t *testing.T) {
 	for name, tc := range map[string]struct {
 		start func() error
-		again time.Duration // after which it ends once more; 0: it does not
+		again time.Duration // after which the VM ends once more; 0: it does not
 		after time.Duration
 		want  string
 		event string
@@ -321,7 +321,7 @@ func TestManagedVMsAreRestartedInPlaceAndGivenUpInTime(t *testing.T) {
 					w.engine.exit(3)
 				}
 				p := w.after(tc.after)
-				if p == nil { // virtual-kubelet notices
+				if p == nil { // virtual-kubelet notices the deletion
 					_ = w.p.DeletePod(t.Context(), pod(managedRun))
 					w.pass(time.Second)
 				}
@@ -349,7 +349,7 @@ func TestOutputIsCut(t *testing.T) {
 	}
 }
 
-// The clock of a host may jump while the virtual node is restarted; its guests are probed all the same.
+// The clock of a host may jump while the virtual node is restarted; its guests are still probed.
 func TestProbesGoOnWhenTheClockJumps(t *testing.T) {
 	for _, jump := range []time.Duration{-time.Hour, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

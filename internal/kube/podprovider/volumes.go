@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	volumeSettle = 100 * time.Millisecond // what changes together is brought to the guest together
+	volumeSettle = 100 * time.Millisecond // changes that come together are sent to the guest together
 	volumeRetry  = time.Second            // first pause after a failure
 	volumeMost   = time.Minute
 )
@@ -26,8 +26,8 @@ type source struct {
 	*tokens
 }
 
-// resolve reads what the VM of pod is made of: its volumes at the same time as all else. reason is for what is
-// missing: a pod whose volumes are not there is being created, as with the kubelet.
+// resolve reads what the VM of pod is created from; it reads the volumes in parallel with all else. reason is for what is
+// missing: a pod whose volumes are missing is shown as being created, as with the kubelet.
 func (w *worker) resolve(ctx context.Context, pod *corev1.Pod) (spec vm.Spec, reason string, err error) {
 	filled := make(chan error, 1)
 	volumes := convert.Spec(pod, w.p.cfg.Node, nil).Volumes
@@ -46,7 +46,7 @@ func (w *worker) resolve(ctx context.Context, pod *corev1.Pod) (spec vm.Spec, re
 
 func (w *worker) source() source { return source{w.p.objects, w.tokens} }
 
-// launch has the VM made and remembers what its volumes hold.
+// launch creates the VM and remembers what its volumes contain.
 func (w *worker) launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	rec, err := w.vms.Launch(ctx, spec)
 	if err == nil {
@@ -58,7 +58,8 @@ func (w *worker) launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return rec, err
 }
 
-// keepVolumes has a keeper for the volumes of rec. Disk guests got theirs once and for all.
+// keepVolumes makes sure that the volumes of rec have a keeper. Guests from disk images got their volumes once and for
+// all.
 func (w *worker) keepVolumes(pod *corev1.Pod, rec *vm.Record) {
 	if w.keeper != nil && w.keeper.id == rec.ID {
 		return
@@ -86,7 +87,7 @@ func (w *worker) stopKeeper() {
 	}
 }
 
-// emptyVolumes are the names of rec's volumes that start empty.
+// emptyVolumes returns the names of rec's volumes that start empty.
 func emptyVolumes(rec *vm.Record) (names []string) {
 	for _, v := range rec.Spec.Volumes {
 		if v.Kind == vm.VolumeEmpty {
@@ -96,7 +97,7 @@ func emptyVolumes(rec *vm.Record) (names []string) {
 	return names
 }
 
-// sum stands for the content of a volume.
+// sum is a checksum of the content of a volume.
 type sum [sha256.Size]byte
 
 func sumOf(files []vm.VolumeFile) sum {
@@ -104,18 +105,18 @@ func sumOf(files []vm.VolumeFile) sum {
 	return sha256.Sum256(text)
 }
 
-// keeper brings changes of what a pod's volumes are made of to its VM: ConfigMaps, Secrets, the pod's own fields, and
-// tokens that are about to expire.
+// keeper sends changes in the sources of a pod's volumes to its VM: ConfigMaps, Secrets, the pod's own fields, and tokens
+// that are about to expire.
 type keeper struct {
 	w         *worker
 	id        vm.ID
 	namespace string
 	names     []string // of volumes
 	refs      []convert.Object
-	held      map[string]sum // what the VM has, by volume; none for what is not known
+	held      map[string]sum // what the VM has, by volume; no entry: not known
 	wake      chan struct{}
 	cancel    context.CancelFunc
-	complaint string // the last that was told
+	complaint string // the last failure that was reported
 	failures  int
 }
 
@@ -138,7 +139,7 @@ func (k *keeper) run(ctx context.Context) {
 	wait := k.due()
 	for sleep(ctx, k.wake, wait, wait <= 0) && sleep(ctx, nil, volumeSettle, false) {
 		select {
-		case <-k.wake: // what came meanwhile is looked at now
+		case <-k.wake: // handle what arrived meanwhile now
 		default:
 		}
 		if err := k.refresh(ctx); err != nil {
@@ -151,7 +152,7 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// due is how long to wait for the next token; 0: there is none to wait for.
+// due returns how long to wait for the next token; 0: there is no token to wait for.
 func (k *keeper) due() time.Duration {
 	at, ok := k.w.tokens.renewal()
 	if !ok {
@@ -160,7 +161,7 @@ func (k *keeper) due() time.Duration {
 	return max(time.Until(at), time.Millisecond)
 }
 
-// refresh brings every volume whose content has changed to the VM.
+// refresh sends every volume whose content has changed to the VM.
 func (k *keeper) refresh(ctx context.Context) error {
 	pod, _, _ := k.w.look()
 	var errs []error
@@ -175,7 +176,7 @@ func (k *keeper) refresh(ctx context.Context) error {
 			continue
 		}
 		err = k.w.vms.UpdateVolume(ctx, string(k.id), name, files)
-		if errdefs.IsNotFound(err) { // the VM is going, or was made without this volume
+		if errdefs.IsNotFound(err) { // the VM is being removed, or was created without this volume
 			err = nil
 		}
 		if ctx.Err() != nil {
@@ -191,7 +192,7 @@ func (k *keeper) refresh(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// complain tells of a failure once. The VM keeps what it has.
+// complain reports a failure once. The VM keeps what it has.
 func (k *keeper) complain(ctx context.Context, err error) {
 	k.failures++
 	if ctx.Err() != nil || k.complaint == err.Error() {

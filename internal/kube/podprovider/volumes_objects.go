@@ -17,19 +17,19 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// Pauses before a watch that ended is begun again.
+// The pauses before a watch that ended is restarted.
 const (
 	watchFirst = time.Second
 	watchMost  = 30 * time.Second
 )
 
-// objects watches the ConfigMaps and Secrets that volumes of running pods are made of: one watch by name for each, shared
-// by all pods that refer to it and ended with the last, as the kubelet does; a node may not list others. What is watched
-// is read from here, the rest from the API server.
+// objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
+// watch by name, which all pods that refer to it share and which ends with the last of them; a node may not list others.
+// Watched objects are read from here, all others from the API server.
 type objects struct {
 	apiResolver
 	log   *slog.Logger
-	spawn func(func(context.Context)) context.CancelFunc // runs what lives at most as long as the provider
+	spawn func(func(context.Context)) context.CancelFunc // runs work that lives at most as long as the provider
 
 	mu  sync.Mutex
 	all map[objectKey]*object
@@ -40,19 +40,19 @@ type objectKey struct {
 	convert.Object
 }
 
-// object is one that is watched.
+// object is one watched object.
 type object struct {
 	cancel    context.CancelFunc
 	followers map[*keeper]bool
-	last      metav1.Object // as last heard of: a ConfigMap or Secret; nil: not heard of
-	gone      bool          // heard to be deleted
+	last      metav1.Object // as last reported: a ConfigMap or Secret; nil: no report yet
+	gone      bool          // reported as deleted
 }
 
 func newObjects(client kubernetes.Interface, log *slog.Logger) *objects {
 	return &objects{apiResolver: apiResolver{client}, log: log, all: map[objectKey]*object{}}
 }
 
-// follow has k told of changes of objects of namespace until unfollow.
+// follow tells k about changes of objects in namespace until unfollow.
 func (o *objects) follow(k *keeper, namespace string, list []convert.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -104,7 +104,7 @@ func (o *objects) Secret(ctx context.Context, namespace, name string) (*corev1.S
 	return o.apiResolver.Secret(ctx, namespace, name)
 }
 
-// look returns what is known of an object: nil when nothing is.
+// look returns what is known of an object; nil when nothing is known.
 func (o *objects) look(key objectKey) (metav1.Object, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -118,7 +118,7 @@ func (o *objects) look(key objectKey) (metav1.Object, error) {
 	}
 }
 
-// watch keeps w up to date until ctx ends or the object can change no more.
+// watch keeps w up to date until ctx ends or the object cannot change any more.
 func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
 	pause := watchFirst
 	for {
@@ -140,8 +140,8 @@ func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
 	}
 }
 
-// stream is one watch. Without a revision the server begins it with the object as it is, so nothing is missed between
-// two. It returns true when the object is immutable.
+// stream is one watch. Without a revision the server begins it with the current object, so nothing is missed between two
+// watches. It returns true when the object is immutable.
 func (o *objects) stream(ctx context.Context, key objectKey, w *object) (final bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name).String()}
 	var stream watch.Interface
@@ -172,7 +172,7 @@ func (o *objects) stream(ctx context.Context, key objectKey, w *object) (final b
 	}
 }
 
-// heard takes note of an event and tells the followers; true: there will be no other.
+// heard records an event and wakes the followers. It returns true when no other event will come.
 func (o *objects) heard(w *object, kind watch.EventType, obj metav1.Object) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -68,7 +68,7 @@ func TestPodWaitsForItsVolumeAndFollowsIt(t *testing.T) {
 	})
 }
 
-// recall tells a new provider of the pod that is there.
+// recall tells a new provider about the existing pod.
 func (w *world) recall(t *testing.T) {
 	t.Helper()
 	p, err := w.client.CoreV1().Pods("default").Get(t.Context(), "web", metav1.GetOptions{})

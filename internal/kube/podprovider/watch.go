@@ -14,9 +14,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is the watch over the containers of a pod, each of them by itself and each of its runs anew.
+// This file watches the containers of a pod. Each container and each of its runs is watched separately.
 
-// run is one run of a container: of the one that is the VM the VM's, else that of the guest which counts them.
+// run is one run of a container. For a container that is the VM it is the VM's run, otherwise the run that the guest
+// counts.
 type run struct {
 	vm     time.Time // start of the VM's run
 	number int       // from 1; 0: the container is the VM
@@ -24,7 +25,8 @@ type run struct {
 
 func (r run) is(other run) bool { return r.number == other.number && r.vm.Equal(other.vm) }
 
-// runOf is the present run of the container called name, false when there is none. Whether the guest is up is not looked at.
+// runOf returns the current run of the named container; false when it does not run. It does not check whether the guest is
+// up.
 func runOf(rec *vm.Record, name string) (run, bool) {
 	if len(rec.Containers) == 0 {
 		return run{vm: rec.StartedAt}, true
@@ -36,7 +38,7 @@ func runOf(rec *vm.Record, name string) (run, bool) {
 	return run{vm: rec.StartedAt, number: c.Status.Run()}, true
 }
 
-// beganOf is when that run began.
+// beganOf returns when that run began.
 func beganOf(rec *vm.Record, name string) time.Time {
 	if c := rec.Container(name); c != nil {
 		return c.Status.StartedAt
@@ -48,7 +50,7 @@ func hasPostStart(c *corev1.Container) bool {
 	return c.Lifecycle != nil && c.Lifecycle.PostStart != nil
 }
 
-// backgroundTasks are what goes on until somebody stops it: probes and hooks.
+// backgroundTasks are probes and hooks that run until stop is called.
 type backgroundTasks struct {
 	held  sync.Mutex
 	over  bool
@@ -56,7 +58,7 @@ type backgroundTasks struct {
 	hooks []context.CancelFunc
 }
 
-// add has stop end t. hook does the same for a running hook.
+// add registers t, so that stop ends it. hook does the same for a running hook.
 func (d *backgroundTasks) add(t *probe.Task) {
 	d.held.Lock()
 	defer d.held.Unlock()
@@ -87,23 +89,23 @@ func (d *backgroundTasks) stop() {
 	}
 }
 
-// containerMonitor is over one run of one container.
+// containerMonitor monitors one run of one container.
 type containerMonitor struct {
 	backgroundTasks
 	container   *corev1.Container
 	run         run
-	killRequest *killRequest // on the run; under the worker's mu
-	released    bool         // the guest is told that it has started; of the worker's goroutine alone
+	killRequest *killRequest // the request to kill this run; under the worker's mu
+	released    bool         // the guest was told that the container has started; used only by the worker's goroutine
 }
 
-// holds reports whether others may wait for the container to start.
+// holds reports whether other containers may wait for this one to start.
 func (x *containerMonitor) holds() bool {
 	return x.container.StartupProbe != nil || hasPostStart(x.container)
 }
 
-// monitorContainers sees to it that v watches what runs now: first the postStart hook of a container, once per run, then its startup
-// probe, then the others. Of a run that an earlier process watched, or that was asleep, only what has changed is news; a
-// trusted guest's containers count as ready until they fail.
+// monitorContainers makes v watch what runs now: first the postStart hook of a container, once per run, then its startup
+// probe, then the other probes. If an earlier process watched the run, or the run was hibernated, only changes are
+// reported. The containers of a trusted guest count as ready until they fail.
 func (w *worker) monitorContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Record, trusted bool) {
 	for _, c := range convert.Observed(pod) {
 		now, runs := runOf(rec, c.Name)
@@ -142,8 +144,8 @@ func (w *worker) monitorContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Rec
 	w.releaseEach(v, rec)
 }
 
-// releaseEach has the guest start the containers that wait for one that has started by now: its agent knows neither probes
-// nor hooks.
+// releaseEach tells the guest to start the containers that wait for a container which has started by now. The guest's
+// agent knows neither probes nor hooks.
 func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 	for i, r := range rec.Containers {
 		x, h := v.watches[r.Name], w.healthOf(r.Name)
@@ -155,7 +157,7 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 		v.hook(w.background(func(ctx context.Context) {
 			for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
 				err := w.vms.ReleaseContainer(ctx, string(rec.ID), r.Name)
-				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // an older agent holds nobody
+				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
 					return
 				}
 				w.log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
@@ -165,12 +167,12 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 	}
 }
 
-// fresh is the health of a container in a run of which nothing is known.
+// fresh returns the health of a container in a run of which nothing is known.
 func fresh(c *corev1.Container, r run) health {
 	return health{run: r, starting: hasPostStart(c), started: c.StartupProbe == nil, ready: c.ReadinessProbe == nil}
 }
 
-// keepHealth notes that the containers of rec's guest run on, though under a VM that is new.
+// keepHealth records that the containers of rec's guest keep running, although in a new VM.
 func (w *worker) keepHealth(pod *corev1.Pod, rec *vm.Record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -181,13 +183,13 @@ func (w *worker) keepHealth(pod *corev1.Pod, rec *vm.Record) {
 	}
 }
 
-// on reports whether x is a lookout that goes on. Preconditions: mu is held.
+// on reports whether x is a current monitor. Preconditions: mu is held.
 func (w *worker) on(x *containerMonitor) bool {
 	return w.guestMonitor != nil && w.guestMonitor.watches[x.container.Name] == x
 }
 
-// shownHealth is the health that the status tells. Of a run that is not watched yet nothing is known. Preconditions: mu is
-// held.
+// shownHealth returns the health that the status shows. Nothing is known of a run that is not watched yet. Preconditions:
+// mu is held.
 func (w *worker) shownHealth() map[string]health {
 	all := map[string]health{}
 	if w.rec == nil {
@@ -204,7 +206,7 @@ func (w *worker) shownHealth() map[string]health {
 	return all
 }
 
-// resumeHealth takes from the pod's status what an earlier process knew of the containers of rec's run.
+// resumeHealth restores from the pod's status what an earlier process knew of the containers in rec's run.
 func (w *worker) resumeHealth(rec *vm.Record) {
 	for _, c := range slices.Concat(w.status.InitContainerStatuses, w.status.ContainerStatuses) {
 		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(stamp(beganOf(rec, c.Name))))

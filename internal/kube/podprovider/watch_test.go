@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// two is a pod of the containers c and d.
+// two returns a pod with the containers c and d.
 func two(change ...func(*corev1.Pod)) *corev1.Pod {
 	return pod(append([]func(*corev1.Pod){func(p *corev1.Pod) {
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "d", Image: "cocoon/demo:latest"})
@@ -18,7 +18,7 @@ func two(change ...func(*corev1.Pod)) *corev1.Pod {
 
 func quick(p *corev1.Probe) { p.PeriodSeconds = 1 }
 
-// What a probe says of one container is not the others' business.
+// A probe of one container does not affect the others.
 func TestALivenessProbeRestartsItsContainerAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)
@@ -44,7 +44,7 @@ func TestALivenessProbeRestartsItsContainerAlone(t *testing.T) {
 		g.set("up", 0)
 		expect(t, w.after(3*time.Second), "Running running last:143 restarts:1 running ready")
 
-		// A run that ended by itself has the next one probed from the beginning, too.
+		// After a run that ended by itself, the next run is also probed from the beginning.
 		g.set("up", 1)
 		w.engine.rerun("c", 3)
 		p = w.after(time.Second)
@@ -79,7 +79,7 @@ func TestAVMOfAnOlderAgentIsRestartedForItsContainer(t *testing.T) {
 	})
 }
 
-// A new process of ours knows how the containers did, each by its run.
+// A new process knows the health of the containers, each by its run.
 func TestContainersAreTakenUpAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)
@@ -123,8 +123,8 @@ func sidecarOf(p *corev1.Pod) string {
 	return "waiting"
 }
 
-// What comes after a sidecar starts when its startup probe has succeeded; it counts for the readiness of the pod, and it is
-// restarted alone.
+// The containers after a sidecar start when its startup probe has succeeded. A sidecar counts for the readiness of the
+// pod, and it is restarted alone.
 func TestSidecarsAreProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)
@@ -166,7 +166,8 @@ func TestSidecarsAreProbed(t *testing.T) {
 	})
 }
 
-// Each container has its hooks: postStart holds up those after it, and its failure is its own; preStop runs in all at once.
+// Each container has its own hooks: postStart delays the containers after it, and its failure affects only its own
+// container; preStop runs in all containers at once.
 func TestHooksOfSeveralContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)

@@ -17,91 +17,93 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// worker owns one pod: one goroutine, one step at a time. Others only leave word (update, apply, requestRemoval) and wake
-// it; a removal also interrupts the call it is in.
+// worker owns one pod: one goroutine, one step at a time. Other goroutines only leave requests (update, apply,
+// requestRemoval) and wake it. A removal also interrupts the worker's current call.
 type worker struct {
-	tenant // for whom it reaches VMs and snapshots
+	tenant // access to VMs and snapshots on behalf of the pod
 	log    *slog.Logger
 	key    string
 	uid    types.UID
 	vmName string
-	static bool    // the pod stands for a machine that is not the node's: there is never a rec
-	prior  *worker // who had the VM name before; nil for nobody
+	static bool    // the pod stands for a machine that the node does not run; rec is always nil
+	prior  *worker // the worker that had the VM name before; nil: none
 	writer *writer
 	tokens *tokens
 	wake   chan struct{}
 	freed  chan struct{} // closed when the VM is gone for good
 
 	mu           sync.Mutex
-	pod          *corev1.Pod           // as the API server has it, but for the status
+	pod          *corev1.Pod           // as the API server has it, without the status
 	status       corev1.PodStatus      // as we see it
-	gates        []corev1.PodCondition // as others set them
-	rec          *vm.Record            // our VM as last heard of; nil: none (yet)
-	heard        map[vm.ID]vm.Event    // of VMs with our label before we know which is ours
-	lost         bool                  // the engine says our VM is gone
-	removal      *removal              // wanted
-	interrupt    context.CancelFunc    // ends the call the worker is in
-	keeper       *keeper               // of the VM's volumes; set by the worker's goroutine alone
+	gates        []corev1.PodCondition // conditions as others set them
+	rec          *vm.Record            // our VM as last reported; nil: none (yet)
+	heard        map[vm.ID]vm.Event    // events of VMs with our label, before we know which VM is ours
+	lost         bool                  // the engine reports that our VM is gone
+	removal      *removal              // the requested removal; nil: none
+	interrupt    context.CancelFunc    // cancels the worker's current call
+	keeper       *keeper               // keeps the VM's volumes up to date; set only by the worker's goroutine
 	ready        bool                  // the guest can be reached
 	unready      string
-	guestMonitor *guestMonitor     // over the present run; nil: nobody watches
+	guestMonitor *guestMonitor     // monitors the current run; nil: no monitor
 	health       map[string]health // of the containers, by name
-	bowed        map[string]run    // of the containers, whose preStop hooks have run
-	killRequest  *killRequest      // for which the VM is to be stopped
+	bowed        map[string]run    // container runs whose preStop hook has run, by container name
+	killRequest  *killRequest      // the request for which the VM must be stopped; nil: none
 
-	// Of the worker's goroutine alone.
+	// The following are used only by the worker's goroutine.
 	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
-	killed     time.Time                                      // start of the run that we ended, and that another one follows
-	restarted  time.Time                                      // when a managed VM was started again
-	unanswered time.Time                                      // since when the engine does not say how to start it again
+	killed     time.Time                                      // start of the run that we ended and that another run follows
+	restarted  time.Time                                      // when a managed VM was last restarted
+	unanswered time.Time                                      // since when the engine does not answer the restart of a managed VM
 	pause      pause
 	last       *corev1.ContainerStateTerminated
 	again      bool
-	claimed    bool // the node holds the VM's state, as its claim says
+	claimed    bool // this node has claimed the VM's state
 	verdict    *verdict
-	begun      bool              // something was published already
+	begun      bool              // a status was already published
 	told       time.Time         // start of the run that was announced
-	diskTold   string            // fault of a disk that was announced
-	trusted    bool              // the guest was ready when an earlier process last looked
-	launched   time.Time         // when this process asked for the VM; zero when adopted
+	diskTold   string            // disk fault that was announced
+	trusted    bool              // an earlier process saw the guest ready at its last check
+	launched   time.Time         // when this process requested the VM; zero when adopted
 	backoff    time.Duration     // before the next start
 	tries      int               // failed attempts to bring the VM up
-	lacking    []convert.Absent  // was told
-	fresh      map[string]sum    // content of the volumes of a VM that was just made
+	lacking    []convert.Absent  // missing references that were already reported
+	fresh      map[string]sum    // checksums of the volumes of a VM that was just created
 	images     map[string]pulled // by the name that the pod asks for; written with mu held
-	fetched    map[string]bool   // of them, those that the VM being made has
+	fetched    map[string]bool   // images that are ready for the VM that is being created
 	pulls      backoff
 	due        time.Time // of the next start
 	dueFor     time.Time // the stop that due belongs to
-	mode       string    // how this process had the VM made
+	mode       string    // how this process created the VM
 
-	// Of snapshots; what annotations tell is read with mu held, everything else by the worker's goroutine alone.
+	// The following concern snapshots. What annotations show is read with mu held; all others are used only by the
+	// worker's goroutine.
 	life     contract.Lifecycle
-	tidy     bool   // nothing of a sleep is left in the registry
-	restored bool   // this process woke the VM from elsewhere
-	kept     string // snapshot that the VM hibernates in and that is known to be where it should be
-	saved    vm.ID  // was saved before its removal
-	hinted   string // the hint that was told
+	tidy     bool   // no hibernated state is left in the registry
+	restored bool   // this process resumed the VM from elsewhere
+	kept     string // hibernation snapshot that is known to be stored where it should be
+	saved    vm.ID  // the VM that was saved before its removal
+	hinted   string // the hint that was reported
 	dozing   retryTask
 	waking   retryTask
 	tidying  retryTask
 	saving   retryTask
-	stale    string            // digest of a state for forks that is not of the VM to be forked
-	slept    string            // digest under which the registry was given what the VM woke from here
-	foreign  snapshot.Snapshot // from an old place in the registry, and not known for the VM's
-	why      error             // of foreign
+	stale    string            // digest of a fork state that does not belong to the VM to be forked
+	slept    string            // registry digest of the local snapshot from which the VM woke
+	foreign  snapshot.Snapshot // from an old place in the registry; not known to belong to the VM
+	why      error             // why foreign is not used
 
-	offering retryTask // both with mu held
-	offers   vm.ID     // whose state for forks is in the registry, or on its way there
+	offering retryTask // offering and offers need mu held
+	offers   vm.ID     // the VM whose fork state is in the registry, or is being pushed
 }
 
-// removal is how the pod shall go. An unconfirmed one is checked with the API server first.
+// removal says how to remove the pod. An unconfirmed removal is first checked with the API server.
 type removal struct {
 	grace     time.Duration
 	confirmed bool
 }
 
-// bare is pod without its status, of which the worker has its own. Pods that were handed over do not change any more.
+// bare returns pod without its status, because the worker keeps its own. Pods that were handed over do not change any
+// more.
 func bare(pod *corev1.Pod) *corev1.Pod {
 	own := *pod
 	own.Status = corev1.PodStatus{}
@@ -127,7 +129,8 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 	return w
 }
 
-// nameOf is the name of pod's VM: what rec has, if it is there. One that an earlier release made keeps its own.
+// nameOf returns the name of pod's VM: the name in rec, if rec exists. A VM that an earlier release created keeps its own
+// name.
 func nameOf(pod *corev1.Pod, rec *vm.Record) string {
 	if rec != nil {
 		return rec.Spec.Name
@@ -135,10 +138,10 @@ func nameOf(pod *corev1.Pod, rec *vm.Record) string {
 	return convert.VMName(pod)
 }
 
-// vmKey is the VM's name as it is unique on the node.
+// vmKey returns the VM's name in the form that is unique on the node.
 func (w *worker) vmKey() string { return w.owner.Qualify(w.vmName) }
 
-// resume takes from the pod's status what an earlier process knew.
+// resume restores from the pod's status what an earlier process knew.
 func (w *worker) resume() {
 	if len(w.status.ContainerStatuses) > 0 {
 		w.last = w.status.ContainerStatuses[0].LastTerminationState.Terminated.DeepCopy()
@@ -189,7 +192,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// begin opens a step that cancel interrupts, and returns the removal that is wanted, if any.
+// begin starts a step that cancel interrupts. It returns the requested removal, if any.
 func (w *worker) begin(cancel context.CancelFunc) *removal {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -197,7 +200,7 @@ func (w *worker) begin(cancel context.CancelFunc) *removal {
 	return w.removal
 }
 
-// step does the next thing for the pod and returns how long to wait for the one after it; 0: until woken.
+// step does the next thing for the pod. It returns how long to wait before the next step; 0: until woken.
 func (w *worker) step(ctx context.Context) time.Duration {
 	pod, rec, lost := w.look()
 	switch {
@@ -257,7 +260,7 @@ func (w *worker) look() (pod *corev1.Pod, rec *vm.Record, lost bool) {
 	return w.pod, w.rec, w.lost
 }
 
-// update takes the pod as the API server now has it.
+// update stores the pod as the API server now has it.
 func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -268,13 +271,13 @@ func (w *worker) update(pod *corev1.Pod) {
 		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
 	}
 	w.pod = bare(pod)
-	if w.keeper != nil { // its labels and annotations may be in files
+	if w.keeper != nil { // the pod's labels and annotations may be in volume files
 		w.keeper.poke()
 	}
 	w.poke()
 }
 
-// imagesOf are those that pod names.
+// imagesOf returns the images that pod names.
 func imagesOf(pod *corev1.Pod) (images []string) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		images = append(images, c.Image)
@@ -282,7 +285,7 @@ func imagesOf(pod *corev1.Pod) (images []string) {
 	return images
 }
 
-// renew takes the pod as it is being deleted: what its annotations say of its VM's state still counts.
+// renew stores the pod when it is being deleted, because its annotations about the VM's state still count.
 func (w *worker) renew(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -310,7 +313,7 @@ func (w *worker) requestRemoval(r removal) {
 	w.poke()
 }
 
-// replaced is told when the API server has another pod of our name: ours is gone.
+// replaced is called when the API server has another pod of our name: our pod is gone.
 func (w *worker) replaced() {
 	w.writer.stop()
 	pod, _, _ := w.look()
@@ -331,7 +334,7 @@ func (w *worker) poke() {
 	}
 }
 
-// apply takes an event of a VM that is, or by its label will be, ours.
+// apply takes an event of a VM that is ours, or that will be ours by its label.
 func (w *worker) apply(e vm.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -343,7 +346,7 @@ func (w *worker) apply(e vm.Event) {
 	w.poke()
 }
 
-// settle brings rec up to date with e, unless it knows better. Preconditions: mu is held, rec is set.
+// settle updates rec from e, unless rec is newer. Preconditions: mu is held, rec is set.
 func (w *worker) settle(e vm.Event) {
 	switch {
 	case e.Record.ID != w.rec.ID:
@@ -355,7 +358,7 @@ func (w *worker) settle(e vm.Event) {
 	}
 }
 
-// missing is told when the Runtime was asked for everything and does not have our VM.
+// missing is called when the Runtime's complete list does not contain our VM.
 func (w *worker) missing(id vm.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -365,7 +368,7 @@ func (w *worker) missing(id vm.ID) {
 	}
 }
 
-// take makes rec our VM, or a newer state of it.
+// take records rec as our VM, or as a newer state of it.
 func (w *worker) take(rec vm.Record) *vm.Record {
 	if rec.Spec.Labels[contract.VMLabelPodUID] == "" {
 		w.p.adopted(w, rec.ID)
@@ -382,9 +385,9 @@ func (w *worker) take(rec vm.Record) *vm.Record {
 	return w.rec
 }
 
-// forget lets go of a VM that vanished before it ever ran: the engine undoes what it makes when the one who asked, such
-// as an earlier process of ours, goes away. The pod lost nothing by it and gets another VM. The same goes for one that was
-// asleep when what it is in is in the registry too.
+// forget drops a VM that vanished before it ever ran: the engine rolls back a creation when its caller, such as an earlier
+// process of ours, goes away. The pod lost nothing and gets another VM. The same applies to a hibernated VM whose snapshot
+// is also in the registry.
 func (w *worker) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -399,7 +402,7 @@ func (w *worker) setReady(v *guestMonitor, ready bool, why error) {
 	}
 	w.mu.Lock()
 	fell := w.ready && !ready
-	// Of an earlier run, or a new wording of the same, which is not worth a write.
+	// Skip results of an earlier run, and new wordings of the same state: they are not worth a write.
 	idle := w.guestMonitor != v || w.ready == ready && (w.unready == "") == (text == "")
 	if !idle {
 		w.ready, w.unready = ready, text
@@ -411,7 +414,7 @@ func (w *worker) setReady(v *guestMonitor, ready bool, why error) {
 	}
 }
 
-// target is where to probe: the address of the first interface, or the one leased to its MAC.
+// target returns where to probe: the address of the first NIC, or the address leased to its MAC.
 func (w *worker) target() (ip string, port int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -419,7 +422,7 @@ func (w *worker) target() (ip string, port int) {
 	return w.address(), port
 }
 
-// address of the VM. Preconditions: mu is held.
+// address returns the address of the VM. Preconditions: mu is held.
 func (w *worker) address() string {
 	if w.static {
 		return runtimeOf(w.pod).IP
@@ -433,7 +436,7 @@ func (w *worker) address() string {
 	return leaseIP(w.p.cfg.LeasesPath, w.rec.NICs[0].MAC, time.Now())
 }
 
-// publish computes the status and has it written; hold is how long the write may wait for a newer one.
+// publish computes the status and requests its write. hold is how long the write may wait for a newer status.
 func (w *worker) publish(hold time.Duration) {
 	w.mu.Lock()
 	v := view{
@@ -450,9 +453,9 @@ func (w *worker) publish(hold time.Duration) {
 	} else if w.rec != nil && !over(w.rec) {
 		v.ip = w.address()
 	} else if w.rec != nil || v.asleep {
-		v.ip = w.status.PodIP // a stopped VM keeps the address it had
+		v.ip = w.status.PodIP // a stopped VM keeps the address that it had
 	}
-	if diskFault(v.rec) == vm.ReasonDiskFull { // nobody in it answers
+	if diskFault(v.rec) == vm.ReasonDiskFull { // nothing in the guest answers
 		v.ready, v.unready = false, v.rec.Message
 	}
 	w.status = v.status(w.status, time.Now())
@@ -468,7 +471,7 @@ func (w *worker) publish(hold time.Duration) {
 	w.writer.set(status, annotations, hold)
 }
 
-// snapshot is the pod with its status, for virtual-kubelet and the kubelet API.
+// snapshot returns the pod with its status, for virtual-kubelet and the kubelet API.
 func (w *worker) snapshot() *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()

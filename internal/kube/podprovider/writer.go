@@ -20,27 +20,28 @@ import (
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// writer carries one pod's status and runtime annotations to the API server: the latest wish wins, one patch at a time,
-// status and annotations together (the status endpoint takes both). A patch says only what changed since the server's
-// last answer and names the pod's uid, so nothing that others wrote is undone and a namesake is never written to.
+// writer sends one pod's status and runtime annotations to the API server. The latest request wins, one patch is sent at a
+// time, and status and annotations go together (the status endpoint takes both). A patch contains only what changed since
+// the server's last answer, and it names the pod's UID. So it never undoes what others wrote and never changes another pod
+// of the same name.
 type writer struct {
 	pods  typed.PodInterface
 	log   *slog.Logger
 	ref   types.NamespacedName
 	uid   types.UID
 	node  string
-	pace  *rate.Limiter // of wishes that may wait, of all pods together
-	spawn func()        // begins run
+	pace  *rate.Limiter // rate limit of writes that may wait, for all pods together
+	spawn func()        // starts run
 
 	mu     sync.Mutex
-	base   *corev1.Pod   // as the server last answered, as far as we write it
+	base   *corev1.Pod   // as the server last answered; only the fields that we write
 	want   *corev1.Pod   // metadata.annotations and status; nil: nothing to write
-	notBy  time.Time     // the wish may wait until then
-	again  time.Duration // by how much it may be put off then; 0: it may not
-	gone   bool          // the server has no such pod any more
-	runs   bool          // run does, as it does while there is a wish
+	notBy  time.Time     // the write may wait until then
+	again  time.Duration // how long it may then be put off again; 0: not at all
+	gone   bool          // the server no longer has this pod
+	runs   bool          // run is active; it is active while there is something to write
 	wake   chan struct{}
-	change chan struct{} // closed and replaced whenever a wish was fulfilled or given up
+	change chan struct{} // closed and replaced whenever a request was written or given up
 }
 
 func newWriter(pods typed.PodInterface, pod *corev1.Pod, pace *rate.Limiter, log *slog.Logger) *writer {
@@ -50,21 +51,21 @@ func newWriter(pods typed.PodInterface, pod *corev1.Pod, pace *rate.Limiter, log
 	}
 }
 
-// written is the part of a pod that is written here.
+// written returns the part of a pod that the writer writes.
 func written(annotations map[string]string, status corev1.PodStatus) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Status: status}
 }
 
-// The pace of statuses that may wait. A node that brings up more pods than that at a time leaves out their
-// "ContainerCreating": each would cost the API server as much as the status that follows it.
+// The rate of statuses that may wait. A node that brings up more pods than this at a time leaves out their
+// "ContainerCreating" status: each would cost the API server as much as the status that follows it.
 const (
-	waitingRate  = 5 // a second
+	waitingRate  = 5 // per second
 	waitingBurst = 20
 )
 
-// set wishes for status and annotations (merged into what is there, an empty value removes the key). Neither changes any
-// more. The write may be held back for hold, or, while many pods wait, for several times that, in case a newer wish comes;
-// 0: not at all.
+// set requests a write of status and annotations. The annotations are merged into the existing ones; an empty value
+// removes the key. Both must not change afterwards. The write may be held back for hold in case a newer request comes, or
+// for several times hold while many pods wait; 0: not held back.
 func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hold time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -88,13 +89,13 @@ func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hol
 	}
 	notBy := time.Now().Add(hold)
 	if w.want != nil && w.notBy.Before(notBy) {
-		notBy = w.notBy // what waits already does not wait longer
+		notBy = w.notBy // what already waits does not wait longer
 	}
 	if w.want != nil {
 		hold = min(hold, w.again)
 	}
 	w.notBy, w.again = notBy, hold
-	if w.want == nil || !same(want, w.want) { // what is on its way already is not sent twice
+	if w.want == nil || !same(want, w.want) { // what is already being sent is not sent twice
 		w.want = want
 	}
 	if !w.runs {
@@ -104,7 +105,7 @@ func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hol
 	w.signal()
 }
 
-// signal has run look again.
+// signal makes run check again.
 func (w *writer) signal() {
 	select {
 	case w.wake <- struct{}{}:
@@ -135,7 +136,7 @@ func (w *writer) flush(ctx context.Context) error {
 	}
 }
 
-// stop gives up whatever is not written and has run return.
+// stop gives up everything that is not yet written and makes run return.
 func (w *writer) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -151,14 +152,14 @@ func (w *writer) lost() bool {
 	return w.gone
 }
 
-// settled tells those who wait. Preconditions: mu is held.
+// settled wakes those who wait for a change. Preconditions: mu is held.
 func (w *writer) settled() {
 	close(w.change)
 	w.change = make(chan struct{})
 }
 
-// run writes until nothing is left to write, ctx ends or the pod is gone. A server that does not answer is asked again with
-// growing pauses.
+// run writes until nothing is left to write, ctx ends or the pod is gone. While the server does not answer, run retries
+// with growing pauses.
 func (w *writer) run(ctx context.Context) {
 	const first, most = 100 * time.Millisecond, 10 * time.Second
 	pause := first
@@ -194,7 +195,7 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// next is what to write over what, and how long to wait before; nil when run is to end.
+// next returns what to write, over which base, and how long to wait first; nil when run must end.
 func (w *writer) next(ctx context.Context) (want, base *corev1.Pod, hold time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -208,7 +209,7 @@ func (w *writer) next(ctx context.Context) (want, base *corev1.Pod, hold time.Du
 	return w.want, w.base, time.Until(w.notBy)
 }
 
-// sleep waits for d or a wake-up (forever when endless); false when ctx has ended.
+// sleep waits for d or a wake-up (only for the wake-up when endless). It returns false when ctx has ended.
 func sleep(ctx context.Context, wake <-chan struct{}, d time.Duration, endless bool) bool {
 	var timer <-chan time.Time
 	if !endless {
@@ -235,8 +236,8 @@ func (w *writer) wrote(want, got *corev1.Pod) {
 	w.settled()
 }
 
-// patch sends the difference between base and want. The answer stands for want where we own a field: times come back
-// cut to seconds and must not look like a change.
+// patch sends the difference between base and want. Where we own a field, want replaces the server's answer: times come
+// back cut to seconds and must not look like a change.
 func (w *writer) patch(ctx context.Context, base, want *corev1.Pod) (*corev1.Pod, error) {
 	from, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: base.Annotations}, Status: base.Status})
 	if err != nil {
@@ -262,14 +263,14 @@ func (w *writer) replaced(ctx context.Context) bool {
 	return err == nil && (pod == nil || pod.UID != w.uid)
 }
 
-// lookUp asks the API server for the pod of our name on our node, past its caches; nil: there is none. It lists, because
-// to a node's own identity the server says "forbidden", not "not found", of a pod that is gone.
+// lookUp asks the API server, not its caches, for the pod of our name on our node; nil: no such pod. It lists, because for
+// a pod that is gone the server answers a node's own identity with "forbidden" and not with "not found".
 func (w *writer) lookUp(ctx context.Context) (*corev1.Pod, error) {
 	list, err := w.pods.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{"metadata.name": w.ref.Name, "spec.nodeName": w.node}.String()})
 	if err != nil {
 		return nil, err
 	}
-	for i := range list.Items { // a fake server may not select
+	for i := range list.Items { // a fake server may ignore the field selector
 		if list.Items[i].Name == w.ref.Name {
 			return &list.Items[i], nil
 		}
@@ -277,7 +278,7 @@ func (w *writer) lookUp(ctx context.Context) (*corev1.Pod, error) {
 	return nil, nil
 }
 
-// erase removes the pod's object at once: its VM is gone and its last status is written.
+// erase deletes the pod's object at once: its last status is written, and its VM is gone or given up.
 func (w *writer) erase(ctx context.Context) error {
 	err := w.pods.Delete(ctx, w.ref.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &w.uid},

@@ -16,8 +16,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// A node that brings up many pods at a time tells of few that they wait, of all in the end, and of none in the way of what
-// is news.
+// A node that brings up many pods at a time reports for few of them that they wait, and reports all in the end. Waiting
+// statuses never delay a status that is news.
 func TestStatusesThatMayWaitArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 60
