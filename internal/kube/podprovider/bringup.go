@@ -17,20 +17,20 @@ import (
 )
 
 // createAndStart creates and starts the pod's VM, or finds out why that is not possible.
-func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) time.Duration {
+func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	if errs := convert.Check(pod); len(errs) > 0 {
 		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
-		return 0
+		return whenWoken
 	}
 	if w.p.remote() && (contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations)) && !contract.Pushable(w.vmName) {
 		w.refuse(reasonNotSupported, "the VM name "+w.vmName+" cannot be that of a repository, in which its state would be kept; use small letters, digits and single . _ - between them")
-		return 0
+		return whenWoken
 	}
 	if w.prior != nil {
 		if w.prior.leaving() {
 			w.publish(w.p.cfg.Settle)
 			if !wait(ctx, w.prior.freed) {
-				return time.Millisecond
+				return atOnce
 			}
 		}
 		w.prior = nil
@@ -56,18 +56,18 @@ func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) time.Durat
 
 // claim claims this node for a VM that must stay on the node that holds its state, before anything of the VM is created.
 // While there is no claim, it returns false and when to retry.
-func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
+func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	ask, _ := contract.ParseSticky(pod.Annotations)
 	switch {
 	case !ask.Asked || w.claimed:
-		return 0, true
+		return whenWoken, true
 	case w.p.Placements == nil:
 		w.refuse(reasonNotSupported, "the VM is to stay on its node ("+contract.KeySticky+"), but this node cannot claim VMs")
-		return 0, false
+		return whenWoken, false
 	}
 	if why := placement.Check(pod); why != "" {
 		w.refuse(reasonNotSupported, why)
-		return 0, false
+		return whenWoken, false
 	}
 	if err := w.p.Placements.Hold(ctx, pod); err != nil {
 		reason := reasonUnclaimed
@@ -77,11 +77,11 @@ func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (time.Duration, boo
 		return w.retry(ctx, reason, err, time.Second, 30*time.Second), false
 	}
 	w.claimed, w.tries, w.pause = true, 0, pause{}
-	return 0, true
+	return whenWoken, true
 }
 
 // boot creates the pod's VM from its image.
-func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
+func (w *worker) boot(ctx context.Context, pod *corev1.Pod) turn {
 	spec, reason, err := w.resolve(ctx, pod)
 	if err != nil {
 		return w.retry(ctx, reason, err, time.Second, 30*time.Second)
@@ -95,20 +95,20 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) time.Duration {
 	}
 	rec, err := w.launchOnce(ctx, spec)
 	if ctx.Err() != nil {
-		return time.Millisecond // removal requested, or the node stops; a VM that was created is found by its label
+		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	if err == nil {
 		w.tries, w.pause, w.mode = 0, pause{}, modeRun
 		w.p.Metrics.done("create", nil)
 		w.take(rec)
 		w.log.Info("vm launched", "vm", rec.ID)
-		return time.Millisecond
+		return atOnce
 	}
 	w.p.Metrics.done("create", err)
 	reason, never := waiting(err)
 	if never {
 		w.refuse(reason, err.Error())
-		return 0
+		return whenWoken
 	}
 	return w.retry(ctx, reason, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
 }
@@ -148,9 +148,9 @@ func (w *worker) refuse(reason, message string) {
 }
 
 // retry shows why the container waits and returns when to try again: after base, then twice as long each time.
-func (w *worker) retry(ctx context.Context, reason string, err error, base, most time.Duration) time.Duration {
+func (w *worker) retry(ctx context.Context, reason string, err error, base, most time.Duration) turn {
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	if w.pause.reason != reason || w.pause.message != err.Error() {
 		kind := eventFailed
@@ -167,7 +167,7 @@ func (w *worker) retry(ctx context.Context, reason string, err error, base, most
 	w.pause = pause{reason: reason, message: err.Error()}
 	w.publish(0)
 	w.tries++
-	return delay(base, most, w.tries)
+	return after(delay(base, most, w.tries))
 }
 
 // delay returns base×2^(n-1), but at most most.
@@ -273,13 +273,13 @@ func (w *worker) wakeUp(ctx context.Context, rec vm.Record) (vm.Record, error) {
 }
 
 // start starts a VM that was created but never ran.
-func (w *worker) start(ctx context.Context, rec *vm.Record) time.Duration {
+func (w *worker) start(ctx context.Context, rec *vm.Record) turn {
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if err != nil {
 		return w.retry(ctx, reasonRunError, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
 	}
 	w.take(got)
-	return time.Millisecond
+	return atOnce
 }
 
 // announce reports once per run that the guest is up.

@@ -23,7 +23,7 @@ const (
 )
 
 // cloneUp creates the pod's VM from origin, or shows why that fails.
-func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) time.Duration {
+func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
 	w.publish(w.p.cfg.Settle)
 	if w.launched.IsZero() {
 		w.launched = time.Now()
@@ -82,21 +82,21 @@ func names(rec vm.Record) string {
 }
 
 // cloned handles the outcome of a clone.
-func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) time.Duration {
+func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) turn {
 	if ctx.Err() != nil {
-		return time.Millisecond // removal requested, or the node stops; a VM that was created is found by its label
+		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	w.p.Metrics.done("create", err)
 	if err == nil {
 		w.tries, w.pause, w.mode = 0, pause{}, modeClone
 		w.take(rec)
 		w.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
-		return time.Millisecond
+		return atOnce
 	}
 	reason, never := waiting(err)
 	if never {
 		w.refuse(reason, err.Error())
-		return 0
+		return whenWoken
 	}
 	return w.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -16,17 +15,17 @@ import (
 
 // offer pushes the snapshot for forks of rec to the registry, if the pod says that forks on other nodes wait for it. The
 // push runs in parallel to the worker's steps. offer returns when to try again.
-func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
+func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) turn {
 	if !contract.OfferFork(pod.Annotations) || w.snaps == nil || !w.p.remote() {
-		return 0
+		return whenWoken
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.offers == rec.ID {
-		return 0
+		return whenWoken
 	}
 	if left := w.offering.left(); left > 0 {
-		return left
+		return after(left)
 	}
 	w.offers = rec.ID
 	w.background(func(ctx context.Context) {
@@ -39,7 +38,7 @@ func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) time.Duration {
 			w.log.Warn("state for forks not in the registry", "err", err)
 		}
 	})
-	return 0
+	return whenWoken
 }
 
 // hasOffered records how an offer ended, and reports whether it failed for a new reason.

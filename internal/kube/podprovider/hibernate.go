@@ -17,10 +17,10 @@ import (
 // the registry and the pod, so that the next process can continue wherever an earlier one was killed.
 
 // awake handles a running VM: it hibernates the VM if that is wanted, otherwise it keeps the VM running.
-func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	if !contract.Hibernate(pod.Annotations) || w.snaps == nil {
 		w.dozing = retryTask{}
-		var wait time.Duration
+		var wait turn
 		if up(rec) && itself(rec, w.answers()) {
 			wait = sooner(w.tidyUp(ctx, rec), w.offer(pod, rec))
 		}
@@ -29,21 +29,21 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tim
 	}
 	if !up(rec) || !itself(rec, w.answers()) { // its identity is not set up yet, and must be before a save
 		w.running(ctx, pod, rec)
-		return 0
+		return whenWoken
 	}
 	if left := w.dozing.left(); left > 0 {
 		w.running(ctx, pod, rec)
-		return left
+		return after(left)
 	}
 	return w.fallAsleep(ctx, rec)
 }
 
 // fallAsleep hibernates rec, unless the registry cannot take the state.
-func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
+func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 	w.setLife(contract.LifecycleHibernating, w.dozing.cause)
 	w.publish(0)
 	if err := w.writer.flush(ctx); err != nil { // this tells the next process that a tag may exist
-		return time.Millisecond
+		return atOnce
 	}
 	if w.p.remote() {
 		ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
@@ -55,7 +55,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 	began := time.Now()
 	got, err := w.hibernate(ctx, rec)
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	w.p.Metrics.done("hibernate", err)
 	if err != nil {
@@ -64,7 +64,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) time.Duration {
 	w.p.Metrics.save.Observe(time.Since(began).Seconds())
 	w.stopMonitor()
 	w.take(got)
-	return time.Millisecond
+	return atOnce
 }
 
 // hibernate tells the engine to hibernate rec. If an earlier hibernation left a snapshot of that name, it is replaced.
@@ -81,9 +81,9 @@ func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, erro
 }
 
 // notAsleep reports why the VM is not hibernated as it should be, and returns when to retry.
-func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.Duration {
+func (w *worker) notAsleep(ctx context.Context, reason string, err error) turn {
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	if w.dozing.failed(err) {
 		w.event(corev1.EventTypeWarning, reason, "VM %s is not hibernated: %s", w.vmName, err)
@@ -91,12 +91,12 @@ func (w *worker) notAsleep(ctx context.Context, reason string, err error) time.D
 	}
 	w.setLife(contract.LifecycleHibernating, err.Error())
 	w.publish(0)
-	return time.Millisecond // the next step keeps the VM as it is and knows how long to wait
+	return atOnce // the next step keeps the VM as it is and knows how long to wait
 }
 
 // asleep handles a hibernated VM: it pushes the hibernated state to the registry and leaves the VM as it is, or it wakes
 // the VM.
-func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	w.stopMonitor()
 	w.stopKeeper()
 	if !contract.Hibernate(pod.Annotations) {
@@ -104,40 +104,40 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 	}
 	if w.snaps == nil || w.kept != "" && w.kept == rec.Snapshot {
 		w.publish(0)
-		return 0
+		return whenWoken
 	}
 	if left := w.dozing.left(); left > 0 {
 		w.publish(0)
-		return left
+		return after(left)
 	}
 	err := w.keepAsleep(ctx, w.vmName, rec)
 	switch {
 	case ctx.Err() != nil:
-		return time.Millisecond
+		return atOnce
 	case err == nil:
 		return w.sleeps(rec.Snapshot)
 	case w.life.State == contract.LifecycleHibernated: // the state was stored before; only now it cannot be checked
 		w.dozing.failed(err)
 		w.log.Warn("registry not asked for hibernated vm", "vm", rec.ID, "err", err)
 		w.publish(0)
-		return w.dozing.left()
+		return after(w.dozing.left())
 	}
 	w.notAsleep(ctx, eventHibernatePushFailed, err)
 	got, err := w.snaps.Wake(ctx, string(rec.ID)) // wake the VM here: its hibernated state is not stored elsewhere
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	if err != nil {
 		w.log.Warn("vm stays asleep", "vm", rec.ID, "err", err)
-		return max(w.dozing.left(), time.Millisecond)
+		return after(w.dozing.left())
 	}
 	w.taken(got)
-	return time.Millisecond
+	return atOnce
 }
 
 // sleeps records that the VM is hibernated and its state is where it should be. snap is "" when it is in the registry
 // only.
-func (w *worker) sleeps(snap string) time.Duration {
+func (w *worker) sleeps(snap string) turn {
 	if w.life.State != contract.LifecycleHibernated {
 		w.event(corev1.EventTypeNormal, eventHibernated, "VM %s is hibernated", w.vmName)
 		w.log.Info("vm hibernated", "snapshot", snap)
@@ -145,7 +145,7 @@ func (w *worker) sleeps(snap string) time.Duration {
 	w.dozing, w.kept = retryTask{}, snap
 	w.setLife(contract.LifecycleHibernated, "")
 	w.publish(0)
-	return 0
+	return whenWoken
 }
 
 // keepAsleep makes sure that rec's hibernation snapshot is in the registry, if the node has one.
@@ -172,40 +172,40 @@ func (t tenant) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) e
 }
 
 // wakeLocal resumes the VM from its hibernation snapshot on this node or, if that is damaged, from the registry.
-func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) time.Duration {
+func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 	if w.snaps == nil {
 		w.publish(0)
-		return 0
+		return whenWoken
 	}
 	if left := w.waking.left(); left > 0 {
 		w.publish(0)
-		return left
+		return after(left)
 	}
 	if snap, err := w.snaps.GetSnapshot(ctx, rec.Snapshot); err == nil {
 		w.slept = snap.Digest
 	}
 	got, err := w.snaps.Wake(ctx, string(rec.ID))
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	w.p.Metrics.done("wake", err)
 	if err == nil {
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 		w.waking, w.dozing, w.kept = retryTask{}, retryTask{}, ""
 		w.taken(got)
-		return time.Millisecond
+		return atOnce
 	}
 	if errdefs.Is(err, errdefs.DataLoss) && w.p.remote() {
 		if err = w.replace(ctx, rec, err); err == nil {
-			return time.Millisecond
+			return atOnce
 		}
 	}
 	return w.notAwake(ctx, err)
 }
 
-func (w *worker) notAwake(ctx context.Context, err error) time.Duration {
+func (w *worker) notAwake(ctx context.Context, err error) turn {
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	if w.waking.failed(err) {
 		reason := eventWakeFailed
@@ -217,7 +217,7 @@ func (w *worker) notAwake(ctx context.Context, err error) time.Duration {
 	}
 	w.setLife(w.life.State, err.Error())
 	w.publish(0)
-	return max(w.waking.left(), time.Millisecond)
+	return after(w.waking.left())
 }
 
 // taken records got as our VM without announcing that it runs.
@@ -289,7 +289,7 @@ func (w *worker) elsewhere(ctx context.Context, pod *corev1.Pod) (at place, slee
 }
 
 // wakeRemote resumes a VM that is hibernated elsewhere. It gets the name, and so the addresses, that it had.
-func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) time.Duration {
+func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) turn {
 	w.publish(w.p.cfg.Settle)
 	if w.launched.IsZero() {
 		w.launched = time.Now()
@@ -366,13 +366,13 @@ func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.S
 }
 
 // tidyUp removes what a hibernation left, once the VM is awake: the tag in the registry, from which a later VM of that
-// name would resume, and what was imported here. It returns when to retry, 0 when nothing is left.
-func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
+// name would resume, and what was imported here. It returns when to retry, whenWoken when nothing is left.
+func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) turn {
 	if w.tidy || w.snaps == nil {
-		return 0
+		return whenWoken
 	}
 	if left := w.tidying.left(); left > 0 {
-		return left
+		return after(left)
 	}
 	slept := w.restored || w.life.State == contract.LifecycleHibernating || w.life.State == contract.LifecycleHibernated
 	left, err := snapshot.Snapshot{}, error(nil)
@@ -390,17 +390,17 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) time.Duration {
 		}
 	}
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	if err != nil {
 		if w.tidying.failed(err) {
 			w.event(corev1.EventTypeWarning, eventTagLeft, "VM %s is awake, but its hibernated state is still in the registry: %s", w.vmName, err)
 		}
-		return max(w.tidying.left(), time.Millisecond)
+		return after(w.tidying.left())
 	}
 	if left.ID != "" {
 		w.discard(ctx, left.ID)
 	}
 	w.tidy, w.restored, w.slept, w.tidying = true, false, "", retryTask{}
-	return 0
+	return whenWoken
 }

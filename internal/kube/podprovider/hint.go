@@ -34,12 +34,15 @@ func (w *worker) answers() bool {
 	return w.ready
 }
 
-// hintAfter returns how long to wait before a check whether rec needs a hint; 0: there is nothing to wait for.
-func (w *worker) hintAfter(rec *vm.Record) time.Duration {
+// hintAfter returns when to check whether rec needs a hint.
+func (w *worker) hintAfter(rec *vm.Record) turn {
 	if !estranged(rec) {
-		return 0
+		return whenWoken
 	}
-	return max(time.Until(rec.StartedAt.Add(hintDelay)), 0)
+	if left := time.Until(rec.StartedAt.Add(hintDelay)); left > 0 {
+		return after(left)
+	}
+	return whenWoken
 }
 
 // hint returns the commands that a person must run in the guest, in base64; "" when nothing must be run. known is false
@@ -69,14 +72,6 @@ func (w *worker) sayHint(hint string) {
 	w.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned and nobody in it answers: run the commands of the annotation %s (base64) on its console, `cocoon vm console %s`; then it becomes ready",
 		w.vmName, contract.KeyPostCloneHint, w.vmName)
 	w.log.Warn("cloned guest must be told who it is by hand", "vm", w.vmName)
-}
-
-// sooner returns the shorter of two waits. A wait of 0 never ends.
-func sooner(a, b time.Duration) time.Duration {
-	if a <= 0 || b > 0 && b < a {
-		return b
-	}
-	return a
 }
 
 // hintCommands returns the commands that give rec its own identity.

@@ -63,7 +63,7 @@ func (w *worker) requestedStop(rec *vm.Record) *killRequest {
 }
 
 // stopForKill stops the VM. A restart is handled after the VM has ended.
-func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *killRequest) time.Duration {
+func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *killRequest) turn {
 	if !s.told {
 		s.told = true
 		w.log.Info("container killed", "vm", rec.ID, "op", s.message)
@@ -73,14 +73,14 @@ func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Recor
 	w.publish(0)
 	got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, s.graceIn(pod)))
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	if err != nil {
 		return w.retry(ctx, reasonRunError, err, time.Second, 30*time.Second)
 	}
 	w.tries, w.killed = 0, rec.StartedAt
 	w.take(got)
-	return time.Millisecond
+	return atOnce
 }
 
 // killRequested kills each container that has a kill request, by itself, while the VM keeps running.
@@ -174,7 +174,7 @@ func (w *worker) preStop(ctx context.Context, containers []*corev1.Container, re
 	var hooks sync.WaitGroup
 	ran := false
 	for _, c := range containers {
-		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil || !w.bows(rec, c.Name) {
+		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil || !w.preStopDue(rec, c.Name) {
 			continue
 		}
 		ran = true
@@ -195,8 +195,8 @@ func (w *worker) preStop(ctx context.Context, containers []*corev1.Container, re
 	return max(grace-time.Since(began), leastGrace)
 }
 
-// bows reports whether the preStop hook of the named container must run now, and records that it runs.
-func (w *worker) bows(rec *vm.Record, name string) bool {
+// preStopDue reports whether the preStop hook of the named container must run now, and records that it runs.
+func (w *worker) preStopDue(rec *vm.Record, name string) bool {
 	r, runs := runOf(rec, name)
 	w.mu.Lock()
 	defer w.mu.Unlock()

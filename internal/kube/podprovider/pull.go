@@ -36,7 +36,7 @@ type backoff struct {
 }
 
 // pull makes sure that the images of pod are in the store. When one is not, it returns false and when to retry.
-func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool) {
+func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	for _, r := range convert.Pulls(pod) {
 		if w.fetched[r.Name] {
 			continue
@@ -47,10 +47,10 @@ func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (time.Duration, bool
 		w.fetched[r.Name] = true
 	}
 	clear(w.fetched) // they are checked again for the next VM of this pod
-	return 0, true
+	return whenWoken, true
 }
 
-func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (time.Duration, bool) {
+func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (turn, bool) {
 	if w.pulls.asked != r.Name { // the image of a pod may change
 		w.pulls = backoff{asked: r.Name}
 	}
@@ -62,7 +62,7 @@ func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReque
 	}
 	img, local, err := w.fetch(ctx, pod, r)
 	if ctx.Err() != nil {
-		return time.Millisecond, false
+		return atOnce, false
 	}
 	w.p.Metrics.done("pull", err)
 	if err != nil {
@@ -75,7 +75,7 @@ func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReque
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.images[r.Name] = pulled{name: img.Name, id: img.ID, ref: imageRef(img), local: local}
-	return 0, true
+	return whenWoken, true
 }
 
 // fetch asks the runtime for the image, with the pod's credentials where the network, or a proof of access, may be needed.
@@ -116,7 +116,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 }
 
 // pullFailed shows why there is no image, in the kubelet's words, and returns when to retry.
-func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error) time.Duration {
+func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error) turn {
 	switch {
 	case errdefs.IsInvalid(err):
 		return w.retry(ctx, reasonInvalidImage, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
@@ -137,21 +137,21 @@ func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error)
 	b.shown = time.Now().Add(min(wait, pullShown))
 	w.pause = pause{reason: reasonErrPull, message: err.Error()}
 	w.publish(0)
-	return min(wait, pullShown)
+	return after(min(wait, pullShown))
 }
 
 // holdBack shows that the pull will be retried, and returns when. left is the time until then.
-func (w *worker) holdBack(left time.Duration) time.Duration {
+func (w *worker) holdBack(left time.Duration) turn {
 	b := &w.pulls
 	if stands := time.Until(b.shown); stands > 0 { // woken early
-		return min(left, stands)
+		return after(min(left, stands))
 	}
 	if w.pause.reason != reasonPullBackOff {
 		w.event(corev1.EventTypeNormal, eventBackOff, "Back-off pulling image %q", b.asked)
 	}
 	w.pause = pause{reason: reasonPullBackOff, message: fmt.Sprintf("Back-off pulling image %q: %s: %s", b.asked, reasonErrPull, b.cause)}
 	w.publish(0)
-	return max(left, time.Millisecond)
+	return after(left)
 }
 
 // imageRef returns how a pod's status names img: a registry's manifest by repository and digest, any other image by its

@@ -2,7 +2,6 @@ package podprovider
 
 import (
 	"context"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -15,17 +14,17 @@ import (
 
 // saveFirst saves the VM of a pod that is being deleted, if the pod's policy says so. Until the saved state is where it
 // outlives the VM, it returns false and when to retry: the VM stays, and the pod is Terminating.
-func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, bool) {
+func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
 	if w.snaps == nil || rec.StartedAt.IsZero() || w.saved == rec.ID {
-		return 0, true
+		return whenWoken, true
 	}
 	pod, _, _ := w.look()
 	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && w.p.remote() // it gives up its seat
 	if !convert.Saves(pod) && !give {
-		return 0, true
+		return whenWoken, true
 	}
 	if left := w.saving.left(); left > 0 {
-		return left, false
+		return after(left), false
 	}
 	var stage string
 	var err error
@@ -36,11 +35,11 @@ func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return time.Millisecond, false
+		return atOnce, false
 	case err == nil:
 		w.saving, w.saved = retryTask{}, rec.ID
 		w.log.Info("vm saved before it is removed", "vm", rec.ID)
-		return 0, true
+		return whenWoken, true
 	}
 	w.p.Metrics.done("save", err)
 	if w.saving.failed(err) {
@@ -48,7 +47,7 @@ func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (time.Duration, 
 			rec.Spec.Name, contract.KeySnapshotPolicy, contract.SnapshotNever, err)
 		w.log.Warn("vm not saved, it is kept", "vm", rec.ID, "op", stage, "err", err)
 	}
-	return max(w.saving.left(), time.Millisecond), false
+	return after(w.saving.left()), false
 }
 
 // saveAway stores the state of rec where it outlives the VM: in the registry as name:latest or, on a node without a

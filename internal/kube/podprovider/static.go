@@ -20,17 +20,17 @@ import (
 // the pod's annotations. The Runtime is never asked about it, whatever VM of the node may have that ID or name.
 
 // attend adopts the machine of a static pod and monitors whether it can be reached.
-func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
+func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 	w.mu.Lock()
 	watched := w.guestMonitor != nil
 	w.mu.Unlock()
 	if watched {
 		w.publish(0)
-		return 0
+		return whenWoken
 	}
 	if errs := convert.Check(pod); len(errs) > 0 {
 		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
-		return 0
+		return whenWoken
 	}
 	if !w.begun {
 		there := runtimeOf(pod)
@@ -46,7 +46,7 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) time.Duration {
 	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
 	w.awaitVerdict(ctx, v)
 	w.publish(0)
-	return 0
+	return whenWoken
 }
 
 // runtimeOf returns what the annotations of a static pod say about its machine.

@@ -49,12 +49,12 @@ func (w *worker) awaitVerdict(ctx context.Context, v *guestMonitor) {
 }
 
 // stopped decides what follows the end of a run: another run after a pause, or the end of the pod.
-func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	w.stopMonitor()
 	if !w.restarts(pod, rec) {
 		w.again = false
 		w.publish(0)
-		return 0
+		return whenWoken
 	}
 	w.again = true
 	if ask, _ := contract.ParseVMSpec(pod.Annotations); ask.Managed {
@@ -65,22 +65,22 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 	}
 	w.publish(0) // report the end before the start, which takes too long to wait for
 	if left := time.Until(w.due); left > 0 {
-		return left
+		return after(left)
 	}
 	w.last = terminated(rec)
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	w.p.Metrics.done("restart", err)
 	if err != nil {
-		left := w.retry(ctx, reasonRunError, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
-		w.due = time.Now().Add(left)
-		return left
+		again := w.retry(ctx, reasonRunError, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+		w.due = time.Now().Add(time.Duration(again))
+		return again
 	}
 	w.tries, w.pause, w.again = 0, pause{}, false
 	w.take(got)
-	return time.Millisecond
+	return atOnce
 }
 
 // restarts applies the pod's restart policy. A run that we ended ourselves, because of a probe or hook, counts as failed.
@@ -125,7 +125,7 @@ const (
 )
 
 // restartInPlace starts a managed VM that has ended. Its disk and addresses are kept.
-func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Duration {
+func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	if since := time.Since(w.restarted); !w.restarted.IsZero() && since < restartCooldown {
 		return w.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
 	}
@@ -133,7 +133,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 	w.last = terminated(rec)
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
-		return time.Millisecond
+		return atOnce
 	}
 	w.p.Metrics.done("restart", err)
 	switch {
@@ -142,7 +142,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 		w.restarted, w.unanswered = time.Now(), time.Time{}
 		w.event(corev1.EventTypeNormal, eventRestarted, "VM %s ended (%s) and was restarted in place", rec.Spec.Name, rec.Reason)
 		w.take(got)
-		return time.Millisecond
+		return atOnce
 	case !errdefs.IsUnavailable(err):
 		return w.evict(ctx, reasonRestartFailed, "VM "+rec.Spec.Name+" ended and cannot be restarted: "+err.Error())
 	case w.unanswered.IsZero():
@@ -155,7 +155,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) time.Durati
 
 // evict gives up a pod: it marks the pod Failed, reports that, and deletes the pod's object so that its controller creates
 // another. What is left of the VM is removed as for any deleted pod.
-func (w *worker) evict(ctx context.Context, reason, message string) time.Duration {
+func (w *worker) evict(ctx context.Context, reason, message string) turn {
 	w.stopMonitor()
 	w.stopKeeper()
 	w.log.Warn("pod evicted", "op", reason, "err", message)
@@ -164,12 +164,12 @@ func (w *worker) evict(ctx context.Context, reason, message string) time.Duratio
 	w.p.Metrics.lifecycle.WithLabelValues("evict", "success").Inc()
 	w.publish(0)
 	if err := w.writer.flush(ctx); err != nil {
-		return 0
+		return whenWoken
 	}
 	if err := w.writer.erase(ctx); err != nil {
 		w.log.Warn("evicted pod not deleted", "err", err)
 	}
-	return 0
+	return whenWoken
 }
 
 // vanish records that the run of rec is over. Nobody knows when or how it ended.
@@ -193,16 +193,16 @@ func (w *worker) late(pod *corev1.Pod) time.Duration {
 }
 
 // inTime returns wait, or the rest of the pod's active deadline if that is less.
-func (w *worker) inTime(pod *corev1.Pod, wait time.Duration) time.Duration {
-	if left := w.late(pod); left < math.MaxInt64 && (wait <= 0 || left < wait) {
-		return max(left, time.Millisecond)
+func (w *worker) inTime(pod *corev1.Pod, wait turn) turn {
+	if left := w.late(pod); left < math.MaxInt64 {
+		return sooner(wait, after(left))
 	}
 	return wait
 }
 
 // bringUpBefore runs createAndStart, limited by the pod's active deadline. The deadline counts from when the pod came to
 // this node.
-func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) time.Duration {
+func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) turn {
 	if pod.Spec.ActiveDeadlineSeconds == nil {
 		return w.createAndStart(ctx, pod)
 	}
@@ -213,7 +213,7 @@ func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) time.Durati
 }
 
 // expire stops a pod that has used up its active deadline, also one that has no VM yet.
-func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) time.Duration {
+func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	w.stopMonitor()
 	if rec == nil { // an interrupted launch may have left a VM
 		var err error
@@ -224,7 +224,7 @@ func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 	if rec != nil && !over(rec) {
 		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
 		if ctx.Err() != nil {
-			return time.Millisecond
+			return atOnce
 		}
 		if err != nil {
 			return w.retry(ctx, reasonDeadline, err, time.Second, w.p.cfg.BackoffMax)
@@ -235,5 +235,5 @@ func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) ti
 	w.again, w.verdict = false, &verdict{reason: reasonDeadline, message: message}
 	w.event(corev1.EventTypeNormal, reasonDeadline, "%s", message)
 	w.publish(0)
-	return 0
+	return whenWoken
 }

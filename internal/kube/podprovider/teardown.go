@@ -14,8 +14,8 @@ import (
 
 // tearDown removes the pod's VM: it shuts the VM down within the grace, then removes it. It returns true when the VM is
 // gone, otherwise when to retry. The caller's ctx is cancelled when a shorter grace is wanted.
-func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) {
-	const again = time.Second
+func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
+	const again = turn(time.Second)
 	w.stopMonitor()
 	w.stopKeeper()
 	if !r.confirmed {
@@ -29,11 +29,11 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 			w.writer.stop() // no object is left to write to
 		case !leaving:
 			w.keep(r)
-			return time.Millisecond, false
+			return atOnce, false
 		}
 	}
 	if w.static {
-		return 0, true
+		return whenWoken, true
 	}
 	rec, err := w.findVM(ctx)
 	if err != nil {
@@ -43,7 +43,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		return again, false
 	}
 	if rec == nil {
-		return 0, true
+		return whenWoken, true
 	}
 	if wait, ok := w.saveFirst(ctx, rec); !ok {
 		return wait, false
@@ -59,7 +59,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, grace))
 		switch {
 		case ctx.Err() != nil:
-			return time.Millisecond, false
+			return atOnce, false
 		case err == nil:
 			w.again = false
 			w.take(got)
@@ -70,7 +70,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 	}
 	err = w.vms.Remove(ctx, string(rec.ID), true)
 	if ctx.Err() != nil {
-		return time.Millisecond, false
+		return atOnce, false
 	}
 	if err != nil && !errdefs.IsNotFound(err) {
 		w.event(corev1.EventTypeWarning, eventFailedKill, "error killing pod: %s", err)
@@ -85,7 +85,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (time.Duration, bool) 
 	w.dropForks(ctx)
 	w.p.Metrics.done("delete", nil)
 	w.log.Info("vm removed", "vm", rec.ID)
-	return 0, true
+	return whenWoken, true
 }
 
 // askServer asks the API server itself whether the pod is gone or is being deleted. A cache is never a reason to destroy

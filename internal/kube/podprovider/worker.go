@@ -175,12 +175,12 @@ func (w *worker) run(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		op, cancel := context.WithCancel(ctx)
-		var wait time.Duration
+		var next turn
 		var gone bool
 		if r := w.begin(cancel); r != nil {
-			wait, gone = w.tearDown(op, *r)
+			next, gone = w.tearDown(op, *r)
 		} else {
-			wait = w.step(op)
+			next = w.step(op)
 		}
 		cancel()
 		if gone {
@@ -188,7 +188,7 @@ func (w *worker) run(ctx context.Context) {
 			w.p.wg.Go(func() { w.depart(ctx) })
 			return
 		}
-		sleep(ctx, w.wake, wait, wait <= 0)
+		next.wait(ctx, w.wake)
 	}
 }
 
@@ -200,22 +200,22 @@ func (w *worker) begin(cancel context.CancelFunc) *removal {
 	return w.removal
 }
 
-// step does the next thing for the pod. It returns how long to wait before the next step; 0: until woken.
-func (w *worker) step(ctx context.Context) time.Duration {
+// step does the next thing for the pod, and returns when the step after it comes.
+func (w *worker) step(ctx context.Context) turn {
 	pod, rec, lost := w.look()
 	switch {
 	case w.ended():
 		w.stopKeeper()
-		return 0
+		return whenWoken
 	case w.verdict != nil:
 		w.stopKeeper()
 		w.publish(0)
-		return 0
+		return whenWoken
 	case w.static:
 		return w.attend(ctx, pod)
 	case lost && (rec.StartedAt.IsZero() || rec.State == vm.StateHibernated && w.p.remote()):
 		w.forget()
-		return time.Millisecond
+		return atOnce
 	case lost:
 		w.vanish(rec)
 		return w.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" is gone; it was removed behind the pod's back or its host lost it")
@@ -227,7 +227,7 @@ func (w *worker) step(ctx context.Context) time.Duration {
 	if rec.State != vm.StateHibernated {
 		w.keepVolumes(pod, rec)
 	}
-	var wait time.Duration
+	var wait turn
 	switch rec.State {
 	case vm.StateRunning:
 		if s := w.requestedStop(rec); s != nil {
