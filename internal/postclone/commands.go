@@ -9,17 +9,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Clone is who the guest shall be.
+// Clone is the identity that the guest gets.
 type Clone struct {
 	ID        vm.ID
 	Hostname  string
 	NICs      []vm.NIC
-	MACs      []string // that the interfaces have, in the order of NICs
-	MachineID string   // 32 hex digits; "" leaves it
+	MACs      []string // current MACs of the interfaces, in the order of NICs
+	MachineID string   // 32 hex digits; "": unchanged
 }
 
-// Commands returns the shell commands for a clone of class c, to be run by root in the guest; "" for Automatic.
-// They may be run again.
+// Commands returns the shell commands for a clone of class c, for root in the guest; "" for Automatic. They are
+// idempotent.
 func Commands(c Class, v Clone) (string, error) {
 	var s script
 	switch c {
@@ -40,7 +40,7 @@ func Commands(c Class, v Clone) (string, error) {
 	return s.String(), nil
 }
 
-// script is a shell script that is being written. Every value in it is quoted.
+// script builds a shell script. It quotes every value.
 type script struct{ strings.Builder }
 
 func (s *script) line(words ...string) { s.WriteString(strings.Join(words, " ") + "\n") }
@@ -54,10 +54,10 @@ func (s *script) file(path string, lines ...string) {
 	s.line(append(words, ">", quote(path))...)
 }
 
-// quote makes one word of the shell out of v.
+// quote returns v as one shell word.
 func quote(v string) string { return "'" + strings.ReplaceAll(v, "'", `'\''`) + "'" }
 
-// plain is v for a file whose format is made of lines.
+// plain returns v without control characters, for line-based files.
 func plain(v string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
@@ -67,7 +67,7 @@ func plain(v string) string {
 	}, v)
 }
 
-// begin gives back memory that only holds what the source once read, and changes what does not belong to the network.
+// begin drops the guest's page cache, and changes what does not belong to the network.
 func (s *script) begin(v Clone) {
 	s.line("sync; echo 3 > /proc/sys/vm/drop_caches")
 	s.line("hwclock -s 2>/dev/null || true # the time went on while the guest was saved")
@@ -80,7 +80,7 @@ func (s *script) begin(v Clone) {
 	}
 }
 
-// seedDir is where cloud-init looks for its data before it looks at disks, of which the clone has the source's.
+// seedDir is where cloud-init looks for its data before it looks at disks; the clone still has the source's seed disk.
 const seedDir = "/var/lib/cloud/seed/nocloud"
 
 func (s *script) cloudInit(v Clone) error {
@@ -103,7 +103,7 @@ func (s *script) cloudInit(v Clone) error {
 	return nil
 }
 
-// networkd writes a file for each interface, found by its MAC, instead of those that name a MAC of the source.
+// networkd writes a file for each interface, matched by MAC, and removes the files that name a MAC of the source.
 func (s *script) networkd(v Clone) {
 	s.line("mkdir -p /etc/systemd/network")
 	for i, n := range v.NICs {
@@ -150,7 +150,7 @@ func networkFile(n vm.NIC, mac string) []string {
 	return lines
 }
 
-// changeMACs gives every interface its new address, found by the old one.
+// changeMACs gives every interface its new MAC; it finds the interface by the old one.
 func (s *script) changeMACs(v Clone) {
 	for i, n := range v.NICs {
 		mac, err := net.ParseMAC(n.MAC)
@@ -165,7 +165,7 @@ func (s *script) changeMACs(v Clone) {
 	}
 }
 
-// old is the MAC of the source's interface i as the kernel shows it, "" when it is not known.
+// old returns the MAC of the source's interface i in the kernel's notation, "" if unknown.
 func (v Clone) old(i int) string {
 	if i >= len(v.MACs) {
 		return ""

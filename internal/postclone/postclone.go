@@ -1,7 +1,7 @@
-// Package postclone says what the owner of a resumed clone has to do by hand where no agent of ours does it, and the
-// shell commands for it: the hint of the annotation vm.cocoonstack.io/post-clone-hint.
+// Package postclone determines what the owner of a resumed clone must do by hand if no agent of ours does it, and the
+// shell commands for it: the hint in the annotation vm.cocoonstack.io/post-clone-hint.
 //
-// It is pure: facts in, text out. It runs nothing and reaches no guest.
+// It is pure: facts in, text out. It runs nothing and contacts no guest.
 package postclone
 
 import (
@@ -10,16 +10,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Class is a kind of clone, by what it takes to make it reachable as itself.
+// Class is a kind of clone, by the steps that give it its own identity and network.
 type Class string
 
 // The classes.
 const (
-	// Automatic clones need nothing: an agent tells them who they are, or their network does when the interface changes.
+	// Automatic clones need nothing: an agent tells them their identity, or their network does when the interface
+	// changes.
 	Automatic Class = "automatic"
-	// CloudImage clones keep the source's identity because going on from memory does not run cloud-init again.
+	// CloudImage clones keep the source's identity because resuming from memory does not run cloud-init again.
 	CloudImage Class = "cloudimg"
-	// StaticOCI clones keep the source's addresses, which stand in the guest's own configuration.
+	// StaticOCI clones keep the source's addresses, which are in the guest's own configuration.
 	StaticOCI Class = "oci-static"
 	// FrozenMAC clones keep the source's MAC address, which is in the devices' saved state.
 	FrozenMAC Class = "frozen-mac"
@@ -28,25 +29,25 @@ const (
 // Hypervisors whose saved state fixes the MAC of the guest's interfaces.
 const firecracker = "firecracker"
 
-// Facts are what the class of a clone follows from.
+// Facts determine the class of a clone.
 type Facts struct {
 	Hypervisor string // name of the driver
-	// FixedMAC says that the guest's interfaces have kept the source's MACs although the driver is none that always does so.
+	// FixedMAC means that the guest's interfaces kept the source's MACs although the driver does not always do so.
 	FixedMAC bool
 
-	ImageType vm.ImageType  // "": look at what follows
-	Image     string        // that the source was made from, as the snapshot tells; "" after a fork or a wake
-	COW       vm.DiskFormat // of the writable disk, for a clone whose image is not known
+	ImageType vm.ImageType  // "": decide by Image, then COW
+	Image     string        // image of the source, as in the snapshot; "" after a fork or a wake
+	COW       vm.DiskFormat // of the writable disk, for a clone of an unknown image
 
 	StaticNIC    bool // an interface has an address that no DHCP server gave it
 	Windows      bool
-	AgentAnswers bool // an agent in the guest can be told who it is
+	AgentAnswers bool // an agent in the guest can be given its identity
 }
 
 // Classify returns the class of a clone.
 func Classify(f Facts) Class {
 	switch {
-	case f.Windows: // has no shell for our commands, and asks its network anew
+	case f.Windows: // has no shell for our commands, and requests its network configuration anew
 		return Automatic
 	case f.AgentAnswers:
 		return Automatic
@@ -60,8 +61,8 @@ func Classify(f Facts) Class {
 	return Automatic
 }
 
-// cloudImage tells an image that boots itself from one of ours: by its type, else by where it is from, else by the disk
-// that VMs of it write to.
+// cloudImage tells an image that boots itself from an OCI image: by its type, else by its source, else by the format of
+// the writable disk.
 func (f Facts) cloudImage() bool {
 	switch {
 	case f.ImageType != "":

@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestClasses is the table of the specification, row by row, and what it says beside it.
+// TestClasses is the table of the specification, row by row, and the notes beside it.
 func TestClasses(t *testing.T) {
 	const url = "https://cloud.example.org/debian.qcow2"
 	for name, c := range map[string]struct {
@@ -29,12 +29,12 @@ func TestClasses(t *testing.T) {
 		"FC, OCI, DHCP":      {Facts{Hypervisor: "firecracker", Image: "ghcr.io/x/app:1"}, FrozenMAC},
 		"FC, OCI, static IP": {Facts{Hypervisor: "firecracker", Image: "ghcr.io/x/app:1", StaticNIC: true}, FrozenMAC},
 		"FC, cloudimg":       {Facts{Hypervisor: "firecracker", Image: url}, FrozenMAC},
-		// Windows never.
+		// Windows is never affected.
 		"Windows, CH":        {Facts{Hypervisor: "cloud-hypervisor", Image: url, StaticNIC: true, Windows: true}, Automatic},
 		"Windows, FC":        {Facts{Hypervisor: "firecracker", Windows: true}, Automatic},
 		"Windows, fixed MAC": {Facts{Hypervisor: "qemu", FixedMAC: true, Windows: true}, Automatic},
 
-		// The image's URL tells a clone's kind, the writable disk that of a fork or a wake.
+		// The image's URL determines the class of a clone; the writable disk determines that of a fork or a wake.
 		"plain http":                {Facts{Hypervisor: "qemu", Image: "HTTP://mirror/x.img"}, CloudImage},
 		"an image called https":     {Facts{Hypervisor: "qemu", Image: "https-server:1"}, Automatic},
 		"fork, qcow2":               {Facts{Hypervisor: "qemu", COW: vm.DiskQCOW2}, CloudImage},
@@ -66,7 +66,7 @@ func clone() Clone {
 	}
 }
 
-// TestCommands checks that every class does what the specification says it does, and no other.
+// TestCommands checks that each class does what the specification says, and nothing else.
 func TestCommands(t *testing.T) {
 	const (
 		cache    = "echo 3 > /proc/sys/vm/drop_caches\n"
@@ -109,7 +109,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// syntax has a shell read a script.
+// syntax makes a shell parse a script.
 func syntax(t *testing.T, text string) {
 	t.Helper()
 	sh := exec.Command("sh", "-n")
@@ -119,7 +119,7 @@ func syntax(t *testing.T, text string) {
 	}
 }
 
-// TestQuoting runs the parts that write files, with values that would like to be commands.
+// TestQuoting runs the parts that write files, with values that try to inject commands.
 func TestQuoting(t *testing.T) {
 	dir := t.TempDir()
 	evil := "x'; touch " + dir + "/owned; $(touch " + dir + "/owned) `touch " + dir + "/owned` \\ \"%s"
@@ -163,7 +163,7 @@ func TestQuoting(t *testing.T) {
 	}
 }
 
-// FuzzCommands has a shell read whatever names and addresses make of a script.
+// FuzzCommands makes a shell parse scripts with arbitrary names and addresses.
 func FuzzCommands(f *testing.F) {
 	f.Add("copy", "10.0.0.1", "02:00:00:00:00:01")
 	f.Add("x'y", "$(reboot)", "'")

@@ -26,8 +26,8 @@ func (s Snapshot) Clone() Snapshot {
 	return s
 }
 
-// Files returns the names of the files in the snapshot's folder besides FileMeta, in the order in which they travel.
-// Those of Whole travel. Checksums are not among them.
+// Files returns the names of the files in the snapshot's folder, without FileMeta and checksums, in the order in which
+// they are transferred. The files of Whole are the ones transferred.
 func (s Snapshot) Files() []string {
 	var names []string
 	if s.Live {
@@ -44,15 +44,16 @@ func (s Snapshot) Files() []string {
 	return names
 }
 
-// Whole returns the record of the same snapshot with its memory in one file, as Held.Open shows it and as it travels.
+// Whole returns the record of the same snapshot with its memory in one file, as Held.Open presents it and as it is
+// transferred.
 func (s Snapshot) Whole() Snapshot {
 	s = s.Clone()
 	s.MemoryBase, s.Summed = "", false
 	return s
 }
 
-// Foreign returns what the record is worth on another machine: without what is only true where it was made, such as the
-// process, paths, taps and whom its operator publishes it to.
+// Foreign returns the part of the record that is valid on another machine. It drops what is only true on this one, such
+// as the process, paths, taps and the namespaces that its operator publishes it to.
 func (s Snapshot) Foreign() Snapshot {
 	s = s.Clone()
 	s.Published = nil
@@ -69,9 +70,9 @@ func (s Snapshot) Foreign() Snapshot {
 	return s
 }
 
-// Heir is whose a copy of s is that arrives on behalf of who: the operator's keeps the owner that it came with; others get
-// what is theirs already, or what the operator saved, as their own copy.
-// Errors: NotFound for what belongs to somebody else.
+// Heir returns the owner of a copy of s that arrives on behalf of who. The operator's copy keeps its owner. Others get
+// their own snapshots, or those that the operator saved, as their own copy.
+// Errors: NotFound for a snapshot of another owner.
 func (s Snapshot) Heir(who vm.Owner) (vm.Owner, error) {
 	switch {
 	case who.Operator():
@@ -82,5 +83,5 @@ func (s Snapshot) Heir(who vm.Owner) (vm.Owner, error) {
 	return vm.Owner{}, errdefs.NotFoundf("no snapshot there is of namespace %s", who.Namespace)
 }
 
-// Writable reports whether a VM of the snapshot writes to the disk, on an overlay of its own.
+// Writable reports whether a VM made from the snapshot writes to the disk, on its own overlay.
 func (d Disk) Writable() bool { return d.Role == vm.RoleCOW || d.Role == vm.RoleData }

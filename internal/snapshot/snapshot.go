@@ -1,8 +1,8 @@
-// Package snapshot is the contract of the snapshot store: whole guests at one instant, memory, devices and disks, from
-// which any number of VMs go on.
+// Package snapshot is the contract of the snapshot store. A snapshot is a whole guest at one instant: memory, devices
+// and disks. Any number of VMs can resume from it.
 //
-// A snapshot is a folder of plain files. Implementations own their folders and carry them elsewhere and back; they start
-// no VM and decide nothing about one.
+// A snapshot is a folder of plain files. Implementations own their folders, and export and import them; they start no
+// VM and make no decisions about VMs.
 package snapshot
 
 import (
@@ -16,37 +16,37 @@ import (
 
 // Names of the files of a snapshot. Disk files are named by Disk.Files.
 const (
-	FileMeta   = "snapshot.json" // Snapshot as JSON; written last: a folder without it is no snapshot
-	FileState  = "vmstate"       // devices and CPUs, the driver's own format; absent in a snapshot of disks alone
-	FileMemory = "memory-ranges" // the guest's memory, sparse; or, of a snapshot with a MemoryBase, what differs from FileBase
+	FileMeta   = "snapshot.json" // Snapshot as JSON; written last: a folder without it is not a snapshot
+	FileState  = "vmstate"       // devices and CPUs, in the driver's own format; absent in a snapshot of disks only
+	FileMemory = "memory-ranges" // the guest's memory, sparse; with a MemoryBase, only what differs from FileBase
 	FileBase   = "memory-base"   // the whole memory of an earlier snapshot
 )
 
-// Beside each file but FileMeta are its checksums, as package sparse names and reads them, when Snapshot.Summed says so.
-// They do not travel: each store makes its own.
+// Each file except FileMeta has a checksum file beside it if Snapshot.Summed is set; package sparse names and reads
+// these. They are not exported or pushed: each store makes its own.
 
-// Snapshot is what is known of one snapshot. The JSON is public API (`cocoon snapshot inspect`).
+// Snapshot is the record of one snapshot. The JSON is public API (`cocoon snapshot inspect`).
 type Snapshot struct {
-	ID          string `json:"id"`   // 26 characters, as a VM's
-	Name        string `json:"name"` // unique among its owner's: letters, digits, ".", "_", "-", ":", at most 127
+	ID          string `json:"id"`   // 26 characters, like the id of a VM
+	Name        string `json:"name"` // unique per owner: letters, digits, ".", "_", "-", ":", at most 127
 	Description string `json:"description,omitempty"`
 
-	// Owner is that of the VM whose memory it is. It travels with the snapshot.
+	// Owner is the owner of the VM whose memory was saved. It travels with the snapshot.
 	Owner vm.Owner `json:"owner,omitzero"`
-	// Published are the namespaces beside the owner's that may clone from it, vm.Everyone for all. Only the operator of a
-	// node publishes, and only for that node: it does not travel.
+	// Published lists the namespaces, besides the owner's, that may clone from it; vm.Everyone means all. Only the
+	// operator of a node publishes, and only for that node: the list does not travel.
 	Published []string `json:"published,omitempty"`
 
 	Image        string       `json:"image"`
 	ImageDigest  string       `json:"image_digest"`
 	ImageType    vm.ImageType `json:"image_type"`
 	ImageBlobIDs []string     `json:"image_blob_ids,omitempty"`
-	// ImageManifest is the digest under which the image's origin has it, of a registry's manifest or of a file that was
-	// served compressed, sha256:<hex>; "" when it has none other than ImageDigest.
+	// ImageManifest is the image's digest at its origin, sha256:<hex>: of a registry's manifest, or of a file that was
+	// served compressed; "" when the origin has no digest other than ImageDigest.
 	ImageManifest string `json:"image_manifest,omitempty"`
 
 	Hypervisor string     `json:"hypervisor"` // name of the driver
-	Machine    vm.Machine `json:"machine"`    // that can resume the memory
+	Machine    vm.Machine `json:"machine"`    // a machine that can resume the memory
 
 	CPU     int    `json:"cpu"`
 	Memory  int64  `json:"memory"`  // bytes
@@ -56,35 +56,37 @@ type Snapshot struct {
 	Windows bool   `json:"windows,omitempty"`
 
 	Source Source  `json:"source"`
-	Live   bool    `json:"live"`            // it has memory and devices; otherwise a VM of it boots
-	Fresh  bool    `json:"fresh,omitempty"` // its memory is of a guest that had not been set up since it booted
-	Disks  []Disk  `json:"disks"`           // in the order the guest sees them
+	Live   bool    `json:"live"`            // has memory and devices; otherwise a VM made from it boots
+	Fresh  bool    `json:"fresh,omitempty"` // the memory is of a guest that had not been set up since it booted
+	Disks  []Disk  `json:"disks"`           // in the guest's order
 	Boot   vm.Boot `json:"boot"`
-	// MemoryBase is the id of the snapshot, which may be gone, whose memory is in FileBase; "": FileMemory is whole.
+	// MemoryBase is the id of the snapshot whose memory is in FileBase; that snapshot may be removed already. "":
+	// FileMemory is whole.
 	MemoryBase string    `json:"memory_base,omitempty"`
-	NIC        []vm.NIC  `json:"nic,omitempty"` // the interfaces as the guest knows them
+	NIC        []vm.NIC  `json:"nic,omitempty"` // the NICs as the guest knows them
 	Record     vm.Record `json:"record"`        // of the source: a clone inherits its process, volumes and mounts
 
-	Size      int64             `json:"size"`            // bytes that it occupies
+	Size      int64             `json:"size"`            // bytes on disk
 	Pause     time.Duration     `json:"pause,omitempty"` // nanoseconds that the guest was stopped
 	Method    string            `json:"method,omitempty"`
 	Quiesced  bool              `json:"quiesced,omitempty"` // the guest's file systems were frozen
 	CreatedAt time.Time         `json:"created_at"`
 	UsedAt    time.Time         `json:"used_at,omitzero"`
-	Summed    bool              `json:"summed,omitempty"` // its files have checksums beside them; false: it was saved before there were any
+	Summed    bool              `json:"summed,omitempty"` // the files have checksums beside them; false: saved before there were checksums
 	Digest    string            `json:"digest,omitempty"` // sha256:<hex> of the manifest that it was pushed as or pulled from
-	Labels    map[string]string `json:"labels,omitempty"` // opaque notes of doors
+	Labels    map[string]string `json:"labels,omitempty"` // opaque; doors keep their own keys here
 }
 
-// Image is what disks of a snapshot stand on.
+// Image is an image that disks of a snapshot are based on.
 type Image struct {
-	Name     string // as its VM was given it
+	Name     string // as given in the VM's spec
 	Digest   string
-	Manifest string // under which its origin has it, or ""; see Snapshot
+	Manifest string // the digest at its origin, or ""; see Snapshot.ImageManifest
 	Type     vm.ImageType
 }
 
-// Images are what the disks of s stand on: the image of its VM, then those of its containers in their order.
+// Images returns the images that the disks of s are based on: the image of its VM, then those of its containers in
+// order.
 func (s Snapshot) Images() []Image {
 	out := []Image{{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType}}
 	for i, c := range s.Record.Containers {
@@ -108,11 +110,11 @@ type Source struct {
 type Disk struct {
 	Serial string      `json:"serial"`
 	Role   vm.DiskRole `json:"role"`
-	Size   int64       `json:"size"` // bytes that the guest sees; 0: not known
-	// Layers are the snapshot's own files of this disk, the lowest first; each stands on the one before it.
+	Size   int64       `json:"size"` // bytes that the guest sees; 0: unknown
+	// Layers are the snapshot's own files of this disk, lowest first; each is the overlay of the one before it.
 	Layers []Layer `json:"layers,omitempty"`
-	// Image says that the lowest layer stands on the image's disk of the same place, or, without layers, that the disk is
-	// one of the image's shared ones.
+	// Image means that the image's disk at the same place is the backing file of the lowest layer. Without layers, the
+	// disk is one of the image's shared disks.
 	Image bool `json:"image,omitempty"`
 }
 
@@ -124,80 +126,85 @@ type Layer struct {
 
 // Store keeps snapshots. All methods are safe for concurrent use.
 //
-// Each request is made on behalf of an owner (vm.Behalf): it finds the owner's own snapshots and those that the operator
-// publishes to the owner's namespace, and changes the own ones only. What belongs to somebody else is NotFound.
+// Each request is made on behalf of an owner (vm.Behalf). It finds the owner's snapshots and those that the operator
+// publishes to the owner's namespace, and changes only the owner's. Snapshots of other owners are NotFound.
 type Store interface {
-	// Create starts a snapshot with a name, of whom the request is made for. Nobody sees it before Draft.Commit, but its
+	// Create starts a snapshot with a name, for the owner of the request. It is invisible before Draft.Commit, but its
 	// name is taken. Errors: InvalidArgument for a bad name, AlreadyExists.
 	Create(ctx context.Context, name string) (Draft, error)
-	// Get resolves a name, an id or a unique prefix of one of at least three characters (vm.Kind.Match). NotFound.
+	// Get resolves a name, an id, or a unique prefix of either with at least three characters (vm.Kind.Match).
+	// NotFound.
 	Get(ctx context.Context, ref string) (Snapshot, error)
 	// List returns all, sorted by name.
 	List(ctx context.Context) ([]Snapshot, error)
-	// Remove deletes a snapshot. VMs that go on from it are not touched: they have what they need. FailedPrecondition
-	// while somebody holds it, and for one that the operator published.
+	// Remove deletes a snapshot. VMs made from it are not affected: they have their own links to the files.
+	// FailedPrecondition while the snapshot is held, and for one that the operator published.
 	Remove(ctx context.Context, ref string) error
-	// Update changes what is known of a snapshot, not its files.
+	// Update changes the record of a snapshot, not its files.
 	Update(ctx context.Context, ref string, change func(*Snapshot)) (Snapshot, error)
 
 	// Hold keeps a snapshot from being removed and gives access to its files until Release.
 	Hold(ctx context.Context, ref string) (Held, error)
-	// HoldDir is Hold for a folder that ExportDir made and that is in no store. It checks the folder as Import checks a
-	// stream. InvalidArgument, DataLoss.
+	// HoldDir is Hold for a folder that ExportDir made and that is in no store. It validates the folder as Import
+	// validates a stream. InvalidArgument, DataLoss.
 	HoldDir(ctx context.Context, dir string) (Held, error)
 
-	// Disks makes the disks of a VM that goes on from h in dir: its own links to the layers and a private overlay on each
-	// writable disk, grown to storage bytes when that is more than it has (0: as it is). base are the image's disks as the
-	// image store prepared them. It is idempotent. What it returns depends on nothing but dir and base.
-	// Errors: InvalidArgument (storage smaller), DataLoss (a layer is missing).
+	// Disks makes, in dir, the disks of a VM that resumes from h: its own links to the layers, and a private overlay on
+	// each writable disk. The overlay grows to storage bytes if that is more than the disk has (0: no growth). base are
+	// the image's disks as the image store prepared them. Idempotent: the result depends only on dir and base. Errors:
+	// InvalidArgument (storage smaller), DataLoss (a layer is missing).
 	Disks(ctx context.Context, h Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error)
-	// Overlay makes an empty overlay on below in dir, for a save. name is that of its file.
+	// Overlay makes an empty overlay on below in dir, for a save. name is its file name.
 	Overlay(ctx context.Context, below vm.Disk, dir, name string) (vm.Disk, error)
 
-	// Export writes a snapshot as a tar stream: FileMeta first, then the files, sparse ones with their map. Held ones too.
+	// Export writes a snapshot as a tar stream: FileMeta first, then the files, sparse ones with their map. It works on
+	// held snapshots too.
 	Export(ctx context.Context, h Held, w io.Writer) error
-	// ExportDir copies a snapshot into dir, which is made or empty; by reflink or link where that can be done.
+	// ExportDir copies a snapshot into dir, which it creates or which is empty; by reflink or link where possible.
 	ExportDir(ctx context.Context, h Held, dir string) error
-	// Import reads what Export wrote, plain or gzip. Either the whole snapshot is there or nothing is. "" keeps the name.
-	// Snapshot.Heir says whose it is then.
-	// Errors: InvalidArgument (hostile or foreign content), DataLoss (truncated, digest), AlreadyExists, ResourceExhausted.
+	// Import reads what Export wrote, plain or gzip. The whole snapshot is stored, or nothing is. name "" keeps the
+	// snapshot's name. Snapshot.Heir determines the new owner.
+	// Errors: InvalidArgument (hostile or foreign content), DataLoss (truncated, digest), AlreadyExists,
+	// ResourceExhausted.
 	Import(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (Snapshot, error)
-	// ImportDir registers a folder that ExportDir made: in place, by links, when it is on the store's file system.
+	// ImportDir registers a folder that ExportDir made: in place, by links, if it is on the store's file system.
 	ImportDir(ctx context.Context, name, description, dir string) (Snapshot, error)
 }
 
-// Draft is a snapshot that is being made. Its files go into Dir.
+// Draft is a snapshot that is not committed yet. Its files go into Dir.
 type Draft interface {
-	// ID of the snapshot to be.
+	// ID is the id of the future snapshot.
 	ID() string
-	// Dir is its folder, on the file system of the VMs' folders.
+	// Dir is its folder, on the same file system as the VMs' folders.
 	Dir() string
-	// Link puts the disk d, the file itself and what it stands on down to but not including the image's own, into the
-	// folder without copying where that is possible, and returns how the snapshot describes it. Files that nobody writes
-	// to any more only. imageDisk tells the image's files, at which it stops.
+	// Link adds the disk d to the folder, without copying where possible, and returns how the snapshot describes it. It
+	// adds the disk's file and its backing files, down to but not including the image's own. Preconditions: nobody
+	// writes to these files any more. imageDisk recognizes the image's files, where Link stops.
 	Link(ctx context.Context, d vm.Disk, imageDisk func(path string) bool) (Disk, error)
-	// Base makes the whole memory that there is with the first of some snapshots FileBase, for memory that is saved as a
-	// delta to it, and returns the id for Snapshot.MemoryBase. "": none of them has one. A record without MemoryBase does
-	// away with it.
+	// Base adds, as FileBase, the whole memory of the first of the given snapshots that has one, so that memory can be
+	// saved as a delta to it. It returns the id for Snapshot.MemoryBase; "": none of them is usable. Commit removes
+	// FileBase if the record has no MemoryBase.
 	Base(ctx context.Context, refs ...string) (id string, err error)
-	// Commit makes everything durable, then the snapshot visible. s.ID, Name, Owner, Size and CreatedAt are filled in.
+	// Commit makes everything durable, then makes the snapshot visible. It fills in s.ID, Name, Owner, Size and
+	// CreatedAt.
 	Commit(ctx context.Context, s Snapshot) (Snapshot, error)
-	// Discard gives it up; after Commit it does nothing.
+	// Discard removes the draft; after Commit it does nothing.
 	Discard() error
 }
 
-// Held is a snapshot that stays while it is used.
+// Held is a snapshot that cannot be removed until Release.
 type Held interface {
 	Snapshot() Snapshot
-	// Dir is the folder with its files. They must not be written to.
+	// Dir is the folder with its files. They are read-only.
 	Dir() string
-	// Open opens a file for reading, by its name. FileMemory is whole, however it is kept. What is read of it is compared
-	// with its checksums.
+	// Open opens a file for reading, by its name. FileMemory is always whole, even if it is stored as a delta. Reads
+	// are verified against the checksums.
 	// Errors: DataLoss when it is missing or damaged.
 	Open(name string) (*sparse.File, error)
-	// Verify compares the layers of the disks with their checksums, before a VM goes on from them: a hypervisor reads them
-	// as they are. Each layer is read once in the life of the store; large ones behind the caller's back, and whoever asks
-	// later learns what was found. Memory is not looked at: who loads it compares it.
+	// Verify compares the layers of the disks with their checksums, before a VM resumes from them: a hypervisor reads
+	// the layers without verification. Each layer is read once in the lifetime of the store. Large layers are read in
+	// the background, and later calls return the result. Verify does not read the memory: it is verified when it is
+	// loaded.
 	// Errors: DataLoss, which names the layer.
 	Verify(ctx context.Context) error
 	Release()
@@ -205,20 +212,20 @@ type Held interface {
 
 // Remote carries snapshots to and from an OCI registry.
 type Remote interface {
-	// Push makes the snapshot ref there. What the registry has already is not sent again. It returns when the registry
-	// has confirmed the manifest, whose digest it returns.
+	// Push uploads the snapshot as ref. It does not send what the registry has already. It returns the digest of the
+	// manifest after the registry confirmed that manifest.
 	// Errors: InvalidArgument (ref), FailedPrecondition (credentials refused), Unavailable (network, server),
-	// ResourceExhausted (quota), DataLoss (files changed under our hands).
+	// ResourceExhausted (quota), DataLoss (files changed during the push).
 	Push(ctx context.Context, h Held, ref string, auth Auth, progress func(Progress)) (digest string, err error)
-	// Pull makes the snapshot here under name ("" is that in the registry's record). Every byte is verified before the
-	// snapshot is visible. What local snapshots have already is not fetched.
+	// Pull stores the snapshot locally under name ("": the name in the registry's record). Every byte is verified
+	// before the snapshot is visible. It does not fetch what local snapshots have already.
 	// Errors: as Push, and NotFound, DataLoss (digest, truncated, missing layer), AlreadyExists.
 	Pull(ctx context.Context, ref, name string, auth Auth, progress func(Progress)) (Snapshot, error)
-	// Digest asks which manifest ref is. NotFound.
+	// Digest returns the digest of the manifest that ref names. NotFound.
 	Digest(ctx context.Context, ref string, auth Auth) (string, error)
-	// Delete removes the tag, or the manifest when ref has a digest. Deleting what is gone is no error.
+	// Delete removes the tag, or the manifest if ref has a digest. Idempotent: a missing tag or manifest is no error.
 	Delete(ctx context.Context, ref string, auth Auth) error
-	// Check asks whether the registry answers and takes the credentials, without changing anything.
+	// Check reports whether the registry answers and accepts the credentials, without changing anything.
 	Check(ctx context.Context, ref string, auth Auth) error
 }
 
@@ -228,13 +235,13 @@ type Auth struct {
 	Token    string
 	Username string
 	Password string
-	CA       []byte // PEM: trusted beside the system's certificates; not secret
+	CA       []byte // PEM: trusted in addition to the system's certificates; not secret
 }
 
 // Progress of a push or a pull.
 type Progress struct {
 	Phase string // preparing, sending, fetching, verifying
 	Done  int64  // bytes of the snapshot's files
-	Total int64  // bytes, -1: not known
+	Total int64  // bytes, -1: unknown
 	Moved int64  // bytes that went over the network
 }

@@ -1,4 +1,4 @@
-// Package artifact is the form in which snapshots travel: media types, annotations and the config document of OCI
+// Package artifact is the transfer format of snapshots: media types, annotations and the config document of OCI
 // artifacts, and the sparse map of tar streams.
 //
 // It is pure: the registry and both ends of a transfer share these values (reference: epoch's manifest encoding).
@@ -15,7 +15,7 @@ import (
 // Artifact types of manifests.
 const (
 	TypeSnapshot        = "application/vnd.cocoonstack.snapshot.v1+json" // every layer is a whole file
-	TypeSnapshotChunked = "application/vnd.cocoonstack.snapshot.v2+json" // files come as chunks, compressed
+	TypeSnapshotChunked = "application/vnd.cocoonstack.snapshot.v2+json" // files are split into compressed chunks
 	TypeOSImage         = "application/vnd.cocoonstack.os-image.v1+json" // a cloud image: its disk in parts, sorted by title
 	TypeWindowsImage    = "application/vnd.cocoonstack.windows-image.v1+json"
 )
@@ -36,8 +36,8 @@ const (
 	SuffixPart = ".part" // of a disk's media type: one of several blobs
 )
 
-// TitleVMConfig is the title of the layer of MediaVMConfig: the JSON of snapshot.Snapshot, plain, in every manifest of ours.
-// In a tar stream it is TarHeader.Snapshot.
+// TitleVMConfig is the title of the layer of MediaVMConfig: the JSON of snapshot.Snapshot, uncompressed, in every
+// manifest that we write. In a tar stream it is TarHeader.Snapshot.
 const TitleVMConfig = "config.json"
 
 // Annotations of layers and manifests.
@@ -45,7 +45,7 @@ const (
 	AnnotationTitle      = "org.opencontainers.image.title" // of a layer: name of the file
 	AnnotationCreated    = "org.opencontainers.image.created"
 	AnnotationBaseImage  = "cocoonstack.snapshot.baseimage"
-	AnnotationChunkIndex = "cocoonstack.chunk.index" // of a layer: its place among those of one title, from 0
+	AnnotationChunkIndex = "cocoonstack.chunk.index" // of a layer: its position among those with the same title, from 0
 	AnnotationChunkCount = "cocoonstack.chunk.count"
 )
 
@@ -56,8 +56,8 @@ const (
 	PAXSum        = "COCOON.sha256"      // hex: of the entry's data as they are in the stream
 )
 
-// FileSums is the last entry of a tar stream whose writer reads each file once: lines as sha256sum writes them, of the
-// entries' data as they are in the stream.
+// FileSums is the last entry of a tar stream whose writer reads each file once. It has lines in sha256sum's format, of
+// the entries' data as they are in the stream.
 const FileSums = "SHA256SUMS"
 
 // Extent is a piece of a file that is not a hole.
@@ -86,14 +86,14 @@ type Config struct {
 // File is one file of a snapshot.
 type File struct {
 	Mode       uint32   `json:"mode"`                 // permission bits
-	SparseMap  []Extent `json:"sparseMap,omitempty"`  // of a file that is one layer: where its bytes go
+	SparseMap  []Extent `json:"sparseMap,omitempty"`  // of a file that is one layer: the offsets of its bytes
 	SparseSize int64    `json:"sparseSize,omitempty"` // size of such a file
 	Size       int64    `json:"size,omitempty"`       // of a chunked file
-	Chunks     []Chunk  `json:"chunks,omitempty"`     // in ascending order; what lies between them is zero
+	Chunks     []Chunk  `json:"chunks,omitempty"`     // in ascending order; zeros between them
 }
 
-// Chunk is one piece of a chunked file. Its layer has the digest of the compressed blob; the layers of one file are in
-// the order of their first use, and a chunk that occurs again has no second layer.
+// Chunk is one piece of a chunked file. Its layer has the digest of the compressed blob. The layers of one file are in
+// the order of their first use; a chunk that occurs again has no second layer.
 type Chunk struct {
 	Offset int64  `json:"o"`
 	Length int64  `json:"l"`           // bytes, uncompressed
@@ -101,14 +101,14 @@ type Chunk struct {
 	Sum    string `json:"s,omitempty"` // sha256 of the uncompressed bytes, hex
 }
 
-// TarHeader is the first entry of a tar stream, as systems of before expect it; Snapshot is our own record.
+// TarHeader is the first entry of a tar stream, as earlier systems expect it; Snapshot is our own record.
 type TarHeader struct {
 	Version  int             `json:"version"` // 1
 	Config   TarConfig       `json:"config"`
 	Snapshot json.RawMessage `json:"snapshot,omitempty"`
 }
 
-// TarConfig is what the first entry says of the snapshot.
+// TarConfig describes the snapshot in the first entry.
 type TarConfig struct {
 	ID           string              `json:"id"`
 	Name         string              `json:"name"`

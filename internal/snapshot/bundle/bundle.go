@@ -1,7 +1,7 @@
-// Package bundle is the tar stream in which a whole snapshot travels: its record first, then its files, sparse ones with
-// the map of their data.
+// Package bundle encodes a whole snapshot as a tar stream: its record first, then its files, sparse ones with the map
+// of their data.
 //
-// It is a pure codec: it opens no file, and what the record says is its callers' to check against the files.
+// It is a pure codec: it opens no file. Callers must check the record against the files.
 package bundle
 
 import (
@@ -27,11 +27,11 @@ import (
 // FileHeader is the name of the first entry: an artifact.TarHeader as JSON.
 const FileHeader = "snapshot.json"
 
-// Version of the stream, artifact.TarHeader.Version.
+// Version is the version of the stream, artifact.TarHeader.Version.
 const Version = 1
 
-// maxMap is how large the map of one file gets in a stream, bytes. Readers of tar take at most 1 MiB of extended header;
-// a file with more extents is sent with some of its smallest holes.
+// maxMap limits the map of one file in a stream, in bytes. Tar readers accept at most 1 MiB of extended header; of a
+// file with more extents, some of the smallest holes are sent as data.
 const maxMap = 1<<20 - 8<<10
 
 const copyBuffer = 1 << 20
@@ -40,12 +40,12 @@ const copyBuffer = 1 << 20
 type File struct {
 	Name string
 	Size int64 // of the whole file, holes included
-	// Extents are the data of a sparse file; nil: the file has no holes.
+	// Extents are the data ranges of a sparse file; nil: the file has no holes.
 	Extents []sparse.Extent
-	Sum     string // sha256 of the data as they are in the stream, hex; "": not known
+	Sum     string // sha256 of the data as they are in the stream, hex; "": unknown
 }
 
-// Data returns how many bytes of the file are in the stream.
+// Data returns the number of bytes of the file in the stream.
 func (f File) Data() int64 {
 	if f.Extents == nil {
 		return f.Size
@@ -53,7 +53,7 @@ func (f File) Data() int64 {
 	return sparse.Data(f.Extents)
 }
 
-// Map returns the extents of the file, also of one without holes.
+// Map returns the extents of the file; a file without holes has one extent.
 func (f File) Map() []sparse.Extent {
 	if f.Extents == nil && f.Size > 0 {
 		return []sparse.Extent{{Offset: 0, Length: f.Size}}
@@ -61,7 +61,7 @@ func (f File) Map() []sparse.Extent {
 	return f.Extents
 }
 
-// Writer writes a stream: Header, File for each file, Close.
+// Writer writes a stream: call Header, File for each file, then Close.
 type Writer struct {
 	out  *bufio.Writer
 	tar  *tar.Writer
@@ -69,10 +69,10 @@ type Writer struct {
 	sums []byte
 }
 
-// NewWriter begins a stream. With sums, a last entry has the sha256 of each file, which a reader checks; without, the
-// stream has the entries of the files alone.
+// NewWriter begins a stream. With sums, a last entry has the sha256 of each file, which a reader verifies. Without
+// sums, the stream has only the entries of the files.
 func NewWriter(w io.Writer, sums bool) *Writer {
-	out := bufio.NewWriterSize(w, copyBuffer) // headers and small files go with their neighbours
+	out := bufio.NewWriterSize(w, copyBuffer) // headers and small files are written together
 	b := &Writer{out: out, tar: tar.NewWriter(out)}
 	if sums {
 		b.sum = sha256.New()
@@ -80,7 +80,7 @@ func NewWriter(w io.Writer, sums bool) *Writer {
 	return b
 }
 
-// Header writes the first entry. h.Version is filled in.
+// Header writes the first entry. It fills in h.Version.
 func (w *Writer) Header(h artifact.TarHeader) error {
 	h.Version = Version
 	data, err := json.Marshal(h)
@@ -90,9 +90,9 @@ func (w *Writer) Header(h artifact.TarHeader) error {
 	return w.File(File{Name: FileHeader, Size: int64(len(data))}, bytes.NewReader(data))
 }
 
-// File writes one file. data are its data, that is, for a sparse file, those of the extents one after the other; it ends
-// where they do.
-// Errors: DataLoss when data ends early or does not end.
+// File writes one file. data are its data; for a sparse file, the data of the extents one after the other. data must
+// end exactly where they do.
+// Errors: DataLoss when data is shorter or longer than that.
 func (w *Writer) File(f File, data io.Reader) error {
 	h := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, Size: f.Size, Mode: 0o600, ModTime: time.Unix(0, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{}}
 	if f.Extents != nil {
@@ -114,7 +114,7 @@ func (w *Writer) File(f File, data io.Reader) error {
 	if err := w.tar.WriteHeader(h); err != nil {
 		return fmt.Errorf("write %s: %w", f.Name, err)
 	}
-	if h.Size >= copyBuffer { // else all of it would go through the buffer
+	if h.Size >= copyBuffer { // smaller data stays in the buffer; large data should bypass it
 		if err := w.out.Flush(); err != nil {
 			return fmt.Errorf("write %s: %w", f.Name, err)
 		}
@@ -136,7 +136,8 @@ func (w *Writer) File(f File, data io.Reader) error {
 	return nil
 }
 
-// Close ends the stream, without which a reader takes it for truncated. It does not close what the stream is written to.
+// Close ends the stream; a reader treats a stream without this end as truncated. It does not close the underlying
+// writer.
 func (w *Writer) Close() error {
 	if w.sum != nil {
 		sums := w.sums
@@ -154,8 +155,8 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-// copyHashed copies r to w while another goroutine hashes what is copied: on most machines the hash takes longer than
-// the copy. sum may be nil; size is how much is expected.
+// copyHashed copies r to w while another goroutine hashes the data: on most machines the hash is slower than the copy.
+// sum may be nil; size is the expected number of bytes.
 func copyHashed(w io.Writer, r io.Reader, sum hash.Hash, size int64) (int64, error) {
 	var total int64
 	length := min(copyBuffer, size+1)
@@ -168,7 +169,7 @@ func copyHashed(w io.Writer, r io.Reader, sum hash.Hash, size int64) (int64, err
 		p := bufs[i][:n]
 		<-hashed
 		if sum != nil && n > 0 {
-			go func() { _, _ = sum.Write(p); hashed <- struct{}{} }() // its end is awaited above and by the defer
+			go func() { _, _ = sum.Write(p); hashed <- struct{}{} }() // the loop and the defer wait for it
 		} else {
 			hashed <- struct{}{}
 		}
@@ -180,7 +181,7 @@ func copyHashed(w io.Writer, r io.Reader, sum hash.Hash, size int64) (int64, err
 		}
 		switch {
 		case rerr == nil:
-		case errors.Is(rerr, io.EOF), errors.Is(rerr, io.ErrUnexpectedEOF): // too early or not: callers know how much there must be
+		case errors.Is(rerr, io.EOF), errors.Is(rerr, io.ErrUnexpectedEOF): // possibly too early: callers know the expected size
 			return total, nil
 		default:
 			return total, rerr
@@ -190,7 +191,7 @@ func copyHashed(w io.Writer, r io.Reader, sum hash.Hash, size int64) (int64, err
 
 func sumOf(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
-// parseSums reads what Close writes: lines of a sum and a name.
+// parseSums reads what Close writes: lines with a sum and a name.
 func parseSums(data []byte) (map[string]string, error) {
 	sums := map[string]string{}
 	for line := range strings.Lines(string(data)) {

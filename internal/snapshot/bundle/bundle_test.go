@@ -113,7 +113,7 @@ func TestStreamComesBack(t *testing.T) {
 	}
 }
 
-// TestMapThatIsTooLarge has more extents than fit in a header of tar.
+// TestMapThatIsTooLarge has more extents than fit in a tar header.
 func TestMapThatIsTooLarge(t *testing.T) {
 	var m extents
 	for n := range int64(60_000) {
@@ -279,7 +279,7 @@ func TestHostileStreams(t *testing.T) {
 				t.Fatal(err)
 			}
 			buf.WriteString(c.tail)
-			data := bytes.ReplaceAll(buf.Bytes(), []byte("GNX"), []byte("GNU")) // which tar.Writer leaves out
+			data := bytes.ReplaceAll(buf.Bytes(), []byte("GNX"), []byte("GNU")) // tar.Writer does not write these keys
 			if _, err := read(t, bytes.NewReader(data)); !errdefs.Is(err, c.class) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v (%v), want %v about %q", err, errdefs.ClassOf(err), c.class, c.says)
 			}

@@ -17,26 +17,27 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// Bounds of what a reader believes.
+// Limits that a reader enforces.
 const (
 	MaxHeader = 16 << 20 // bytes of the first entry
 	MaxFile   = 64 << 40 // bytes of one file
 	MaxFiles  = 4096
 	maxSums   = 1 << 20
 	tarBlock  = 512
-	maxTail   = 1 << 20 // zeros behind the end: tar pads to its records
+	maxTail   = 1 << 20 // zeros after the end: tar pads to its records
 )
 
 var nameRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
-// Reader reads what Writer wrote, or others of the same form: Header, then Next and CopyTo in turns until io.EOF.
+// Reader reads the output of Writer or of others in the same format: call Header, then Next and CopyTo in turn until
+// io.EOF.
 //
-// Errors of all methods: InvalidArgument for what is no such stream, DataLoss for one that is truncated or whose sums
-// are wrong; what the underlying reader returned stays what it is.
+// Errors of all methods: InvalidArgument for other formats, DataLoss for a stream that is truncated or whose sums are
+// wrong; errors of the underlying reader are passed on.
 type Reader struct {
 	src  *source
 	tar  *tar.Reader
-	sums map[string]string // of the files read so far; "" when one was skipped
+	sums map[string]string // of the files read so far; "" if skipped
 	cur  File
 	open bool // cur can be copied
 	end  bool
@@ -48,7 +49,7 @@ func NewReader(r io.Reader) *Reader {
 	return &Reader{src: src, tar: tar.NewReader(src), sums: map[string]string{}}
 }
 
-// source remembers how the underlying reader ended.
+// source records how the underlying reader ended.
 type source struct {
 	r    io.Reader
 	read int64 // bytes
@@ -58,7 +59,7 @@ type source struct {
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
 	s.read += int64(n)
-	if err != nil && (n == 0 || !errors.Is(err, io.EOF)) { // an end that comes with the last bytes is asked for again
+	if err != nil && (n == 0 || !errors.Is(err, io.EOF)) { // an EOF that comes with the last bytes is returned again by the next Read
 		s.err = err
 	}
 	return n, err
@@ -90,7 +91,7 @@ func (r *Reader) Header() (artifact.TarHeader, error) {
 	return h, nil
 }
 
-// Next returns the next file, or io.EOF when the stream has ended as it must. A file that is not copied is skipped.
+// Next returns the next file, or io.EOF at a proper end of the stream. It skips a file that was not copied.
 func (r *Reader) Next() (File, error) {
 	f, err := r.next()
 	if err != nil || f.Name != artifact.FileSums {
@@ -144,7 +145,7 @@ func (r *Reader) next() (File, error) {
 	}
 	h, err := r.tar.Next()
 	if errors.Is(err, io.EOF) {
-		if r.src.err != nil || r.src.read%tarBlock != 0 { // it ended, but not by saying so
+		if r.src.err != nil || r.src.read%tarBlock != 0 { // it ended without the end marker
 			return File{}, r.fail(io.ErrUnexpectedEOF)
 		}
 		r.end = true
@@ -167,7 +168,7 @@ func (r *Reader) next() (File, error) {
 	return f, nil
 }
 
-// tail checks that nothing but padding follows the end, and returns io.EOF.
+// tail checks that only padding follows the end, and returns io.EOF.
 func (r *Reader) tail() error {
 	buf := make([]byte, 32<<10)
 	for total := 0; ; {
@@ -184,7 +185,7 @@ func (r *Reader) tail() error {
 	}
 }
 
-// fail gives an error of reading its class; nil is that of data that ended early.
+// fail classifies a read error; nil means that the data ended early.
 func (r *Reader) fail(err error) error {
 	switch {
 	case r.src.err != nil && !errors.Is(r.src.err, io.EOF) && !errors.Is(r.src.err, io.ErrUnexpectedEOF):
@@ -195,7 +196,7 @@ func (r *Reader) fail(err error) error {
 	return errdefs.Invalidf("this is no exported snapshot: %w", err)
 }
 
-// file checks what an entry says of itself.
+// file validates the header of an entry.
 func file(h *tar.Header) (File, error) {
 	switch {
 	case h.Typeflag != tar.TypeReg:
@@ -239,11 +240,11 @@ func file(h *tar.Header) (File, error) {
 }
 
 // Copy writes the data of the current file to w as they are in the stream and returns their sha256 in hex.
-// Preconditions: Next returned the file and it was not copied yet.
+// Preconditions: Next returned the file and it has not been copied yet.
 func (r *Reader) Copy(w io.Writer) (sum string, err error) { return r.copy(w) }
 
-// CopyTo writes the current file to w, which is new: data where they belong, blocks of zeros left out. It does not set
-// the size of w. progress, which may be nil, is told how many bytes of data were written in one go.
+// CopyTo writes the current file to w, which is new: it writes data at their offsets and leaves out blocks of zeros. It
+// does not set the size of w. progress, which may be nil, gets the number of data bytes written at once.
 // Preconditions: as Copy.
 func (r *Reader) CopyTo(w io.WriterAt, progress func(off, n int64) error) (sum string, err error) {
 	return r.copy(&scatter{w: w, m: r.cur.Map(), progress: progress})
@@ -271,7 +272,7 @@ func (r *Reader) copy(w io.Writer) (string, error) {
 	return sum, nil
 }
 
-// noted remembers that it was the writer that failed.
+// noted records an error of the writer, to tell it from one of the reader.
 type noted struct {
 	w   io.Writer
 	err error
@@ -283,7 +284,7 @@ func (n *noted) Write(p []byte) (int, error) {
 	return k, err
 }
 
-// scatter writes a stream of data to where the map says.
+// scatter writes a stream of data to the offsets in the map.
 type scatter struct {
 	w        io.WriterAt
 	m        []sparse.Extent

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
 )
 
-// Memory of the guest of the benchmarks: a GiB, a quarter of it used, in pieces of a MiB.
+// Memory of the benchmarks' guest, in bytes: 1 GiB, a quarter of it used, in pieces of 1 MiB.
 const (
 	benchMemory = 1 << 30
 	benchData   = benchMemory / 4
@@ -49,7 +49,7 @@ func large(b *testing.B, s *local.Store) snapshot.Held {
 	return h
 }
 
-// BenchmarkExport writes a snapshot as a stream that nobody reads.
+// BenchmarkExport exports a snapshot to a writer that discards it.
 func BenchmarkExport(b *testing.B) {
 	s := open(b, b.TempDir())
 	h := large(b, s)
@@ -61,7 +61,7 @@ func BenchmarkExport(b *testing.B) {
 	}
 }
 
-// BenchmarkImport reads such a stream from a file into another store, durably and checked.
+// BenchmarkImport imports such a stream from a file into another store, durable and verified.
 func BenchmarkImport(b *testing.B) {
 	from, to := open(b, b.TempDir()), open(b, b.TempDir())
 	f, err := os.Create(filepath.Join(b.TempDir(), "stream"))
@@ -107,7 +107,7 @@ func BenchmarkImportDir(b *testing.B) {
 	}
 }
 
-// BenchmarkCopy is what BenchmarkImport is measured against: the files copied by cp, and synced.
+// BenchmarkCopy is the baseline for BenchmarkImport: the files copied by cp, and synced.
 func BenchmarkCopy(b *testing.B) {
 	s := open(b, b.TempDir())
 	h := large(b, s)

@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Bounds of what a record may say.
+// Limits for the values of a record.
 const (
 	maxRecord = 16 << 20 // bytes of snapshot.json
 	maxDisks  = 256
@@ -46,7 +46,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// parse reads the record of a snapshot and checks it.
+// parse reads the record of a snapshot and validates it.
 // Errors: InvalidArgument.
 func parse(data []byte) (snapshot.Snapshot, error) {
 	var s snapshot.Snapshot
@@ -62,7 +62,7 @@ func parse(data []byte) (snapshot.Snapshot, error) {
 	return s, check(s)
 }
 
-// check reports whether what a record says of the guest and its files is possible.
+// check validates what a record says about the guest and its files.
 // Errors: InvalidArgument.
 func check(s snapshot.Snapshot) error {
 	bad := func(what string, n int64) error {
@@ -122,7 +122,7 @@ func checkDisk(d snapshot.Disk, seen map[string]bool) error {
 	return nil
 }
 
-// checkSize reports whether a file of the snapshot s may have size bytes.
+// checkSize validates the size in bytes of a file of the snapshot s.
 func checkSize(s snapshot.Snapshot, file string, size int64) error {
 	limit, exact := int64(maxBytes), false
 	switch file {
@@ -142,9 +142,9 @@ func checkSize(s snapshot.Snapshot, file string, size int64) error {
 	return nil
 }
 
-// checkFiles reports whether a folder has the files that the record says, plain ones, and whether the layers that are not
-// known are such as we give a hypervisor. Of known ones, only that they are there.
-// Errors: DataLoss for what is missing, InvalidArgument.
+// checkFiles validates that a folder has the files of the record, that they are plain files, and that unknown layers
+// are safe to give to a hypervisor. It only checks that known layers exist.
+// Errors: DataLoss for missing files, InvalidArgument.
 func checkFiles(dir string, s snapshot.Snapshot, known map[string]bool) error {
 	for _, file := range s.Files() {
 		info, err := os.Lstat(filepath.Join(dir, file))
@@ -161,7 +161,7 @@ func checkFiles(dir string, s snapshot.Snapshot, known map[string]bool) error {
 			return err
 		}
 	}
-	if s.Live && s.MemoryBase != "" { // that the two belong together
+	if s.Live && s.MemoryBase != "" { // the delta must belong to its base
 		f, err := openFile(dir, s, snapshot.FileMemory)
 		if err != nil {
 			return fmt.Errorf("snapshot %s: %w", name(s), err)
@@ -181,7 +181,7 @@ func checkFiles(dir string, s snapshot.Snapshot, known map[string]bool) error {
 	return nil
 }
 
-// checkLayer looks into the file of a layer.
+// checkLayer validates the content of a layer's file.
 func checkLayer(path string, d snapshot.Disk, format vm.DiskFormat, top bool) error {
 	f, err := openPlain(path)
 	if err != nil {
@@ -198,7 +198,8 @@ func checkLayer(path string, d snapshot.Disk, format vm.DiskFormat, top bool) er
 	return nil
 }
 
-// virtualSize returns how many bytes a guest sees of an open image; tables says to check all of its tables as well.
+// virtualSize returns the size in bytes that a guest sees of an open image; with tables, it also validates all of the
+// image's tables.
 func virtualSize(f *os.File, format vm.DiskFormat, tables bool) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -217,7 +218,7 @@ func virtualSize(f *os.File, format vm.DiskFormat, tables bool) (int64, error) {
 	return h.VirtualSize, err
 }
 
-// openPlain opens a plain file for reading, never a link or a pipe.
+// openPlain opens a plain file for reading; it refuses links and pipes.
 func openPlain(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -233,7 +234,7 @@ func openPlain(path string) (*os.File, error) {
 	return f, nil
 }
 
-// readBounded reads a plain file that may be a stranger's.
+// readBounded reads a plain file that may be untrusted.
 func readBounded(path string, limit int64) ([]byte, error) {
 	f, err := openPlain(path)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// FuzzParse gives the parser of records any bytes: they are refused with a class, or make a snapshot whose files have
-// names of ours, each once.
+// FuzzParse gives arbitrary bytes to the parser of records: it either refuses them with an error class, or returns a
+// snapshot whose files have our names, each once.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"id":"aaaaaaaaaaaaaaaaaaaaaaaaaa","name":"n","memory":1,"live":true,"disks":[{"role":"cow","layers":[{"file":"disk-0.0.raw","format":"raw"},{"file":"disk-0.1.qcow2","format":"qcow2"}]}]}`))
 	f.Add([]byte(`{"id":"aaaaaaaaaaaaaaaaaaaaaaaaaa","name":"n","disks":[{"role":"layer","image":true}]}`))

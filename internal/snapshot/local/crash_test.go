@@ -17,8 +17,8 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
 )
 
-// The test binary, started with this variable, does with the store in the folder what a daemon does, for ever, and is
-// killed while it does so.
+// With this variable set, the test binary uses the store in the folder as a daemon does, in an endless loop, until it
+// is killed.
 const childDir = "COCOON_TEST_SNAPSHOT_DIR"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// live goes through the life of snapshots until something fails.
+// live runs the life cycle of snapshots until something fails.
 func live(ctx context.Context, dir string) error {
 	s, err := local.New(local.Config{Dir: filepath.Join(dir, "snapshots")})
 	if err != nil {
@@ -43,7 +43,7 @@ func live(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	for _, snap := range all { // of the life before
+	for _, snap := range all { // left by the previous process
 		if err := s.Remove(ctx, snap.ID); err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func round(ctx context.Context, s *local.Store, vms string) error {
 	return errors.Join(err, s.Remove(ctx, "saved"), s.Remove(ctx, "imported"), s.Remove(ctx, "folder"))
 }
 
-// sound checks that the store holds nothing but whole snapshots.
+// sound checks that the store holds only complete snapshots.
 func sound(t *testing.T, dir string) {
 	t.Helper()
 	s := open(t, dir)
@@ -152,7 +152,7 @@ func TestKilledAnywhereInTheLifeOfSnapshots(t *testing.T) {
 			if err := os.Mkdir(filepath.Join(dir, "vms"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			for range 3 { // each on what the one before left
+			for range 3 { // each on the leftovers of the one before
 				var said bytes.Buffer
 				cmd := exec.Command(self)
 				cmd.Env = append(os.Environ(), childDir+"="+dir, "GORACE=atexit_sleep_ms=0")
@@ -174,7 +174,7 @@ func TestKilledAnywhereInTheLifeOfSnapshots(t *testing.T) {
 	}
 }
 
-// until waits for a file that matches, or for the process to end, or a while: some patterns are hard to see.
+// until waits until a file matches, the process ends, or a timeout expires: some patterns are hard to observe.
 func until(t *testing.T, ended <-chan struct{}, pattern string) {
 	t.Helper()
 	tick, end := time.NewTicker(50*time.Microsecond), time.NewTimer(3*time.Second)

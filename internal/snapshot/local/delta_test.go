@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// saveDelta makes a snapshot whose memory has a word of its own and otherwise that of the snapshot on.
+// saveDelta saves a snapshot whose memory has one different word and otherwise equals that of the snapshot on.
 func saveDelta(t *testing.T, s *local.Store, g *snapshottest.Guest, name, word, on string) snapshot.Snapshot {
 	t.Helper()
 	d, snap := snapshottest.Begin(t, s, g, name)
@@ -41,7 +41,7 @@ func saveDelta(t *testing.T, s *local.Store, g *snapshottest.Guest, name, word, 
 	return snap
 }
 
-// remembers checks the memory of a snapshot.
+// remembers checks that the memory of a snapshot contains word.
 func remembers(t *testing.T, h snapshot.Held, word string) {
 	t.Helper()
 	f, err := h.Open(snapshot.FileMemory)
@@ -58,8 +58,8 @@ func remembers(t *testing.T, h snapshot.Held, word string) {
 	}
 }
 
-// TestMemoryDelta keeps memory as what differs from that of another snapshot, which goes. Whoever gets it elsewhere gets
-// it whole.
+// TestMemoryDelta stores memory as a delta to another snapshot, which is then removed. Exports contain the whole
+// memory.
 func TestMemoryDelta(t *testing.T) {
 	s, err := local.New(local.Config{Dir: filepath.Join(t.TempDir(), "snapshots")})
 	if err != nil {
@@ -78,7 +78,7 @@ func TestMemoryDelta(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Close(); err != nil { // what is on the disk counts
+	if err := s.Close(); err != nil { // only the data on disk must count
 		t.Fatal(err)
 	}
 	h, err := s.Hold(t.Context(), "third")
@@ -114,7 +114,7 @@ func TestMemoryDelta(t *testing.T) {
 	}
 	h.Release()
 
-	t.Run("no base", func(t *testing.T) { // what was not needed does not stay
+	t.Run("no base", func(t *testing.T) { // an unused base is removed
 		d, snap := snapshottest.Begin(t, s, g, "whole")
 		if id, err := d.Base(t.Context(), "third"); id != first.ID || err != nil {
 			t.Fatalf("Base = %q, %v", id, err)

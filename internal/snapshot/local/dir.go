@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// ExportDir implements snapshot.Store. The files of dir may be the very files of the store under second names: they are
-// to be copied elsewhere, or cloned from where they are, never written to.
+// ExportDir implements snapshot.Store. The files in dir may be hard links to the store's own files: copy them elsewhere
+// or clone from them in place, but never write to them.
 // Errors: InvalidArgument for a relative path, FailedPrecondition for a folder that is not empty.
 func (s *Store) ExportDir(ctx context.Context, h snapshot.Held, dir string) error {
 	snap := h.Snapshot()
@@ -79,13 +79,13 @@ func exportDir(ctx context.Context, h snapshot.Held, snap snapshot.Snapshot, dir
 			}
 		}
 	}
-	if err := store(dir, whole); err != nil { // last: it makes the folder a snapshot
+	if err := store(dir, whole); err != nil { // last: the record makes the folder a snapshot
 		return exportFull(err)
 	}
 	return atomicfile.SyncDir(filepath.Dir(dir))
 }
 
-// folderFault gives an error about a folder that a person named its class.
+// folderFault classifies an error about a folder that the user named.
 func folderFault(err error) error {
 	switch {
 	case errdefs.ClassOf(err) != errdefs.Internal:
@@ -99,7 +99,7 @@ func folderFault(err error) error {
 	return err
 }
 
-// exportFull is full for a folder that is not the store's.
+// exportFull is full for a folder outside the store.
 func exportFull(err error) error {
 	if errdefs.Is(full(err), errdefs.ResourceExhausted) {
 		return errdefs.Exhaustedf("its disk is full (%w)", err)
@@ -107,7 +107,7 @@ func exportFull(err error) error {
 	return err
 }
 
-// share makes path a copy of src that costs nothing: a reflink, else a hard link, else a real one.
+// share makes path a copy of src as cheaply as possible: a reflink, else a hard link, else a real copy.
 func share(ctx context.Context, path, src string) error {
 	in, err := openPlain(src)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,7 +131,7 @@ func share(ctx context.Context, path, src string) error {
 	return sparse.LinkFile(ctx, path, src)
 }
 
-// unite makes path a copy of the memory of h, which is kept in two files.
+// unite makes path a copy of the memory of h, which is in two files.
 func unite(ctx context.Context, path string, h snapshot.Held) error {
 	in, err := h.Open(snapshot.FileMemory)
 	if err != nil {
@@ -145,7 +145,7 @@ func unite(ctx context.Context, path string, h snapshot.Held) error {
 	return errors.Join(sparse.CopyData(ctx, out, in), out.Close())
 }
 
-// exportSums puts the checksums of a file beside it in dir. Those of memory that was in two files are new.
+// exportSums writes the checksums of a file beside it in dir. For memory that was in two files it computes new ones.
 func exportSums(ctx context.Context, dir, file string, h snapshot.Held) error {
 	path := filepath.Join(dir, file+sparse.SumSuffix)
 	if file == snapshot.FileMemory && h.Snapshot().MemoryBase != "" {
@@ -155,7 +155,7 @@ func exportSums(ctx context.Context, dir, file string, h snapshot.Held) error {
 }
 
 // HoldDir implements snapshot.Store.
-// Errors: InvalidArgument, DataLoss, and FailedPrecondition when others could have written the folder: what is in it
+// Errors: InvalidArgument, DataLoss, and FailedPrecondition if other users could have written the folder: its content
 // becomes the memory of a guest.
 func (s *Store) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {
 	snap, err := readDir(ctx, dir)
@@ -199,7 +199,7 @@ func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
 	return snap, checkFiles(dir, snap, nil)
 }
 
-// owned reports whether path is of the type and was written by root or this user alone.
+// owned checks that path has the type and that only root or this user can write it.
 func owned(path string, typ fs.FileMode) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -219,8 +219,8 @@ func owned(path string, typ fs.FileMode) error {
 	return nil
 }
 
-// ImportDir implements snapshot.Store. On the store's file system the folder's files get second names and stay where they
-// are: whoever imported it may remove the folder, and must not write to it.
+// ImportDir implements snapshot.Store. On the store's file system, the folder's files are hard-linked and stay where
+// they are: the caller may remove the folder afterwards, but must not write to its files.
 func (s *Store) ImportDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error) {
 	if err := s.Open(ctx); err != nil {
 		return snapshot.Snapshot{}, err
@@ -243,7 +243,7 @@ func (s *Store) importDir(ctx context.Context, name, description, dir string) (_
 	}
 	defer func() { err = errors.Join(err, d.Discard()) }()
 	files := snap.Files()
-	if snap.Summed { // otherwise they are made
+	if snap.Summed { // otherwise Commit computes them
 		files = withSums(files)
 	}
 	for _, f := range files {

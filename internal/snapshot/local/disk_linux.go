@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// takeLock takes the lock file for as long as it is open, that is, also until the process dies.
+// takeLock takes the lock file until it is closed or the process dies.
 func takeLock(path string) (*os.File, error) {
 	f, err := filelock.Take(path)
 	if errors.Is(err, filelock.ErrTaken) {
@@ -23,7 +23,7 @@ func takeLock(path string) (*os.File, error) {
 	return f, full(err)
 }
 
-// full turns the errors of a disk that has no room left into ResourceExhausted.
+// full turns disk-full errors into ResourceExhausted.
 func full(err error) error {
 	if err == nil || errdefs.ClassOf(err) != errdefs.Internal {
 		return err
@@ -34,7 +34,7 @@ func full(err error) error {
 	return err
 }
 
-// room returns how many bytes the disk of the store has room for.
+// room returns the free bytes on the disk of the store.
 func (s *Store) room() (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {
@@ -43,7 +43,7 @@ func (s *Store) room() (int64, error) {
 	return int64(fs.Bavail) * fs.Bsize, nil
 }
 
-// inode tells files apart that have several names.
+// inode identifies a file that has several names.
 type inode struct{ dev, ino uint64 }
 
 func inodeOf(info fs.FileInfo) inode {
@@ -51,7 +51,7 @@ func inodeOf(info fs.FileInfo) inode {
 	return inode{st.Dev, st.Ino}
 }
 
-// occupied returns what the files of a folder occupy, each counted once.
+// occupied returns the bytes that the files of a folder occupy on disk, each file counted once.
 func occupied(dir string) (int64, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -72,7 +72,7 @@ func occupied(dir string) (int64, error) {
 	return total, nil
 }
 
-// trusted reports whether nobody but root and this user could have written what info is of.
+// trusted reports whether only root and this user could have written the file of info.
 func trusted(info fs.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && (st.Uid == 0 || int(st.Uid) == os.Geteuid()) && info.Mode().Perm()&0o022 == 0

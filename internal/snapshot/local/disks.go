@@ -16,18 +16,18 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-const block = 4096 // disks grow to multiples of it, bytes
+const block = 4096 // disks grow to a multiple of this, bytes
 
-// grown is one disk of a VM to be.
+// grown is one disk of a future VM.
 type grown struct {
 	snapshot.Disk
-	below *vm.Disk // the image's part, nil: none
-	size  int64    // bytes that the VM is to see
+	below *vm.Disk // the image's part; nil if it has none
+	size  int64    // bytes that the VM will see
 }
 
-// Disks implements snapshot.Store. Files in dir are called clone-<snapshot>-<disk>…, so that a VM that goes on from one
-// snapshot after the other never takes what it wrote in one life for that of another. One that goes back to the same
-// snapshot needs another folder, or an emptied one.
+// Disks implements snapshot.Store. Files in dir are called clone-<snapshot>-<disk>…, so that a VM that resumes from one
+// snapshot after another never reuses the overlays of the earlier one. To restore the same snapshot again, use another
+// folder or empty this one.
 func (s *Store) Disks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (s *Store) Disks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir 
 	return out, nil
 }
 
-// plan decides everything that can be refused before anything is made.
+// plan makes every check that can refuse the request, before any file is made.
 func plan(from string, snap snapshot.Snapshot, base []vm.Disk, storage int64) ([]grown, error) {
 	out := make([]grown, 0, len(snap.Disks))
 	for _, d := range snap.Disks {
@@ -85,8 +85,8 @@ func plan(from string, snap snapshot.Snapshot, base []vm.Disk, storage int64) ([
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// imagePart returns the image's own file for a disk. Where the image store has put a fresh overlay on it, that is left
-// aside: the snapshot's layers stand on the image as it is.
+// imagePart returns the image's own file for a disk. It skips a fresh overlay of the image store: the snapshot's layers
+// are based on the image itself.
 func imagePart(d snapshot.Disk, base []vm.Disk) (vm.Disk, error) {
 	at := slices.IndexFunc(base, func(b vm.Disk) bool { return b.Serial == d.Serial })
 	if at < 0 {
@@ -102,7 +102,7 @@ func imagePart(d snapshot.Disk, base []vm.Disk) (vm.Disk, error) {
 	return b, nil
 }
 
-// make puts the files of a disk at prefix.
+// make creates the files of a disk at prefix.
 func (g grown) make(ctx context.Context, from, prefix string) (vm.Disk, error) {
 	below := g.below
 	for n, l := range g.Layers {
@@ -123,8 +123,8 @@ func (g grown) make(ctx context.Context, from, prefix string) (vm.Disk, error) {
 	return top, qcow2.Overlay{VirtualSize: g.size, Backing: below.Path, BackingFormat: below.Format}.Create(top.Path)
 }
 
-// link makes path the file src, or a copy of it where links do not reach, unless it is that already. A copy gets its name
-// when it is whole.
+// link makes path a hard link to src, or a copy if links are not possible, unless it exists already. A copy gets its
+// final name when it is complete.
 func link(ctx context.Context, path, src string) error {
 	want, err := os.Lstat(src)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -137,13 +137,13 @@ func link(ctx context.Context, path, src string) error {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return err
-	case have.Size() == want.Size(): // a link, or a copy; the name says which snapshot it is of
+	case have.Size() == want.Size(): // a link or a copy; the name tells which snapshot it belongs to
 		return nil
 	default:
 		return errdefs.Preconditionf("%s is there and is another disk; remove what is left of the VM first", path)
 	}
 	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an attempt that was killed
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an attempt that was killed
 		return err
 	}
 	if err := sparse.LinkFile(ctx, tmp, src); err != nil {

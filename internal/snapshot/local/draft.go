@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-const parallelSyncs = 4 // files of one snapshot that are flushed at once
+const parallelSyncs = 4 // files of one snapshot that are flushed at the same time
 
 // draft implements snapshot.Draft.
 type draft struct {
@@ -33,7 +33,7 @@ type draft struct {
 
 	mu     sync.Mutex
 	disks  int             // linked so far
-	linked map[string]bool // files that Link made: this host's own
+	linked map[string]bool // files that Link made on this host
 	done   bool
 }
 
@@ -60,7 +60,7 @@ func (s *Store) create(ctx context.Context, name string) (*draft, error) {
 func (d *draft) ID() string  { return d.id }
 func (d *draft) Dir() string { return d.store.path("tmp", d.id) }
 
-// free gives the name to others.
+// free releases the name.
 func (d *draft) free() {
 	d.store.mu.Lock()
 	defer d.store.mu.Unlock()
@@ -69,8 +69,8 @@ func (d *draft) free() {
 	}
 }
 
-// Link implements snapshot.Draft. Files are called disk-<n>.<layer>.<format>: n counts the disks that are linked, layers
-// begin with the lowest.
+// Link implements snapshot.Draft. Files are called disk-<n>.<layer>.<format>: n counts the linked disks; layers are
+// numbered from the lowest.
 func (d *draft) Link(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool) (snapshot.Disk, error) {
 	out, err := d.link(ctx, disk, imageDisk)
 	if err != nil {
@@ -112,7 +112,7 @@ func (d *draft) link(ctx context.Context, disk vm.Disk, imageDisk func(path stri
 	return out, checkDisk(out, map[string]bool{})
 }
 
-// sizeOf returns how many bytes a guest sees of a disk.
+// sizeOf returns the size in bytes that a guest sees of a disk.
 func sizeOf(d vm.Disk) (int64, error) {
 	f, err := openPlain(d.Path)
 	if err != nil {
@@ -126,8 +126,8 @@ func sizeOf(d vm.Disk) (int64, error) {
 	return size, nil
 }
 
-// Base implements snapshot.Draft. Memory that is a delta itself gives what it stands on, so that no memory is ever in more
-// than two files; and the file is this snapshot's by a link of its own, whatever becomes of the others.
+// Base implements snapshot.Draft. If a snapshot's memory is itself a delta, Base takes that memory's base, so no memory
+// is ever in more than two files. The file is a link of this snapshot's own, independent of the other snapshots.
 func (d *draft) Base(ctx context.Context, refs ...string) (string, error) {
 	for _, ref := range refs {
 		if err := ctx.Err(); err != nil {
@@ -161,20 +161,21 @@ func (d *draft) base(h *held) (string, error) {
 	err := os.Link(filepath.Join(h.dir, file), filepath.Join(d.Dir(), snapshot.FileBase))
 	for _, no := range []error{unix.ENOENT, unix.EMLINK, unix.EPERM, unix.EOPNOTSUPP, unix.EXDEV} {
 		if errors.Is(err, no) {
-			return "", nil // a copy would cost what it is to save
+			return "", nil // a copy would cost as much as the delta saves
 		}
 	}
 	if err != nil {
 		return "", fmt.Errorf("let snapshot %s stand on the memory of %s: %w", d.name, name(s), full(err))
 	}
-	if s.Summed { // otherwise, or when that fails, they are made
+	if s.Summed { // otherwise, or if the link fails, Commit computes them
 		_ = os.Link(filepath.Join(h.dir, file+sparse.SumSuffix), filepath.Join(d.Dir(), snapshot.FileBase+sparse.SumSuffix))
 	}
 	return id, nil
 }
 
-// Commit implements snapshot.Draft. A CreatedAt that is set is kept. Layers that Link did not make came from elsewhere:
-// they are looked into before a hypervisor is given them, and the record loses what is only true there.
+// Commit implements snapshot.Draft. It keeps a CreatedAt that is set. Layers that Link did not make came from
+// elsewhere: Commit validates them before a hypervisor gets them, and drops what is only true on the other host from
+// the record.
 func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,7 +224,7 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	if s.Size, err = occupied(d.Dir()); err != nil {
 		return s, err
 	}
-	if data, err := json.Marshal(s); err != nil || len(data) > maxRecord/2 { // half: it is written with indents
+	if data, err := json.Marshal(s); err != nil || len(data) > maxRecord/2 { // half: it is stored with indentation
 		return s, errors.Join(err, errdefs.Invalidf("its record has %d bytes; at most %d are possible", len(data), maxRecord/2))
 	}
 	if err := store(d.Dir(), s); err != nil {
@@ -234,7 +235,7 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 		return s, err
 	}
 	if err := errors.Join(atomicfile.SyncDir(st.path()), atomicfile.SyncDir(st.path("tmp"))); err != nil {
-		return s, errors.Join(err, os.Rename(st.path(d.id), d.Dir())) // what may not last is not there
+		return s, errors.Join(err, os.Rename(st.path(d.id), d.Dir())) // what may not be durable must not stay visible
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -242,7 +243,7 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	return s, nil
 }
 
-// onlyThese refuses a folder that has more than the given files: what nobody described nobody would ever remove.
+// onlyThese refuses a folder with other files than the given ones: a file that is in no record would never be removed.
 func onlyThese(dir string, files []string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -256,7 +257,7 @@ func onlyThese(dir string, files []string) error {
 	return nil
 }
 
-// syncFiles makes the content of files durable, several at once: most of the time is waiting for the disk.
+// syncFiles makes the content of files durable, several in parallel: most of the time is spent waiting for the disk.
 func syncFiles(ctx context.Context, dir string, files []string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelSyncs)

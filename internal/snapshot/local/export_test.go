@@ -1,6 +1,6 @@
 package local
 
-// SetScrubNow changes how much is compared while somebody waits.
+// SetScrubNow changes how many bytes are verified while the caller waits.
 func SetScrubNow(n int64) (back func()) {
 	was := scrubNow
 	scrubNow = n

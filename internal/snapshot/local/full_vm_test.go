@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
 )
 
-// TestVMDiskFull needs a file system of its own, hence the namespace that tests of this tier run in.
+// TestVMDiskFull needs its own file system, therefore it runs in the namespace of this test tier.
 func TestVMDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
@@ -27,7 +27,7 @@ func TestVMDiskFull(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	store := filepath.Join(dir, "snapshots")
 	s := open(t, store)
-	// The stream is of another disk, and larger than this one.
+	// The stream comes from another disk, and is larger than this one.
 	elsewhere := open(t, t.TempDir())
 	d, snap := snapshottest.Begin(t, elsewhere, snapshottest.NewGuest(t), "large")
 	noise := make([]byte, 24<<20)
@@ -119,5 +119,5 @@ func TestVMDiskFull(t *testing.T) {
 			t.Errorf("%s: left behind: %v, %v, %v", name, left, all, err)
 		}
 	}
-	snapshottest.Save(t, s, snapshottest.NewGuest(t), "x") // there is room again
+	snapshottest.Save(t, s, snapshottest.NewGuest(t), "x") // there is free space again
 }

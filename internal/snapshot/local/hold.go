@@ -37,7 +37,7 @@ func (h *held) Open(name string) (*sparse.File, error) {
 	return f, nil
 }
 
-// openFile opens a file of the snapshot in dir, memory with what it stands on.
+// openFile opens a file of the snapshot in dir; memory together with its base.
 func openFile(dir string, s snapshot.Snapshot, name string) (*sparse.File, error) {
 	base := ""
 	if name == snapshot.FileMemory && s.MemoryBase != "" {
@@ -50,8 +50,8 @@ func openFile(dir string, s snapshot.Snapshot, name string) (*sparse.File, error
 	return f, err
 }
 
-// Hold implements snapshot.Store. It counts as a use: Snapshot.UsedAt.
-// Errors: NotFound, DataLoss when files of it are missing.
+// Hold implements snapshot.Store. It counts as a use and sets Snapshot.UsedAt.
+// Errors: NotFound, DataLoss when files are missing.
 func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	return h, nil
 }
 
-// keep is Hold without a look at the files. used says whether it counts as a use.
+// keep is Hold without a check of the files. used tells whether it counts as a use.
 func (s *Store) keep(who vm.Owner, ref string, used bool) (*held, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,12 +95,12 @@ func (s *Store) keep(who vm.Owner, ref string, used bool) (*held, error) {
 	return &held{s: e.s.Clone(), store: s, dir: s.path(e.s.ID), release: release}, nil
 }
 
-// touch notes the time of a use. Losing one to a power cut costs nothing, so nothing is synced.
+// touch records the time of a use. Losing one in a power cut is harmless, so it syncs nothing.
 func (s *Store) touch(id string, at time.Time) {
 	path := s.path("used", id)
 	err := os.Chtimes(path, at, at)
 	if errors.Is(err, fs.ErrNotExist) {
-		// A new file gets the kernel's coarse clock, which may be behind ours by a tick.
+		// A new file gets the kernel's coarse clock, which may be one tick behind ours.
 		err = errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, at, at))
 	}
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// sent is a snapshot as a stranger may send it.
+// sent is a snapshot as an untrusted sender may send it.
 type sent struct {
 	snap   snapshot.Snapshot
 	config artifact.TarConfig
@@ -161,7 +161,7 @@ func TestHostileSnapshots(t *testing.T) {
 	}
 }
 
-// TestMoreThanTheDiskHolds is refused by what an entry says of itself, before its data come.
+// TestMoreThanTheDiskHolds: such an entry is refused by the size in its header, before its data arrives.
 func TestMoreThanTheDiskHolds(t *testing.T) {
 	x := newSent(t)
 	record, err1 := json.Marshal(x.snap)

@@ -1,8 +1,8 @@
-// Package local is the snapshot store of one host: a folder for each snapshot, with plain files that nobody writes to any
+// Package local is the snapshot store of one host: one folder per snapshot, with plain files that nobody writes to any
 // more.
 //
-// One process has a store. It saves no guest and starts none, and it does not know which VM uses a snapshot: VMs have
-// links of their own to the files they need.
+// Only one process has the store open. The store saves and starts no guest, and does not know which VM uses a snapshot:
+// VMs have their own links to the files they need.
 package local
 
 import (
@@ -27,34 +27,34 @@ import (
 
 var _ snapshot.Store = (*Store)(nil)
 
-// Config says where the store lies.
+// Config configures the store.
 type Config struct {
-	Dir string       // absolute, on the file system of the VMs' folders; made when missing, mode 0700
+	Dir string       // absolute, on the file system of the VMs' folders; created when missing, mode 0700
 	Log *slog.Logger // nil discards
 
-	// OwnerOf is the owner of a snapshot from before there were owners, by its labels; nil: the operator.
+	// OwnerOf derives, from its labels, the owner of a snapshot that was saved before snapshots had owners; nil: the
+	// operator.
 	OwnerOf func(labels map[string]string) vm.Owner
 }
 
 // Store implements snapshot.Store. Its folder:
 //
-//	lock             held by the process whose store it is
+//	lock             held by the process that has the store open
 //	<id>/            one snapshot: snapshot.json, vmstate, memory-ranges, memory-base if that is a delta, and the layers of
 //	                 its disks, each with its checksums beside it; mode 0700, files 0600
-//	sums/            checksums of layers, by inode, size and time of the last change: a layer is in many snapshots, and is
-//	                 read once for all
-//	used/<id>        empty; its time is when the snapshot was used last
-//	tmp/<id>/        a snapshot that is being made, or, as tmp/<id>.gone/, removed
+//	sums/            checksums of layers, by inode, size and mtime: a layer can be in many snapshots, but is read only once
+//	used/<id>        empty; its mtime is the time of the last use
+//	tmp/<id>/        a draft, or, as tmp/<id>.gone/, a snapshot that is being removed
 //
-// Snapshot.Size are the blocks that the files of its folder occupy, each file counted once. Files that it shares with
-// another snapshot or a VM by hard links count in full for each of them: removing one of the two frees less.
+// Snapshot.Size is the disk space that the files of its folder occupy, each file counted once. Files shared with
+// another snapshot or a VM by hard links count fully for each of them, so removing one of them frees less.
 type Store struct {
 	cfg Config
 
 	mu    sync.Mutex
 	lock  *os.File // nil: not open
 	all   map[string]*entry
-	names map[string]string // id by the owner's name, as key gives it; those of drafts too
+	names map[string]string // ids by the owner's name (see key); drafts too
 
 	layers scrub
 }
@@ -65,12 +65,12 @@ type entry struct {
 
 	// Guarded by Store.mu:
 	s     snapshot.Snapshot
-	bad   error // its record cannot be read; s has the id alone
+	bad   error // its record cannot be read; s has only the id
 	holds int
 	gone  bool // being removed
 }
 
-// New checks cfg. Nothing is touched before the first use or Open.
+// New validates cfg. It does not touch the folder; Open or the first use does.
 func New(cfg Config) (*Store, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, errdefs.Invalidf("the snapshot folder %q must be an absolute path", cfg.Dir)
@@ -82,9 +82,9 @@ func New(cfg Config) (*Store, error) {
 	return &Store{cfg: cfg}, nil
 }
 
-// Open takes the store's folder, removes what a killed process left half done and reads what is known of each snapshot.
-// Every method calls it; calling it at start only brings the work forward.
-// Errors: FailedPrecondition when another process has the store.
+// Open locks the store's folder, removes what a killed process left unfinished, and reads the record of each snapshot.
+// Every method calls it; a call at start only does the work earlier.
+// Errors: FailedPrecondition when another process has the store open.
 func (s *Store) Open(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +111,7 @@ func (s *Store) Open(ctx context.Context) error {
 	return nil
 }
 
-// Close gives the store's folder to others. The store must not be used after it.
+// Close unlocks the store's folder for other processes. The store must not be used afterwards.
 func (s *Store) Close() error {
 	s.layers.end()
 	s.mu.Lock()
@@ -130,7 +130,7 @@ func (s *Store) path(elem ...string) string {
 
 const goneSuffix = ".gone"
 
-// sweep removes drafts and half removed snapshots. What does not have a name of ours is left alone.
+// sweep removes drafts and half-removed snapshots. It does not touch entries with names that are not ours.
 func (s *Store) sweep() error {
 	entries, err := os.ReadDir(s.path("tmp"))
 	if err != nil {
@@ -149,8 +149,8 @@ func (s *Store) sweep() error {
 	return nil
 }
 
-// index reads the record of every snapshot. One that cannot be read is named in the log and stays where it is: it can be
-// asked for and removed by its id, and no other suffers from it.
+// index reads the record of every snapshot. It logs an unreadable one and leaves it in place: that snapshot can still
+// be queried and removed by its id, and the others are not affected.
 func (s *Store) index() error {
 	entries, err := os.ReadDir(s.path())
 	if err != nil {
@@ -192,7 +192,7 @@ func (s *Store) index() error {
 	return s.forgetUses()
 }
 
-// forgetUses removes the times of snapshots that are gone.
+// forgetUses removes the use times of removed snapshots.
 func (s *Store) forgetUses() error {
 	entries, err := os.ReadDir(s.path("used"))
 	if err != nil {
@@ -222,13 +222,13 @@ func (s *Store) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) 
 	return e.s.Clone(), e.bad
 }
 
-// reference is how snapshots are named in requests.
+// reference describes how requests name snapshots.
 var reference = vm.Kind{Noun: "snapshot", List: "cocoon snapshot list"}
 
-// key is the name of s as it is unique in the store.
+// key is the store-wide unique name of s.
 func key(s snapshot.Snapshot) string { return s.Owner.Qualify(s.Name) }
 
-// named is what references to e are matched against. A damaged one is the operator's: nobody knows whose it was.
+// named returns what references to e are matched against. A damaged snapshot is the operator's: its owner is unknown.
 func (e *entry) named() vm.Named {
 	return vm.Named{ID: vm.ID(e.s.ID), Name: e.s.Name, Owner: e.s.Owner, Shared: e.s.Published}
 }
@@ -252,7 +252,7 @@ func (s *Store) find(who vm.Owner, ref string) (*entry, error) {
 	return s.all[string(id)], nil
 }
 
-// findOwn is find for a change: what the operator publishes to others stays as it is.
+// findOwn is find for a change: it refuses snapshots that the operator publishes to others.
 // Preconditions: s.mu is held.
 func (s *Store) findOwn(who vm.Owner, ref string) (*entry, error) {
 	e, err := s.find(who, ref)
@@ -262,7 +262,7 @@ func (s *Store) findOwn(who vm.Owner, ref string) (*entry, error) {
 	return e, err
 }
 
-// List implements snapshot.Store. Damaged snapshots are not in it.
+// List implements snapshot.Store. It leaves out damaged snapshots.
 func (s *Store) List(ctx context.Context) ([]snapshot.Snapshot, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
@@ -295,10 +295,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		s.mu.Unlock()
 		return err
 	}
-	e.gone = true // from here nobody else finds it; its name stays taken
+	e.gone = true // from here on nobody else finds it; its name stays taken
 	s.mu.Unlock()
 
-	e.update.Lock() // a record that is just being written gets there before the folder goes
+	e.update.Lock() // a record that is just being written must be stored before the folder is removed
 	defer e.update.Unlock()
 	id := e.s.ID
 	gone := s.path("tmp", id+goneSuffix)
@@ -314,8 +314,8 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		delete(s.names, key(e.s))
 	}
 	s.mu.Unlock()
-	// A crash between the rename and its reaching the disk brings the snapshot back whole, unless files of it are gone:
-	// so the rename goes first.
+	// If a crash undoes the rename, the snapshot comes back, and it must be whole. So the rename becomes durable before
+	// any file is removed.
 	if err := errors.Join(atomicfile.SyncDir(s.path()), atomicfile.SyncDir(s.path("tmp"))); err != nil {
 		return err
 	}
@@ -326,10 +326,11 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	return nil
 }
 
-// name is what a person knows a snapshot by.
+// name is the user-visible name of a snapshot.
 func name(s snapshot.Snapshot) string { return cmp.Or(s.Name, s.ID) }
 
-// Update implements snapshot.Store. ID, Live, MemoryBase, Summed, Disks and Size stay what they are; a new name must be free.
+// Update implements snapshot.Store. ID, Live, MemoryBase, Summed, Disks and Size cannot change; a new name must be
+// free.
 func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
 	if err := s.Open(ctx); err != nil {
 		return snapshot.Snapshot{}, err
@@ -373,13 +374,13 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 		return snapshot.Snapshot{}, fmt.Errorf("update snapshot %s: %w", old.Name, full(err))
 	}
 	if next.UsedAt.Before(e.s.UsedAt) && next.UsedAt.Equal(old.UsedAt) {
-		next.UsedAt = e.s.UsedAt // somebody used it meanwhile
+		next.UsedAt = e.s.UsedAt // used concurrently
 	}
 	e.s = next
 	return next.Clone(), nil
 }
 
-// reserve takes a name of owner's for the snapshot or draft id.
+// reserve takes a name in owner's namespace for the snapshot or draft id.
 func (s *Store) reserve(owner vm.Owner, name, id string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -394,7 +395,7 @@ func (s *Store) reserve(owner vm.Owner, name, id string) error {
 	return nil
 }
 
-// load reads the record in the folder of a snapshot.
+// load reads the record from the folder of a snapshot.
 func load(dir string) (snapshot.Snapshot, error) {
 	data, err := readBounded(filepath.Join(dir, snapshot.FileMeta), maxRecord)
 	if err != nil {

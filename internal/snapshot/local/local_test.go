@@ -135,7 +135,7 @@ func TestDamagedSnapshotsBlockNoOther(t *testing.T) {
 	}
 	s = open(t, dir)
 	all, err := s.List(t.Context())
-	if err != nil || len(all) != 1 || all[0].Name != "good" { // or the one that took its name: whichever was read first
+	if err != nil || len(all) != 1 || all[0].Name != "good" { // or the one that took its name, whichever was read first
 		t.Fatalf("list is %+v, %v", all, err)
 	}
 	for _, path := range []string{cut, lost, moved} {
@@ -160,7 +160,7 @@ func TestDamagedSnapshotsBlockNoOther(t *testing.T) {
 	}
 }
 
-// TestAnotherFileSystem has the VMs' folders elsewhere: files are copied where links do not reach.
+// TestAnotherFileSystem puts the VMs' folders on another file system: files are copied where links are impossible.
 func TestAnotherFileSystem(t *testing.T) {
 	far := func() string {
 		dir, err := os.MkdirTemp("/dev/shm", "snapshot")

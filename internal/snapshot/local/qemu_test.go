@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// node describes a disk to QEMU as the driver does: by what stands on what, never by what headers say.
+// node describes a disk to QEMU as the driver does: the record gives the backing chain, never the image headers.
 func node(d vm.Disk) map[string]any {
 	n := map[string]any{"driver": string(d.Format), "file": map[string]any{"driver": "file", "filename": d.Path}}
 	if d.Format == vm.DiskQCOW2 {
@@ -35,8 +35,8 @@ func image(t *testing.T, d vm.Disk) string {
 	return "json:" + string(text)
 }
 
-// TestDisksThatQEMUWrote saves a guest's disk twice while QEMU writes to it, carries the second snapshot elsewhere, and
-// reads what a clone of it would.
+// TestDisksThatQEMUWrote saves a guest's disk twice while QEMU writes to it, exports the second snapshot and imports it
+// elsewhere, and reads what a clone of it would read.
 func TestDisksThatQEMUWrote(t *testing.T) {
 	tool, io := need.Tool(t, "qemu-img"), need.Tool(t, "qemu-io")
 	write := func(d vm.Disk, command string) {

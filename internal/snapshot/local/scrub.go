@@ -11,23 +11,24 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// scrubNow is how many bytes of layers are read while somebody waits who goes on from them; the rest is read after that.
+// scrubNow is how many bytes of layers Verify reads while its caller waits; the rest is read in the background
+// afterwards.
 var scrubNow int64 = 256 << 20 // a variable for tests
 
-// scrub knows which layers are as they were saved. The zero value knows none.
+// scrub records which layers are verified. The zero value knows none.
 type scrub struct {
 	mu    sync.Mutex
-	known map[layerKey]error // nil: it is as it was saved
-	queue []layer            // to be read, the one that is being read included
-	stop  context.CancelFunc // of the worker; nil: there is none
+	known map[layerKey]error // nil: undamaged
+	queue []layer            // to be read, including the one that is being read
+	stop  context.CancelFunc // stops the worker; nil: no worker runs
 	done  chan struct{}      // closed when the last worker has ended
 	over  bool
 }
 
-// layer is one that waits to be read.
+// layer is one layer that waits to be read.
 type layer struct {
 	key  layerKey
-	of   string // snapshot, for messages
+	of   string // snapshot name, for messages
 	f    *os.File
 	sums *sparse.Sums
 }
@@ -41,7 +42,7 @@ func (c *scrub) found(key layerKey, err error) {
 	c.known[key] = err
 }
 
-// look reports whether a layer is known, or about to be.
+// look reports whether a layer is verified or queued.
 func (c *scrub) look(key layerKey) (known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +71,7 @@ func (h *held) Verify(ctx context.Context) error {
 	return nil
 }
 
-// verify compares one layer: now when it has at most left bytes of data, else later.
+// verify compares one layer: now if it has at most left bytes of data, else later.
 func (s *Store) verify(ctx context.Context, h *held, file string, left *int64) error {
 	path := filepath.Join(h.dir, file)
 	f, err := openPlain(path)
@@ -105,7 +106,7 @@ func (s *Store) verify(ctx context.Context, h *held, file string, left *int64) e
 	return err
 }
 
-// later has a layer read by the worker, which ends when there is none left, or with the store.
+// later queues a layer for the worker, which ends when the queue is empty or when the store is closed.
 func (s *Store) later(ctx context.Context, l layer) {
 	c := &s.layers
 	c.mu.Lock()
@@ -147,7 +148,7 @@ func (c *scrub) next(ctx context.Context) (layer, bool) {
 	return c.first(ctx)
 }
 
-// first returns what to read; false: the worker has to end.
+// first returns the layer to read; false: the worker must end.
 func (c *scrub) first(ctx context.Context) (layer, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// flushEvery is after how many bytes an import asks the kernel to begin writing them: otherwise all would be waited for
-// at the end.
+// flushEvery is after how many bytes an import asks the kernel to begin the write-back: otherwise the final sync would
+// wait for all of it.
 const flushEvery = 8 << 20
 
 // Export implements snapshot.Store.
@@ -63,12 +63,12 @@ func exportFile(ctx context.Context, b *bundle.Writer, h snapshot.Held, file str
 	}
 	entry := bundle.File{Name: file, Size: f.Size()}
 	if sparse.Data(m) < f.Size() {
-		entry.Extents = append([]sparse.Extent{}, m...) // not nil, even when all is a hole
+		entry.Extents = append([]sparse.Extent{}, m...) // not nil, even if the whole file is a hole
 	}
 	return b.File(entry, interrupted{ctx, sparse.Reader(f, m)})
 }
 
-// interrupted is a reader that ends with its context.
+// interrupted is a reader that fails when its context ends.
 type interrupted struct {
 	ctx context.Context
 	r   io.Reader
@@ -95,8 +95,7 @@ func config(s snapshot.Snapshot) artifact.TarConfig {
 	return c
 }
 
-// Import implements snapshot.Store. progress is told how many bytes of data are here so far. The snapshot gets an id of
-// its own.
+// Import implements snapshot.Store. progress gets the number of data bytes received so far. The snapshot gets a new id.
 func (s *Store) Import(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
 	if err := s.Open(ctx); err != nil {
 		return snapshot.Snapshot{}, err
@@ -153,7 +152,7 @@ func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, descri
 	return s.create(vm.OnBehalf(ctx, heir), snap.Name)
 }
 
-// described returns the record that a stream begins with.
+// described returns the record in the header of a stream.
 func described(h artifact.TarHeader) (snapshot.Snapshot, error) {
 	if len(h.Snapshot) == 0 || bytes.Equal(h.Snapshot, []byte("null")) {
 		return snapshot.Snapshot{}, errdefs.Invalidf("the snapshot %.100q was exported by another system, of a guest of %.100q: no hypervisor here goes on from it; run its image here instead", h.Config.Name, h.Config.Hypervisor)
@@ -169,7 +168,7 @@ func described(h artifact.TarHeader) (snapshot.Snapshot, error) {
 	return snap, nil
 }
 
-// fetch takes the files of a stream into the draft's folder.
+// fetch writes the files of a stream into the draft's folder.
 func (d *draft) fetch(b *bundle.Reader, snap snapshot.Snapshot, progress func(int64)) error {
 	wanted := map[string]bool{}
 	for _, file := range snap.Files() {
@@ -230,7 +229,7 @@ func (d *draft) take(b *bundle.Reader, f bundle.File, total *int64, progress fun
 	return err
 }
 
-// unpacked returns what r has, decompressed when it is gzip.
+// unpacked returns the content of r, decompressed if it is gzip.
 func unpacked(r io.Reader) (io.Reader, error) {
 	src := &remembered{r: r}
 	in := bufio.NewReaderSize(src, 1<<16)
@@ -244,7 +243,7 @@ func unpacked(r io.Reader) (io.Reader, error) {
 	return blamed{z, src}, nil
 }
 
-// remembered knows how its reader failed, so that it is not taken for damage of what was read.
+// remembered records the error of its reader, so that it is not mistaken for damaged data.
 type remembered struct {
 	r   io.Reader
 	err error

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// withSums returns files, each followed by that of its checksums.
+// withSums returns files, each followed by its checksum file.
 func withSums(files []string) []string {
 	out := make([]string, 0, 2*len(files))
 	for _, f := range files {
@@ -24,8 +24,8 @@ func withSums(files []string) []string {
 	return out
 }
 
-// seal makes files and their checksums durable. A file is read for its checksums while it is written to the disk, out of
-// the memory that it is still in: that costs a save next to nothing.
+// seal makes files and their checksums durable. It reads a file for its checksums while the file is written to disk and
+// still in the page cache: that adds almost no time to a save.
 func (d *draft) seal(ctx context.Context, files []string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(1 + parallelSyncs)
@@ -41,7 +41,7 @@ func (d *draft) seal(ctx context.Context, files []string) error {
 	return g.Wait()
 }
 
-// sum makes the checksums of a file, unless it has them.
+// sum makes the checksums of a file, unless they exist.
 func sum(ctx context.Context, path string) error {
 	if _, err := os.Lstat(path + sparse.SumSuffix); err == nil {
 		return nil
@@ -58,7 +58,7 @@ func sum(ctx context.Context, path string) error {
 	return s.Write(path + sparse.SumSuffix)
 }
 
-// sumLayer is sum for a layer, which may have been summed as part of another snapshot.
+// sumLayer is sum for a layer, which may have checksums from another snapshot.
 func (s *Store) sumLayer(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -73,15 +73,15 @@ func (s *Store) sumLayer(ctx context.Context, path string) error {
 		return err
 	}
 	s.layers.found(key, nil)
-	// Losing it costs reading the layer once more.
+	// Losing it only costs another read of the layer.
 	if err := os.Link(path+sparse.SumSuffix, known); err != nil && !errors.Is(err, fs.ErrExist) {
 		s.cfg.Log.Debug("checksums of a layer not kept", "err", err)
 	}
 	return nil
 }
 
-// sumsRest is how long the checksums of a layer are kept that is in no snapshot. VMs that sleep now and then have theirs
-// in one only while they do.
+// sumsRest is how long the checksums of a layer stay after no snapshot contains it. The layers of VMs that hibernate
+// now and then are in a snapshot only while hibernated.
 const sumsRest = 90 * 24 * time.Hour
 
 // forgetSums removes old checksums of layers that are in no snapshot.
@@ -106,7 +106,7 @@ func (s *Store) forgetSums() error {
 	return nil
 }
 
-// layerKey tells layers apart, and an old content from a new one. Links do not change it.
+// layerKey identifies a layer, and tells old content from new. Links do not change it.
 type layerKey struct {
 	dev, ino    uint64
 	size, mtime int64
@@ -117,5 +117,5 @@ func keyOf(info fs.FileInfo) layerKey {
 	return layerKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
 }
 
-// name is that of its checksums in the store's folder, which is on the file system of all layers.
+// name is the file name of its checksums in the store's folder, which is on the same file system as all layers.
 func (k layerKey) name() string { return fmt.Sprintf("%x-%x-%x", k.ino, k.size, k.mtime) }

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// spoil changes a byte of a file in place, as a disk does: its times stay.
+// spoil changes a byte of a file in place, as a faulty disk does: the file times stay the same.
 func spoil(t *testing.T, path string, at int64) {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -95,7 +95,7 @@ func TestDamagedMemoryIsNeverRead(t *testing.T) {
 	}
 }
 
-// TestDamagedLayers: a layer is compared once, in whichever snapshot it is.
+// TestDamagedLayers: a layer is verified once, even if it is in several snapshots.
 func TestDamagedLayers(t *testing.T) {
 	dir, g := t.TempDir(), snapshottest.NewGuest(t)
 	s := open(t, dir)
@@ -119,7 +119,7 @@ func TestDamagedLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	spoil(t, path, 17)
-	if err := hold(t, s, "two").Verify(t.Context()); err != nil { // it was compared in this life of the store
+	if err := hold(t, s, "two").Verify(t.Context()); err != nil { // it was verified since the store was opened
 		t.Error(err)
 	}
 	if err := s.Close(); err != nil {
@@ -130,7 +130,7 @@ func TestDamagedLayers(t *testing.T) {
 	lost(t, "and in the other", hold(t, s, "one").Verify(t.Context()), file)
 }
 
-// TestLargeLayersAreComparedLater: nobody waits for them, and who comes later is told.
+// TestLargeLayersAreComparedLater: no caller waits for them, and later callers get the result.
 func TestLargeLayersAreComparedLater(t *testing.T) {
 	dir, g := t.TempDir(), snapshottest.NewGuest(t)
 	s := open(t, dir)
@@ -181,13 +181,13 @@ func TestSnapshotsOfBeforeHaveNoSums(t *testing.T) {
 	if err := errors.Join(h.Verify(t.Context()), read(t, h, snapshot.FileMemory)); err != nil || h.Snapshot().Summed {
 		t.Errorf("%v", err)
 	}
-	saveDelta(t, s, g, "two", "two", "one") // its base gets some now
+	saveDelta(t, s, g, "two", "two", "one") // its base gets checksums now
 	if err := read(t, hold(t, s, "two"), snapshot.FileMemory); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestFoldersCarrySums: a snapshot in a folder is compared as one in the store.
+// TestFoldersCarrySums: a snapshot in a folder is verified like one in the store.
 func TestFoldersCarrySums(t *testing.T) {
 	s, g := open(t, t.TempDir()), snapshottest.NewGuest(t)
 	snapshottest.Save(t, s, g, "one")
@@ -205,7 +205,7 @@ func TestFoldersCarrySums(t *testing.T) {
 			t.Error(err)
 		}
 		memory := filepath.Join(dir, snapshot.FileMemory)
-		if n == 0 { // not the store's own
+		if n == 0 { // replace the link to the store's file by a copy
 			if err := errors.Join(os.Rename(memory, memory+".old"), sparse.CopyFile(t.Context(), memory, memory+".old"), os.Remove(memory+".old")); err != nil {
 				t.Fatal(err)
 			}

@@ -15,18 +15,18 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 )
 
-// The measures are those of the bytes of the snapshot's files without their holes. BenchmarkPlain is what they are
-// compared with: a copy to the disk with fsync, and sha256 of the same bytes.
+// Throughput is measured in bytes of the snapshot's files without holes. BenchmarkPlain is the baseline: a copy to the
+// disk with fsync, and sha256 of the same bytes.
 
 const benchMemory = 512 << 20
 
-// benchGuests are a guest's usual memory, and one that nothing makes smaller.
+// benchGuests are a guest with typical memory, and one with incompressible memory.
 var benchGuests = map[string]guest{
 	"mixed":  {name: "s", seed: 1, memory: benchMemory},
 	"random": {name: "s", seed: 1, memory: benchMemory, random: true},
 }
 
-// benchServers are on the disk of the tests, and in this process: their work counts.
+// benchServers use the disk of the tests and run in this process: their CPU time counts.
 func benchServers(b *testing.B) map[string]func() string {
 	return map[string]func() string{
 		"epoch": func() string { return epoch(b, b.TempDir()) },

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	page = 4 << 10 // chunks begin and end at multiples of it
+	page = 4 << 10 // chunks begin and end at multiples of this, bytes
 
 	minAverage = 512 << 10
 	maxAverage = 16 << 20
@@ -21,13 +21,14 @@ const (
 	readSize  = 256 << 10
 )
 
-// sizing says where chunks may end. What has equal sizing and equal bytes has equal chunks.
+// sizing determines where chunks may end. Equal sizing and equal bytes give equal chunks.
 type sizing struct {
 	average int // bytes, a power of two
 }
 
-// sizingOf chooses the average chunk for a file: steps of four, so that the memories of unlike VMs have mostly the same,
-// and at most about 1000 chunks each: a blob costs a registry as much as the bytes of half a mebibyte.
+// sizingOf chooses the average chunk size for a file, in steps of a factor of four: so the memories of different VMs
+// mostly share one size, and each file has at most about 1000 chunks. A blob costs a registry about as much as half a
+// mebibyte of data.
 func sizingOf(size int64) sizing {
 	average := minAverage
 	for int64(average)*1024 < size && average < maxAverage {
@@ -39,11 +40,11 @@ func sizingOf(size int64) sizing {
 func (s sizing) min() int { return s.average / 4 }
 func (s sizing) max() int { return s.average * 2 }
 
-// gap is the run of zeros that ends a chunk. Shorter ones stay inside, where compression makes them nothing: the number
-// of chunks is bounded however scattered a file is.
+// gap is the length of the run of zeros that ends a chunk. Shorter runs stay inside, where compression removes them, so
+// the number of chunks is bounded even for a scattered file.
 func (s sizing) gap() int { return s.average / 4 }
 
-// cut reports whether a page ends a chunk: its content alone decides.
+// cut reports whether a page ends a chunk; this depends only on its content.
 func (s sizing) cut(p []byte) bool {
 	return crc32.Checksum(p, castagnoli)&uint32(s.average/page-1) == 0 //nolint:gosec // a power of two, at most 4096
 }
@@ -53,18 +54,18 @@ var (
 	zeroes     = make([]byte, page)
 )
 
-// chunker cuts a file into chunks in one pass. Zeros and holes are the same to it.
+// chunker cuts a file into chunks in one pass. It treats zeros and holes alike.
 type chunker struct {
 	s    sizing
 	get  func() ([]byte, error)             // an empty buffer with room for a chunk
-	emit func(offset int64, b []byte) error // takes the buffer over
+	emit func(offset int64, b []byte) error // takes ownership of the buffer
 
 	buf   []byte
 	start int64
-	zeros int // at the end of buf
+	zeros int // trailing zeros in buf
 }
 
-// add takes the next page, at offset.
+// add adds the next page, at offset.
 func (c *chunker) add(offset int64, p []byte) error {
 	if sparse.IsZero(p) {
 		return c.zero(len(p))
@@ -83,7 +84,7 @@ func (c *chunker) add(offset int64, p []byte) error {
 	return nil
 }
 
-// zero takes n bytes of zeros or hole, at most one page, or at least a gap.
+// zero adds n bytes of zeros or hole: at most one page, or at least a gap.
 func (c *chunker) zero(n int) error {
 	if c.buf == nil {
 		return nil
@@ -95,7 +96,7 @@ func (c *chunker) zero(n int) error {
 	return nil
 }
 
-// hole takes a hole of any length.
+// hole adds a hole of any length.
 func (c *chunker) hole(n int64) error {
 	if c.buf == nil {
 		return nil
@@ -120,7 +121,7 @@ func (c *chunker) flush() error {
 	return c.emit(c.start, b)
 }
 
-// run reads f from its beginning to its end. progress is told the bytes of data that were read.
+// run reads f from beginning to end. It reports the bytes of data read to progress.
 func (c *chunker) run(ctx context.Context, f *sparse.File, progress func(int64)) error {
 	size := f.Size()
 	data, err := f.Extents()
@@ -156,7 +157,7 @@ func (c *chunker) run(ctx context.Context, f *sparse.File, progress func(int64))
 	return c.flush()
 }
 
-// dataBytes counts what is not hole.
+// dataBytes returns the bytes that are not in holes.
 func dataBytes(f *sparse.File) (int64, error) {
 	m, err := f.Extents()
 	return sparse.Data(m), err

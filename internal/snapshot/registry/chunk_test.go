@@ -12,7 +12,7 @@ import (
 
 const pageSize = 4096
 
-// cutPages cuts a file of whole pages; pages of zero come as holes or as zeros, as asked.
+// cutPages cuts a file of whole pages; it passes zero pages as holes or as zeros, as requested.
 func cutPages(t testing.TB, data []byte, holes bool) []artifact.Extent {
 	t.Helper()
 	out, err := registry.Cut(int64(len(data)), func(add func(int64, []byte) error, hole func(int64) error) error {
@@ -43,7 +43,7 @@ func TestChunks(t *testing.T) {
 	random := rand.New(rand.NewChaCha8([32]byte{1}))
 	data := make([]byte, 48<<20)
 	fill(random, data)
-	for range 300 { // zeros of all lengths
+	for range 300 { // runs of zeros of many lengths
 		at, n := random.IntN(len(data)/pageSize)*pageSize, (1+random.IntN(40))*pageSize
 		clear(data[at:min(at+n, len(data))])
 	}
@@ -67,7 +67,7 @@ func TestChunks(t *testing.T) {
 	if !slices.Equal(chunks, cutPages(t, data, true)) {
 		t.Error("holes and zeros are cut unlike")
 	}
-	// A page that changes leaves the chunks far from it alone; pages that move take their chunks with them.
+	// A changed page affects only nearby chunks; moved pages keep their chunks.
 	other := bytes.Clone(data)
 	other[20<<20] ^= 1
 	if again := cutPages(t, other, false); common(data, chunks, other, again) < len(chunks)-4 {
@@ -93,7 +93,7 @@ func common(a []byte, ac []artifact.Extent, b []byte, bc []artifact.Extent) int 
 	return n
 }
 
-// FuzzChunks holds that chunks are in order and that no byte that is not zero is left out.
+// FuzzChunks checks that chunks are in order and that they contain every byte that is not zero.
 func FuzzChunks(f *testing.F) {
 	f.Add([]byte{0, 1, 1, 0, 2, 255, 0, 0, 9})
 	f.Add(bytes.Repeat([]byte{1, 0}, 200))

@@ -9,11 +9,11 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// codecVersion is part of what the index is valid for: it changes when equal bytes become other blobs.
+// codecVersion is part of the validity of an index document: it changes whenever equal bytes become different blobs.
 const codecVersion = "zstd-fastest-2"
 
-// encoder makes the blob of a chunk: one zstd frame, or the chunk itself where that is hardly longer. Equal chunks give
-// equal blobs: one thread, one level, no state. It is for one goroutine.
+// encoder makes the blob of a chunk: one zstd frame, or the chunk itself if the frame is hardly smaller. Equal chunks
+// give equal blobs: one thread, one level, no state. Only one goroutine may use it.
 type encoder struct {
 	z      *zstd.Encoder // nil: nothing is compressed
 	out    []byte
@@ -22,11 +22,11 @@ type encoder struct {
 
 const (
 	sampleSize  = 512      // bytes
-	sampleEvery = 16 << 10 // bytes: what looks random here is not compressed to find that out
-	noise       = 0.06     // the estimate of so few random bytes is below it, that of anything else above
+	sampleEvery = 16 << 10 // bytes: a chunk whose samples look random is not compressed at all
+	noise       = 0.06     // the estimate for so few random bytes is below this, for anything else above
 )
 
-// random reports whether raw, by samples of it, is nothing that compression makes smaller: encrypted or compressed already.
+// random reports whether, judged by samples, compression cannot shrink raw: it is encrypted or compressed already.
 func (e *encoder) random(raw []byte) bool {
 	if len(raw) < 8*sampleEvery {
 		return false
@@ -49,7 +49,8 @@ func newEncoder(uncompressed bool) (*encoder, error) {
 	return &encoder{z: z}, nil
 }
 
-// encode returns the blob of raw, valid until the next call and while raw is, and whether it is compressed.
+// encode returns the blob of raw and whether it is compressed. The blob is valid until the next call and as long as raw
+// is.
 func (e *encoder) encode(raw []byte) ([]byte, bool) {
 	if e.z == nil || e.random(raw) {
 		return raw, false
@@ -61,8 +62,8 @@ func (e *encoder) encode(raw []byte) ([]byte, bool) {
 	return e.out, true
 }
 
-// keep is how large a buffer may be that a worker keeps for its next chunk: the larger ones are bounded by the budget only
-// while they are in use.
+// keep is the largest buffer that a worker keeps for its next chunk, in bytes: the budget bounds larger ones only while
+// they are in use.
 const keep = 4 << 20
 
 func (e *encoder) trim() {
@@ -77,7 +78,7 @@ func (d *decoder) trim() {
 	}
 }
 
-// decoder undoes it. It is for one goroutine.
+// decoder decodes what encoder made. Only one goroutine may use it.
 type decoder struct {
 	z   *zstd.Decoder
 	out []byte
@@ -93,7 +94,8 @@ func newDecoder() (*decoder, error) {
 
 func (d *decoder) close() { d.z.Close() }
 
-// decode returns the length bytes of a chunk, valid until the next call. Whatever a frame claims, not more are unpacked.
+// decode returns the length bytes of a chunk, valid until the next call. It never unpacks more, whatever the frame
+// claims.
 func (d *decoder) decode(blob []byte, length int) ([]byte, error) {
 	if cap(d.out) < length {
 		d.out = make([]byte, 0, length)

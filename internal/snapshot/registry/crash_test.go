@@ -14,11 +14,11 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 )
 
-// The environment by which this binary, started again, pulls a snapshot and is killed while it does.
+// With this environment, this binary pulls a snapshot and is killed during the pull.
 const (
 	envDir   = "TEST_PULL_DIR"
 	envRef   = "TEST_PULL_REF"
-	envPhase = "TEST_PULL_PHASE" // at which it says so, and waits for its end
+	envPhase = "TEST_PULL_PHASE" // at this phase, it reports and waits to be killed
 )
 
 func TestMain(m *testing.M) {
@@ -46,7 +46,7 @@ func pullAndDie(dir string) int {
 	return 0
 }
 
-// TestKilledPull kills the process that pulls: nothing of it stays but what the store sweeps, and the next pull succeeds.
+// TestKilledPull kills the process that pulls: only what the store sweeps remains, and the next pull succeeds.
 func TestKilledPull(t *testing.T) {
 	here := newStore(t)
 	h := here.save(t, guest{name: "s", seed: 1})

@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestDelta pushes memory that is kept as what differs from another: it arrives whole, and of what the registry has of
-// the other nothing is sent again.
+// TestDelta pushes memory that is stored as a delta to another snapshot. It arrives whole, and data that the registry
+// has from the other snapshot is not sent again.
 func TestDelta(t *testing.T) {
 	here, there := newStore(t), newStore(t)
 	first := here.save(t, guest{name: "first", seed: 1})

@@ -8,7 +8,8 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 )
 
-// Plan is what a pull decides before it fetches data, given what it read. It returns the bytes that it would write.
+// Plan is the decision of a pull before it fetches data, from the given metadata. It returns the number of bytes to
+// write.
 func Plan(manifest, config, record []byte) (int64, error) {
 	var m ociclient.Manifest
 	if err := json.Unmarshal(manifest, &m); err != nil {
@@ -39,7 +40,7 @@ func Plan(manifest, config, record []byte) (int64, error) {
 	return n, err
 }
 
-// Cut returns the offsets and lengths of the chunks that the pieces of data become.
+// Cut returns the offsets and lengths of the chunks that the data is cut into.
 func Cut(size int64, pages func(add func(offset int64, p []byte) error, hole func(n int64) error) error) ([]artifact.Extent, error) {
 	var out []artifact.Extent
 	s := sizingOf(size)

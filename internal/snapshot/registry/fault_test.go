@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 )
 
-// before runs f in front of a registry; when f returns true, it has answered.
+// before runs f in front of a registry; f returns true if it has sent the response.
 func before(f func(w http.ResponseWriter, r *http.Request) bool) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -35,7 +35,7 @@ func before(f func(w http.ResponseWriter, r *http.Request) bool) func(http.Handl
 	}
 }
 
-// switchable is before with a fault that can be changed while the registry serves.
+// switchable is before with a fault that can change while the registry serves.
 type switchable struct {
 	f atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
 }
@@ -56,7 +56,7 @@ func cut(w http.ResponseWriter) {
 	}
 }
 
-// half lets half of an answer through, then cuts the connection.
+// half sends half of a response, then closes the connection.
 type half struct {
 	http.ResponseWriter
 
@@ -74,12 +74,12 @@ func (h *half) Write(p []byte) (int, error) {
 
 func isBlob(r *http.Request) bool { return strings.Contains(r.URL.Path, "/blobs/sha256:") }
 
-// isUpload is for requests whose body is a blob or a manifest.
+// isUpload reports whether the request's body is a blob or a manifest.
 func isUpload(r *http.Request) bool {
 	return r.Method == http.MethodPut || r.Method == http.MethodPost && r.URL.Query().Has("digest")
 }
 
-// TestFaultsThatPass are those after which a transfer goes on.
+// TestFaultsThatPass covers faults after which a transfer continues.
 func TestFaultsThatPass(t *testing.T) {
 	for name, make := range map[string]func() func(http.Handler) http.Handler{
 		"every eleventh request is answered 503": func() func(http.Handler) http.Handler {
@@ -166,7 +166,7 @@ func TestFaultsThatPass(t *testing.T) {
 			here, there := newStore(t), newStore(t)
 			h := here.save(t, guest{name: "s", seed: 1})
 			ref := serve(t, make()) + "/vm/web:v1"
-			patient := func(c *registry.Config) { c.HTTP.Attempts = 20 } // the faults may meet one request again and again
+			patient := func(c *registry.Config) { c.HTTP.Attempts = 20 } // the faults may hit one request several times
 			push(t, client(t, here, patient), h, ref)
 			got, _ := pull(t, client(t, there, patient), there, ref, "")
 			same(t, h.Dir(), got.Dir())
@@ -174,7 +174,7 @@ func TestFaultsThatPass(t *testing.T) {
 	}
 }
 
-// TestFaultsThatStay are those that end a pull: with the right class, and with nothing left.
+// TestFaultsThatStay covers faults that end a pull: with the right error class, and without leftovers.
 func TestFaultsThatStay(t *testing.T) {
 	here := newStore(t)
 	h := here.save(t, guest{name: "s", seed: 1})
@@ -242,14 +242,14 @@ func TestFaultsThatStay(t *testing.T) {
 				}
 				empty(t, there)
 			})
-			if name == "longer" || name == "truncated" { // the counts of requests begin anew
+			if name == "longer" || name == "truncated" { // the request counts start again
 				break
 			}
 		}
 	}
 }
 
-// TestPushThatFails says why, and the next one goes on where it was.
+// TestPushThatFails: the push reports why, and the next one resumes where it stopped.
 func TestPushThatFails(t *testing.T) {
 	s := newStore(t)
 	h := s.save(t, guest{name: "s", seed: 1})
@@ -414,7 +414,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	empty(t, there)
-	// It fills up while the pull is under way.
+	// The disk fills up during the pull.
 	if err := unix.Mount("", small, "", unix.MS_REMOUNT, "size=64m"); err != nil {
 		t.Fatal(err)
 	}
@@ -430,11 +430,12 @@ func TestFullDisk(t *testing.T) {
 	empty(t, there)
 }
 
-// tokens is a registry that wants a bearer token: the one given, or one of its token server, each good for 50 requests.
+// tokens is a registry that requires a bearer token: the given one, or one from its token server, each valid for 50
+// requests.
 type tokens struct {
 	mu    sync.Mutex
 	n     int
-	valid map[string]int // how often it can be used
+	valid map[string]int // remaining uses
 }
 
 func (a *tokens) wrap(next http.Handler) http.Handler {
@@ -502,14 +503,14 @@ func TestCredentials(t *testing.T) {
 	if _, err := c.Digest(t.Context(), static, good); !errdefs.IsNotFound(err) {
 		t.Errorf("%v", err)
 	}
-	// A token server's tokens are renewed as often as they expire.
+	// Tokens of a token server are renewed whenever they expire.
 	a := &tokens{valid: map[string]int{}}
 	if _, err := c.Push(t.Context(), h, serve(t, a.wrap)+"/vm/web:v1", snapshot.Auth{Username: "user", Password: "password"}, nil); err != nil || a.n < 3 {
 		t.Errorf("%v, after %d tokens", err, a.n)
 	}
 }
 
-// TestCredentialsStayWithTheirHost lets a registry serve its blobs from elsewhere.
+// TestCredentialsStayWithTheirHost makes a registry serve its blobs from another host.
 func TestCredentialsStayWithTheirHost(t *testing.T) {
 	s := newStore(t)
 	h := s.save(t, guest{name: "s", seed: 1})
@@ -542,7 +543,7 @@ func TestCredentialsStayWithTheirHost(t *testing.T) {
 	}
 }
 
-// TestForeignSnapshots are refused before their data is fetched.
+// TestForeignSnapshots: such snapshots are refused before their data is fetched.
 func TestForeignSnapshots(t *testing.T) {
 	s := newStore(t)
 	h := s.save(t, guest{name: "s", seed: 1})
@@ -560,7 +561,7 @@ func TestForeignSnapshots(t *testing.T) {
 		t.Errorf("%v after %d blobs", err, blobs.Load())
 	}
 	empty(t, there)
-	// One of another system: no record of ours.
+	// A snapshot of another system: it has no record of ours.
 	r, err := ociclient.ParseRef(host + "/vm/other:v1")
 	if err != nil {
 		t.Fatal(err)
@@ -594,7 +595,7 @@ func TestForeignSnapshots(t *testing.T) {
 	if _, err = client(t, there, nil).Pull(t.Context(), host+"/vm/other:image", "x", snapshot.Auth{}, nil); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "no snapshot") {
 		t.Errorf("%v", err)
 	}
-	// An index in which the snapshot is what is for this machine.
+	// An index whose entry for this machine is the snapshot.
 	own, err := client(t, there, nil).Digest(t.Context(), host+"/vm/web:v1", snapshot.Auth{})
 	if err != nil {
 		t.Fatal(err)

@@ -32,14 +32,14 @@ type target struct {
 	offset int64
 }
 
-// output is a file that is made.
+// output is a file that is being written.
 type output struct {
 	*os.File
 
 	mu sync.Mutex
 }
 
-// fetch makes the files.
+// fetch writes the files.
 func (p *pull) fetch(ctx context.Context) error {
 	p.m.phase("fetching")
 	p.open = map[string]*output{}
@@ -100,11 +100,11 @@ func (p *pull) fetch(ctx context.Context) error {
 	return nil
 }
 
-// worker is one of those that fetch at once.
+// worker is one of the concurrent fetchers.
 type worker struct {
 	p   *pull
 	dec *decoder
-	enc *encoder // made when something is borrowed
+	enc *encoder // created for the first borrowed chunk
 	raw []byte
 }
 
@@ -145,14 +145,15 @@ func (w *worker) do(ctx context.Context, t task) error {
 	return nil
 }
 
-// write puts data to its place. The kernel lets one write to a file at a time; waiting here costs less than waiting there.
+// write writes data at its offset. The kernel serializes writes to one file; waiting for this mutex costs less than
+// waiting in the kernel.
 func (t target) write(data []byte) error {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	return sparse.WriteAt(t.f.File, data, t.offset)
 }
 
-// trim lets go of what the budget does not count between chunks.
+// trim frees buffers between chunks that the budget does not count.
 func (w *worker) trim() {
 	w.dec.trim()
 	if w.enc != nil {
@@ -174,7 +175,7 @@ func (w *worker) fetch(ctx context.Context, t task) ([]byte, error) {
 	if _, err := io.ReadFull(r, blob); err != nil {
 		return nil, err
 	}
-	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // the verdict on the digest
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // this read verifies the digest
 		return nil, err
 	}
 	if !compressed(t.layer) {
@@ -187,8 +188,8 @@ func (w *worker) fetch(ctx context.Context, t task) ([]byte, error) {
 	return data, nil
 }
 
-// borrow returns the bytes of a chunk from a local snapshot. They are verified by making their blob again; should that
-// come out otherwise, they are fetched.
+// borrow returns the bytes of a chunk from a local snapshot. It verifies them: it makes their blob again and compares
+// the digest; on a mismatch, the caller fetches the chunk.
 func (w *worker) borrow(t task) ([]byte, bool) {
 	at, ok := w.p.local[t.layer.Digest]
 	h := w.p.held[at.snapshot]
@@ -221,7 +222,7 @@ func (w *worker) borrow(t task) ([]byte, bool) {
 	return raw, ociclient.Digest(blob) == t.layer.Digest
 }
 
-// whole makes a file of layers that follow each other.
+// whole writes a file from consecutive layers.
 func (w *worker) whole(ctx context.Context, f *incoming) error {
 	extents := f.extent
 	if extents == nil {
@@ -255,13 +256,13 @@ func (w *worker) layer(ctx context.Context, l ociclient.Descriptor, out io.Write
 	if _, err := io.CopyBuffer(out, r, buf); err != nil {
 		return damaged(l, err)
 	}
-	if _, err := io.Copy(io.Discard, b); err != nil { // to the verdict on the digest
+	if _, err := io.Copy(io.Discard, b); err != nil { // read to the end to verify the digest
 		return err
 	}
 	return nil
 }
 
-// damaged classes what a decompressor says.
+// damaged classifies a decompression error.
 func damaged(l ociclient.Descriptor, err error) error {
 	if compressed(l) && errdefs.ClassOf(err) == errdefs.Internal && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, context.Canceled) {
 		return errdefs.DataLossf("the layer %s is no zstd frame: %w", l.Digest, err)

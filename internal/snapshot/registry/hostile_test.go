@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// told is what a registry says of a snapshot.
+// told is what a registry returns about a snapshot.
 type told struct {
 	m ociclient.Manifest
 	c artifact.Config
@@ -25,7 +25,7 @@ type told struct {
 
 func sha(n int) string { return fmt.Sprintf("sha256:%064x", n) }
 
-// good is a snapshot that could be pulled: memory of two chunks, and a disk of one layer in two parts.
+// good is a snapshot that can be pulled: memory of two chunks, and a disk of one layer in two parts.
 func good() told {
 	layer := func(n int, media, title string, size int64, notes ...string) ociclient.Descriptor {
 		d := ociclient.Descriptor{MediaType: media, Digest: sha(n), Size: size, Annotations: map[string]string{artifact.AnnotationTitle: title}}
@@ -73,7 +73,7 @@ func (x told) encode(t testing.TB) (m, c, s []byte) {
 	return m, c, s
 }
 
-// hostile are changes of good that must be refused, and a word of the reason.
+// hostile lists changes of good that must be refused, each with a word of the reason.
 var hostile = map[string]struct {
 	change func(*told)
 	word   string

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// chunk is one piece of a file and the blob that holds it.
+// chunk is one piece of a file, and the blob that holds it.
 type chunk struct {
 	Offset     int64  `json:"o"`
 	Length     int64  `json:"l"`
@@ -24,8 +24,8 @@ type chunk struct {
 	Compressed bool   `json:"z,omitempty"`
 }
 
-// identity tells whether a file is still the one that was read. Snapshots share files by hard links, and with them what
-// is known of their chunks. Nobody writes to the files of a snapshot.
+// identity tells whether a file is still the one that was read. Snapshots that share a file by hard links also share
+// its chunk index. Nobody writes to the files of a snapshot.
 type identity struct {
 	dev, ino    uint64
 	size, mtime int64
@@ -43,9 +43,10 @@ func (id identity) String() string {
 	return fmt.Sprintf("%x-%x-%x-%x", id.dev, id.ino, id.size, id.mtime)
 }
 
-// index remembers the chunks of local files, one document per file. It is a cache: what is missing or damaged is read anew.
+// index stores the chunks of local files, one document per file. It is a cache: missing or damaged documents cause a
+// new read.
 type index struct {
-	dir string // "": it remembers nothing
+	dir string // "": stores nothing
 }
 
 const indexSuffix = ".chunks"
@@ -74,7 +75,7 @@ func (x index) load(id identity) (document, bool) {
 	return d, true
 }
 
-// sane refuses what a damaged document could make us read.
+// sane refuses a damaged document that would cause invalid reads.
 func (d document) sane(size int64) bool {
 	at := int64(0)
 	for _, c := range d.Chunks {
@@ -86,7 +87,7 @@ func (d document) sane(size int64) bool {
 	return true
 }
 
-// save remembers; that it cannot is no failure of the transfer.
+// save stores a document; a failure is no failure of the transfer.
 func (x index) save(id identity, d document) error {
 	if x.dir == "" {
 		return nil
@@ -103,7 +104,7 @@ func (x index) save(id identity, d document) error {
 
 func (x index) forget(id identity) { _ = os.Remove(x.path(id)) }
 
-// place is where a blob's bytes are in a local snapshot.
+// place is the location of a blob's bytes in a local snapshot.
 type place struct {
 	snapshot string // id
 	file     string
@@ -111,7 +112,7 @@ type place struct {
 	chunk    chunk
 }
 
-// places finds the wanted blobs in the snapshots of store, and drops what the index holds of files that are in none.
+// places finds the wanted blobs in the snapshots of store, and deletes documents of files that are in no snapshot.
 func (x index) places(ctx context.Context, store snapshot.Store, wanted map[string]bool) map[string]place {
 	if x.dir == "" {
 		return nil
@@ -120,7 +121,7 @@ func (x index) places(ctx context.Context, store snapshot.Store, wanted map[stri
 	if err != nil || len(entries) == 0 {
 		return nil
 	}
-	ctx = vm.OnBehalf(ctx, vm.Owner{}) // of all owners: who knows the digest of a chunk may have its bytes
+	ctx = vm.OnBehalf(ctx, vm.Owner{}) // of all owners: a caller that knows a chunk's digest may have its bytes
 	all, err := store.List(ctx)
 	if err != nil {
 		return nil
@@ -129,7 +130,7 @@ func (x index) places(ctx context.Context, store snapshot.Store, wanted map[stri
 	for _, s := range all {
 		h, err := store.Hold(ctx, s.ID)
 		if err != nil {
-			return found // it goes away just now: sweep another time
+			return found // the snapshot is just being removed: sweep another time
 		}
 		files, err := os.ReadDir(h.Dir())
 		for _, f := range files {
@@ -165,7 +166,8 @@ func (x index) places(ctx context.Context, store snapshot.Store, wanted map[stri
 	return found
 }
 
-// native reports whether the chunks may be ours: others' have other sizes, and would find nothing in common.
+// native reports whether the chunks can be our own: chunks of other systems have other sizes and would match none of
+// ours.
 func (d document) native() bool {
 	for _, c := range d.Chunks {
 		if c.Offset%page != 0 || c.Length > int64(sizing{d.Average}.max()) {

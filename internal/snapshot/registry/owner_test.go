@@ -9,8 +9,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What an earlier release pushed says by labels alone whose it is. It is never here for another namespace, not for the moment in
-// which somebody could find out: whoever asks again and again would meet that moment.
+// A snapshot pushed by an earlier release records its owner only in its labels. After a pull it must never be visible
+// to another namespace, not even for a moment: a client that polls would find that moment.
 func TestPullOfAnEarlierRelease(t *testing.T) {
 	from := newStore(t)
 	h := from.save(t, guest{name: "db", seed: 1})

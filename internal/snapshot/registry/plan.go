@@ -17,14 +17,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What a manifest may ask of us at most. It comes from outside.
+// Limits for manifests. A manifest is untrusted input.
 const (
 	maxConfig       = 64 << 20 // bytes
 	maxRecord       = 16 << 20
 	maxLayers       = 20_000
 	maxFiles        = 256
 	maxChunks       = 2 << 20
-	maxForeignChunk = 64 << 20 // bytes of one chunk, whoever made it
+	maxForeignChunk = 64 << 20 // bytes of one chunk, from any system
 	maxState        = 4 << 30  // bytes of devices
 	maxGuest        = 64 << 40 // bytes of memory or of a disk
 	slack           = 256 << 20
@@ -37,13 +37,13 @@ var (
 
 func validDigest(d string) bool { return digestShape.MatchString(d) }
 
-// incoming is a file that a manifest describes, checked.
+// incoming is a validated file of a manifest.
 type incoming struct {
 	name   string
 	size   int64
 	chunks []piece                // of a chunked file
-	layers []ociclient.Descriptor // of any other: one after the other; none: all of it is zero
-	extent []sparse.Extent        // where the bytes of layers go; nil: one after the other
+	layers []ociclient.Descriptor // of any other: consecutive layers; empty: all of it is zero
+	extent []sparse.Extent        // offsets of the layers' bytes; nil: consecutive
 }
 
 // piece is a chunk and its blob.
@@ -52,7 +52,7 @@ type piece struct {
 	layer          ociclient.Descriptor
 }
 
-// data is how many bytes are written at most.
+// data returns the maximum number of bytes that are written.
 func (f incoming) data() int64 {
 	switch {
 	case len(f.layers) > 0 && f.extent != nil:
@@ -67,7 +67,7 @@ func (f incoming) data() int64 {
 	return n
 }
 
-// foreign refuses a snapshot of another hypervisor, or of another system, before anything more is asked of it.
+// foreign refuses a snapshot of another hypervisor or another system before it is examined further.
 func foreign(c artifact.Config, m ociclient.Manifest, hypervisor string) error {
 	if hypervisor != "" && c.Hypervisor != hypervisor {
 		return errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %q: neither can read the other's", c.Hypervisor, hypervisor)
@@ -82,7 +82,7 @@ func isRecord(d ociclient.Descriptor) bool {
 	return d.MediaType == artifact.MediaVMConfig && d.Annotations[artifact.AnnotationTitle] == artifact.TitleVMConfig
 }
 
-// checkManifest says whether m is a snapshot that we can read.
+// checkManifest reports whether m is a snapshot that we can read.
 func checkManifest(m ociclient.Manifest) error {
 	switch {
 	case m.ArtifactType != artifact.TypeSnapshot && m.ArtifactType != artifact.TypeSnapshotChunked:
@@ -136,7 +136,7 @@ func parseRecord(data []byte, c artifact.Config) (snapshot.Snapshot, error) {
 	return s, nil
 }
 
-// plan finds how each file that the record needs is put together, and refuses what cannot be right.
+// plan determines how to assemble each file that the record needs, and refuses invalid input.
 func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incoming, error) {
 	limits, err := limitsOf(s)
 	if err != nil {
@@ -180,7 +180,7 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 	return out, nil
 }
 
-// limitsOf says how large each file of s can be.
+// limitsOf returns the maximum size of each file of s.
 func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 	limits := map[string]int64{}
 	if s.Live {
@@ -199,7 +199,7 @@ func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 				return nil, errdefs.Invalidf("the disk file %s has the format %q, which is not known", l.File, clipped(string(l.Format)))
 			}
 			if limits[l.File] = size; l.Format == vm.DiskQCOW2 || d.Size == 0 {
-				limits[l.File] += size/8 + slack // tables, and clusters that snapshots inside it keep
+				limits[l.File] += size/8 + slack // tables, and clusters kept by internal snapshots
 			}
 		}
 	}
@@ -209,7 +209,7 @@ func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 	return limits, nil
 }
 
-// assemble checks one file.
+// assemble validates one file.
 func assemble(name string, d artifact.File, layers []ociclient.Descriptor) (incoming, error) {
 	f := incoming{name: name, size: d.Size}
 	if f.size < 0 || f.size > maxGuest || d.SparseSize < 0 || d.SparseSize > maxGuest {
@@ -239,7 +239,7 @@ func assemble(name string, d artifact.File, layers []ociclient.Descriptor) (inco
 		sum += l.Size
 	}
 	switch {
-	case f.extent == nil && f.size == 0 && plain: // systems of before do not say
+	case f.extent == nil && f.size == 0 && plain: // earlier systems do not record the size
 		f.size = sum
 	case f.extent == nil && f.size == 0:
 		return f, errdefs.Invalidf("its layers are compressed and nothing says how long it is")
@@ -253,7 +253,7 @@ func compressed(d ociclient.Descriptor) bool {
 	return strings.HasSuffix(d.MediaType, artifact.SuffixZstd)
 }
 
-// ordered puts the layers of one file into the order that their annotations give, where all have one.
+// ordered sorts the layers of one file by their annotations, if all have one.
 func ordered(layers []ociclient.Descriptor) ([]ociclient.Descriptor, error) {
 	out := make([]ociclient.Descriptor, len(layers))
 	for n, l := range layers {

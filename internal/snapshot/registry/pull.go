@@ -34,7 +34,7 @@ func (c *Client) Pull(ctx context.Context, ref, name string, auth snapshot.Auth,
 	return out, err
 }
 
-// full says what a full disk means.
+// full classifies errors of a full disk and adds a remedy.
 func full(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return errdefs.As(errdefs.ResourceExhausted, fmt.Errorf("the disk is full; remove snapshots with `cocoon snapshot rm`: %w", err))
@@ -42,7 +42,7 @@ func full(err error) error {
 	return err
 }
 
-// pull is one pull.
+// pull is the state of one pull.
 type pull struct {
 	c     *Client
 	s     *ociclient.Session
@@ -51,7 +51,7 @@ type pull struct {
 	dir   string
 	open  map[string]*output
 	local map[string]place
-	held  map[string]snapshot.Held // snapshots that chunks are taken from
+	held  map[string]snapshot.Held // snapshots that chunks are borrowed from
 	room  *semaphore.Weighted
 }
 
@@ -99,7 +99,7 @@ func (p *pull) run(ctx context.Context, r ociclient.Ref, name string) (snapshot.
 	return s, nil
 }
 
-// describe reads what there is, before any data.
+// describe reads the metadata, before any data.
 func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m ociclient.Manifest, config artifact.Config, record snapshot.Snapshot, err error) {
 	if digest, m, err = p.s.Image(ctx, r.Identifier(), runtime.GOARCH); err != nil {
 		return digest, m, config, record, err
@@ -131,14 +131,14 @@ func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m 
 	return digest, m, config, record, err
 }
 
-// small reads a blob whose size was found plausible.
+// small reads a blob whose size was validated before.
 func (p *pull) small(ctx context.Context, d ociclient.Descriptor) ([]byte, error) {
 	b := p.s.Blob(ctx, d.Digest, d.Size)
 	defer b.Close()
 	return io.ReadAll(b)
 }
 
-// enough refuses to begin what cannot end.
+// enough refuses a pull for which the disk has no room.
 func (p *pull) enough() error {
 	var need, total int64
 	for _, f := range p.files {
@@ -155,7 +155,7 @@ func (p *pull) enough() error {
 	return nil
 }
 
-// tasks makes the files, empty and of their size, and lists what fills them: each blob once.
+// tasks creates the files, empty and with their final size, and lists the blobs that fill them, each once.
 func (p *pull) tasks() ([]task, error) {
 	var out []task
 	at := map[string]int{}
@@ -188,7 +188,7 @@ func (p *pull) tasks() ([]task, error) {
 	return out, nil
 }
 
-// borrow finds what local snapshots have already, and keeps those from going away.
+// borrow finds the chunks that local snapshots have, and holds those snapshots so that they are not removed.
 func (p *pull) borrow(ctx context.Context, tasks []task) error {
 	wanted := map[string]bool{}
 	for _, t := range tasks {
@@ -212,7 +212,7 @@ func (p *pull) borrow(ctx context.Context, tasks []task) error {
 	return nil
 }
 
-// remember keeps the chunks of a snapshot that was pulled, so that pushing it again reads nothing.
+// remember indexes the chunks of a pulled snapshot, so that a later push reads nothing.
 func (p *pull) remember(ctx context.Context, s snapshot.Snapshot) {
 	if p.c.index.dir == "" {
 		return

@@ -35,7 +35,7 @@ func (c *Client) Push(ctx context.Context, h snapshot.Held, ref string, auth sna
 			digest, err = p.run(ctx)
 			switch {
 			case errors.Is(err, errStale) && !fresh:
-				fresh = true // the index spoke of other bytes: read them all
+				fresh = true // the index was stale: read all files
 			case errors.Is(err, errTooMany) && coarse < maxAverage/minAverage:
 				coarse *= 4
 			case err != nil:
@@ -60,22 +60,22 @@ type push struct {
 	h      snapshot.Held
 	snap   snapshot.Snapshot
 	tag    string
-	coarse int  // what the average chunk is multiplied with
-	fresh  bool // the index is not asked
+	coarse int  // factor for the average chunk size
+	fresh  bool // ignore the index
 	m      *meter
 	files  []*file
 	room   *semaphore.Weighted
 	pools  sync.Map // capacity -> *sync.Pool of chunk buffers
 
 	mu      sync.Mutex
-	claimed map[string]bool // blobs that are or will be there
+	claimed map[string]bool // blobs that are or will be in the registry
 }
 
-// file is one of a snapshot on its way out.
+// file is one file of a snapshot that is being pushed.
 type file struct {
 	name   string
 	media  string
-	f      *sparse.File // nil: data is all
+	f      *sparse.File // nil: data is the content
 	data   []byte
 	id     identity
 	sizing sizing
@@ -118,7 +118,7 @@ func (p *push) run(ctx context.Context) (string, error) {
 	return p.seal(ctx)
 }
 
-// open finds the files of the snapshot and decides how each is sent.
+// open opens the files of the snapshot and decides how to send each.
 func (p *push) open() error {
 	record, err := recordOf(p.snap)
 	if err != nil {
@@ -173,7 +173,7 @@ func (p *push) codec() string {
 	return codecVersion
 }
 
-// settle checks that a file is still what was read, describes it, and remembers its chunks.
+// settle checks that a file has not changed since it was read, describes it, and stores its chunks in the index.
 func (p *push) settle(f *file) error {
 	if f.f != nil {
 		info, err := f.f.Stat()
@@ -217,7 +217,7 @@ func (p *push) settle(f *file) error {
 	return nil
 }
 
-// seal writes the config and the manifest, and has the registry confirm it.
+// seal sends the config and the manifest; the registry then confirms the manifest.
 func (p *push) seal(ctx context.Context) (string, error) {
 	p.m.phase("verifying")
 	config, err := json.Marshal(configOf(p.snap, p.files))
@@ -249,14 +249,14 @@ func (p *push) seal(ctx context.Context) (string, error) {
 		return "", err
 	}
 	digest, err := p.s.PutManifest(ctx, p.tag, artifact.MediaManifest, raw)
-	p.m.done(0) // what moved since
+	p.m.done(0) // reports the bytes moved since the last report
 	return digest, err
 }
 
 // named is a file of a snapshot and its media type.
 type named struct{ name, media string }
 
-// filesOf lists the files of s, other than its record, in the order in which they travel.
+// filesOf lists the files of s, without its record, in the order in which they are transferred.
 func filesOf(s snapshot.Snapshot) []named {
 	var out []named
 	if s.Live {
@@ -276,8 +276,8 @@ func filesOf(s snapshot.Snapshot) []named {
 	return out
 }
 
-// recordOf is the record as it travels: without what only this node knows, so that an unchanged snapshot is the same
-// manifest again.
+// recordOf returns the record as it is sent: without what only this node knows, so that an unchanged snapshot gives the
+// same manifest again.
 func recordOf(s snapshot.Snapshot) ([]byte, error) {
 	s = s.Foreign().Whole()
 	s.Digest, s.UsedAt, s.Size = "", time.Time{}, 0

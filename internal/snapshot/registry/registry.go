@@ -1,10 +1,10 @@
-// Package registry carries snapshots to and from any OCI registry: content-defined chunks, compressed, of which a
-// registry keeps each once and neither side sends or fetches what the other has.
+// Package registry pushes and pulls snapshots to and from any OCI registry. It cuts files into content-defined,
+// compressed chunks: a registry stores each chunk once, and neither side sends or fetches what the other has.
 //
-// It starts no VM, keeps no credentials, and decides nothing about what a snapshot may be used for.
+// It starts no VM, keeps no credentials, and decides nothing about the use of a snapshot.
 //
-// Bounds. A push moves 16 blobs at once, a pull eight. Both hold at most 192 MiB of chunks, as much again of compressed
-// ones, and 4 MiB for each blob that moves; a guest of at most 1 GiB needs a tenth of that. Nothing is spooled to disk.
+// Limits: a push moves 16 blobs at once, a pull eight. Both hold at most 192 MiB of chunks, as much again of compressed
+// chunks, and 4 MiB per moving blob; a guest of at most 1 GiB needs a tenth of that. Nothing is spooled to disk.
 package registry
 
 import (
@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	pushers = 16        // blobs that are sent at once: mostly they wait for the registry's disk
-	pullers = 8         // blobs that are fetched at once
+	pushers = 16        // concurrent uploads: they mostly wait for the registry's disk
+	pullers = 8         // concurrent downloads
 	budget  = 192 << 20 // bytes of uncompressed chunks in memory
 
 	checkAttempts = 2
@@ -31,19 +31,20 @@ const (
 
 // Config tunes a Client.
 type Config struct {
-	// Index is a folder of our own for what is known of the chunks of local snapshots; it is made when it is needed. With
-	// it a second push reads nothing that did not change, and a pull takes from local snapshots what they have. It can be
-	// deleted at any time. "": none.
+	// Index is a private folder for the chunk index of local snapshots; it is created when needed. With it, a second
+	// push reads only what changed, and a pull borrows chunks from local snapshots. It can be deleted at any time. "":
+	// no index.
 	Index string
-	// Hypervisor is the driver of this node. Snapshots of another are not fetched. "": any.
+	// Hypervisor is the driver of this node. Pull refuses snapshots of another hypervisor. "": any.
 	Hypervisor string
-	// Whole makes every file one layer, uncompressed, as readers of before chunks expect it. Such a push finds nothing
-	// that it has in common with another.
+	// Whole makes every file one uncompressed layer, for readers from before chunks. Such a push shares no data with
+	// another.
 	Whole bool
-	// Uncompressed leaves the chunks as they are: for networks faster than compression.
+	// Uncompressed leaves the chunks uncompressed, for networks faster than compression.
 	Uncompressed bool
 
-	// OwnerOf is the owner of a snapshot from before there were owners, by its labels; nil: the operator.
+	// OwnerOf derives, from its labels, the owner of a snapshot that was saved before snapshots had owners; nil: the
+	// operator.
 	OwnerOf func(labels map[string]string) vm.Owner
 
 	HTTP ociclient.Config
@@ -84,7 +85,8 @@ func (c *Client) Delete(ctx context.Context, ref string, auth snapshot.Auth) err
 	})
 }
 
-// Check implements snapshot.Remote. It has little patience: who asks wants to know whether to begin at all.
+// Check implements snapshot.Remote. It has a short timeout and few retries: its caller wants to know whether to begin
+// at all.
 func (c *Client) Check(ctx context.Context, ref string, auth snapshot.Auth) error {
 	quick := Client{cfg: c.cfg}
 	quick.cfg.HTTP.Attempts = checkAttempts
@@ -116,7 +118,7 @@ func (c *Client) session(ctx context.Context, ref string, auth snapshot.Auth, sc
 	return do(r, s)
 }
 
-// meter adds up what was done and tells it, one call at a time.
+// meter sums up the progress and reports it, one call at a time.
 type meter struct {
 	s    *ociclient.Session
 	tell func(snapshot.Progress)

@@ -21,7 +21,7 @@ func TestThereAndBack(t *testing.T) {
 			"no index":     func(c *registry.Config) { c.Index = "" },
 		} {
 			if name != "epoch" && (kind == "no index" || kind == "uncompressed") {
-				continue // nothing in them depends on the registry
+				continue // these do not depend on the registry
 			}
 			t.Run(name+"/"+kind, func(t *testing.T) { thereAndBack(t, serve(), change) })
 		}
@@ -66,7 +66,7 @@ func thereAndBack(t *testing.T, host string, change func(*registry.Config)) {
 	}
 }
 
-// TestDownloadFromEpoch takes the tar stream that epoch makes of the chunks.
+// TestDownloadFromEpoch downloads the tar stream that epoch makes from the chunks.
 func TestDownloadFromEpoch(t *testing.T) {
 	here, there := newStore(t), newStore(t)
 	h := here.save(t, guest{name: "s", seed: 1})
@@ -92,7 +92,7 @@ func TestDownloadFromEpoch(t *testing.T) {
 	}
 }
 
-// TestSecondPushMovesAlmostNothing is the promise of at most 5 %.
+// TestSecondPushMovesAlmostNothing checks the promise of at most 5 %.
 func TestSecondPushMovesAlmostNothing(t *testing.T) {
 	s := newStore(t)
 	h := s.save(t, guest{name: "s", seed: 1})
@@ -116,7 +116,7 @@ func TestSecondPushMovesAlmostNothing(t *testing.T) {
 	}
 }
 
-// TestChunksOfLocalSnapshotsAreNotFetched pulls a snapshot most of which is here.
+// TestChunksOfLocalSnapshotsAreNotFetched pulls a snapshot of which most data is local.
 func TestChunksOfLocalSnapshotsAreNotFetched(t *testing.T) {
 	s := newStore(t)
 	c := client(t, s, nil)

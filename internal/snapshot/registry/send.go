@@ -17,14 +17,14 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// job is a chunk to be sent. raw is nil when the index knows its blob.
+// job is a chunk to send. raw is nil if the index knows the chunk's blob.
 type job struct {
 	f     *file
 	chunk *chunk
 	raw   []byte
 }
 
-// send reads the files once, one after the other, while workers beside it compress, hash and upload.
+// send reads the files once, one after the other, while workers compress, hash and upload concurrently.
 func (p *push) send(ctx context.Context) error {
 	p.room = semaphore.NewWeighted(budget)
 	g, ctx := errgroup.WithContext(ctx)
@@ -89,14 +89,14 @@ func (p *push) read(ctx context.Context, f *file, jobs chan<- job) error {
 		get: func() ([]byte, error) { return p.get(ctx, f.sizing.max()) },
 		emit: func(offset int64, b []byte) error {
 			c := &chunk{Offset: offset, Length: int64(len(b))}
-			f.chunks = append(f.chunks, c) // the workers fill c, and look at nothing else
+			f.chunks = append(f.chunks, c) // only the workers fill c, and they access nothing else
 			return hand(job{f, c, b})
 		},
 	}
 	return c.run(ctx, f.f, p.m.done)
 }
 
-// get returns a chunk buffer when there is room for it.
+// get waits for room in the budget and returns a chunk buffer.
 func (p *push) get(ctx context.Context, size int) ([]byte, error) {
 	if err := p.room.Acquire(ctx, int64(size)); err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (p *push) work(ctx context.Context, e *encoder, j job) error {
 	return p.blob(ctx, j.chunk.Digest, blob)
 }
 
-// recall is work for a chunk whose blob the index knows. It is made again only when the registry does not have it.
+// recall is work for a chunk whose blob is in the index. It makes the blob again only if the registry does not have it.
 func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	if !p.claim(j.chunk.Digest) {
 		return nil
@@ -153,7 +153,7 @@ func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	return p.s.PutBlob(ctx, j.chunk.Digest, int64(len(blob)), func() io.Reader { return bytes.NewReader(blob) })
 }
 
-// claim reports whether the caller is the first to see to a blob. If it fails, the push fails.
+// claim reports whether the caller is the first to handle a blob. If that caller fails, the push fails.
 func (p *push) claim(digest string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,10 +172,10 @@ func (p *push) blob(ctx context.Context, digest string, data []byte) error {
 	return p.s.PutBlob(ctx, digest, int64(len(data)), func() io.Reader { return bytes.NewReader(data) })
 }
 
-// small sends a file that is one layer and in memory.
+// small sends a file that is in memory as one layer.
 func (p *push) small(ctx context.Context, f *file) error {
 	media, data := f.media, f.data
-	if f.name != artifact.TitleVMConfig && len(data) > 0 { // the record is to be read by anybody
+	if f.name != artifact.TitleVMConfig && len(data) > 0 { // the record stays uncompressed: anybody can read it
 		e, err := newEncoder(p.c.cfg.Uncompressed)
 		if err != nil {
 			return err
@@ -193,10 +193,11 @@ func (p *push) small(ctx context.Context, f *file) error {
 	return nil
 }
 
-// maxExtents bounds the map of a file that is one layer: of more, the smallest holes are sent.
+// maxExtents bounds the map of a file that is one layer: with more extents, the smallest holes are sent as data.
 const maxExtents = 100_000
 
-// whole sends the data of a file as one layer. It is read twice, to know first whether the registry has it.
+// whole sends the data of a file as one layer. It reads the file twice: the first time to learn whether the registry
+// has it.
 func (p *push) whole(ctx context.Context, f *file) error {
 	m, err := f.f.Extents()
 	if err != nil {
@@ -229,7 +230,7 @@ func (p *push) whole(ctx context.Context, f *file) error {
 	return nil
 }
 
-// cancelled ends with its context.
+// cancelled is a reader that fails when its context ends.
 type cancelled struct {
 	ctx context.Context //nolint:containedctx // of the one copy that this value is for
 	r   io.Reader

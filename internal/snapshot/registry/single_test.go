@@ -8,7 +8,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TestRegistriesThatTakeNoBlobInOneRequest answer as the specification wants, or as they do.
+// TestRegistriesThatTakeNoBlobInOneRequest: some such registries answer as the specification requires, others
+// differently.
 func TestRegistriesThatTakeNoBlobInOneRequest(t *testing.T) {
 	here := newStore(t)
 	h := here.save(t, guest{name: "s", seed: 1})

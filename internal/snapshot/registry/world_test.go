@@ -55,7 +55,7 @@ func newStoreAt(t testing.TB, dir string) *store {
 	return &store{s, dir}
 }
 
-// hold is for as long as the test.
+// hold holds a snapshot until the test ends.
 func (s *store) hold(t testing.TB, ref string) snapshot.Held {
 	t.Helper()
 	h, err := s.Hold(t.Context(), ref)
@@ -66,7 +66,7 @@ func (s *store) hold(t testing.TB, ref string) snapshot.Held {
 	return h
 }
 
-// empty fails unless there is nothing in the store, nor half of it.
+// empty fails unless the store is empty, without partial snapshots.
 func empty(t testing.TB, s *store) {
 	t.Helper()
 	all, err := s.List(context.WithoutCancel(t.Context()))
@@ -78,7 +78,7 @@ func empty(t testing.TB, s *store) {
 	}
 }
 
-// guest fills the files of a snapshot: seed decides the content of its memory.
+// guest describes the files of a snapshot: seed determines the content of its memory.
 type guest struct {
 	name   string
 	seed   uint64
@@ -87,7 +87,7 @@ type guest struct {
 	random bool // no page of memory is zero or can be compressed
 }
 
-// save makes a snapshot in s as a driver would leave one: sparse memory, devices, a disk of two layers.
+// save saves a snapshot in s as a driver would: sparse memory, devices, a disk of two layers.
 func (s *store) save(t testing.TB, g guest) snapshot.Held {
 	t.Helper()
 	d, err := s.Create(t.Context(), g.name)
@@ -115,7 +115,7 @@ func (s *store) save(t testing.TB, g guest) snapshot.Held {
 			for i := range block {
 				block[i] = words[(i*7+int(random.Uint64()%3))%len(words)]
 			}
-		case 3: // scattered: pages of zero between
+		case 3: // scattered, with zero pages between
 			for p := 0; p < len(block); p += 8192 {
 				fill(random, block[p:p+4096])
 			}
@@ -136,7 +136,7 @@ func (s *store) save(t testing.TB, g guest) snapshot.Held {
 	closeFile(t, state)
 	base := create(t, filepath.Join(d.Dir(), "disk-0.0.raw"), 16<<20)
 	b = make([]byte, 6<<20)
-	fill(rand.New(rand.NewChaCha8([32]byte{7})), b) // the same of all guests
+	fill(rand.New(rand.NewChaCha8([32]byte{7})), b) // the same for all guests
 	write(t, base, b, 1<<20)
 	closeFile(t, base)
 	overlay := filepath.Join(d.Dir(), "disk-0.1.qcow2")
@@ -204,7 +204,8 @@ func closeFile(t testing.TB, f *os.File) {
 
 var files = []string{snapshot.FileMemory, snapshot.FileState, "disk-0.0.raw", "disk-0.1.qcow2", "disk-1.0.raw"}
 
-// same fails unless both snapshots have the same files, and the second takes no more room than a little over the first.
+// same fails unless both snapshots have the same files, and the second occupies at most a little more disk space than
+// the first.
 func same(t testing.TB, a, b string) {
 	t.Helper()
 	for _, name := range files {
@@ -241,7 +242,7 @@ func sum(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// serve runs a registry of another implementation; wrap may put something in front of it. It returns HOST:PORT.
+// serve runs a registry of another implementation; wrap may add a handler in front of it. It returns HOST:PORT.
 func serve(t testing.TB, wrap func(http.Handler) http.Handler) string {
 	t.Helper()
 	h := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
@@ -253,7 +254,7 @@ func serve(t testing.TB, wrap func(http.Handler) http.Handler) string {
 	return strings.TrimPrefix(srv.URL, "http://")
 }
 
-// epoch runs our own registry, with a token of all rights. It returns HOST:PORT and its folder.
+// epoch runs our own registry, with a token with all rights. It returns HOST:PORT; dir is its folder.
 func epoch(t testing.TB, dir string) string {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)

@@ -16,7 +16,7 @@ func as(t *testing.T, namespace string) context.Context {
 	return vm.OnBehalf(t.Context(), vm.Owner{Namespace: namespace, PodUID: "uid-of-" + namespace})
 }
 
-// saveAs makes a snapshot on behalf of a namespace.
+// saveAs saves a snapshot on behalf of a namespace.
 func saveAs(t *testing.T, s snapshot.Store, namespace, name string) snapshot.Snapshot {
 	t.Helper()
 	d, x, err := Fill(as(t, namespace), s, NewGuest(t), name)
@@ -32,7 +32,7 @@ func saveAs(t *testing.T, s snapshot.Store, namespace, name string) snapshot.Sna
 	return x
 }
 
-// owners checks that nobody finds, uses or changes what belongs to somebody else, whatever he calls it.
+// owners checks that no owner can find, use or change the snapshots of another owner, whatever name they use.
 func owners(t *testing.T, s snapshot.Store) {
 	prod, dev, golden := saveAs(t, s, "prod", "db"), saveAs(t, s, "dev", "db"), saveAs(t, s, "", "golden")
 	if _, err := s.Create(as(t, "prod"), "db"); !errdefs.IsAlreadyExists(err) {
@@ -87,7 +87,7 @@ func owners(t *testing.T, s snapshot.Store) {
 	}
 }
 
-// travelsWithOwner checks whose a snapshot is that comes from elsewhere.
+// travelsWithOwner checks the owner of a snapshot that comes from elsewhere.
 func travelsWithOwner(t *testing.T, s snapshot.Store, prod, golden snapshot.Snapshot) {
 	t.Helper()
 	export := func(id string) *bytes.Reader {

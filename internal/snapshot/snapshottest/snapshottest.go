@@ -1,6 +1,6 @@
-// Package snapshottest is what every snapshot.Store must do, as tests that run against any of them.
+// Package snapshottest is the contract of snapshot.Store as a test suite that runs against any implementation.
 //
-// It starts no guest: memory and devices are any bytes here.
+// It starts no guest: memory and devices are arbitrary bytes here.
 package snapshottest
 
 import (
@@ -35,7 +35,7 @@ type Guest struct {
 	Disks []vm.Disk
 }
 
-// NewGuest makes one.
+// NewGuest makes a guest.
 func NewGuest(t testing.TB) *Guest {
 	t.Helper()
 	g, err := MakeGuest(t.TempDir(), t.TempDir())
@@ -45,7 +45,7 @@ func NewGuest(t testing.TB) *Guest {
 	return g
 }
 
-// MakeGuest makes one in the given folders.
+// MakeGuest makes a guest in the given folders.
 func MakeGuest(dir, image string) (*Guest, error) {
 	layer, template, cow := filepath.Join(image, "layer.ext4"), filepath.Join(dir, "template.raw"), filepath.Join(dir, "cow.qcow2")
 	err := errors.Join(
@@ -61,7 +61,7 @@ func MakeGuest(dir, image string) (*Guest, error) {
 	}}, err
 }
 
-// OfImage tells the files of the image store.
+// OfImage recognizes the files of the image store.
 func (g *Guest) OfImage(path string) bool { return filepath.Dir(path) == g.Image }
 
 func write(t testing.TB, path string, data []byte) {
@@ -71,7 +71,7 @@ func write(t testing.TB, path string, data []byte) {
 	}
 }
 
-// Begin makes a draft with everything but Commit, and what is to be committed.
+// Begin makes a draft and does everything except Commit; it also returns the snapshot to commit.
 func Begin(t testing.TB, s snapshot.Store, g *Guest, name string) (snapshot.Draft, snapshot.Snapshot) {
 	t.Helper()
 	d, snap, err := Fill(t.Context(), s, g, name)
@@ -102,7 +102,7 @@ func Fill(ctx context.Context, s snapshot.Store, g *Guest, name string) (snapsho
 		return d, snap, err
 	}
 	for n, disk := range g.Disks {
-		if disk.Role == vm.RoleCOW { // as the engine does: what was the top is frozen
+		if disk.Role == vm.RoleCOW { // as the engine does: it freezes the old top
 			if g.Disks[n], err = s.Overlay(ctx, disk, g.Dir, "top-"+d.ID()+".qcow2"); err != nil {
 				return d, snap, err
 			}
@@ -116,7 +116,7 @@ func Fill(ctx context.Context, s snapshot.Store, g *Guest, name string) (snapsho
 	return d, snap, nil
 }
 
-// Save makes a snapshot.
+// Save saves a snapshot.
 func Save(t testing.TB, s snapshot.Store, g *Guest, name string) snapshot.Snapshot {
 	t.Helper()
 	d, snap := Begin(t, s, g, name)
@@ -127,7 +127,7 @@ func Save(t testing.TB, s snapshot.Store, g *Guest, name string) snapshot.Snapsh
 	return snap
 }
 
-// Run checks a store. open makes an empty one, whose folders are on the file system of t.TempDir.
+// Run checks a store. open makes an empty store whose folders are on the file system of t.TempDir.
 func Run(t *testing.T, open func(t *testing.T) snapshot.Store) {
 	for name, test := range map[string]func(t *testing.T, s snapshot.Store){
 		"Life":         life,
@@ -392,7 +392,7 @@ func grows(t *testing.T, s snapshot.Store) {
 	}
 }
 
-// incremental takes a second snapshot of the same guest: it stores what is new only.
+// incremental saves a second snapshot of the same guest: it stores only what is new.
 func incremental(t *testing.T, s snapshot.Store) {
 	g := NewGuest(t)
 	Save(t, s, g, "one")
@@ -420,7 +420,7 @@ func incremental(t *testing.T, s snapshot.Store) {
 	}
 }
 
-// concurrent does everything at once, for the race detector.
+// concurrent runs everything at the same time, for the race detector.
 func concurrent(t *testing.T, s snapshot.Store) {
 	Save(t, s, NewGuest(t), "shared")
 	data := export(t, s, "shared")

@@ -232,7 +232,7 @@ func folderChecks(t *testing.T, s snapshot.Store) {
 	class(t, "relative", err, errdefs.InvalidArgument)
 }
 
-// replace puts another file in the place of one that may be shared.
+// replace puts another file in place of one that may be shared.
 func replace(dir, name string, mode os.FileMode) error {
 	path := filepath.Join(dir, name)
 	return errors.Join(os.Remove(path), os.WriteFile(path, []byte("other"), 0o600), os.Chmod(path, mode))
