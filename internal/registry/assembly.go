@@ -27,7 +27,7 @@ import (
 
 const (
 	maxConfig    = 64 << 20
-	maxMap       = 1<<20 - 8<<10 // of one file, in a tar header: readers take no more
+	maxMap       = 1<<20 - 8<<10 // of one file, in a tar header: readers accept no more
 	maxFile      = 64 << 40
 	headerName   = "snapshot.json" // the first entry
 	windowsDisks = "application/vnd.cocoonstack.windows.disk."
@@ -36,7 +36,8 @@ const (
 
 var fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
-// assembly puts a body together from what a manifest names. Everything is found and checked before the first byte.
+// assembly composes a body from the blobs that a manifest names. It finds and validates everything before the first
+// byte.
 type assembly struct {
 	g      *Registry
 	repo   string
@@ -49,7 +50,7 @@ func title(d v1.Descriptor) string { return d.Annotations[artifact.AnnotationTit
 
 func compressed(d v1.Descriptor) bool { return strings.HasSuffix(d.MediaType, artifact.SuffixZstd) }
 
-// order is a layer's place among those of one title; those without say keep theirs.
+// order returns a layer's position among those with the same title; layers without the annotation keep their order.
 func order(d v1.Descriptor) int {
 	n, err := strconv.Atoi(d.Annotations[artifact.AnnotationChunkIndex])
 	if err != nil {
@@ -58,7 +59,7 @@ func order(d v1.Descriptor) int {
 	return n
 }
 
-// have checks that a layer is there with the size that the manifest says.
+// have checks that a layer exists with the size that the manifest states.
 func (a *assembly) have(ctx context.Context, d v1.Descriptor) error {
 	info, err := a.g.content.Blob(ctx, a.repo, d.Digest)
 	if err == nil && info.Size != d.Size {
@@ -70,7 +71,7 @@ func (a *assembly) have(ctx context.Context, d v1.Descriptor) error {
 	return err
 }
 
-// disk is the body of an OS image: its disk's layers, sorted by title.
+// disk builds the body of an OS image: the layers of its disk, sorted by title.
 func (a *assembly) disk(ctx context.Context) error {
 	var layers []v1.Descriptor
 	for _, l := range a.doc.Layers {
@@ -101,7 +102,7 @@ func (a *assembly) disk(ctx context.Context) error {
 	return nil
 }
 
-// layer is a whole layer, decompressed.
+// layer returns a whole layer, decompressed.
 func (a *assembly) layer(ctx context.Context, l v1.Descriptor) (stream.Piece, error) {
 	open := a.g.source(a.repo, l)
 	if !compressed(l) {
@@ -111,7 +112,7 @@ func (a *assembly) layer(ctx context.Context, l v1.Descriptor) (stream.Piece, er
 	return stream.Unpacked(size, open), err
 }
 
-// tar is the body of a snapshot, as package bundle describes it.
+// tar builds the body of a snapshot, in the format of package bundle.
 func (a *assembly) tar(ctx context.Context) error {
 	if a.doc.Config == nil || a.doc.Config.MediaType != artifact.MediaConfig {
 		return errdefs.DataLossf("the snapshot %s has no configuration of a snapshot", a.repo)
@@ -144,7 +145,7 @@ func (a *assembly) tar(ctx context.Context) error {
 		return err
 	}
 	files := slices.Collect(maps.Keys(config.Files))
-	for t := range titled { // systems of before did not list every file
+	for t := range titled { // earlier systems did not list every file
 		if _, ok := config.Files[t]; !ok {
 			files = append(files, t)
 		}
@@ -180,8 +181,8 @@ func (a *assembly) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// record returns the snapshot's own record, which is one of ours when it has the snapshot's id: a file of that name was
-// something else before.
+// record returns the snapshot's own record. It is one of ours only if it has the snapshot's id: earlier systems used
+// this file name for something else.
 func (a *assembly) record(ctx context.Context, c artifact.Config, titled map[string][]v1.Descriptor) (json.RawMessage, string, error) {
 	layers := titled[artifact.TitleVMConfig]
 	if len(layers) != 1 || layers[0].MediaType != artifact.MediaVMConfig {
@@ -245,7 +246,7 @@ func (a *assembly) file(ctx context.Context, name string, f artifact.File, layer
 	if len(wide) == len(f.SparseMap) {
 		return a.entry(name, size, f.Mode, f.SparseMap, f.SparseSize, pieces)
 	}
-	// Pieces are whole layers: cut them up at the extents.
+	// Pieces are whole layers: split them at the extents.
 	parts := make([]part, 0, len(f.SparseMap))
 	var at int64
 	for _, e := range f.SparseMap {
@@ -270,13 +271,13 @@ func section(ctx context.Context, pieces []stream.Piece, offset, n int64) (io.Re
 	}{io.LimitReader(s, n), s}, nil
 }
 
-// part is a piece and where its bytes go in the file.
+// part is a piece and the offset of its bytes in the file.
 type part struct {
 	sparse.Extent
 	stream.Piece
 }
 
-// widen returns the data of the extents of wide: the parts, and zeros between them.
+// widen returns the data of the extents in wide: the parts, with zeros between them.
 func widen(parts []part, wide []sparse.Extent) []stream.Piece {
 	var out []stream.Piece
 	for _, w := range wide {
@@ -292,7 +293,7 @@ func widen(parts []part, wide []sparse.Extent) []stream.Piece {
 	return out
 }
 
-// chunked adds a file that is made of chunks.
+// chunked adds a file that consists of chunks.
 func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor, bad func(string, ...any) error) error {
 	by := map[string]v1.Descriptor{}
 	for _, l := range layers {
@@ -331,7 +332,7 @@ func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor,
 	return a.entry(name, sparse.Data(wide), f.Mode, wide, f.Size, widen(parts, wide))
 }
 
-// entry adds a file to the tar stream: size bytes of data, which go where a map says, if there is one (not nil).
+// entry adds a file to the tar stream: size bytes of data, placed by the map m if it is not nil.
 func (a *assembly) entry(name string, size int64, mode uint32, m []sparse.Extent, whole int64, data []stream.Piece) error {
 	if mode = mode & 0o777; mode == 0 {
 		mode = 0o600

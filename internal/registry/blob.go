@@ -36,7 +36,7 @@ func (g *Registry) blob(r *request) error {
 		return err
 	}
 	switch r.Method {
-	case http.MethodPut: // not in the specification: clients of before push so
+	case http.MethodPut: // not in the specification: earlier clients push this way
 		if err := g.content.PutBlob(r.Context(), r.route.Name, d, r.Body, r.ContentLength); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (g *Registry) sendBlob(r *request, d digest.Digest) error {
 	return r.w.err
 }
 
-// stored answers that a blob is there.
+// stored answers that a blob exists.
 func (r *request) stored(d digest.Digest) error {
 	h := r.w.Header()
 	h.Set("Location", r.location("blobs/%s", d))
@@ -80,7 +80,7 @@ func (r *request) stored(d digest.Digest) error {
 	return nil
 }
 
-// uploads begins an upload, or does all of it, or finds that there is nothing to do.
+// uploads begins an upload, completes it in one request, or finds that the blob exists.
 func (g *Registry) uploads(r *request) error {
 	if err := r.methods(http.MethodPost); err != nil {
 		return err
@@ -115,10 +115,10 @@ func (g *Registry) uploads(r *request) error {
 	return r.accepted(u)
 }
 
-// mount gives the repository another one's blob. Where that is not possible, or not allowed, the client uploads.
+// mount adds another repository's blob to this one. If that is impossible or not allowed, the client must upload.
 func (g *Registry) mount(r *request, from string, d digest.Digest) (done bool, err error) {
 	if from == "" {
-		from = r.route.Name // perhaps it is here already
+		from = r.route.Name // it may already be in this repository
 	}
 	if err := reference.Name(from); err != nil {
 		return false, named(content.NameInvalid, err)
@@ -136,7 +136,7 @@ func (g *Registry) mount(r *request, from string, d digest.Digest) (done bool, e
 	return true, r.stored(d)
 }
 
-// accepted tells how far an upload is.
+// accepted reports the progress of an upload.
 func (r *request) accepted(u *content.Upload) error {
 	r.progress(u)
 	status := http.StatusAccepted
@@ -187,7 +187,7 @@ func (g *Registry) upload(r *request) error {
 	}
 }
 
-// chunk appends the body.
+// chunk appends the request's body.
 func (r *request) chunk(u *content.Upload) error {
 	start, length := int64(-1), r.ContentLength
 	if text := r.Header.Get("Content-Range"); text != "" {
@@ -202,7 +202,7 @@ func (r *request) chunk(u *content.Upload) error {
 	}
 	err := u.Append(r.Context(), r.Body, start, length)
 	if errors.Is(err, content.ErrRange) {
-		r.progress(u) // where to go on
+		r.progress(u) // the offset to resume from
 	}
 	return err
 }

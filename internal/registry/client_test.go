@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/content"
 )
 
-// The library that clients use: push, pull, list, copy, delete, by each way of giving a token.
+// This is the library that clients use: push, pull, list, copy, delete, with each way to pass a token.
 func TestGoContainerRegistry(t *testing.T) {
 	for _, c := range []struct {
 		how  string

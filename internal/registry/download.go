@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 )
 
-// Checksums of a download: in a header when it is known beforehand, and in a trailer for who can read one.
+// Checksums of a download: in a header if known in advance, and in a trailer for clients that accept trailers.
 const (
 	sumHex  = "X-Checksum-Sha256"
 	sumRepr = "Repr-Digest" // RFC 9530
@@ -74,7 +74,7 @@ func (g *Registry) download(r *request) error {
 	return g.sendSummed(r, s, d, a.sum)
 }
 
-// image finds the manifest of a reference; in an index, that for linux/amd64, or the first.
+// image returns the manifest of a reference; for an index, the one for linux/amd64, or the first.
 func (g *Registry) image(ctx context.Context, repo string, ref reference.Reference) (digest.Digest, *content.Document, error) {
 	d, _, doc, err := g.content.Manifest(ctx, repo, ref)
 	if err != nil || len(doc.Manifests) == 0 {
@@ -100,8 +100,8 @@ func isSnapshot(d *content.Document) bool {
 		d.ArtifactType == "" && d.Config != nil && d.Config.MediaType == artifact.MediaConfig
 }
 
-// sendSummed sends a stream with its checksum. HTTP/1.1 has either a length or trailers: a client that asks for trailers
-// (TE: trailers) gets them, all others the length. HTTP/2 has both.
+// sendSummed sends a stream with its checksum. HTTP/1.1 allows either a length or trailers: a client that asks for
+// trailers (TE: trailers) gets them, others get the length. HTTP/2 allows both.
 func (g *Registry) sendSummed(r *request, s *stream.Stream, d digest.Digest, sum string) error {
 	h := r.w.Header()
 	if sum == "" {
@@ -118,7 +118,7 @@ func (g *Registry) sendSummed(r *request, s *stream.Stream, d digest.Digest, sum
 		h.Set("Trailer", sumHex+", "+sumRepr)
 	}
 	if wanted && r.ProtoMajor < 2 {
-		if sum != "" { // known already; say it in both places
+		if sum != "" { // already known; send it in both places
 			h.Set("Trailer", sumHex+", "+sumRepr)
 		}
 		h.Set("Accept-Ranges", "bytes")
@@ -160,12 +160,12 @@ func asksForTrailers(r *http.Request) bool {
 	return false
 }
 
-// summed hashes what is read, if all of it is read in order.
+// summed hashes the bytes read, if all are read in order.
 type summed struct {
 	io.ReadSeeker
 	size int64
 	pos  int64     // -1: not in order
-	sum  hash.Hash // nil: nobody wants it
+	sum  hash.Hash // nil: not needed
 }
 
 func (s *summed) Seek(offset int64, whence int) (int64, error) {
@@ -196,7 +196,7 @@ func (s *summed) result() string {
 	return hex.EncodeToString(s.sum.Sum(nil))
 }
 
-// sums remembers what downloads of manifests sum up to, and how large compressed layers are.
+// sums caches the checksums of downloads by manifest, and the uncompressed sizes of layers.
 type sums struct {
 	mu    sync.Mutex
 	sum   map[digest.Digest]string
@@ -220,7 +220,7 @@ func (s *sums) put(d digest.Digest, sum string) {
 	s.sum[d] = sum
 }
 
-// size returns what measure found before, or finds now.
+// size returns the cached size, or the result of measure.
 func (s *sums) size(d digest.Digest, measure func() (int64, error)) (int64, error) {
 	s.mu.Lock()
 	n, ok := s.sizes[d]
@@ -241,7 +241,7 @@ func (s *sums) size(d digest.Digest, measure func() (int64, error)) (int64, erro
 	return n, nil
 }
 
-// source opens a blob whose bytes are verified while they are read.
+// source returns a source for a blob whose bytes are verified while they are read.
 func (g *Registry) source(repo string, d v1.Descriptor) stream.Source {
 	return func(ctx context.Context) (io.ReadSeekCloser, error) {
 		f, info, err := g.content.OpenBlob(ctx, repo, d.Digest)

@@ -50,7 +50,7 @@ func (r *rig) layer(repo, mediaType, title string, data []byte, index ...int) v1
 	return d
 }
 
-// pushDisk pushes an OS image in three parts, one compressed, not in order.
+// pushDisk pushes an OS image in three parts, unordered, one of them compressed.
 func (r *rig) pushDisk(repo, tag string) (disk []byte) {
 	a, b, c := pattern(300_000, 1), pattern(500_000, 2), pattern(12345, 3)
 	r.pushManifest(repo, tag, v1.Manifest{
@@ -121,7 +121,7 @@ func TestWhatCannotBeDownloaded(t *testing.T) {
 	r.want(r.do("GET", "/dl/disk", nil, "Authorization: Bearer "+pullToken), 403, content.Denied)
 }
 
-// Whatever the damage, and however the body is sent, a client sees a broken response and not a short or a wrong one.
+// Whatever the damage, and however the body is sent, a client sees a broken response, never a short or wrong one.
 func TestDamageBreaksTheDownload(t *testing.T) {
 	for _, te := range []string{"TE: ", "TE: trailers"} {
 		r := newRig(t, registry.Config{}, content.Config{})
@@ -134,7 +134,7 @@ func TestDamageBreaksTheDownload(t *testing.T) {
 		if !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%s: %v", te, err)
 		}
-		// It is in quarantine now: said before the first byte.
+		// It is in quarantine now: the error comes before the first byte.
 		r.want(r.do("GET", "/dl/disk", nil, te), 500)
 		r.pushDisk("disk", "latest")
 		if got := r.want(r.do("GET", "/dl/disk", nil, te), 200); !bytes.Equal(got.body, disk) {
@@ -143,7 +143,7 @@ func TestDamageBreaksTheDownload(t *testing.T) {
 	}
 }
 
-// damage flips a bit of the stored blob of a size.
+// damage flips a bit of the stored blob with the given size.
 func damage(t *testing.T, dir string, size int64) {
 	t.Helper()
 	done := false
@@ -164,7 +164,8 @@ func damage(t *testing.T, dir string, size int64) {
 	}
 }
 
-// A snapshot comes out as a tar stream that the reader of exports takes, whether it was stored whole, sparse or in chunks.
+// A snapshot is downloaded as a tar stream that the reader of exports accepts, whether it was stored whole, sparse or
+// in chunks.
 func TestDownloadOfASnapshot(t *testing.T) {
 	const mib = 1 << 20
 	memory := make([]byte, 6*mib)
@@ -244,7 +245,7 @@ func TestDownloadOfASnapshot(t *testing.T) {
 	}
 }
 
-// at is memory as an io.WriterAt.
+// at is memory that implements io.WriterAt.
 type at []byte
 
 func (a at) WriteAt(p []byte, off int64) (int, error) { return copy(a[off:], p), nil }

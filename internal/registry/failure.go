@@ -11,23 +11,23 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/content"
 )
 
-// failure is an error with its place in HTTP. What is empty follows from the error.
+// failure is an error with its HTTP representation. Empty fields are derived from the error.
 type failure struct {
 	status  int
 	code    content.Code
 	err     error
 	allow   string        // of 405: the methods
-	action  access.Action // of 401: what a token is needed for
-	invalid bool          // of 401: a token was there and is wrong
+	action  access.Action // of 401: the action that needs a token
+	invalid bool          // of 401: the token is wrong
 }
 
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// retryAfter is when who was refused for a limit may come again, seconds: uploads of others end meanwhile.
+// retryAfter tells a client that a limit refused when to retry, in seconds: other uploads end in the meantime.
 const retryAfter = "10"
 
-// statusOf is the one place that translates classes of errors.
+// statusOf is the only place that maps error classes to HTTP status codes.
 func statusOf(err error) int {
 	if errors.Is(err, content.ErrRange) {
 		return http.StatusRequestedRangeNotSatisfiable
@@ -40,7 +40,7 @@ func statusOf(err error) int {
 	case errdefs.AlreadyExists, errdefs.Conflict, errdefs.FailedPrecondition:
 		return http.StatusConflict
 	case errdefs.ResourceExhausted:
-		if content.CodeOf(err) == content.Denied { // quota: trying again does not help
+		if content.CodeOf(err) == content.Denied { // quota: a retry does not help
 			return http.StatusForbidden
 		}
 		if content.CodeOf(err) == content.TooManyRequests {
@@ -56,7 +56,7 @@ func statusOf(err error) int {
 	}
 }
 
-// fail answers with an error as the specification has it.
+// fail sends an error in the format of the specification.
 func (g *Registry) fail(r *request, err error) {
 	f := failure{err: err}
 	if own, ok := errors.AsType[*failure](err); ok {
@@ -69,7 +69,7 @@ func (g *Registry) fail(r *request, err error) {
 		f.status = statusOf(f.err)
 	}
 	if f.status == http.StatusNotFound && f.code == content.ManifestBlobUnknown {
-		f.status = http.StatusBadRequest // the address was right, the manifest was not
+		f.status = http.StatusBadRequest // the URL is right, the manifest is not
 	}
 	if f.code == "" {
 		f.code = "UNKNOWN"
@@ -81,7 +81,7 @@ func (g *Registry) fail(r *request, err error) {
 	if f.status >= 500 {
 		g.log.Error("request failed", "op", r.route.Kind.String(), "method", r.Method, "repository", r.route.Name, "err", f.err)
 		if errdefs.ClassOf(f.err) == errdefs.Internal {
-			message = "the registry failed; its log says why" // which may name files of the host
+			message = "the registry failed; its log says why" // the error may name files of the host
 		}
 	}
 	h := r.w.Header()
@@ -99,12 +99,12 @@ func (g *Registry) fail(r *request, err error) {
 	}
 	said := map[string]any{"code": f.code, "message": message}
 	if f.status == http.StatusForbidden && errdefs.Is(f.err, errdefs.ResourceExhausted) {
-		said["detail"] = map[string]string{"reason": "QUOTA_EXCEEDED"} // the specification's codes do not tell it from a lack of rights
+		said["detail"] = map[string]string{"reason": "QUOTA_EXCEEDED"} // the specification's codes do not distinguish it from missing rights
 	}
 	_ = r.json(f.status, "application/json", map[string]any{"errors": []any{said}})
 }
 
-// json answers with a document.
+// json sends a JSON document.
 func (r *request) json(status int, mediaType string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -21,15 +21,15 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/objects/folder"
 )
 
-// oneToken knows a single token, of all rights.
+// oneToken accepts every token, with all rights.
 type oneToken struct{}
 
 func (oneToken) Check(secret string, _ time.Time) (access.Identity, error) {
 	return access.Identity{Name: "fuzz", Scopes: []access.Scope{{Action: access.Delete}}}, nil
 }
 
-// Whatever is asked of the registry, it answers with a status of the client's fault or success: it neither panics nor fails,
-// and writes nowhere but in its folder.
+// Whatever the request, the registry answers with success or a client error: it does not panic or fail, and writes only
+// in its folder.
 func FuzzHandler(f *testing.F) {
 	blob := []byte(`{"schemaVersion":2}`)
 	d := digest.FromBytes(blob).String()
@@ -60,7 +60,7 @@ func FuzzHandler(f *testing.F) {
 	log := slog.New(slog.DiscardHandler)
 	var c *content.Content
 	var handler http.Handler
-	fresh := func(t testing.TB) { // what has come would slow everything down
+	fresh := func(t testing.TB) { // accumulated data would slow everything down
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -82,11 +82,11 @@ func FuzzHandler(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = u.Cancel() }() // nothing, if it is finished
+		defer func() { _ = u.Cancel() }() // no effect if it is finished
 		head = strings.ReplaceAll(strings.ReplaceAll(head, "UPLOAD", u.ID), "\n", "\r\n") + "\r\n"
 		req, err := http.ReadRequest(bufio.NewReader(strings.NewReader(head)))
 		if err != nil {
-			return // the server in front refuses it
+			return // the HTTP server refuses it
 		}
 		req.Header.Set("Authorization", "Bearer x")
 		req.Body, req.ContentLength = http.NoBody, 0
@@ -119,7 +119,7 @@ type readCloser struct{ *bytes.Reader }
 
 func (readCloser) Close() error { return nil }
 
-// checkFolder looks for what no registry makes.
+// checkFolder looks for files that no registry makes.
 func checkFolder(t *testing.T, dir string) {
 	t.Helper()
 	all, err := os.ReadDir(dir)

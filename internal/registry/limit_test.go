@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/content"
 )
 
-// A token that begins uploads and never finishes them neither fills the disk with files nor keeps others out.
+// A token that begins uploads and never finishes them cannot fill the disk with files or block others.
 func TestManyUploadsOfOneToken(t *testing.T) {
 	const perToken = 100
 	r := newRig(t, registry.Config{}, content.Config{Uploads: content.UploadLimits{PerOwner: perToken, Total: 1000}})
@@ -41,7 +41,7 @@ func TestManyUploadsOfOneToken(t *testing.T) {
 	if n := r.content.Usage().Uploads; n != perToken || refused != 2000-perToken || len(left) != 2*perToken {
 		t.Errorf("%d uploads and %d files are left, %d were refused", n, len(left), refused)
 	}
-	r.want(r.do("POST", "/v2/team/x/blobs/uploads/", nil), http.StatusAccepted) // of another token
+	r.want(r.do("POST", "/v2/team/x/blobs/uploads/", nil), http.StatusAccepted) // another token
 	blob := []byte("in one request")
 	r.want(r.do("POST", "/v2/team/x/blobs/uploads/?digest="+digest.FromBytes(blob).String(), blob, greedy), http.StatusCreated)
 	want := fmt.Sprintf("epoch_uploads_refused_total{limit=\"token\"} %d", refused)
@@ -50,7 +50,7 @@ func TestManyUploadsOfOneToken(t *testing.T) {
 	}
 }
 
-// What has arrived of unfinished uploads counts against the quota, for everybody.
+// The received bytes of unfinished uploads count against the quota, which all clients share.
 func TestUnfinishedUploadsCountAgainstTheQuota(t *testing.T) {
 	r := newRig(t, registry.Config{}, content.Config{Quota: 3 << 20})
 	part := bytes.Repeat([]byte("x"), 1<<20)

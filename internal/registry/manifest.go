@@ -31,7 +31,7 @@ func (g *Registry) manifest(r *request) error {
 		return named(content.DigestInvalid, err)
 	case r.Method == http.MethodPut:
 		return named(content.ManifestInvalid, err)
-	default: // it cannot be there
+	default: // it cannot exist
 		return &failure{status: http.StatusNotFound, code: content.ManifestUnknown, err: err}
 	}
 	switch r.Method {
@@ -92,7 +92,7 @@ func (g *Registry) putManifest(r *request, ref reference.Reference) error {
 
 const maxPage = 10000
 
-// page cuts sorted names to what the query asks for and links to the rest.
+// page limits sorted names to the page that the query asks for and links to the next page.
 func (r *request) page(names []string) ([]string, error) {
 	q := r.URL.Query()
 	if last := q.Get("last"); last != "" {

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/reference"
 )
 
-// stall is how long a client may neither send nor take a byte.
+// stall is how long a client may neither send nor receive a byte.
 const (
 	stall = time.Minute
 	piece = 8 << 20 // sent with one deadline
@@ -73,7 +73,7 @@ func (m *metrics) request(kind reference.Kind, method string, status int, took t
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete:
 	default:
-		method = "other" // a client must not make up series
+		method = "other" // a client must not create new series
 	}
 	m.requests.WithLabelValues(kind.String(), method, strconv.Itoa(status)).Observe(took.Seconds())
 }
@@ -90,13 +90,13 @@ func (m *metrics) collected(done content.Collected, took time.Duration, err erro
 	}
 }
 
-// recorder counts a response and gives up on clients that take nothing.
+// recorder counts a response and aborts for clients that stop reading.
 type recorder struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	metrics *metrics
 	status  int
-	err     error // what cut the body short
+	err     error // the error that truncated the body
 }
 
 // Unwrap is for http.ResponseController.
@@ -114,7 +114,7 @@ func (w *recorder) begin() {
 	if w.status == 0 {
 		w.status = http.StatusOK
 	}
-	_ = w.control.SetWriteDeadline(time.Now().Add(stall)) // not every writer in tests can
+	_ = w.control.SetWriteDeadline(time.Now().Add(stall)) // some writers in tests do not support it
 }
 
 func (w *recorder) Write(p []byte) (int, error) {
@@ -124,7 +124,7 @@ func (w *recorder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom keeps the kernel's way from file to socket, a piece at a time.
+// ReadFrom uses the kernel's direct path from file to socket, one piece at a time.
 func (w *recorder) ReadFrom(r io.Reader) (total int64, err error) {
 	to, ok := w.ResponseWriter.(io.ReaderFrom)
 	if !ok {
@@ -144,7 +144,7 @@ func (w *recorder) ReadFrom(r io.Reader) (total int64, err error) {
 		limited.N -= n
 		w.metrics.sent.Add(float64(n))
 		if err == nil && n < want && ok {
-			w.err = io.ErrUnexpectedEOF // a limit says how much there is
+			w.err = io.ErrUnexpectedEOF // r is a limited reader: its limit is the expected size
 		}
 		if err != nil {
 			w.err = err
@@ -156,7 +156,7 @@ func (w *recorder) ReadFrom(r io.Reader) (total int64, err error) {
 	return total, nil
 }
 
-// body counts a request's body and gives up on clients that send nothing.
+// body counts a request's body and aborts for clients that stop sending.
 type body struct {
 	io.ReadCloser
 	control *http.ResponseController
@@ -164,10 +164,10 @@ type body struct {
 }
 
 func (b *body) Read(p []byte) (int, error) {
-	_ = b.control.SetReadDeadline(time.Now().Add(stall)) // not every writer in tests can
+	_ = b.control.SetReadDeadline(time.Now().Add(stall)) // some writers in tests do not support it
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
-		_ = b.control.SetReadDeadline(time.Time{}) // what follows may take long, and the connection is used again
+		_ = b.control.SetReadDeadline(time.Time{}) // later work may take long, and the connection is reused
 	}
 	b.metrics.received.Add(float64(n))
 	return n, err

@@ -1,8 +1,8 @@
 // Package registry is the HTTP door of a registry: the OCI distribution specification, downloads of disks and snapshots
 // (/dl/), tokens, health and metrics.
 //
-// What it holds is package content's business, who may do what package access's. It does not listen: a
-// Registry is an http.Handler.
+// Package content stores the data, package access decides on rights. The package does not listen: a Registry is an
+// http.Handler.
 package registry
 
 import (
@@ -22,15 +22,15 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/reference"
 )
 
-// Checker finds out whose token a secret is.
+// Checker returns the identity of a token.
 type Checker interface {
 	Check(secret string, now time.Time) (access.Identity, error)
 }
 
-// Config is how the door behaves.
+// Config configures the door.
 type Config struct {
-	PublicURL     string // how clients reach the registry, "https://host"; "": as each request says
-	AnonymousPull bool   // who has no token may pull
+	PublicURL     string // how clients reach the registry, "https://host"; "": derived from each request
+	AnonymousPull bool   // clients without a token may pull
 	VerifyReads   bool   // hash what is sent
 	GCInterval    time.Duration
 	ScrubInterval time.Duration // 0: never
@@ -47,12 +47,12 @@ type Registry struct {
 	sums    sums
 }
 
-// New returns a registry. Its metrics go to reg.
+// New returns a registry. It registers its metrics in reg.
 func New(cfg Config, c *content.Content, tokens Checker, reg *prometheus.Registry, log *slog.Logger) *Registry {
 	return &Registry{cfg: cfg, content: c, tokens: tokens, log: log, now: time.Now, metrics: newMetrics(reg, c)}
 }
 
-// Run does the work that no request asks for, until ctx ends.
+// Run does the periodic background work until ctx ends.
 func (g *Registry) Run(ctx context.Context) {
 	var scrub <-chan time.Time
 	if g.cfg.ScrubInterval > 0 {
@@ -95,7 +95,7 @@ func (g *Registry) scrub(ctx context.Context) (content.Scrubbed, error) {
 	return done, err
 }
 
-// request is one request with what was read from it.
+// request is one request and what was parsed from it.
 type request struct {
 	*http.Request
 	w     *recorder
@@ -111,7 +111,7 @@ func (g *Registry) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	if hr.Body != nil {
 		hr.Body = &body{ReadCloser: hr.Body, control: rec.control, metrics: g.metrics}
 	}
-	_ = rec.control.SetWriteDeadline(time.Time{}) // of the request before on this connection
+	_ = rec.control.SetWriteDeadline(time.Time{}) // a leftover of the previous request on this connection
 	began := time.Now()
 	g.metrics.inFlight.Inc()
 	defer func() {
@@ -124,7 +124,7 @@ func (g *Registry) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	err := g.serve(r) //nolint:contextcheck // the request carries it
 	switch {
 	case err == nil:
-	case rec.status != 0: // too late to say it: the client must not take what it has for all
+	case rec.status != 0: // too late for an error response: the client must not take a partial body as complete
 		g.log.Info("response broken off", "op", r.route.Kind.String(), "repository", r.route.Name, "err", err)
 		panic(http.ErrAbortHandler)
 	default:
@@ -156,7 +156,7 @@ func (g *Registry) serve(r *request) error {
 	return handlers[r.route.Kind](r)
 }
 
-// side is what is no part of the specification.
+// side serves paths that are not in the specification.
 func (g *Registry) side(r *request) error {
 	switch r.URL.Path {
 	case "/healthz":
@@ -178,7 +178,7 @@ func (g *Registry) side(r *request) error {
 	return &failure{status: http.StatusNotFound, err: errdefs.NotFoundf("nothing is at this path; the API is below /v2/")}
 }
 
-// admin runs the verbs of "epoch gc" and "epoch scrub" in the server.
+// admin runs the commands "epoch gc" and "epoch scrub" in the server.
 func (g *Registry) admin(r *request) error {
 	var err error
 	if r.who, err = g.identify(r); err != nil {
@@ -209,7 +209,7 @@ func (g *Registry) base(r *request) error {
 	return r.json(http.StatusOK, "application/json", struct{}{})
 }
 
-// may refuses a request whose sender has no right to it. Who is nobody is asked for a token first.
+// may refuses a request that its sender has no right to. An anonymous sender is asked for a token first.
 func (g *Registry) may(r *request, action access.Action, repo string) error {
 	if r.who.Allows(action, repo) {
 		return nil
@@ -228,11 +228,11 @@ func (g *Registry) denied(r *request, action access.Action) error {
 	return &failure{status: http.StatusForbidden, code: content.Denied, err: err}
 }
 
-// identify finds out who sent a request. A wrong token is an error, none is nobody, where nobody is welcome.
+// identify returns the sender of a request. A wrong token is an error; no token is an anonymous sender, where allowed.
 func (g *Registry) identify(r *request) (access.Identity, error) {
 	secret, given, err := credentials(r.Request)
 	if err == nil && (!given || secret == anonymousToken && g.cfg.AnonymousPull) {
-		// The base says 401 to nobody in any case: it is how clients learn where tokens are.
+		// The base path always answers 401 to anonymous clients: this is how they learn where to get tokens.
 		if g.cfg.AnonymousPull && (given || r.route.Kind != reference.Base) {
 			return access.Anonymous(), nil
 		}
@@ -248,7 +248,7 @@ func (g *Registry) identify(r *request) (access.Identity, error) {
 	return access.Identity{}, &failure{status: http.StatusUnauthorized, code: content.Unauthorized, err: err, action: action(r), invalid: given}
 }
 
-// action is what a request needs the right to.
+// action returns the action that a request needs a right for.
 func action(r *request) access.Action {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
@@ -277,7 +277,7 @@ func credentials(r *http.Request) (secret string, given bool, err error) {
 	return secret, secret != "", nil
 }
 
-// methods refuses a request with another method.
+// methods refuses a request with a method that is not allowed.
 func (r *request) methods(allowed ...string) error {
 	for _, m := range allowed {
 		if r.Method == m {
@@ -295,8 +295,8 @@ func named(c content.Code, err error) error {
 	return &failure{code: c, err: err}
 }
 
-// location is the path of something in the request's repository. It is relative: only the client knows by which name it
-// came here.
+// location returns the path of a resource in the request's repository. It is relative: only the client knows the host
+// name that it used.
 func (r *request) location(format string, args ...any) string {
 	return "/v2/" + r.route.Name + "/" + fmt.Sprintf(format, args...)
 }

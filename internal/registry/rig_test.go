@@ -95,7 +95,7 @@ type reply struct {
 	body []byte
 }
 
-// do sends a request with the token of all rights, unless headers say otherwise. Headers are "Name: value".
+// do sends a request with a token with all rights, unless headers say otherwise. Headers are "Name: value".
 func (r *rig) do(method, path string, body []byte, headers ...string) reply {
 	r.t.Helper()
 	return r.send(method, path, bytes.NewReader(body), headers...)
@@ -136,7 +136,7 @@ func (r *rig) try(ctx context.Context, method, path string, body io.Reader, head
 	return resp, data, err
 }
 
-// want checks the status, and of an error its code.
+// want checks the status, and the code of an error.
 func (r *rig) want(got reply, status int, code ...content.Code) reply {
 	r.t.Helper()
 	if got.StatusCode != status {

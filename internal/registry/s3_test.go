@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/objects/s3"
 )
 
-// The same registry with its bytes in a bucket: push, pull, ranges, downloads, collection, scrub, and a restart.
+// The same registry with its data in a bucket: push, pull, ranges, downloads, collection, scrub, and a restart.
 func TestOnS3(t *testing.T) {
 	backend := s3mem.New()
 	if err := backend.CreateBucket("bucket"); err != nil {
@@ -49,7 +49,7 @@ func TestOnS3(t *testing.T) {
 	r.pushBlob("team/app", []byte("orphan"))
 
 	usage := r.content.Usage()
-	r = on() // what was pushed is in the bucket
+	r = on() // the pushed data is in the bucket
 	if r.content.Usage() != usage {
 		t.Errorf("usage %+v became %+v", usage, r.content.Usage())
 	}

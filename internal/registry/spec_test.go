@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/content"
 )
 
-// These are the requests of the distribution specification's conformance suite, and what it expects.
+// These are the requests of the distribution specification's conformance suite, with the expected responses.
 
 func (r *rig) begin(repo string) (location string) {
 	r.t.Helper()
@@ -57,7 +57,7 @@ func TestSpecBlobUploads(t *testing.T) {
 				return r.do("PUT", r.begin(repo)+"?digest="+d.String(), b)
 			},
 			"streamed": func(b []byte, d digest.Digest) reply {
-				got := r.want(r.send("PATCH", r.begin(repo), io.MultiReader(strings.NewReader(string(b)))), 202) // of unknown length
+				got := r.want(r.send("PATCH", r.begin(repo), io.MultiReader(strings.NewReader(string(b)))), 202) // unknown length
 				return r.do("PUT", got.Header.Get("Location")+"?digest="+d.String(), nil)
 			},
 			"direct put": func(b []byte, d digest.Digest) reply {
@@ -119,7 +119,7 @@ func TestSpecUploadsThatCannotBe(t *testing.T) {
 	r.want(r.do("PUT", "/v2/a/blobs/"+wrong.String(), b), 400, content.DigestInvalid)
 	r.want(r.do("POST", "/v2/a/blobs/uploads/?mount=sha256:zz&from=b", nil), 400, content.DigestInvalid)
 	for _, q := range []string{"mount=" + d.String() + "&from=b", "mount=" + d.String()} {
-		got := r.want(r.do("POST", "/v2/a/blobs/uploads/?"+q, nil), 202) // what cannot be mounted is uploaded
+		got := r.want(r.do("POST", "/v2/a/blobs/uploads/?"+q, nil), 202) // a failed mount becomes an upload
 		r.want(r.do("DELETE", got.Header.Get("Location"), nil), 204)
 		r.want(r.do("GET", got.Header.Get("Location"), nil), 404, content.BlobUploadUnknown)
 	}
@@ -129,7 +129,7 @@ func TestSpecUploadsThatCannotBe(t *testing.T) {
 		r.want(r.do("PATCH", at, b, "Content-Range: "+header), 400, want)
 	}
 	other := strings.Replace(at, "/v2/a/", "/v2/b/", 1)
-	r.want(r.do("PATCH", other, b), 404, content.BlobUploadUnknown) // of another repository
+	r.want(r.do("PATCH", other, b), 404, content.BlobUploadUnknown) // the upload is of another repository
 	r.want(r.do("GET", "/v2/a/blobs/uploads/../../../tokens", nil), 404)
 	r.want(r.do("PUT", at+"?digest="+wrong.String(), b), 400, content.DigestInvalid)
 	r.want(r.do("GET", at, nil), 404, content.BlobUploadUnknown)
@@ -376,7 +376,7 @@ func TestRights(t *testing.T) {
 		{pullToken, "GET", layer, 200},
 		{pullToken, "GET", "/v2/secret/manifests/v1", 403},
 		{pullToken, "GET", "/v2/secret/blobs/" + hidden, 403},
-		{pullToken, "GET", "/v2/team/app/blobs/" + hidden, 404}, // known elsewhere only
+		{pullToken, "GET", "/v2/team/app/blobs/" + hidden, 404}, // exists only in another repository
 		{pullToken, "POST", "/v2/team/app/blobs/uploads/", 403},
 		{pullToken, "PUT", "/v2/team/app/manifests/v1", 403},
 		{pullToken, "GET", "/v2/team/app/referrers/" + hidden, 200},

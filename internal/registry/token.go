@@ -13,12 +13,12 @@ import (
 
 const (
 	service        = "epoch"
-	anonymousToken = "anonymous" // what nobody gets as a token, where nobody may pull: many clients take none for a fault
-	tokenLife      = time.Hour   // after which clients ask again
+	anonymousToken = "anonymous" // token for anonymous clients, where they may pull: many clients treat a missing token as an error
+	tokenLife      = time.Hour   // after this, clients ask again
 	maxForm        = 64 << 10
 )
 
-// origin is how clients reach the registry.
+// origin returns the URL at which clients reach the registry.
 func (g *Registry) origin(r *http.Request) string {
 	if g.cfg.PublicURL != "" {
 		return strings.TrimSuffix(g.cfg.PublicURL, "/")
@@ -43,7 +43,7 @@ func (g *Registry) challenge(r *request, f failure) string {
 	return text
 }
 
-// token echoes a right token: what a client knows is already what it needs.
+// token returns a valid token unchanged: the client's token is already the one to use.
 func (g *Registry) token(r *request) error {
 	if err := r.methods(http.MethodGet, http.MethodPost); err != nil {
 		return err

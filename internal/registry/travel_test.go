@@ -51,8 +51,8 @@ func same(t *testing.T, a, b snapshot.Held) {
 	}
 }
 
-// What nodes push here, nodes pull, and anybody downloads as the stream that an import takes; the second push moves next
-// to nothing.
+// Nodes push to this registry, other nodes pull, and anybody can download a stream that an import accepts; the second
+// push sends almost nothing.
 func TestSnapshotsTravel(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		r := newRig(t, registry.Config{}, content.Config{})
@@ -94,7 +94,7 @@ func TestSnapshotsTravel(t *testing.T) {
 	}
 }
 
-// A full registry is no lack of rights: who pushes is told to make room, not to find another token.
+// A full registry is not a lack of rights: the client is told to free space, not to find another token.
 func TestPushToAFullRegistry(t *testing.T) {
 	r := newRig(t, registry.Config{}, content.Config{Quota: 1 << 10})
 	from := snapshots(t)

@@ -1,6 +1,6 @@
-// Package access says who may do what in a registry: tokens, what they are allowed, and the file they come from.
+// Package access decides who may do what in a registry: tokens, their scopes, and the token file.
 //
-// It knows no HTTP. Tokens appear in no error and no log; only their names do.
+// It knows no HTTP. Errors and logs contain only the names of tokens, never the tokens.
 package access
 
 import (
@@ -17,10 +17,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Action is what somebody wants to do in a repository.
+// Action is what a client wants to do in a repository.
 type Action string
 
-// The actions, each includes those before it.
+// The actions; each includes those before it.
 const (
 	Pull   Action = "pull"
 	Push   Action = "push"
@@ -29,10 +29,10 @@ const (
 
 var rank = map[Action]int{Pull: 1, Push: 2, Delete: 3}
 
-// Scope allows actions in the repositories of a prefix.
+// Scope allows actions in all repositories of a prefix.
 type Scope struct {
 	Action Action // the strongest one allowed
-	Prefix string // "team" is the repository team and all below team/; "": all repositories
+	Prefix string // "team" is the repository team and everything below team/; "": all repositories
 }
 
 func (s Scope) allows(a Action, repo string) bool {
@@ -43,9 +43,9 @@ func (s Scope) allows(a Action, repo string) bool {
 	return ok && (s.Prefix == "" || rest == "" || rest[0] == '/' || strings.HasSuffix(s.Prefix, "/"))
 }
 
-// Identity is who sent a request.
+// Identity identifies the sender of a request.
 type Identity struct {
-	Name    string // of the token; "" for nobody
+	Name    string // of the token; "" if anonymous
 	Scopes  []Scope
 	Expires time.Time // zero: never
 }
@@ -70,7 +70,7 @@ func (i Identity) Everything() bool {
 	return false
 }
 
-// Anonymous is nobody, who may pull.
+// Anonymous returns the identity of a client without a token, which may pull.
 func Anonymous() Identity { return Identity{Scopes: []Scope{{Action: Pull}}} }
 
 type entry struct {
@@ -78,7 +78,7 @@ type entry struct {
 	Identity
 }
 
-// Tokens are the accepted tokens. The zero value accepts none.
+// Tokens is the set of accepted tokens. The zero value accepts none.
 type Tokens struct{ entries []entry }
 
 // Add accepts a token that may do everything.
@@ -92,7 +92,7 @@ var (
 	ErrExpired = errdefs.New(errdefs.FailedPrecondition, "the token has expired")
 )
 
-// Check finds out whose token it is. It takes the same time for every secret: all hashes are compared.
+// Check returns the identity of a token. It takes the same time for every secret: it compares all hashes.
 func (t *Tokens) Check(secret string, now time.Time) (Identity, error) {
 	sum := sha256.Sum256([]byte(secret))
 	found := -1
@@ -114,8 +114,8 @@ const (
 	hashed  = "sha256:"
 )
 
-// Parse reads a token file: one token a line. A line of one word is the token itself and may do everything;
-// "NAME sha256:HEX [scope=ACTION:PREFIX]... [expires=TIME]" is a hashed one. '#' begins a comment.
+// Parse reads a token file: one token per line. A line with one word is the token itself and may do everything; "NAME
+// sha256:HEX [scope=ACTION:PREFIX]... [expires=TIME]" is a hashed one. '#' begins a comment.
 func Parse(r io.Reader) (*Tokens, error) {
 	t := &Tokens{}
 	lines := bufio.NewScanner(r)
@@ -151,7 +151,7 @@ func Parse(r io.Reader) (*Tokens, error) {
 	return t, nil
 }
 
-// parseHashed never shows the words: somebody may have put a secret there.
+// parseHashed never shows the words in errors: they may contain a secret by mistake.
 func parseHashed(words []string) (entry, error) {
 	e := entry{Identity: Identity{Name: words[0]}}
 	text, ok := strings.CutPrefix(words[1], hashed)
@@ -183,8 +183,8 @@ func parseHashed(words []string) (entry, error) {
 	return e, nil
 }
 
-// ParseScope reads "ACTION:PREFIX", "ACTION" alone being for all repositories. Actions are pull, push (and pull) and *
-// (and delete).
+// ParseScope reads "ACTION:PREFIX"; "ACTION" alone is valid for all repositories. Actions are pull, push (includes
+// pull) and * (includes delete).
 func ParseScope(text string) (Scope, error) {
 	action, prefix, _ := strings.Cut(text, ":")
 	s := Scope{Prefix: prefix}
@@ -205,7 +205,7 @@ func ParseScope(text string) (Scope, error) {
 	return s, nil
 }
 
-// String is the scope as ParseScope reads it.
+// String returns the scope in the format of ParseScope.
 func (s Scope) String() string {
 	a := string(s.Action)
 	if s.Action == Delete {
@@ -217,7 +217,7 @@ func (s Scope) String() string {
 	return a + ":" + s.Prefix
 }
 
-// New makes a token and the line for the file. The token is nowhere else.
+// New makes a token and its line for the file. The token itself is stored nowhere.
 func New(name string, scopes []Scope, expires time.Time) (secret, line string, err error) {
 	if name == "" || strings.ContainsAny(name, " \t\r\n#") {
 		return "", "", errdefs.Invalidf("token name %q: one word without '#' is needed", name)

@@ -12,8 +12,8 @@ import (
 
 const lookEvery = time.Second
 
-// File is a token file that is read again when it changes. A file that became unreadable or wrong changes nothing: the
-// tokens of before stay until it is mended.
+// File is a token file that is read again when it changes. If the file becomes unreadable or invalid, the earlier
+// tokens stay valid until it is repaired.
 type File struct {
 	path  string
 	extra Tokens
@@ -25,8 +25,8 @@ type File struct {
 	looked time.Time
 }
 
-// Open reads the file at path. A static token that may do everything is accepted beside it, if not empty; with one, path
-// may be empty.
+// Open reads the file at path. It also accepts static, if not empty, as a token that may do everything; then path may
+// be empty.
 func Open(path, static string, log *slog.Logger) (*File, error) {
 	f := &File{path: path, log: log, tokens: &Tokens{}}
 	if static != "" {
@@ -57,7 +57,7 @@ func read(path string) (*Tokens, os.FileInfo, error) {
 	return t, fi, err
 }
 
-// Check finds out whose token it is.
+// Check returns the identity of a token.
 func (f *File) Check(secret string, now time.Time) (Identity, error) {
 	id, err := f.extra.Check(secret, now)
 	if err == nil || f.path == "" {

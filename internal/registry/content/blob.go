@@ -15,7 +15,7 @@ func blobUnknown(repo string, d digest.Digest) error {
 	return code(BlobUnknown, errdefs.NotFoundf("repository %s has no blob %s", repo, d))
 }
 
-// Blob describes a blob of a repository. It will not be collected for the grace period.
+// Blob describes a blob of a repository. The blob is not collected for the grace period.
 func (c *Content) Blob(ctx context.Context, repo string, d digest.Digest) (objects.Info, error) {
 	defer c.leases.pin(d)()
 	return c.blob(ctx, repo, d)
@@ -35,7 +35,7 @@ func (c *Content) blob(ctx context.Context, repo string, d digest.Digest) (objec
 	return info, err
 }
 
-// OpenBlob reads a blob of a repository.
+// OpenBlob opens a blob of a repository for reading.
 func (c *Content) OpenBlob(ctx context.Context, repo string, d digest.Digest) (io.ReadSeekCloser, objects.Info, error) {
 	defer c.leases.pin(d)()
 	if _, err := c.store.Stat(ctx, linkKey(repo, d)); err != nil {
@@ -59,8 +59,8 @@ func (c *Content) openBlob(ctx context.Context, d digest.Digest) (f io.ReadSeekC
 	return f, info, err
 }
 
-// Verifying wraps a blob's reader so that who reads all of it never gets the last bytes of a damaged one: the read fails
-// instead, and the blob goes into quarantine. Who reads a part gets it unchecked.
+// Verifying wraps a blob's reader, so that a caller that reads all of a damaged blob never gets the last bytes: the
+// read fails instead, and the blob is moved to quarantine. Partial reads are not verified.
 func (c *Content) Verifying(ctx context.Context, f io.ReadSeekCloser, d digest.Digest, info objects.Info) io.ReadSeekCloser {
 	return &verifying{ReadSeekCloser: f, digest: d, size: info.Size, sum: d.Algorithm().Hash(), damaged: func() error {
 		return c.corruptedBlob(context.WithoutCancel(ctx), d, info)
@@ -100,7 +100,7 @@ func (v *verifying) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Mount gives a repository the blob of another one. The caller has the right to pull from there.
+// Mount adds the blob of another repository to a repository. Preconditions: the client may pull from the other one.
 func (c *Content) Mount(ctx context.Context, from, to string, d digest.Digest) error {
 	defer c.leases.pin(d)()
 	if _, err := c.blob(ctx, from, d); err != nil {
@@ -109,7 +109,7 @@ func (c *Content) Mount(ctx context.Context, from, to string, d digest.Digest) e
 	return c.store.Write(ctx, linkKey(to, d), nil)
 }
 
-// RemoveBlob takes a blob from a repository. Its bytes are collected when no repository has it.
+// RemoveBlob removes a blob from a repository. Its bytes are collected once no repository has it.
 func (c *Content) RemoveBlob(ctx context.Context, repo string, d digest.Digest) error {
 	if _, err := c.Blob(ctx, repo, d); err != nil {
 		return err

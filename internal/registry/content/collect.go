@@ -13,21 +13,21 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 )
 
-// Collected is what a collection of garbage did.
+// Collected is the result of a garbage collection.
 type Collected struct {
 	Manifests int   `json:"manifests"` // snapshots without a tag
-	Links     int   `json:"links"`     // blobs that a repository does not have any more
+	Links     int   `json:"links"`     // blobs that a repository no longer has
 	Blobs     int   `json:"blobs"`
 	Bytes     int64 `json:"bytes"`
 	Uploads   int   `json:"uploads"`
 }
 
-// Collect removes what nobody names: old untagged snapshots, then blobs of repositories that no manifest there names,
-// then the bytes of blobs that no repository has. It runs beside pushes: what was pushed, or was asked for, within the
-// grace period stays, whether a manifest names it yet or not.
+// Collect removes unreferenced content: old untagged snapshots, then blobs of repositories that no manifest there
+// names, then the bytes of blobs that no repository has. It can run concurrently with pushes: content that was pushed
+// or requested within the grace period stays, whether a manifest names it yet or not.
 //
-// Who was told that a blob exists is remembered in memory only: after a restart the first grace period collects nothing,
-// unless offline says that there is nobody.
+// Which clients were told that a blob exists is only kept in memory. So after a restart nothing is collected during the
+// first grace period, unless offline states that there are no clients.
 func (c *Content) Collect(ctx context.Context, offline bool) (Collected, error) {
 	c.working.Lock()
 	defer c.working.Unlock()
@@ -75,16 +75,16 @@ func (c *Content) Collect(ctx context.Context, offline bool) (Collected, error) 
 	return done, c.store.Sync(ctx)
 }
 
-// collectLinks takes from a repository the blobs that its manifests do not name, and adds those that stay to kept.
+// collectLinks removes from a repository the blobs that its manifests do not name, and adds the remaining ones to kept.
 func (c *Content) collectLinks(ctx context.Context, repo string, cutoff time.Time, kept map[digest.Digest]struct{}) (int, error) {
 	named := map[digest.Digest]struct{}{}
 	whole := true
 	err := c.eachManifest(ctx, repo, func(d digest.Digest, _ objects.Info) error {
 		_, _, doc, err := c.Manifest(ctx, repo, reference.Reference{Digest: d})
 		switch {
-		case errdefs.IsNotFound(err): // removed meanwhile
+		case errdefs.IsNotFound(err): // removed concurrently
 			return nil
-		case errdefs.Is(err, errdefs.DataLoss): // who knows what it names
+		case errdefs.Is(err, errdefs.DataLoss): // it is unknown what it names
 			c.cfg.Log.Warn("a damaged manifest: all blobs of its repository stay", "op", "gc", "repository", repo, "err", err)
 			whole = false
 			return nil
@@ -101,7 +101,7 @@ func (c *Content) collectLinks(ctx context.Context, repo string, cutoff time.Tim
 	}
 	if lost, err := c.dangling(ctx, repo); err != nil {
 		return 0, err
-	} else if lost != "" { // in quarantine since it was found damaged
+	} else if lost != "" { // in quarantine since damage was found
 		c.cfg.Log.Warn("a tag leads to no manifest: all blobs of its repository stay until it is pushed again or deleted", "op", "gc", "repository", repo, "tag", lost)
 		whole = false
 	}
@@ -123,7 +123,7 @@ func (c *Content) collectLinks(ctx context.Context, repo string, cutoff time.Tim
 	return removed, err
 }
 
-// dangling returns a tag of a repository whose manifest is not there, "" if there is none.
+// dangling returns a tag of a repository whose manifest is missing, "" if there is none.
 func (c *Content) dangling(ctx context.Context, repo string) (string, error) {
 	tags, err := c.tagged(ctx, repo)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Content) dangling(ctx context.Context, repo string) (string, error) {
 	}
 	for tag, d := range tags {
 		if d == "" {
-			continue // damaged itself
+			continue // the tag itself is damaged
 		}
 		if _, err := c.store.Stat(ctx, manifestKey(repo, d)); errdefs.IsNotFound(err) {
 			return tag, nil
@@ -142,8 +142,8 @@ func (c *Content) dangling(ctx context.Context, repo string) (string, error) {
 	return "", nil
 }
 
-// collectUntagged removes a repository's manifests of snapshots that have no tag any more, which a VM that hibernates
-// every night leaves behind. Other manifests may be known to somebody by digest and stay.
+// collectUntagged removes a repository's manifests of snapshots that have no tag any more: a VM that hibernates every
+// night leaves these behind. Other manifests stay: clients may know their digests.
 func (c *Content) collectUntagged(ctx context.Context, repo string, cutoff time.Time) (int, error) {
 	var old []digest.Digest
 	err := c.eachManifest(ctx, repo, func(d digest.Digest, info objects.Info) error {
@@ -188,7 +188,7 @@ func (c *Content) removeUntagged(ctx context.Context, repo string, d digest.Dige
 			return false, nil
 		}
 	}
-	info, err := c.store.Stat(ctx, manifestKey(repo, d)) // pushed again meanwhile?
+	info, err := c.store.Stat(ctx, manifestKey(repo, d)) // pushed again concurrently?
 	if errdefs.IsNotFound(err) || err == nil && info.Modified.After(cutoff) {
 		return false, nil
 	}
@@ -198,15 +198,15 @@ func (c *Content) removeUntagged(ctx context.Context, repo string, d digest.Dige
 	return true, c.removeManifest(ctx, repo, d)
 }
 
-// Scrubbed is what a scrub found.
+// Scrubbed is the result of a scrub.
 type Scrubbed struct {
 	Objects int   `json:"objects"`
 	Bytes   int64 `json:"bytes"`
 	Damaged int   `json:"damaged"`
 }
 
-// Scrub reads everything and moves what does not have the bytes of its digest to quarantine, where nobody is served
-// from: a push of the same bytes mends it.
+// Scrub reads everything and moves objects whose bytes do not match their digest to quarantine. Nothing is served from
+// there; a push of the same bytes repairs the object.
 func (c *Content) Scrub(ctx context.Context) (Scrubbed, error) {
 	c.working.Lock()
 	defer c.working.Unlock()
@@ -262,7 +262,7 @@ func (c *Content) scrubBlob(ctx context.Context, d digest.Digest) (n int64, good
 	if err == nil && digest.NewDigest(d.Algorithm(), h) == d {
 		return n, true, nil
 	}
-	// A disk that cannot be read is damage too. But somebody may have pushed good bytes meanwhile.
+	// A disk that cannot be read is damage too. But good bytes may have been pushed in the meantime.
 	now, statErr := c.statBlob(ctx, d)
 	if statErr != nil || now != info {
 		return n, true, nil

@@ -1,7 +1,7 @@
-// Package content is what a registry holds: repositories with blobs, manifests, tags and referrers, uploads in progress,
-// and the work that keeps them right (collection of garbage, scrubbing, quota).
+// Package content stores what a registry holds: repositories with blobs, manifests, tags and referrers, and uploads in
+// progress. It also does the maintenance (garbage collection, scrubbing, quota).
 //
-// It speaks neither HTTP nor of rights. One process at a time may use a store.
+// It knows neither HTTP nor access rights. Only one process at a time may use a store.
 //
 // Keys of the store:
 //
@@ -10,10 +10,11 @@
 //	repositories/NAME/_blobs/ALGORITHM/HEX                empty: the repository has that blob
 //	repositories/NAME/_manifests/ALGORITHM/HEX            a manifest
 //	repositories/NAME/_tags/TAG                           the digest of a manifest
-//	repositories/NAME/_referrers/ALGORITHM/HEX/ALG-HEX    descriptor of a manifest whose subject this is
-//	quarantine/...                                        what did not have the bytes of its digest
+//	repositories/NAME/_referrers/ALGORITHM/HEX/ALG-HEX    descriptor of a manifest with this subject
+//	quarantine/...                                        objects whose bytes do not match their digest
 //
-// Everything that a manifest needs is durable before it, so that a crash leaves garbage at worst, which is collected.
+// Everything that a manifest needs is durable before the manifest, so a crash leaves at worst garbage, which is
+// collected.
 package content
 
 import (
@@ -32,10 +33,10 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/objects"
 )
 
-// Config is how a registry's content behaves. The zero value has no quota and no grace.
+// Config configures a registry's content. The zero value has no quota and no grace period.
 type Config struct {
 	Quota     int64         // bytes of blobs and uploads; 0: no limit
-	Grace     time.Duration // how long what no manifest names is kept after its last use
+	Grace     time.Duration // how long unreferenced content is kept after its last use
 	UploadTTL time.Duration // how long an upload is kept after its last byte
 	Uploads   UploadLimits
 	Untagged  time.Duration // how long a snapshot's manifest is kept without a tag; 0: forever
@@ -47,27 +48,27 @@ type Config struct {
 type Content struct {
 	cfg     Config
 	store   objects.Store
-	flusher objects.Flusher // nil: what the store takes is durable at once
+	flusher objects.Flusher // nil: objects are durable as soon as the store takes them
 	fresh   fresh
 	leases  leases
 	started time.Time
 	seed    maphash.Seed
-	repos   [64]sync.Mutex // of a repository's manifests and tags, by hash of the name
-	taking  [64]sync.Mutex // of where a blob is, by hash of the digest: it is counted once
+	repos   [64]sync.Mutex // guard a repository's manifests and tags, by hash of the name
+	taking  [64]sync.Mutex // guard the location of a blob, by hash of the digest: a blob is counted once
 	working sync.Mutex     // one collection or scrub at a time
 
 	used    atomic.Int64 // bytes of blobs
 	count   atomic.Int64 // blobs
 	staged  atomic.Int64 // bytes of uploads
-	corrupt atomic.Int64 // found since the start
+	corrupt atomic.Int64 // corrupt objects found since the start
 
-	refusedOwner, refusedTotal atomic.Int64 // uploads that a limit did not let begin
+	refusedOwner, refusedTotal atomic.Int64 // uploads refused by a limit
 
 	mu       sync.Mutex
 	sessions map[string]*Upload
 }
 
-// New counts what the store has. Uploads of before can be resumed.
+// New counts the content of the store. Uploads of an earlier process can be resumed.
 func New(ctx context.Context, store objects.Store, cfg Config) (*Content, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -100,14 +101,14 @@ func New(ctx context.Context, store objects.Store, cfg Config) (*Content, error)
 	return c, c.countUploads()
 }
 
-// Usage is how much there is.
+// Usage is the current usage.
 type Usage struct {
 	Blobs, Bytes, Staged, Quota int64
 	Uploads                     int
 	Corrupt                     int64 // objects found corrupt since the start
 }
 
-// Usage counts.
+// Usage returns the current usage.
 func (c *Content) Usage() Usage {
 	c.mu.Lock()
 	n := len(c.sessions)
@@ -142,7 +143,7 @@ func referrersKey(repo string, subject digest.Digest) string {
 
 func flat(d digest.Digest) string { return d.Algorithm().String() + "-" + d.Encoded() }
 
-// Code is the distribution specification's code of an error.
+// Code is the error code of the distribution specification.
 type Code string
 
 // The codes.
@@ -177,7 +178,7 @@ func code(c Code, err error) error {
 	return &coded{c, err}
 }
 
-// CodeOf returns the code that an error was given, or "".
+// CodeOf returns the code of an error, or "".
 func CodeOf(err error) Code {
 	if e, ok := errors.AsType[*coded](err); ok {
 		return e.Code
@@ -185,7 +186,8 @@ func CodeOf(err error) Code {
 	return ""
 }
 
-// digestsUnder calls f with the digests below a prefix that has folders of algorithms, and shards below those.
+// digestsUnder calls f with the digests below a prefix that has a folder per algorithm and, if sharded, shards below
+// it.
 func (c *Content) digestsUnder(ctx context.Context, prefix string, sharded bool, f func(digest.Digest, objects.Info) error) error {
 	for _, alg := range []digest.Algorithm{digest.SHA256, digest.SHA512} {
 		folders := []string{prefix + "/" + alg.String()}
@@ -207,7 +209,7 @@ func (c *Content) digestsUnder(ctx context.Context, prefix string, sharded bool,
 			for _, e := range all {
 				d := digest.NewDigestFromEncoded(alg, e.Name)
 				if e.Dir || d.Validate() != nil {
-					continue // not ours
+					continue // not one of our objects
 				}
 				if err := f(d, e.Info); err != nil {
 					return err
@@ -218,11 +220,11 @@ func (c *Content) digestsUnder(ctx context.Context, prefix string, sharded bool,
 	return ctx.Err()
 }
 
-// eachBlob calls f with every blob. One that is settled meanwhile may be missed.
+// eachBlob calls f with every blob. It may miss a blob that is settled concurrently.
 func (c *Content) eachBlob(ctx context.Context, f func(digest.Digest, objects.Info) error) error {
 	err := c.digestsUnder(ctx, "blobs", true, func(d digest.Digest, info objects.Info) error {
 		if _, ok := c.fresh.get(d); ok {
-			return nil // listed below: pushed again, it is twice there
+			return nil // listed below: a blob that is pushed again exists twice
 		}
 		return f(d, info)
 	})
@@ -240,7 +242,7 @@ func (c *Content) eachLink(ctx context.Context, repo string, f func(digest.Diges
 	return c.digestsUnder(ctx, repoKey(repo)+"/_blobs", false, f)
 }
 
-// eachRepository calls f with the names of all repositories, also of those without a manifest, in ascending order of
+// eachRepository calls f with the names of all repositories, including those without a manifest, in ascending order of
 // their parts.
 func (c *Content) eachRepository(ctx context.Context, f func(string) error) error {
 	var walk func(name string) error
@@ -275,8 +277,8 @@ func (c *Content) eachRepository(ctx context.Context, f func(string) error) erro
 	return walk("")
 }
 
-// corrupted notes that an object does not have the bytes of its digest, and moves it away, so that it is missed and
-// pushed again instead of being served.
+// corrupted records that an object's bytes do not match its digest, and moves it to quarantine, so that it is missing
+// and pushed again instead of being served.
 func (c *Content) corrupted(ctx context.Context, key string, d digest.Digest) error {
 	c.corrupt.Add(1)
 	c.cfg.Log.Error("stored bytes are not those of their digest; moved to quarantine", "op", "scrub", "object", key)
@@ -290,8 +292,8 @@ func damaged(d digest.Digest) error {
 	return errdefs.DataLossf("the stored bytes of %s are damaged and were moved to quarantine; push it again", d)
 }
 
-// corruptedBlob is corrupted for the blob that info describes. One that others have moved away or replaced meanwhile is
-// left as it is.
+// corruptedBlob is corrupted for the blob that info describes. It does not touch a blob that was moved or replaced
+// concurrently.
 func (c *Content) corruptedBlob(ctx context.Context, d digest.Digest, info objects.Info) error {
 	mu := c.guard(d)
 	mu.Lock()

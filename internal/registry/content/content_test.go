@@ -186,7 +186,7 @@ func TestUntaggedSnapshotsAreCollectedAndImagesAreNot(t *testing.T) {
 	}
 }
 
-// Pushes and collections with no grace at all: whatever a push was promised, its manifest is whole when it is there.
+// Pushes and collections without a grace period: whatever a push was promised, its manifest is complete once it exists.
 func TestPushesBesideCollections(t *testing.T) {
 	store, err := folder.New(t.TempDir())
 	if err != nil {
@@ -223,7 +223,7 @@ func TestPushesBesideCollections(t *testing.T) {
 	whole(t, c)
 }
 
-// pushOnce is a client that is told MANIFEST_BLOB_UNKNOWN when it was too slow for a grace of nothing, and pushes again.
+// pushOnce is a client that gets MANIFEST_BLOB_UNKNOWN if it is too slow without a grace period, and then pushes again.
 func pushOnce(ctx context.Context, c *Content, repo, tag, layer string) error {
 	for {
 		var descs []v1.Descriptor
@@ -316,7 +316,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// broken gives some bytes and fails.
+// broken returns some bytes and then fails.
 type broken struct{ io.Reader }
 
 var errBroken = errors.New("connection lost")

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/reference"
 )
 
-// reader reads a blob with its digest checked, as downloads do.
+// reader reads a blob and verifies its digest, as downloads do.
 func (w *world) reader(repo string, d digest.Digest) io.ReadCloser {
 	w.t.Helper()
 	f, info, err := w.OpenBlob(w.t.Context(), repo, d)
@@ -37,7 +37,7 @@ func (w *world) flip(key string) {
 	}
 }
 
-// Many read a damaged blob at once: it is counted once, and what was pushed meanwhile stays.
+// Many clients read a damaged blob at once: it is counted once, and a concurrent push stays.
 func TestDamageIsCountedOnce(t *testing.T) {
 	w := open(t, t.TempDir(), Config{})
 	layer := w.blob("a", "precious")
@@ -62,7 +62,7 @@ func TestDamageIsCountedOnce(t *testing.T) {
 	}
 }
 
-// While a tag leads to a manifest that was damaged, nobody knows what it named, in the next collection as in the first.
+// While a tag refers to a damaged manifest, nobody knows what the manifest named. This also holds in later collections.
 func TestBlobsOfADamagedManifestStay(t *testing.T) {
 	w := open(t, t.TempDir(), Config{})
 	layer := w.blob("a", "precious")
@@ -83,7 +83,7 @@ func TestBlobsOfADamagedManifestStay(t *testing.T) {
 	}
 }
 
-// What a killed process was writing is removed by the next one; files of others are not.
+// The next process removes what a killed process was writing; it does not touch other files.
 func TestLeftoversOfAKilledProcess(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, dir, Config{})

@@ -12,14 +12,14 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/objects"
 )
 
-// A blob is fresh until a manifest names it: it is there for everybody and outlives this process, but a power cut may
-// damage it. PutManifest settles it: flushes its bytes and moves it to its lasting key. What is fresh when a process
-// starts is suspect, and read before it is believed in.
+// A blob is fresh until a manifest names it: all clients can read it and it survives this process, but a power cut may
+// damage it. PutManifest settles it: it flushes the bytes and moves the blob to its permanent key. Blobs that are fresh
+// when a process starts are suspect: they are read and verified before use.
 
-// fresh knows the fresh blobs of a store that has some.
+// fresh tracks the fresh blobs of a store.
 type fresh struct {
 	mu    sync.Mutex
-	blobs map[digest.Digest]bool // whether it is suspect
+	blobs map[digest.Digest]bool // value: whether it is suspect
 }
 
 func (f *fresh) get(d digest.Digest) (suspect, ok bool) {
@@ -43,12 +43,13 @@ func (f *fresh) drop(d digest.Digest) {
 
 func freshKey(d digest.Digest) string { return "fresh/" + d.Algorithm().String() + "/" + d.Encoded() }
 
-// guard is held by who changes where a blob is.
+// guard returns the mutex that must be held to change where a blob is stored.
 func (c *Content) guard(d digest.Digest) *sync.Mutex {
 	return &c.taking[maphash.String(c.seed, d.String())%uint64(len(c.taking))]
 }
 
-// find calls look with the key of a blob. NotFound from look means that it was settled meanwhile, or is not there.
+// find calls look with the key of a blob. NotFound from look means that the blob was settled concurrently, or does not
+// exist.
 func (c *Content) find(ctx context.Context, d digest.Digest, look func(key string) error) error {
 	suspect, ok := c.fresh.get(d)
 	if suspect {
@@ -108,7 +109,8 @@ func (c *Content) vetLocked(ctx context.Context, d digest.Digest) error {
 	return c.lost(ctx, d, info.Size)
 }
 
-// lost forgets a fresh blob of size bytes that is there no more. A settled one may stay. The caller holds the guard.
+// lost stops tracking a fresh blob of size bytes that no longer exists. A settled one may still exist. The caller holds
+// the guard.
 func (c *Content) lost(ctx context.Context, d digest.Digest, size int64) error {
 	c.fresh.drop(d)
 	settled, err := c.store.Stat(ctx, blobKey(d))
@@ -120,7 +122,7 @@ func (c *Content) lost(ctx context.Context, d digest.Digest, size int64) error {
 	return err
 }
 
-// takeBlob makes the file at path, of size bytes, the blob d. Its bytes have that digest.
+// takeBlob makes the file at path, of size bytes, the blob d. Preconditions: its bytes have that digest.
 func (c *Content) takeBlob(ctx context.Context, d digest.Digest, path string, size int64) error {
 	mu := c.guard(d)
 	mu.Lock()
@@ -150,7 +152,7 @@ func (c *Content) takeBlob(ctx context.Context, d digest.Digest, path string, si
 	return nil
 }
 
-// settle makes blobs survive a power cut, as soon as the store is synced.
+// settle makes blobs survive a power cut; it takes effect with the next sync of the store.
 func (c *Content) settle(ctx context.Context, all []digest.Digest) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
@@ -182,7 +184,7 @@ func (c *Content) settleOne(ctx context.Context, d digest.Digest) error {
 	return nil
 }
 
-// removeBlob deletes a blob and returns how large it was; removed is false if it was not there any more.
+// removeBlob deletes a blob and returns its size; removed is false if it did not exist any more.
 func (c *Content) removeBlob(ctx context.Context, d digest.Digest) (size int64, removed bool, err error) {
 	mu := c.guard(d)
 	mu.Lock()

@@ -32,7 +32,7 @@ func TestBlobsAreFreshUntilAManifestNamesThem(t *testing.T) {
 		t.Error("a manifest settles what it names, and nothing else")
 	}
 	before := w.Usage()
-	w.blob("a", "named") // pushed again, it is twice there
+	w.blob("a", "named") // a blob that is pushed again exists twice
 	if now := w.Usage(); now != before {
 		t.Errorf("usage %+v after %+v", now, before)
 	}
@@ -49,7 +49,7 @@ func TestBlobsAreFreshUntilAManifestNamesThem(t *testing.T) {
 	}
 }
 
-// A power cut may leave a file with its size and without its bytes, or shorter.
+// A power cut may leave a file with its size but without its bytes, or a shorter file.
 func TestPowerCutDamagesOnlyWhatNoManifestNames(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, dir, Config{})

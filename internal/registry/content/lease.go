@@ -7,8 +7,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// leases keep the collector away from digests that somebody is using or has just used: who was told that a blob exists
-// will name it in a manifest soon.
+// leases protect digests from the collector while clients use them or have just used them: a client that was told that
+// a blob exists will soon name it in a manifest.
 type leases struct {
 	now func() time.Time
 
@@ -17,13 +17,13 @@ type leases struct {
 }
 
 type lease struct {
-	pins int           // users at this moment
+	pins int           // current users
 	used time.Time     // end of the last use
-	gone chan struct{} // not nil: being removed; closed when that is done
+	gone chan struct{} // not nil: being removed; closed when the removal ends
 }
 
-// pin keeps digests until release is called, and for the grace period after it. It waits for a removal under way, so
-// that what the caller then finds stays.
+// pin protects digests until release is called, and for the grace period after that. It waits for a removal in
+// progress, so that what the caller finds afterwards stays.
 func (l *leases) pin(all ...digest.Digest) (release func()) {
 	for _, d := range all {
 		for {
@@ -54,7 +54,7 @@ func (l *leases) pin(all ...digest.Digest) (release func()) {
 	}
 }
 
-// remove calls f unless the digest is in use or was used after the cutoff; nobody can pin it meanwhile.
+// remove calls f unless the digest is in use or was used after the cutoff; nobody can pin it during f.
 func (l *leases) remove(d digest.Digest, cutoff time.Time, f func() error) (removed bool, err error) {
 	l.mu.Lock()
 	h := l.held[d]

@@ -7,16 +7,16 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// emptyTTL is how long an upload without a byte is kept: who drops it loses nothing, and the client begins anew.
+// emptyTTL is how long an upload without a byte is kept: dropping it loses nothing, and the client begins again.
 const emptyTTL = 10 * time.Minute
 
-// UploadLimits bound the uploads that have begun and can be resumed. Zero values do not bound.
+// UploadLimits bound the uploads that have begun and can be resumed. Zero values mean no limit.
 type UploadLimits struct {
-	PerOwner int // of one token
+	PerOwner int // per token
 	Total    int
 }
 
-// Refused counts uploads that the limits did not let begin.
+// Refused counts uploads that the limits refused.
 type Refused struct{ PerOwner, Total int64 }
 
 // Refused returns the counts since the start.
@@ -24,7 +24,7 @@ func (c *Content) Refused() Refused {
 	return Refused{PerOwner: c.refusedOwner.Load(), Total: c.refusedTotal.Load()}
 }
 
-// admit takes an upload in, if the limits allow it once those that are too old are gone.
+// admit registers an upload if the limits allow it, after dropping uploads that are too old.
 func (c *Content) admit(u *Upload) error {
 	refused, err := c.tryAdmit(u)
 	if err != nil && c.SweepUploads() > 0 {
@@ -36,7 +36,7 @@ func (c *Content) admit(u *Upload) error {
 	return err
 }
 
-// tryAdmit returns beside an error the counter of it.
+// tryAdmit returns the matching counter together with an error.
 func (c *Content) tryAdmit(u *Upload) (*atomic.Int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *Content) forget(u *Upload) {
 	delete(c.sessions, u.ID)
 }
 
-// SweepUploads drops uploads that nobody has written to for their time to live.
+// SweepUploads drops uploads that got no data for their time to live.
 func (c *Content) SweepUploads() (dropped int) {
 	now := c.cfg.Now()
 	limit, empty := now.Add(-c.cfg.UploadTTL).UnixNano(), now.Add(-min(emptyTTL, c.cfg.UploadTTL)).UnixNano()
@@ -80,7 +80,7 @@ func (c *Content) SweepUploads() (dropped int) {
 	}
 	c.mu.Unlock()
 	for _, u := range old {
-		if u.Cancel() == nil { // a busy one is not old
+		if u.Cancel() == nil { // a busy one is in use, not old
 			dropped++
 		}
 	}

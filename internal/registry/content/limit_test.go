@@ -26,8 +26,8 @@ func TestUploadsAreLimited(t *testing.T) {
 	begin("ci", TooManyRequests)
 	begin("dev", "")
 	second := begin("dev", "")
-	begin("dev", TooManyRequests)   // of all
-	begin("other", TooManyRequests) // of all
+	begin("dev", TooManyRequests)   // the total limit
+	begin("other", TooManyRequests) // the total limit
 	if got := w.Refused(); got != (Refused{PerOwner: 1, Total: 2}) {
 		t.Errorf("refused: %+v", got)
 	}
@@ -35,7 +35,7 @@ func TestUploadsAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	w = open(t, dir, cfg) // a restart forgets nobody's uploads
+	w = open(t, dir, cfg) // a restart keeps all uploads
 	begin("ci", TooManyRequests)
 	begin("other", TooManyRequests)
 	if u, err := w.Upload("a", second.ID); err != nil || u.Cancel() != nil {
@@ -44,7 +44,7 @@ func TestUploadsAreLimited(t *testing.T) {
 	begin("other", "")
 	begin("other", TooManyRequests)
 
-	w.pass(11 * time.Minute) // those without a byte make room by themselves
+	w.pass(11 * time.Minute) // those without a byte expire by themselves
 	begin("other", "")
 	if n := w.Usage().Uploads; n != 2 {
 		t.Errorf("%d uploads, want the one with bytes and the new one", n)

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/reference"
 )
 
-// MaxManifest is the size of the largest manifest: one of a snapshot with very many chunks.
+// MaxManifest is the largest accepted manifest in bytes: one of a snapshot with very many chunks.
 const MaxManifest = 64 << 20
 
 const (
@@ -27,7 +27,7 @@ const (
 	parallel = 16 // requests to the store at a time, for one manifest
 )
 
-// Document is what the registry reads of a manifest or an index.
+// Document is the part of a manifest or an index that the registry reads.
 type Document struct {
 	SchemaVersion int               `json:"schemaVersion"`
 	MediaType     string            `json:"mediaType"`
@@ -39,7 +39,7 @@ type Document struct {
 	Annotations   map[string]string `json:"annotations"`
 }
 
-// Type is the artifact type as referrers are filtered by.
+// Type returns the artifact type by which referrers are filtered.
 func (d *Document) Type() string {
 	if d.ArtifactType == "" && d.Config != nil {
 		return d.Config.MediaType
@@ -47,7 +47,7 @@ func (d *Document) Type() string {
 	return d.ArtifactType
 }
 
-// blobs are the descriptors of what must be in the repository as blobs.
+// blobs returns the descriptors of the blobs that the repository must have.
 func (d *Document) blobs() []v1.Descriptor {
 	var out []v1.Descriptor
 	if d.Config != nil {
@@ -56,7 +56,7 @@ func (d *Document) blobs() []v1.Descriptor {
 	return append(out, d.Layers...)
 }
 
-// ParseManifest reads a manifest or index. The media type is what the client said, or "" for what the document says.
+// ParseManifest reads a manifest or index. mediaType is from the client; with "", the document's own is used.
 func ParseManifest(mediaType string, body []byte) (*Document, error) {
 	bad := func(format string, args ...any) (*Document, error) {
 		return nil, code(ManifestInvalid, errdefs.Invalidf(format, args...))
@@ -110,7 +110,7 @@ func ParseManifest(mediaType string, body []byte) (*Document, error) {
 	return d, nil
 }
 
-// PutManifest stores a manifest under a reference. All that it names must be in the repository.
+// PutManifest stores a manifest under a reference. The repository must have everything that the manifest names.
 func (c *Content) PutManifest(ctx context.Context, repo string, ref reference.Reference, mediaType string, body []byte) (digest.Digest, *Document, error) {
 	doc, err := ParseManifest(mediaType, body)
 	if err != nil {
@@ -158,7 +158,7 @@ func (c *Content) PutManifest(ctx context.Context, repo string, ref reference.Re
 	return d, doc, c.store.Sync(ctx) // new folders
 }
 
-// complete checks that the repository has the blobs.
+// complete checks that the repository has the blobs of the manifest.
 func (c *Content) complete(ctx context.Context, repo string, doc *Document) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
@@ -217,7 +217,7 @@ func (c *Content) Resolve(ctx context.Context, repo string, ref reference.Refere
 	return d, nil
 }
 
-// Manifest returns a manifest. Its bytes are verified.
+// Manifest returns a manifest. It verifies the bytes.
 func (c *Content) Manifest(ctx context.Context, repo string, ref reference.Reference) (digest.Digest, []byte, *Document, error) {
 	d, err := c.Resolve(ctx, repo, ref)
 	if err != nil {
@@ -240,7 +240,7 @@ func (c *Content) Manifest(ctx context.Context, repo string, ref reference.Refer
 	return d, body, doc, nil
 }
 
-// RemoveManifest takes a tag away, or a manifest and all its tags.
+// RemoveManifest removes a tag, or a manifest and all its tags.
 func (c *Content) RemoveManifest(ctx context.Context, repo string, ref reference.Reference) error {
 	mu := c.repo(repo)
 	mu.Lock()
@@ -258,7 +258,8 @@ func (c *Content) RemoveManifest(ctx context.Context, repo string, ref reference
 	return c.removeManifest(ctx, repo, d)
 }
 
-// removeManifest removes a manifest, first what leads to it. The caller holds the repository.
+// removeManifest removes a manifest, and before it everything that refers to it. The caller holds the repository's
+// lock.
 func (c *Content) removeManifest(ctx context.Context, repo string, d digest.Digest) error {
 	key := manifestKey(repo, d)
 	body, _, err := objects.Read(ctx, c.store, key, MaxManifest)
@@ -290,7 +291,7 @@ func (c *Content) removeManifest(ctx context.Context, repo string, d digest.Dige
 	return c.store.Sync(ctx)
 }
 
-// tagged returns where the tags of a repository lead. A damaged tag leads nowhere.
+// tagged returns the digests of the tags of a repository; "" for a damaged tag.
 func (c *Content) tagged(ctx context.Context, repo string) (map[string]digest.Digest, error) {
 	tags, err := c.tags(ctx, repo)
 	if err != nil {
@@ -320,7 +321,7 @@ func (c *Content) tags(ctx context.Context, repo string) ([]string, error) {
 	return out, nil
 }
 
-// Tags lists the tags of a repository in lexical order; NotFound if it has nothing.
+// Tags lists the tags of a repository in lexical order; NotFound if the repository is empty.
 func (c *Content) Tags(ctx context.Context, repo string) ([]string, error) {
 	tags, err := c.tags(ctx, repo)
 	if err != nil || len(tags) > 0 {
@@ -357,8 +358,8 @@ func (c *Content) Repositories(ctx context.Context) ([]string, error) {
 	return out, err
 }
 
-// refer writes the descriptor by which the subject's referrers are listed. It comes before the manifest: without that
-// it does not count.
+// refer writes the descriptor that lists the manifest among the subject's referrers. It is written before the manifest
+// and has no effect without it.
 func (c *Content) refer(ctx context.Context, repo string, d digest.Digest, size int64, doc *Document) error {
 	data, err := json.Marshal(v1.Descriptor{MediaType: doc.MediaType, Digest: d, Size: size, ArtifactType: doc.Type(), Annotations: doc.Annotations})
 	if err != nil {
@@ -367,7 +368,7 @@ func (c *Content) refer(ctx context.Context, repo string, d digest.Digest, size 
 	return c.store.Write(ctx, referrersKey(repo, doc.Subject.Digest)+"/"+flat(d), data)
 }
 
-// Referrers lists the manifests whose subject has a digest, of one artifact type or, with "", all.
+// Referrers lists the manifests with the given subject, of one artifact type or, with "", of all types.
 func (c *Content) Referrers(ctx context.Context, repo string, subject digest.Digest, artifactType string) ([]v1.Descriptor, error) {
 	all, err := c.store.List(ctx, referrersKey(repo, subject))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/reference"
 )
 
-// What is taken is stored, and must be taken when it is read back, with nothing but its own bytes to tell its type.
+// An accepted manifest is stored, and must be accepted when it is read back, where only its own bytes state its type.
 func FuzzParseManifest(f *testing.F) {
 	d := digest.FromString("x").String()
 	config := `"config":{"mediaType":"x/y","digest":"` + d + `","size":1}`

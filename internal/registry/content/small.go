@@ -17,12 +17,12 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// small is the largest blob that is taken in one piece, bytes: of snapshots, nearly all.
+// small is the largest blob that is handled in memory, in bytes: nearly all blobs of snapshots.
 const small = 4 << 20
 
 var pieces = sync.Pool{New: func() any { b := make([]byte, small); return &b }}
 
-// putSmall stores a blob that fits in memory: nothing is written before its digest is known to be right.
+// putSmall stores a blob that fits in memory: it writes nothing before the digest is verified.
 func (c *Content) putSmall(ctx context.Context, repo string, d digest.Digest, r io.Reader, length int) error {
 	buf := pieces.Get().(*[]byte)
 	defer pieces.Put(buf)
@@ -47,13 +47,13 @@ func (c *Content) putSmall(ctx context.Context, repo string, d digest.Digest, r 
 		return diskFull(fmt.Errorf("store blob %s: %w", d, err))
 	}
 	if err := c.take(ctx, repo, d, path, int64(length)); err != nil {
-		_ = os.Remove(path) // taken or not; the next start removes what stays
+		_ = os.Remove(path) // taken or not; the next start removes leftovers
 		return err
 	}
 	return nil
 }
 
-// writeFile makes a file and has the kernel begin to write it to the disk.
+// writeFile creates a file and makes the kernel begin its write-back to disk.
 func writeFile(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -22,26 +22,27 @@ import (
 )
 
 const (
-	repoSuffix = ".repo" // beside an upload's file: which repository it is for
+	repoSuffix = ".repo" // beside an upload's file: the repository it is for
 	buffer     = 1 << 20
-	writeBack  = 16 << 20 // after so many bytes the kernel is asked to write, so that the last sync is short
+	writeBack  = 16 << 20 // after this many bytes the kernel is asked to begin the write-back, so that the final sync is short
 )
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, buffer); return &b }}
 
-// Upload is a blob that is being sent. It is a file, hashed while it is written; a restarted registry reads it once more.
+// Upload is a blob that is being uploaded. It is a file that is hashed while it is written; after a restart, the
+// registry reads the file again.
 type Upload struct {
 	c     *Content
 	ID    string
 	Repo  string
-	owner string // who began it; "" when it is not known
+	owner string // who began it; "" if unknown
 	lasts bool   // it outlives the request that began it
 	path  string
 	size  atomic.Int64
 	used  atomic.Int64 // unix nanoseconds of the last byte
 
 	busy sync.Mutex // held by the request that writes, finishes or cancels
-	sum  hash.Hash  // of the bytes so far; nil: not known, read them
+	sum  hash.Hash  // of the bytes so far; nil: unknown, read the file
 	over bool       // finished or cancelled
 }
 
@@ -49,8 +50,8 @@ func uploadUnknown(id string) error {
 	return code(BlobUploadUnknown, errdefs.NotFoundf("no upload %s; it was finished, cancelled or is too old: begin a new one", id))
 }
 
-// Begin starts an upload of owner that can be resumed, also after a restart.
-// Errors: ResourceExhausted with the code TooManyRequests when owner or all have as many as the limits allow.
+// Begin starts an upload for owner that can be resumed, also after a restart.
+// Errors: ResourceExhausted with the code TooManyRequests when owner or all owners together have reached the limits.
 func (c *Content) Begin(repo, owner string) (*Upload, error) {
 	u := c.newUpload(repo, owner)
 	u.lasts = true
@@ -64,8 +65,8 @@ func (c *Content) Begin(repo, owner string) (*Upload, error) {
 	return u, nil
 }
 
-// begin starts an upload that ends with the request that brings it. The limits do not count it: it lives no longer than
-// its connection.
+// begin starts an upload that ends with its request. The limits do not count it: it lives no longer than its
+// connection.
 func (c *Content) begin(repo string) (*Upload, error) {
 	u := c.newUpload(repo, "")
 	if err := u.create(); err != nil {
@@ -101,7 +102,7 @@ func (u *Upload) create() error {
 	return nil
 }
 
-// Upload finds an upload of a repository.
+// Upload returns an upload of a repository.
 func (c *Content) Upload(repo, id string) (*Upload, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,7 +113,7 @@ func (c *Content) Upload(repo, id string) (*Upload, error) {
 	return u, nil
 }
 
-// countUploads takes up the uploads of the process before this one.
+// countUploads adopts the uploads of the previous process.
 func (c *Content) countUploads() error {
 	all, err := os.ReadDir(c.store.Staging())
 	if err != nil {
@@ -122,10 +123,10 @@ func (c *Content) countUploads() error {
 		path := filepath.Join(c.store.Staging(), e.Name())
 		id, isRepo := strings.CutSuffix(e.Name(), repoSuffix)
 		text, err := os.ReadFile(filepath.Join(c.store.Staging(), id+repoSuffix))
-		repo, owner, _ := strings.Cut(string(text), "\n") // files of before have no owner: they count among all only
+		repo, owner, _ := strings.Cut(string(text), "\n") // earlier files have no owner: they count only in the total
 		fi, statErr := os.Stat(filepath.Join(c.store.Staging(), id))
 		if err != nil || statErr != nil || reference.Name(repo) != nil {
-			// Nobody can go on with it: it was not resumable, or half begun or half ended.
+			// Nobody can resume it: it was not resumable, or it was killed while it began or ended.
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("remove a dead upload: %w", err)
 			}
@@ -143,7 +144,7 @@ func (c *Content) countUploads() error {
 	return nil
 }
 
-// Size is how many bytes have arrived.
+// Size returns the number of bytes received so far.
 func (u *Upload) Size() int64 { return u.size.Load() }
 
 func (u *Upload) lock() error {
@@ -157,11 +158,11 @@ func (u *Upload) lock() error {
 	return nil
 }
 
-// ErrRange says that a chunk does not begin where the bytes so far end.
+// ErrRange means that a chunk does not begin at the end of the bytes so far.
 var ErrRange = errors.New("chunk out of order")
 
-// Append adds what r has. A start that is not negative must be where the bytes so far end; a length that is not negative
-// must be what r has. What arrived before a failure stays: the upload can go on from Size.
+// Append adds the content of r. A non-negative start must equal the size so far; a non-negative length must equal the
+// length of r. Bytes received before a failure are kept: the upload can resume from Size.
 func (u *Upload) Append(ctx context.Context, r io.Reader, start, length int64) error {
 	if err := u.lock(); err != nil {
 		return err
@@ -188,10 +189,10 @@ func (u *Upload) Append(ctx context.Context, r io.Reader, start, length int64) e
 	return nil
 }
 
-// copy writes and hashes, the one beside the other. After a failed write the hash is dropped: the file is the truth.
+// copy writes and hashes in parallel. After a failed write it drops the hash: the file is authoritative.
 func (u *Upload) copy(f *os.File, r io.Reader) error {
 	bufs := [2]*[]byte{buffers.Get().(*[]byte), buffers.Get().(*[]byte)}
-	hashed := make(chan struct{}, 1) // has an element while nothing is being hashed
+	hashed := make(chan struct{}, 1) // has an element while no hashing is in progress
 	hashed <- struct{}{}
 	defer func() {
 		<-hashed
@@ -207,7 +208,7 @@ func (u *Upload) copy(f *os.File, r io.Reader) error {
 				return err
 			}
 			<-hashed
-			go func() { // its end is awaited before the next and by the defer
+			go func() { // the next iteration and the defer wait for its end
 				u.sum.Write(p)
 				hashed <- struct{}{}
 			}()
@@ -234,7 +235,7 @@ func (u *Upload) copy(f *os.File, r io.Reader) error {
 	}
 }
 
-// fill reads until there is enough for a write, or until r ends. It returns r's own error.
+// fill reads until it has enough for a write, or until r ends. It returns r's own error.
 func fill(r io.Reader, buf []byte) (n int, err error) {
 	const enough = 512 << 10
 	for n < enough && err == nil {
@@ -245,7 +246,7 @@ func fill(r io.Reader, buf []byte) (n int, err error) {
 	return n, err
 }
 
-// rehash reads the bytes of before a restart.
+// rehash reads the bytes from before a restart.
 func (u *Upload) rehash(ctx context.Context) error {
 	if u.sum != nil {
 		return nil
@@ -277,7 +278,7 @@ func hashOf(ctx context.Context, r io.Reader, alg digest.Algorithm) (hash.Hash, 
 	return h, n, err
 }
 
-// reader stops when its context ends.
+// reader is a reader that fails when its context ends.
 type reader struct {
 	ctx context.Context
 	r   io.Reader
@@ -290,7 +291,7 @@ func (r reader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// Finish makes the upload the blob of a digest, if that is its digest. After a wrong digest the upload is over.
+// Finish makes the upload the blob want, if its digest matches. A wrong digest ends the upload.
 func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
 	if err := u.lock(); err != nil {
 		return err
@@ -300,7 +301,7 @@ func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
 		return err
 	}
 	sum := u.sum
-	if want.Algorithm() != digest.Canonical { // rare: read once more
+	if want.Algorithm() != digest.Canonical { // rare: read the file again
 		var err error
 		if sum, _, err = hashFile(ctx, u.path, want.Algorithm()); err != nil {
 			return fmt.Errorf("upload %s: %w", u.ID, err)
@@ -317,7 +318,7 @@ func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
 	return nil
 }
 
-// take makes a complete file a blob and gives it to the repository.
+// take makes a complete file a blob and adds it to the repository.
 func (c *Content) take(ctx context.Context, repo string, d digest.Digest, path string, size int64) error {
 	defer c.leases.pin(d)()
 	if err := c.takeBlob(ctx, d, path, size); err != nil {
@@ -326,7 +327,7 @@ func (c *Content) take(ctx context.Context, repo string, d digest.Digest, path s
 	return c.store.Write(ctx, linkKey(repo, d), nil)
 }
 
-// Cancel drops the upload.
+// Cancel removes the upload.
 func (u *Upload) Cancel() error {
 	if err := u.lock(); err != nil {
 		return err
@@ -336,7 +337,7 @@ func (u *Upload) Cancel() error {
 	return nil
 }
 
-// end forgets the upload; its files are gone or removed. The caller holds busy.
+// end deregisters the upload and removes its files. The caller holds busy.
 func (u *Upload) end() {
 	u.over = true
 	u.c.staged.Add(-u.size.Load())
@@ -348,7 +349,7 @@ func (u *Upload) end() {
 	u.c.forget(u)
 }
 
-// PutBlob stores what r has as the blob of a digest, in one go. A negative length is not known.
+// PutBlob stores the content of r as the blob of a digest, in one request. A negative length means unknown.
 func (c *Content) PutBlob(ctx context.Context, repo string, d digest.Digest, r io.Reader, length int64) error {
 	if length >= 0 && length <= small && d.Algorithm() == digest.Canonical {
 		return c.putSmall(ctx, repo, d, r, int(length))
@@ -362,7 +363,7 @@ func (c *Content) PutBlob(ctx context.Context, repo string, d digest.Digest, r i
 		return err
 	}
 	err = u.Finish(ctx, d)
-	_ = u.Cancel() // nothing, if it is finished
+	_ = u.Cancel() // no effect if it is finished
 	return err
 }
 
@@ -375,7 +376,7 @@ func (c *Content) reserve(n int64) error {
 	return nil
 }
 
-// diskFull gives an error of a full disk its class.
+// diskFull classifies errors of a full disk.
 func diskFull(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return errdefs.Exhaustedf("the registry's disk is full; free space or delete images and run epoch gc: %w", err)

@@ -1,10 +1,10 @@
-// Package reference parses what clients of a registry write into requests: names, tags, digests, routes and ranges.
+// Package reference parses client input in registry requests: names, tags, digests, routes and ranges.
 //
-// All of it is hostile until parsed. The package is pure and decides nothing about rights or existence.
+// All of it is untrusted until parsed. The package is pure and decides nothing about rights or existence.
 package reference
 
 import (
-	_ "crypto/sha256" // a digest's algorithm is usable only when it is linked
+	_ "crypto/sha256" // a digest algorithm is usable only if it is linked in
 	_ "crypto/sha512"
 	"regexp"
 	"strconv"
@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	maxName = 255 // bytes of a repository's name: each of its parts is a folder
+	maxName = 255 // bytes of a repository's name; each of its parts is a folder
 	maxTag  = 128
 )
 
@@ -25,7 +25,7 @@ var (
 	tagPattern  = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
 )
 
-// Name checks the name of a repository.
+// Name validates the name of a repository.
 func Name(s string) error {
 	if len(s) > maxName || !namePattern.MatchString(s) {
 		return errdefs.Invalidf("%s is no repository name: parts of a-z, 0-9, '.', '_' and '-', joined by '/', at most %d bytes", quote(s), maxName)
@@ -33,7 +33,7 @@ func Name(s string) error {
 	return nil
 }
 
-// Tag checks a tag.
+// Tag validates a tag.
 func Tag(s string) error {
 	if !tagPattern.MatchString(s) {
 		return errdefs.Invalidf("%s is no tag: letters, digits, '_', '.' and '-', at most %d, the first neither '.' nor '-'", quote(s), maxTag)
@@ -41,7 +41,7 @@ func Tag(s string) error {
 	return nil
 }
 
-// Digest checks a digest: sha256 or sha512 with lower-case hex digits.
+// Digest validates a digest: sha256 or sha512 with lower-case hex digits.
 func Digest(s string) (digest.Digest, error) {
 	d, err := digest.Parse(s)
 	if err != nil || d.Algorithm() != digest.SHA256 && d.Algorithm() != digest.SHA512 {
@@ -50,13 +50,13 @@ func Digest(s string) (digest.Digest, error) {
 	return d, nil
 }
 
-// Reference is a tag, or a digest when Digest is not empty.
+// Reference is a tag, or a digest if Digest is not empty.
 type Reference struct {
 	Tag    string
 	Digest digest.Digest
 }
 
-// Parse reads a tag or digest. What has a colon is a digest.
+// Parse reads a tag or digest. Text with a colon is a digest.
 func Parse(s string) (Reference, error) {
 	if strings.Contains(s, ":") {
 		d, err := Digest(s)
@@ -65,7 +65,7 @@ func Parse(s string) (Reference, error) {
 	return Reference{Tag: s}, Tag(s)
 }
 
-// String is the reference as it was written.
+// String returns the reference as it was written.
 func (r Reference) String() string {
 	if r.Digest != "" {
 		return r.Digest.String()
@@ -73,7 +73,7 @@ func (r Reference) String() string {
 	return r.Tag
 }
 
-// quote shows a client's text in an error, but not all of a long one.
+// quote quotes a client's text for an error, and shortens long text.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {
@@ -82,10 +82,10 @@ func quote(s string) string {
 	return strconv.QuoteToASCII(s)
 }
 
-// Kind says which resource a path means.
+// Kind is the resource that a path names.
 type Kind int
 
-// The resources of a registry. None: the path means nothing.
+// The resources of a registry. None: the path names no resource.
 const (
 	None      Kind = iota
 	Base           // /v2/
@@ -102,17 +102,17 @@ const (
 
 var kindNames = [...]string{"none", "base", "token", "catalog", "manifest", "blob", "uploads", "upload", "tags", "referrers", "download"}
 
-// String names the resource for logs and metrics.
+// String returns the name of the resource for logs and metrics.
 func (k Kind) String() string { return kindNames[k] }
 
-// Route is a parsed path. Name and Rest are as the client wrote them: not yet checked.
+// Route is a parsed path. Name and Rest are not validated yet.
 type Route struct {
 	Kind Kind
 	Name string
 	Rest string // reference, digest or upload id
 }
 
-// Path takes a URL's decoded path apart. Names may hold slashes and words such as "blobs", so it reads from the end.
+// Path parses a URL's decoded path. Names may contain slashes and words such as "blobs", so it parses from the end.
 func Path(p string) Route {
 	if name, ok := strings.CutPrefix(p, "/dl/"); ok && name != "" {
 		return Route{Kind: Download, Name: name}
@@ -153,8 +153,8 @@ func Path(p string) Route {
 	return Route{}
 }
 
-// ContentRange reads the Content-Range of an upload's chunk: "START-END", both included, as the distribution
-// specification has it; the "bytes " and "/SIZE" of RFC 9110 are taken too.
+// ContentRange reads the Content-Range of an upload's chunk: "START-END", both inclusive, as in the distribution
+// specification; it also accepts the "bytes " and "/SIZE" of RFC 9110.
 func ContentRange(s string) (start, end int64, err error) {
 	bad := errdefs.Invalidf("content range %s is not START-END", quote(s))
 	text := strings.TrimPrefix(s, "bytes ")
@@ -172,7 +172,7 @@ func ContentRange(s string) (start, end int64, err error) {
 	return start, end, nil
 }
 
-// number is strconv's without signs and underscores.
+// number parses a decimal number without sign or underscores.
 func number(s string) (int64, error) {
 	for i := range len(s) {
 		if s[i] < '0' || s[i] > '9' {

@@ -1,6 +1,6 @@
 // Package stream makes one body out of pieces: bytes in memory, zeros, blobs, decompressed blobs.
 //
-// It knows the size before the first byte and can begin anywhere, so that the body can be served like a file. It never
+// It knows the size before the first byte and can start at any offset, so the body can be served like a file. It never
 // ends early without an error.
 package stream
 
@@ -16,20 +16,20 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Piece is a part of a stream: Size bytes, which Open's reader has from an offset on, and no more.
+// Piece is a part of a stream: Size bytes. Open's reader returns exactly those from offset on.
 type Piece struct {
 	Size int64
 	Open func(ctx context.Context, offset int64) (io.ReadCloser, error)
 }
 
-// Bytes is a piece in memory.
+// Bytes returns a piece in memory.
 func Bytes(b []byte) Piece {
 	return Piece{int64(len(b)), func(_ context.Context, offset int64) (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(b[offset:])), nil
 	}}
 }
 
-// Zeros is a piece of n zeros.
+// Zeros returns a piece of n zeros.
 func Zeros(n int64) Piece {
 	return Piece{n, func(_ context.Context, offset int64) (io.ReadCloser, error) {
 		return io.NopCloser(io.LimitReader(zeros{}, n-offset)), nil
@@ -46,7 +46,7 @@ func (zeros) Read(p []byte) (int, error) {
 // Source opens something that can be read and sought.
 type Source func(ctx context.Context) (io.ReadSeekCloser, error)
 
-// Plain is the size bytes of a source.
+// Plain returns a piece of size bytes from a source.
 func Plain(size int64, open Source) Piece {
 	return Piece{size, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		f, err := open(ctx)
@@ -61,10 +61,11 @@ func Plain(size int64, open Source) Piece {
 	}}
 }
 
-// maxWindow bounds the memory of a decoder, whatever a frame asks for.
+// maxWindow bounds the memory of a decoder, whatever a frame requests; bytes.
 const maxWindow = 128 << 20
 
-// Unpacked is the size bytes that the zstd frames of a source hold. Beginning in the middle decompresses what is before.
+// Unpacked returns a piece with the size bytes in the zstd frames of a source. To start in the middle, it decompresses
+// everything before.
 func Unpacked(size int64, open Source) Piece {
 	return Piece{size, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		f, err := open(ctx)
@@ -97,8 +98,8 @@ func (u *unpacked) Close() error {
 	return u.f.Close()
 }
 
-// UnpackedSize tells how many bytes the zstd frames of a source hold: the sum of what the frames say, or, if one does not
-// say it, what comes out of all of them.
+// UnpackedSize returns how many bytes the zstd frames of a source contain: the sum of the frames' stated sizes, or, if
+// one states none, the size after decompressing all of them.
 func UnpackedSize(ctx context.Context, open Source) (int64, error) {
 	f, err := open(ctx)
 	if err != nil {
@@ -122,7 +123,7 @@ func UnpackedSize(ctx context.Context, open Source) (int64, error) {
 
 var errSilent = errors.New("a frame does not say its size")
 
-// frames adds up the sizes that frames say, jumping over their blocks (RFC 8878).
+// frames sums up the sizes that the frames state, skipping their blocks (RFC 8878).
 func frames(ctx context.Context, f io.ReadSeeker) (total int64, err error) {
 	damaged := func(err error) error {
 		return errdefs.DataLossf("a layer is not compressed as its type says, or is truncated: %w", err)
@@ -190,20 +191,20 @@ func (u untilDone) Read(p []byte) (int, error) {
 	return u.r.Read(p)
 }
 
-// Stream is the pieces one after the other. It is for one goroutine.
+// Stream is a sequence of pieces. Only one goroutine may use it.
 type Stream struct {
 	ctx    context.Context //nolint:containedctx // of the request that reads it: io.Reader has no place for it
 	pieces []Piece
 	ends   []int64
 	pos    int64
 
-	open io.ReadCloser // piece at, at pos; nil: none
+	open io.ReadCloser // reader of pieces[at], at offset pos; nil: not open
 	at   int
 }
 
 var _ io.ReadSeekCloser = (*Stream)(nil)
 
-// New returns the stream of pieces, which are opened when they are read.
+// New returns the stream of pieces; it opens each piece when it is read.
 func New(ctx context.Context, pieces []Piece) *Stream {
 	s := &Stream{ctx: ctx}
 	var end int64
@@ -216,7 +217,7 @@ func New(ctx context.Context, pieces []Piece) *Stream {
 	return s
 }
 
-// Size is the number of all bytes.
+// Size returns the total number of bytes.
 func (s *Stream) Size() int64 {
 	if len(s.ends) == 0 {
 		return 0
@@ -224,7 +225,7 @@ func (s *Stream) Size() int64 {
 	return s.ends[len(s.ends)-1]
 }
 
-// Seek costs nothing: the next Read begins there.
+// Seek is cheap: the next Read begins at the offset.
 func (s *Stream) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -242,7 +243,7 @@ func (s *Stream) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// Read reads within a piece. The last bytes of a piece are given only when its reader ends with them.
+// Read reads within a piece. It returns the last bytes of a piece only if the piece's reader ends exactly there.
 func (s *Stream) Read(p []byte) (int, error) {
 	if s.pos >= s.Size() {
 		return 0, io.EOF

@@ -40,7 +40,7 @@ func pack(t testing.TB, b []byte, opts ...zstd.EOption) []byte {
 	return w.EncodeAll(b, nil)
 }
 
-// silent is a frame that does not say its size.
+// silent returns a frame that does not state its size.
 func silent(t testing.TB, b []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer

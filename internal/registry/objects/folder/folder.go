@@ -29,9 +29,9 @@ const (
 type Store struct {
 	dir string
 
-	syncing sync.Mutex // held while folders are synced: who comes second waits for the first one's
+	syncing sync.Mutex // held while folders are synced: a second caller waits for the first one's sync
 	mu      sync.Mutex
-	dirty   map[string]struct{} // folders with names that are not synced
+	dirty   map[string]struct{} // folders with names that are not synced yet
 }
 
 var (
@@ -49,7 +49,7 @@ func New(dir string) (*Store, error) {
 	return s, nil
 }
 
-// Open returns the store of a folder that is there.
+// Open returns the store of an existing folder.
 func Open(dir string) (*Store, error) {
 	if _, err := os.Stat(filepath.Join(dir, staging)); err != nil {
 		return nil, errdefs.Preconditionf("%s is no registry's data folder: %w", dir, err)
@@ -57,12 +57,12 @@ func Open(dir string) (*Store, error) {
 	return New(dir)
 }
 
-// Staging is a folder in the same file system.
+// Staging returns a folder on the same file system.
 func (s *Store) Staging() string { return filepath.Join(s.dir, staging) }
 
 func (s *Store) path(key string) string { return filepath.Join(s.dir, filepath.FromSlash(key)) }
 
-// missing gives an error of the file system its class. What is below a file is as absent as what is not there.
+// missing classifies file system errors. A path below a file counts as missing, too.
 func missing(key string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || isNotDir(err) {
 		return errdefs.NotFoundf("no object %s", key)
@@ -82,7 +82,7 @@ func (s *Store) Stat(_ context.Context, key string) (objects.Info, error) {
 	return objects.Info{Size: fi.Size(), Modified: fi.ModTime()}, nil
 }
 
-// Open opens a file. The result is an *os.File, so that it can be sent without copying.
+// Open opens a file. The result is an *os.File, so that it can be sent without a copy.
 func (s *Store) Open(_ context.Context, key string) (io.ReadSeekCloser, objects.Info, error) {
 	f, err := os.Open(s.path(key))
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Store) Open(_ context.Context, key string) (io.ReadSeekCloser, objects.
 	return f, objects.Info{Size: fi.Size(), Modified: fi.ModTime()}, nil
 }
 
-// Write replaces a file. An empty one is only a name, for which Sync is enough.
+// Write replaces a file. An empty file is only a name, so Sync is sufficient for it.
 func (s *Store) Write(_ context.Context, key string, data []byte) error {
 	path := s.path(key)
 	if err := s.mkdir(filepath.Dir(path)); err != nil {
@@ -147,7 +147,7 @@ func (s *Store) rename(path, key string) error {
 	return nil
 }
 
-// Remove deletes a file. Folders stay: they are few, and removing them would race with writers.
+// Remove deletes a file. It leaves the folders: they are few, and removing them would race with writers.
 func (s *Store) Remove(_ context.Context, key string) error {
 	path := s.path(key)
 	if err := os.Remove(path); err != nil {
@@ -160,7 +160,7 @@ func (s *Store) Remove(_ context.Context, key string) error {
 	return nil
 }
 
-// List reads a folder. Temporary files are not shown.
+// List reads a folder. It hides temporary files.
 func (s *Store) List(_ context.Context, prefix string) ([]objects.Entry, error) {
 	all, err := os.ReadDir(s.path(prefix))
 	if err != nil {
@@ -178,7 +178,7 @@ func (s *Store) List(_ context.Context, prefix string) ([]objects.Entry, error) 
 		if !o.Dir {
 			fi, err := e.Info()
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // removed meanwhile
+				continue // removed concurrently
 			}
 			if err != nil {
 				return nil, err
@@ -207,7 +207,7 @@ func (s *Store) Tidy(ctx context.Context, prefix string) error {
 	return nil
 }
 
-// mkdir makes a folder and those above it; their names are synced with the rest.
+// mkdir creates a folder and its parents; Sync syncs their names with the others.
 func (s *Store) mkdir(dir string) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -241,7 +241,7 @@ func (s *Store) Sync(ctx context.Context) error {
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed = err
-			s.touched(dir) // the next one tries again
+			s.touched(dir) // the next call retries
 		}
 	}
 	return failed

@@ -1,6 +1,6 @@
-// Package objectstest is the suite that every objects.Store passes.
+// Package objectstest is the test suite that every objects.Store passes.
 //
-// It tests the contract, not how much a crash costs: each implementation shows that itself.
+// It tests the contract, not the effects of a crash: each implementation tests those itself.
 package objectstest
 
 import (
@@ -103,7 +103,7 @@ func list(t *testing.T, s objects.Store) {
 	for _, key := range []string{"l/b", "l/a/x", "l/a/y", "l/a.b", "l/_c/d/e", "lx/z"} {
 		must(t, s.Write(ctx, key, []byte(key)))
 	}
-	for i := range 1200 { // more than a page of S3
+	for i := range 1200 { // more than one page of S3
 		must(t, s.Write(ctx, fmt.Sprintf("many/%04d", i), nil))
 	}
 	all, err := s.List(ctx, "l")
@@ -128,7 +128,7 @@ func list(t *testing.T, s objects.Store) {
 }
 
 func seek(t *testing.T, s objects.Store) {
-	data := bytes.Repeat([]byte("0123456789abcdef"), 300_000) // several ways to get to a place
+	data := bytes.Repeat([]byte("0123456789abcdef"), 300_000) // several ways to reach an offset
 	file := filepath.Join(s.Staging(), "upload")
 	must(t, os.WriteFile(file, data, 0o600))
 	must(t, s.Take(t.Context(), "big", file))

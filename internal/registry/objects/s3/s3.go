@@ -1,7 +1,8 @@
 // Package s3 keeps a registry's objects in a bucket of an S3-compatible service.
 //
-// Uploads in progress are files of a local folder: parts of S3 uploads are too large for what clients send in chunks, and
-// the key, a digest, is known only at the end. It makes no bucket, and does not keep a second registry away from it.
+// Uploads in progress are files in a local folder: the parts of S3 uploads are larger than the chunks that clients
+// send, and the key, a digest, is known only at the end. The package creates no bucket, and does not prevent a second
+// registry from using it.
 package s3
 
 import (
@@ -23,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/objects"
 )
 
-// Config says where the bucket is.
+// Config configures the bucket.
 type Config struct {
 	Endpoint string // host or host:port
 	Insecure bool   // plain HTTP
@@ -32,7 +33,7 @@ type Config struct {
 	Prefix   string // before every key, "epoch/"
 	Access   string
 	Secret   string
-	Staging  string // local folder for uploads in progress; it is there
+	Staging  string // local folder for uploads in progress; must exist
 }
 
 // Store is a bucket.
@@ -62,12 +63,12 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Staging is the local folder.
+// Staging returns the local folder.
 func (s *Store) Staging() string { return s.cfg.Staging }
 
 func (s *Store) name(key string) string { return s.cfg.Prefix + key }
 
-// fault gives an error of the service its class.
+// fault classifies errors of the service.
 func fault(what, key string, err error) error {
 	if err == nil {
 		return nil
@@ -95,7 +96,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objects.Info, error) {
 	return infoOf(o), fault("describe", key, err)
 }
 
-// Open reads an object; the first byte is asked for when it is read.
+// Open opens an object; it requests the first byte only on the first read.
 func (s *Store) Open(ctx context.Context, key string) (io.ReadSeekCloser, objects.Info, error) {
 	info, err := s.Stat(ctx, key)
 	if err != nil {
@@ -104,20 +105,20 @@ func (s *Store) Open(ctx context.Context, key string) (io.ReadSeekCloser, object
 	return &reader{ctx: ctx, s: s, key: key, size: info.Size}, info, nil
 }
 
-// reader asks for the rest of an object from where it is read. A short way forward is read through.
+// reader requests the rest of an object from the read offset. For a short forward seek, it reads and discards.
 type reader struct {
 	ctx  context.Context //nolint:containedctx // of the request that reads: io.Reader has no place for it
 	s    *Store
 	key  string
 	size int64
 	pos  int64
-	body io.ReadCloser // at pos at; nil: none
+	body io.ReadCloser // its offset is at; nil: no request is open
 	at   int64
 }
 
 const (
-	near    = 1 << 20 // bytes that are rather read than asked anew for
-	maxCopy = 5 << 30 // of one copy within the service; what is larger is copied in parts
+	near    = 1 << 20 // up to this many bytes, reading is cheaper than a new request
+	maxCopy = 5 << 30 // of one copy within the service; larger objects are copied in parts
 )
 
 func (r *reader) Seek(offset int64, whence int) (int64, error) {
@@ -149,7 +150,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	r.at = r.pos
 	switch {
 	case n > 0:
-		return n, nil // an error comes again
+		return n, nil // the next read returns the error again
 	case errors.Is(err, io.EOF):
 		return 0, errdefs.Unavailablef("read %s: the S3 service ended %d bytes early", r.key, r.size-r.pos)
 	}
@@ -195,12 +196,12 @@ func (r *reader) Close() error {
 
 // Write replaces a small object.
 func (s *Store) Write(ctx context.Context, key string, data []byte) error {
-	opts := minio.PutObjectOptions{DisableContentSha256: len(data) == 0} // not every service takes a signed stream of nothing
+	opts := minio.PutObjectOptions{DisableContentSha256: len(data) == 0} // some services reject a signed stream of zero bytes
 	_, err := s.client.PutObject(ctx, s.cfg.Bucket, s.name(key), bytes.NewReader(data), int64(len(data)), opts)
 	return fault("write", key, err)
 }
 
-// Take sends a file, a large one in parts of which the service makes one object at the end.
+// Take uploads a file; the service assembles a large one from parts at the end.
 func (s *Store) Take(ctx context.Context, key, path string) error {
 	if _, err := s.client.FPutObject(ctx, s.cfg.Bucket, s.name(key), path, minio.PutObjectOptions{ContentType: "application/octet-stream"}); err != nil {
 		return fault("store", key, err)
@@ -241,7 +242,7 @@ func (s *Store) Remove(ctx context.Context, key string) error {
 // List lists by prefix and delimiter.
 func (s *Store) List(ctx context.Context, prefix string) ([]objects.Entry, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the listing when we return early
+	defer cancel() // ends the listing on an early return
 	var out []objects.Entry
 	for o := range s.client.ListObjects(ctx, s.cfg.Bucket, minio.ListObjectsOptions{Prefix: s.name(prefix) + "/"}) {
 		if o.Err != nil {
@@ -257,5 +258,5 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objects.Entry, error
 	return out, ctx.Err()
 }
 
-// Sync has nothing to do: what the service has confirmed is durable.
+// Sync does nothing: what the service has confirmed is durable.
 func (s *Store) Sync(context.Context) error { return nil }
