@@ -32,7 +32,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	_, unfinished, err := j.Load(ctx) // what a daemon that starts now would find
+	_, unfinished, err := j.Load(ctx) // what a starting daemon would find
 	fmt.Println(unfinished[0].Op, unfinished[0].Step, err)
 	r.State = vm.StateCreated
 	if _, err := j.Settle(ctx, r); err != nil {

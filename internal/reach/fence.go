@@ -7,9 +7,9 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Forbidden says why the node connects to nobody at addr because a pod says so: it is the node itself, its link, a cloud's
-// metadata service or nobody in particular. Guests and what runs in them have none of these addresses. Errors:
-// FailedPrecondition.
+// Forbidden returns an error if the node must not connect to addr on behalf of a pod: addr is the node itself, its
+// link, a cloud's metadata service, or an address that no single host has. Guests and their workloads have none of
+// these addresses. Errors: FailedPrecondition.
 func Forbidden(addr netip.Addr) error {
 	if kind := KindOf(addr); kind != Public && kind != Private && kind != Reserved {
 		return errdefs.Preconditionf("the node does not connect to %s for a pod: it is %s", addr, kind)
@@ -20,7 +20,7 @@ func Forbidden(addr netip.Addr) error {
 	return nil
 }
 
-// Fence is the Control of a net.Dialer that connects to no forbidden address, whatever name it came from.
+// Fence is the Control of a net.Dialer that refuses forbidden addresses, whatever name resolved to them.
 func Fence(_, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {

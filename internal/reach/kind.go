@@ -7,23 +7,23 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Kind is what is at an address, as far as it decides who may connect there.
+// Kind classifies an address, as far as it matters for who may connect to it.
 type Kind int
 
 // The kinds of addresses.
 const (
 	Public   Kind = iota
-	Private       // of private networks, the machine's own in them too
-	Reserved      // nobody has one yet, or any more
-	Nobody        // none at all: the kernel takes it for loopback
+	Private       // private networks, including the machine's own addresses in them
+	Reserved      // not assigned to anybody
+	Nobody        // unspecified: the kernel takes it for loopback
 	Loopback
 	LinkLocal
 	Many     // multicast and broadcast
-	Metadata // where clouds tell a machine its identity and credentials
-	Node     // the machine's own; KindOf does not look for those, own() does
+	Metadata // cloud services that give a machine its identity and credentials
+	Node     // the machine's own; own() detects these, KindOf does not
 )
 
-// String is the kind in the words of an error: … is at …, … is ….
+// String returns the kind for an error message: … is at …, … is ….
 func (k Kind) String() string {
 	return [...]string{
 		"a public address", "a private address", "a reserved address", "no address of anybody", "the node's loopback", "an address of the node's own link",
@@ -31,7 +31,7 @@ func (k Kind) String() string {
 	}[k]
 }
 
-// KindOf says what addr is by itself, or what the IPv4 address is that it is translated to on its way.
+// KindOf returns the kind of addr, or of the IPv4 address that it is translated to on its way.
 func KindOf(addr netip.Addr) Kind {
 	a := plain(addr)
 	switch {
@@ -53,7 +53,7 @@ func KindOf(addr netip.Addr) Kind {
 	return Public
 }
 
-// Clouds are the addresses of clouds' metadata services that are not link-local.
+// Clouds returns the metadata service addresses of clouds that are not link-local.
 func Clouds() []netip.Prefix { return append([]netip.Prefix(nil), clouds...) }
 
 var clouds = prefixes(
@@ -70,7 +70,7 @@ var (
 	broadcast    = netip.MustParseAddr("255.255.255.255")
 	thisHost     = prefixes("0.0.0.0/8")
 	reserved     = prefixes("240.0.0.0/4", "192.0.0.0/24", "fec0::/10", "100::/64")
-	privates     = prefixes("100.64.0.0/10", "198.18.0.0/15", "64:ff9b:1::/48") // shared by carriers, benchmarks, local NAT64
+	privates     = prefixes("100.64.0.0/10", "198.18.0.0/15", "64:ff9b:1::/48") // carrier-grade NAT, benchmarks, local NAT64
 
 	nat64, sixToFour = prefixes("64:ff9b::/96"), prefixes("2002::/16")
 )
@@ -92,7 +92,7 @@ func in(a netip.Addr, list []netip.Prefix) bool {
 	return false
 }
 
-// plain is the address that is reached by a: IPv4 within IPv6, or what NAT64 and 6to4 translate it to.
+// plain returns the address that a connection to a reaches: IPv4 within IPv6, or the translation by NAT64 or 6to4.
 func plain(a netip.Addr) netip.Addr {
 	a = a.WithZone("").Unmap()
 	if !a.Is6() {
@@ -108,8 +108,8 @@ func plain(a netip.Addr) netip.Addr {
 	return a
 }
 
-// own returns an error if the machine has the address, or if that cannot be told. It asks the kernel each time: addresses come
-// and go.
+// own returns an error if the machine has the address, or if that cannot be determined. It asks the kernel each time:
+// addresses change.
 func own(addr netip.Addr) error {
 	a := plain(addr)
 	all, err := net.InterfaceAddrs()
@@ -124,10 +124,11 @@ func own(addr netip.Addr) error {
 			}
 		}
 	}
-	// Of a whole network that is local, no link shows the addresses; the kernel answers itself from the one that is asked.
+	// If a whole network is local, no link lists its addresses. The kernel then uses the destination as its own source
+	// address.
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9))) // nothing is sent
 	if err != nil {
-		return nil // there is no way to it at all
+		return nil // no route to it at all
 	}
 	defer c.Close()
 	if from, ok := c.LocalAddr().(*net.UDPAddr); ok && from.AddrPort().Addr().Unmap() == a {

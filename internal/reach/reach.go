@@ -1,9 +1,9 @@
-// Package reach decides to which addresses a connection may go that somebody other than the operator of the machine asked
-// for: so that a URL in a pod is no way to what only the machine reaches.
+// Package reach decides which addresses a connection may reach if it was requested by somebody other than the machine's
+// operator: a URL in a pod must not open a way to what only the machine can reach.
 //
-// KindOf says what an address is. Policy decides by it for what is downloaded, Fence for what a node asks of guests. Both look
-// at the address that is dialled, after names are resolved and redirects followed; they know no URLs and no protocols, and
-// resolve nothing themselves.
+// KindOf classifies an address. Policy uses it for downloads, Fence for connections of a node to guests. Both check the
+// address that is dialled, after names are resolved and redirects followed. They know no URLs and no protocols, and
+// resolve no names.
 package reach
 
 import (
@@ -20,15 +20,15 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Policy says what is open beside public addresses. The zero value opens nothing.
+// Policy configures what is allowed besides public addresses. The zero value allows nothing more.
 type Policy struct {
 	Private  bool           // private networks, and the machine's own addresses in them
-	Networks []netip.Prefix // whatever else is said
-	Hosts    []string       // HOST or HOST:PORT, wherever the name leads
-	Setting  string         // what to tell who is refused: the setting that opens more
+	Networks []netip.Prefix // always allowed
+	Hosts    []string       // HOST or HOST:PORT, whatever it resolves to
+	Setting  string         // for the error message: the setting that allows more
 }
 
-// Open reads a list of networks, addresses, and HOST[:PORT].
+// Open adds a list of networks, addresses, and HOST[:PORT].
 // Errors: InvalidArgument.
 func (p Policy) Open(list []string) (Policy, error) {
 	for _, s := range list {
@@ -48,7 +48,7 @@ func (p Policy) Open(list []string) (Policy, error) {
 	return p, nil
 }
 
-// hostOf is HOST of HOST[:PORT]; "" when it is neither.
+// hostOf returns HOST of HOST[:PORT]; "" if s is neither.
 func hostOf(s string) string {
 	if host, _, err := net.SplitHostPort(s); err == nil {
 		return host
@@ -59,10 +59,10 @@ func hostOf(s string) string {
 	return s
 }
 
-// Guard has t connect only to where p allows, by d. A proxy that t uses is the operator's: it is reached wherever it is, and
-// where it connects to is its own to decide.
+// Guard makes t connect only to what p allows, with d. A proxy that t uses is the operator's: it may have any address,
+// and the proxy itself decides where it connects.
 func (p Policy) Guard(t *http.Transport, d *net.Dialer) {
-	var proxies sync.Map // HOST:PORT of those in use
+	var proxies sync.Map // HOST:PORT of the proxies in use
 	if ask := t.Proxy; ask != nil {
 		t.Proxy = func(r *http.Request) (*url.URL, error) {
 			u, err := ask(r)
@@ -79,7 +79,7 @@ func (p Policy) Guard(t *http.Transport, d *net.Dialer) {
 			return d.DialContext(ctx, network, addr)
 		}
 		c, err := guarded.DialContext(ctx, network, addr)
-		if r, ok := errors.AsType[*refused](err); ok { // the rest of it tells where an internal name leads
+		if r, ok := errors.AsType[*refused](err); ok { // the full error would reveal what an internal name resolves to
 			host, _, _ := net.SplitHostPort(addr)
 			return nil, errdefs.Preconditionf("%s is at %s, which pods do not reach by way of the node; %s opens it", host, r.kind, p.Setting)
 		}
@@ -87,7 +87,7 @@ func (p Policy) Guard(t *http.Transport, d *net.Dialer) {
 	}
 }
 
-// dialled is how a transport names a proxy to its dialer.
+// dialled returns the address of a proxy in the form in which a transport passes it to its dialer.
 func dialled(u *url.URL) string {
 	port := u.Port()
 	if port == "" {
@@ -96,7 +96,7 @@ func dialled(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// named reports whether the operator opened the host of addr by its name.
+// named reports whether the operator allowed the host of addr by its name.
 func (p Policy) named(addr string) bool {
 	addr = strings.ToLower(addr)
 	host, _, _ := net.SplitHostPort(addr)
@@ -108,7 +108,7 @@ func (p Policy) named(addr string) bool {
 	return false
 }
 
-// refused says what is at an address.
+// refused is the error for a refused address; kind describes it.
 type refused struct{ kind string }
 
 func (r *refused) Error() string { return "refused: " + r.kind }

@@ -35,7 +35,7 @@ func TestKinds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range all { // of this machine: none is open
+	for _, a := range all { // of this machine: none is allowed
 		mine, _ := netip.AddrFromSlice(a.(*net.IPNet).IP)
 		if err := (Policy{}).check(netip.AddrPortFrom(mine.Unmap(), 80).String()); err == nil {
 			t.Errorf("%s of this machine is open", mine)
@@ -105,7 +105,7 @@ func get(t *testing.T, p Policy, proxy, target string) error {
 	return err
 }
 
-// The address counts, by whatever name or redirect it was found.
+// The address decides, whatever name or redirect leads to it.
 func TestGuard(t *testing.T) {
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(inside.Close)
@@ -137,7 +137,7 @@ func TestGuard(t *testing.T) {
 		t.Errorf("another host is open: %v", err)
 	}
 
-	// What an allowed server redirects to is looked at by itself.
+	// The target of an allowed server's redirect is checked on its own.
 	from := httptest.NewServer(http.RedirectHandler(strings.Replace(inside.URL, "127.0.0.1", "localhost", 1), http.StatusFound))
 	t.Cleanup(from.Close)
 	named, err := refused.Open([]string{strings.TrimPrefix(from.URL, "http://")})
@@ -148,12 +148,12 @@ func TestGuard(t *testing.T) {
 		t.Errorf("a redirect is followed: %v", err)
 	}
 
-	// A proxy is the operator's.
+	// A proxy is the operator's and is allowed.
 	if err := get(t, refused, inside.URL, "http://example.invalid/"); err != nil {
 		t.Errorf("by the proxy: %v", err)
 	}
 	var d net.Dialer
-	if c, err := d.DialContext(context.Background(), "tcp", at.Host); err != nil { // the dialer itself is not changed
+	if c, err := d.DialContext(context.Background(), "tcp", at.Host); err != nil { // Guard does not change the dialer itself
 		t.Error(err)
 	} else {
 		c.Close()

@@ -10,15 +10,15 @@ import (
 // Point is a place at which Faulty calls its hook.
 type Point struct {
 	Method string // Begin, Step, Settle, Forget, Update or Sync
-	After  bool   // the change is in the journal already
+	After  bool   // the change is already in the journal
 	ID     vm.ID
 	Op     string // of Begin
 	Step   string // of Begin and Step
 }
 
-// Faulty is a Journal that calls Hook before and after each change. The hook may end the process, to see what the next
-// one makes of it, or return an error: before the change, nothing is written; after it, the change is there and the
-// caller does not know.
+// Faulty is a Journal that calls Hook before and after each change. The hook may end the process, to test how the next
+// process recovers, or return an error. With an error before the change, nothing is written; with one after it, the
+// change is stored and the caller does not know.
 type Faulty struct {
 	journal.Journal
 	Hook func(Point) error

@@ -1,6 +1,6 @@
-// Package journaltest holds the contract of journal.Journal as a test suite, and a decorator that injects faults.
+// Package journaltest has a test suite for the contract of journal.Journal, and a decorator that injects faults.
 //
-// It is for tests only and knows no implementation.
+// It is only for tests and depends on no implementation.
 package journaltest
 
 import (
@@ -17,11 +17,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Opener opens the journal in dir; a second call after Close finds what the first wrote.
-// history bounds the events that must be kept; more may be.
+// Opener opens the journal in dir; a second call after Close finds the data of the first. history is the minimum number
+// of events to keep; more are allowed.
 type Opener func(t *testing.T, dir string, history int) journal.Journal
 
-// Run checks that what open returns keeps the contract.
+// Run checks that the journal that open returns fulfils the contract.
 func Run(t *testing.T, open Opener) {
 	for name, test := range map[string]func(*testing.T, Opener){
 		"life of a record":     lifeOfARecord,
@@ -56,7 +56,7 @@ func intent(r vm.Record, op, step string) journal.Intent {
 	return journal.Intent{ID: r.ID, Op: op, Step: step, Args: json.RawMessage(`{"grace":1}`), Began: time.Unix(5, 6)}
 }
 
-// must returns a filter for the results of a change that may not fail.
+// must returns a function that fails the test if a change returns an error.
 func must(t *testing.T) func(vm.Record, error) vm.Record {
 	return func(r vm.Record, err error) vm.Record {
 		t.Helper()
@@ -118,9 +118,9 @@ func lifeOfARecord(t *testing.T, open Opener) {
 	if len(intents) != 0 || len(records) != 1 || !reflect.DeepEqual(records[0], r) {
 		t.Errorf("after settle: %+v\n%+v\nwant %+v", intents, records, r)
 	}
-	r = must(t)(j.Settle(ctx, r)) // settling again only stores
+	r = must(t)(j.Settle(ctx, r)) // a second settle only stores
 	must(t)(begin(ctx, j, r, "remove", "kill"))
-	for range 2 { // forgetting what is gone is no error and no event
+	for range 2 { // forgetting a removed record is no error and no event
 		if err := j.Forget(ctx, r.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func refusals(t *testing.T, open Opener) {
 	wantClass(t, "same name", err, errdefs.AlreadyExists)
 	other := Record("a")
 	other.Owner = vm.Owner{Namespace: "prod"}
-	must(t)(begin(ctx, j, other, "create", "x")) // names are an owner's
+	must(t)(begin(ctx, j, other, "create", "x")) // names are unique per owner
 	if err := j.Forget(ctx, other.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +324,8 @@ func updateKeepsIntents(t *testing.T, open Opener) {
 	}
 }
 
-// syncs waits for what was changed, also when others change more meanwhile and when there is nothing to wait for.
+// syncs checks that Sync waits for earlier changes, also while others make more changes and when there is nothing to
+// wait for.
 func syncs(t *testing.T, open Opener) {
 	j := open(t, t.TempDir(), 100)
 	defer j.Close()

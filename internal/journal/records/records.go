@@ -1,9 +1,9 @@
-// Package records keeps a copy of each VM's row of the journal in the VM's own folder, from which the journal can be made
-// anew, and refuses a journal that is older than these copies.
+// Package records keeps a copy of each VM's journal row in the VM's own folder. The journal can be rebuilt from these
+// copies, and a journal that is older than the copies is refused.
 //
-// A copy is written once its change is one that survives a power cut, by Sync, so before a verb answers, or by Run a moment
-// later. A copy that says more than the journal is therefore proof against the journal, also after a power cut. The copy itself
-// is synced by Run. The package makes and removes no folder.
+// A copy is written only after its change survives a power cut: by Sync, so before an operation returns, or by Run a
+// moment later. So a copy that is newer than the journal always proves that the journal is stale, also after a power
+// cut. Run syncs the copy itself. The package creates and removes no folder.
 package records
 
 import (
@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// File is the name of a copy. It holds environments, as the journal does: mode 0600.
+// File is the name of a copy. It contains environment variables, as the journal does: mode 0600.
 const File = "record.json"
 
 const version = 1
@@ -35,17 +35,17 @@ type file struct {
 	journal.Row
 }
 
-// syncEvery is how long a copy stays unwritten or unsynced at most while Run keeps up.
+// syncEvery is the longest time that a copy stays unwritten or unsynced while Run keeps up.
 const syncEvery = time.Second
 
-// Config says where the folders are.
+// Config configures the copies.
 type Config struct {
-	Dir   string       // with a folder for each VM, by id
-	Older bool         // a journal that is older than the copies, or empty beside them, is taken as it is
+	Dir   string       // has one folder per VM, named by id
+	Older bool         // accept a journal that is older than the copies, or empty while copies exist
 	Log   *slog.Logger // nil discards
 }
 
-// Keeper is a journal that keeps copies. Its methods are those of the journal below it.
+// Keeper is a journal that keeps copies. Its methods are those of the underlying journal.
 type Keeper struct {
 	journal.Journal
 	cfg Config
@@ -55,7 +55,7 @@ type Keeper struct {
 	pending map[vm.ID]journal.Row // not written
 	dirty   map[vm.ID]bool        // not synced
 
-	writing sync.Mutex // of who writes copies, so that none is replaced by an older one
+	writing sync.Mutex // held while copies are written, so that none is replaced by an older one
 }
 
 var _ journal.Journal = (*Keeper)(nil)
@@ -68,8 +68,8 @@ func New(cfg Config, j journal.Journal) *Keeper {
 	return &Keeper{Journal: j, cfg: cfg, intents: map[vm.ID]journal.Intent{}, pending: map[vm.ID]journal.Row{}, dirty: map[vm.ID]bool{}}
 }
 
-// Load implements journal.Journal, and brings the copies up to date with it: a killed process may not have come so far.
-// Errors: DataLoss for a journal that is older than a copy, or empty beside folders of VMs.
+// Load implements journal.Journal, and updates the copies from it: a killed process may not have written them.
+// Errors: DataLoss for a journal that is older than a copy, or empty while folders of VMs exist.
 func (k *Keeper) Load(ctx context.Context) ([]vm.Record, []journal.Intent, error) {
 	rs, ins, err := k.Journal.Load(ctx)
 	if err != nil {
@@ -93,7 +93,7 @@ func (k *Keeper) Load(ctx context.Context) ([]vm.Record, []journal.Intent, error
 	return rs, ins, k.Sync(ctx)
 }
 
-// check refuses a journal of which the copies prove that it has been more than it is.
+// check refuses a journal if the copies prove that it is stale.
 func (k *Keeper) check() error {
 	if k.cfg.Older {
 		return nil
@@ -114,7 +114,7 @@ func (k *Keeper) check() error {
 	return nil
 }
 
-// Kept reads the copy of a VM's row. NotFound when there is none, DataLoss when it cannot be understood.
+// Kept reads the copy of a VM's row. NotFound if it does not exist, DataLoss if it is invalid.
 func (k *Keeper) Kept(id vm.ID) (journal.Row, error) { return read(k.cfg.Dir, id) }
 
 func read(dir string, id vm.ID) (journal.Row, error) {
@@ -135,7 +135,7 @@ func read(dir string, id vm.ID) (journal.Row, error) {
 	return f.Row, nil
 }
 
-// Scan reads the copies in dir. rest are the ids of other folders that hold anything.
+// Scan reads the copies in dir. rest are the ids of other non-empty folders.
 func Scan(dir string) (rows []journal.Row, rest []vm.ID, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +203,8 @@ func (k *Keeper) Update(ctx context.Context, r vm.Record) (vm.Record, error) {
 	return r, err
 }
 
-// Forget implements journal.Journal. The copy goes with the folder; one that is left is no VM of the journal any more.
+// Forget implements journal.Journal. The copy is removed with the folder; a leftover copy is not a VM of the journal
+// any more.
 func (k *Keeper) Forget(ctx context.Context, id vm.ID) error {
 	err := k.Journal.Forget(ctx, id)
 	if err == nil {
@@ -215,13 +216,13 @@ func (k *Keeper) Forget(ctx context.Context, id vm.ID) error {
 	return err
 }
 
-// Sync implements journal.Journal: what was changed before it survives a power cut, and the copies say so.
+// Sync implements journal.Journal: earlier changes survive a power cut, and their copies are written.
 func (k *Keeper) Sync(ctx context.Context) error {
 	revision := k.Revision()
 	if err := k.Journal.Sync(ctx); err != nil {
 		return err
 	}
-	k.writing.Lock() // also waits for who is about to write what was changed before
+	k.writing.Lock() // also waits for goroutines that are about to write earlier changes
 	defer k.writing.Unlock()
 	for _, row := range k.due(revision) {
 		k.write(row)
@@ -235,14 +236,14 @@ func (k *Keeper) Close() error {
 	return errors.Join(err, k.Journal.Close())
 }
 
-// owe notes a row whose copy is to be written.
+// owe queues a row whose copy must be written.
 func (k *Keeper) owe(row journal.Row) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.pending[row.Record.ID] = row
 }
 
-// due takes the rows to be written that are of revision or before.
+// due removes and returns the queued rows up to revision.
 func (k *Keeper) due(revision int64) []journal.Row {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -258,7 +259,7 @@ func (k *Keeper) due(revision int64) []journal.Row {
 
 func (k *Keeper) path(id vm.ID) string { return filepath.Join(k.cfg.Dir, string(id), File) }
 
-// note remembers the intent of a VM, nil for none.
+// note records the intent of a VM; nil: no intent.
 func (k *Keeper) note(id vm.ID, in *journal.Intent) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -279,8 +280,8 @@ func (k *Keeper) row(r vm.Record) journal.Row {
 	return row
 }
 
-// write replaces the copy of a row, whole or not at all. A VM that has no folder yet has no copy. What fails is logged, as
-// the change is in the journal already; the next change, or the next start, tries again.
+// write replaces the copy of a row atomically. A VM without a folder has no copy yet. Errors are only logged, as the
+// change is in the journal already; the next change or the next start retries.
 func (k *Keeper) write(row journal.Row) {
 	id := row.Record.ID
 	text, err := json.Marshal(file{version, row})
@@ -302,7 +303,7 @@ func (k *Keeper) write(row journal.Row) {
 	k.mu.Unlock()
 }
 
-// Run writes and syncs copies until ctx ends, and once more then.
+// Run writes and syncs copies until ctx ends, and once more at the end.
 func (k *Keeper) Run(ctx context.Context) error {
 	t := time.NewTicker(syncEvery)
 	defer t.Stop()

@@ -29,7 +29,7 @@ func TestContract(t *testing.T) {
 	journaltest.Run(t, func(t *testing.T, dir string, history int) journal.Journal { return open(t, dir, history) })
 }
 
-// TestCopies goes through the life of a VM: its copy is its row in the journal whenever that is synced.
+// TestCopies goes through the life of a VM: after each sync of the journal, the copy equals the VM's row.
 func TestCopies(t *testing.T) {
 	dir := t.TempDir()
 	k := open(t, dir, 0)
@@ -78,7 +78,7 @@ func TestCopies(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := k.Run(ctx); err != nil { // syncs what is left
+	if err := k.Run(ctx); err != nil { // syncs the rest
 		t.Error(err)
 	}
 
@@ -106,7 +106,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestRefuses opens journals that are not those that the folders were written with.
+// TestRefuses opens journals that do not belong to the folders.
 func TestRefuses(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, dir string){
 		"a newer record": func(t *testing.T, dir string) {
@@ -148,8 +148,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestPowerCut takes away what was not synced of the journal and leaves everything else, as a power cut may: the journal that
-// is left is never older than a copy.
+// TestPowerCut removes what was not synced of the journal and keeps everything else, as a power cut may do: the
+// remaining journal is never older than a copy.
 func TestPowerCut(t *testing.T) {
 	dir, synced := t.TempDir(), t.TempDir()
 	carry := func(from, to string) {

@@ -10,18 +10,19 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// pruneEvery is how many revisions pass between two prunings of the history.
+// pruneEvery is the number of revisions between two prunings of the history.
 const pruneEvery = 64
 
-// change is one atomic change on its way into a transaction.
+// change is one atomic change that waits for a transaction.
 type change struct {
-	// apply checks and writes. It returns a refusal before it has written anything; any other error undoes the batch.
+	// apply validates and writes. It returns a refusal before it has written anything; any other error rolls back the
+	// batch.
 	apply func(t *batch) error
 	err   error
-	turn  chan bool // receives once: true to lead the next batch, false when this change is done
+	turn  chan bool // receives once: true: lead the next batch; false: this change is done
 }
 
-// batch is a transaction being filled.
+// batch is the transaction that is being filled.
 type batch struct {
 	ctx      context.Context
 	st       *statements
@@ -29,14 +30,14 @@ type batch struct {
 	events   []vm.Event
 }
 
-// refusal marks an error that was found before anything was written.
+// refusal marks an error that occurred before anything was written.
 type refusal struct{ err error }
 
 func (r refusal) Error() string { return r.err.Error() }
 func (r refusal) Unwrap() error { return r.err }
 
-// submit runs c in a transaction with whatever else is waiting. The first caller to come leads: it commits the batch
-// and hands the lead to one of those who came meanwhile. So the journal needs no goroutine of its own.
+// submit runs apply in a transaction together with all waiting changes. The first caller leads: it commits the batch
+// and then passes the lead to a caller that arrived in the meantime. So the journal needs no goroutine of its own.
 func (j *Journal) submit(ctx context.Context, apply func(t *batch) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -61,7 +62,7 @@ func (j *Journal) submit(ctx context.Context, apply func(t *batch) error) error 
 	j.queue = nil
 	j.mu.Unlock()
 
-	j.commit(context.WithoutCancel(ctx), todo) // a caller that leaves must not undo the changes of others
+	j.commit(context.WithoutCancel(ctx), todo) // cancelling one caller must not undo the changes of others
 
 	j.mu.Lock()
 	if len(j.queue) > 0 {
@@ -78,7 +79,8 @@ func (j *Journal) submit(ctx context.Context, apply func(t *batch) error) error 
 	return c.err
 }
 
-// commit writes todo in one transaction and sets the error of each. Either all that were not refused are in, or none is.
+// commit writes todo in one transaction and sets the error of each. All changes that were not refused are stored, or
+// none.
 func (j *Journal) commit(ctx context.Context, todo []*change) {
 	t := &batch{ctx: ctx, st: &j.st, revision: j.revision.Load()}
 	before := t.revision
@@ -91,7 +93,7 @@ func (j *Journal) commit(ctx context.Context, todo []*change) {
 		_, err = j.st.commit.ExecContext(ctx)
 	}
 	if err != nil {
-		_, _ = j.st.rollback.ExecContext(ctx) // fails when SQLite rolled back by itself
+		_, _ = j.st.rollback.ExecContext(ctx) // fails if SQLite has already rolled back by itself
 		err = classify(err)
 		for _, c := range todo {
 			if c.err == nil {
@@ -128,8 +130,8 @@ func (j *Journal) fill(t *batch, todo []*change) error {
 	return nil
 }
 
-// prune drops what is older than the history, now and then and in the transaction that outgrew it. The bound is told
-// to readers before the rows go, so that they never take a gap for the truth.
+// prune drops events older than the history, from time to time, in the transaction that exceeded it. Readers see the
+// new bound before the rows are deleted, so they never mistake a gap for complete history.
 func (j *Journal) prune(t *batch, before int64) error {
 	if t.revision/pruneEvery == before/pruneEvery {
 		return nil
@@ -143,7 +145,7 @@ func (j *Journal) prune(t *batch, before int64) error {
 	return err
 }
 
-// statements are prepared once on the writer's connection.
+// statements are prepared once, on the writer's connection.
 type statements struct {
 	begin, commit, rollback *sql.Stmt
 	find, record, name      *sql.Stmt

@@ -74,7 +74,7 @@ func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm
 	return r, wrap("begin "+in.Op, r.ID, err)
 }
 
-// Step notes how far an intent has come.
+// Step records the current step of an intent.
 func (j *Journal) Step(ctx context.Context, id vm.ID, step string, r vm.Record) (vm.Record, error) {
 	err := j.submit(ctx, func(t *batch) error {
 		exists, busy, err := t.find(id)
@@ -142,10 +142,10 @@ func (j *Journal) Forget(ctx context.Context, id vm.ID) error {
 	return wrap("forget", id, err)
 }
 
-// Events returns what happened after a revision.
+// Events returns the changes after a revision.
 func (j *Journal) Events(ctx context.Context, after int64, limit int) ([]vm.Event, error) {
 	if limit <= 0 {
-		limit = -1 // none, for SQLite
+		limit = -1 // no limit, for SQLite
 	}
 	if after > j.written.Load() {
 		return nil, gone(after)
@@ -173,14 +173,14 @@ func (j *Journal) Events(ctx context.Context, after int64, limit int) ([]vm.Even
 	if err := rows.Err(); err != nil {
 		return nil, fmt.Errorf("read events: %w", classify(err))
 	}
-	// Asked last: whatever was pruned while we read was announced before.
+	// Checked last: the bound was raised before any row was pruned during our read.
 	if after < j.oldest.Load()-1 {
 		return nil, gone(after)
 	}
 	return out, nil
 }
 
-// recall is Events from memory, as far as it goes back.
+// recall is Events from memory; ok is false if memory does not reach back far enough.
 func (j *Journal) recall(after int64, limit int) (out []vm.Event, ok bool) {
 	j.mu.Lock()
 	events, ok := j.recent.after(after)
@@ -206,10 +206,10 @@ func (j *Journal) Changed() <-chan struct{} {
 	return j.changed
 }
 
-// Revision is that of the last change.
+// Revision returns the revision of the last change.
 func (j *Journal) Revision() int64 { return j.revision.Load() }
 
-// find looks id up: whether it exists, and whether an intent is unsettled.
+// find returns whether id exists, and whether it has an unsettled intent.
 func (t *batch) find(id vm.ID) (exists, busy bool, err error) {
 	err = t.st.find.QueryRowContext(t.ctx, string(id)).Scan(&busy)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -218,7 +218,7 @@ func (t *batch) find(id vm.ID) (exists, busy bool, err error) {
 	return err == nil, busy, err
 }
 
-// key is the name of r as the column name has it: unique. Rows of before there were owners have the name alone until their
+// key is the unique value of the column name for r. Rows from before owners existed hold only the name, until their
 // next operation.
 func key(r vm.Record) string { return r.Owner.Qualify(r.Spec.Name) }
 
@@ -234,7 +234,7 @@ func (t *batch) nameFree(r vm.Record) error {
 	return err
 }
 
-// write gives r the next revision, stores it by put and notes the event.
+// write gives r the next revision, stores it with put and records the event.
 func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) error) error {
 	r.Revision = t.revision + 1
 	data, err := json.Marshal(r)
@@ -247,10 +247,10 @@ func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) err
 	return t.event(kind, *r, data)
 }
 
-// event notes a change. data is r encoded.
+// event records a change. data is the encoded r.
 func (t *batch) event(kind vm.EventType, r vm.Record, data []byte) error {
 	t.revision++
-	t.events = append(t.events, vm.Event{Type: kind, Revision: t.revision, Record: r.Clone()}) // the caller goes on with r
+	t.events = append(t.events, vm.Event{Type: kind, Revision: t.revision, Record: r.Clone()}) // the caller continues to use r
 	return exec(t.ctx, t.st.event, t.revision, string(kind), data)
 }
 

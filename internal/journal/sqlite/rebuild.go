@@ -15,15 +15,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Rebuilt says what Rebuild made.
+// Rebuilt is the result of Rebuild.
 type Rebuilt struct {
 	Rows  int             // in the new journal
-	Left  map[vm.ID]error // rows that it does not take, such as a second VM of a name
-	Aside string          // folder with the files of the old journal; "" when there were none
+	Left  map[vm.ID]error // rows that were not inserted, such as a second VM with the same name
+	Aside string          // folder with the files of the old journal; "" if it had none
 }
 
-// Rebuild puts a journal of rows in the place of the one at cfg.Path, whose files are kept in a folder beside it. The new
-// one is complete and durable before it is there; a crash before leaves the old one, or none, which Open refuses.
+// Rebuild replaces the journal at cfg.Path with a new one made from rows; it keeps the old files in a folder beside it.
+// The new journal is complete and durable before it is moved into place. A crash before that leaves the old one, or no
+// journal, which Open refuses.
 // Errors: FailedPrecondition when another process has the journal open.
 func Rebuild(ctx context.Context, cfg Config, rows []journal.Row) (out Rebuilt, err error) {
 	lock, err := lockFile(cfg.Path + ".lock")
@@ -36,7 +37,7 @@ func Rebuild(ctx context.Context, cfg Config, rows []journal.Row) (out Rebuilt, 
 	if err := errors.Join(remove(next), remove(next+"-wal"), remove(next+"-shm"), remove(markPath(next))); err != nil {
 		return out, fmt.Errorf("rebuild journal %s: %w", cfg.Path, err)
 	}
-	reached, _ := readMark(cfg.Path) // one that cannot be read says nothing
+	reached, _ := readMark(cfg.Path) // ignore an unreadable mark
 	for _, row := range rows {
 		reached = max(reached, row.Record.Revision)
 	}
@@ -46,7 +47,7 @@ func Rebuild(ctx context.Context, cfg Config, rows []journal.Row) (out Rebuilt, 
 	if out.Aside, err = setAside(cfg.Path); err != nil {
 		return out, fmt.Errorf("keep the old journal: %w", err)
 	}
-	// The mark first: without a journal it refuses, and with the new one it is right.
+	// Move the mark first: it makes Open refuse a missing journal, and it is right for the new one.
 	err = errors.Join(os.Rename(markPath(next), markPath(cfg.Path)), atomicfile.Rename(next, cfg.Path), remove(next+".lock"))
 	if err != nil {
 		return out, fmt.Errorf("put the rebuilt journal in place: %w", err)
@@ -77,7 +78,7 @@ func fill(ctx context.Context, cfg Config, reached int64, rows []journal.Row, ou
 	return j.Sync(ctx)
 }
 
-// insert puts a row there as it is.
+// insert stores a row unchanged.
 func (j *Journal) insert(ctx context.Context, row journal.Row) error {
 	in := row.Intent
 	if in == nil {
@@ -90,7 +91,7 @@ func (j *Journal) insert(ctx context.Context, row journal.Row) error {
 	return err
 }
 
-// setAside moves the files of the journal at path into a folder beside it, and returns that.
+// setAside moves the files of the journal at path into a folder beside it, and returns that folder.
 func setAside(path string) (string, error) {
 	dir := path + ".replaced-" + time.Now().UTC().Format("20060102T150405.000")
 	moved := false

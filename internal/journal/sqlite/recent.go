@@ -6,14 +6,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// keepRecent is how many events are in memory at least, once there were so many.
+// keepRecent is the minimum number of events kept in memory, once that many exist.
 const keepRecent = 256
 
-// recent are the last events, for watchers that keep up: they need not read and decode what was just written. What is in
-// it is never changed, so that a part of it may be read while more is added.
+// recent holds the last events, so that watchers that keep up need not read and decode them from the file. Its elements
+// never change, so a slice of it may be read while events are added.
 type recent struct{ events []vm.Event }
 
-// add appends events, whose revisions follow each other and those that are there.
+// add appends events, whose revisions directly follow those in r.
 func (r *recent) add(events []vm.Event) {
 	if len(r.events) >= 2*keepRecent {
 		r.events = slices.Clone(r.events[len(r.events)-keepRecent:])
@@ -21,7 +21,7 @@ func (r *recent) add(events []vm.Event) {
 	r.events = append(r.events, events...)
 }
 
-// after returns the events after revision. ok is false when they do not reach back to it.
+// after returns the events after revision. ok is false if r does not reach back to it.
 func (r *recent) after(revision int64) (events []vm.Event, ok bool) {
 	if len(r.events) == 0 {
 		return nil, false

@@ -9,10 +9,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// migrations returns the steps that bring a file from version i to i+1. A step that has been released never changes.
+// migrations returns the steps that upgrade a file from version i to i+1. A released step never changes.
 func migrations() []string {
 	return []string{
-		// The intent lives in the row of its VM: a VM has at most one, and writing both is one statement.
+		// The intent is in the row of its VM: a VM has at most one, and one statement writes both.
 		`CREATE TABLE vms (
 			id     TEXT PRIMARY KEY,
 			name   TEXT NOT NULL UNIQUE,
@@ -30,7 +30,7 @@ func migrations() []string {
 	}
 }
 
-// migrate brings the schema to the newest version, each step in one transaction with the version it leads to.
+// migrate upgrades the schema to the newest version; each step is one transaction, together with its version number.
 func migrate(ctx context.Context, c *sql.Conn) error {
 	if _, err := c.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)`); err != nil {
 		return err
@@ -57,7 +57,7 @@ func step(ctx context.Context, c *sql.Conn, ddl string, version int) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
+	defer func() { _ = tx.Rollback() }() // no effect after a commit
 	if _, err := tx.ExecContext(ctx, ddl); err != nil {
 		return err
 	}

@@ -1,11 +1,12 @@
 // Package sqlite keeps the engine's journal in one SQLite file (pure Go, write-ahead log).
 //
-// One process writes; a lock file keeps a second one out. Changes that arrive together share a transaction (group
-// commit), each of them atomic for its caller. The package does not interpret records and starts no goroutine.
+// Only one process writes; a lock file excludes a second one. Changes that arrive together share a transaction (group
+// commit); each is atomic for its caller. The package does not interpret records and starts no goroutine.
 //
-// Durability: a committed change survives kill -9 of the daemon at any point, because it is in the kernel's page cache, and
-// a power cut once Sync has returned, which syncs the write-ahead log once for all who wait (ADR 10). A mark beside the file
-// says how far it had come at least: a file that is older, such as a backup or one whose log is damaged, is refused.
+// Durability: a committed change survives kill -9 of the daemon at any point, because it is in the kernel's page cache.
+// It survives a power cut once Sync returns, which syncs the write-ahead log once for all waiting callers (ADR 10). A
+// mark beside the file records the revision that the journal has reached at least: an older file, such as a backup or
+// one whose log is damaged, is refused.
 package sqlite
 
 import (
@@ -27,17 +28,17 @@ import (
 	"cocoonstack.io/cocoon/internal/journal"
 )
 
-// Config says where the journal is and how much of the past it keeps.
+// Config configures the location and the history of the journal.
 type Config struct {
 	Path    string // of the database file; its folder must exist
-	History int    // events kept for watchers that come back; 0 is DefaultHistory
-	Older   bool   // a file that is older than the mark is taken as it is
+	History int    // events kept for watchers that reconnect; 0 is DefaultHistory
+	Older   bool   // accept a file that is older than the mark
 
-	// Synced, if not nil, is called after each sync, before those who wait for it go on.
+	// Synced, if not nil, is called after each sync, before the waiting callers continue.
 	Synced func()
 }
 
-// DefaultHistory is how many events are kept.
+// DefaultHistory is the default number of events kept.
 const DefaultHistory = 10_000
 
 // Journal is a journal.Journal in a file.
@@ -45,21 +46,21 @@ type Journal struct {
 	history int64
 	lock    *os.File
 	write   *sql.DB // one connection
-	read    *sql.DB // for Events: a slow reader must not hold up the writer
+	read    *sql.DB // for Events: a slow reader must not block the writer
 	conn    *sql.Conn
 	st      statements
 	events  *sql.Stmt
 
 	revision atomic.Int64 // of the last committed change
 	written  atomic.Int64 // highest revision that a reader of the file may have seen; set just before a commit
-	oldest   atomic.Int64 // of the oldest event kept; revision+1 when there is none
+	oldest   atomic.Int64 // of the oldest event kept; revision+1 if there are none
 
 	syncs  syncs
 	synced func()
 
 	mu      sync.Mutex
 	queue   []*change // waiting for the leader
-	leading bool      // somebody commits
+	leading bool      // a caller is committing
 	closed  bool
 	changed chan struct{}
 	recent  recent
@@ -67,8 +68,8 @@ type Journal struct {
 
 var _ journal.Journal = (*Journal)(nil)
 
-// Open opens the journal at cfg.Path and makes or migrates it when needed. The file is readable by its owner only:
-// records hold the environment of processes, and that holds secrets.
+// Open opens the journal at cfg.Path and creates or migrates it if needed. Only its owner can read the file: records
+// hold the environment of processes, which contains secrets.
 // Errors: FailedPrecondition when another process has it open or a newer Cocoon wrote it, DataLoss when it is damaged.
 func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j := &Journal{history: int64(cfg.History), changed: make(chan struct{}), synced: cfg.Synced}
@@ -96,7 +97,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 }
 
 func (j *Journal) connect(ctx context.Context, path string) (err error) {
-	// 4096 pages between checkpoints: the fsync of a checkpoint is the only slow thing on the hot path.
+	// 4096 pages between checkpoints: a checkpoint's fsync is the only slow operation on the hot path.
 	if j.write, err = openDB(path, 1, "journal_mode(WAL)", "synchronous(NORMAL)", "wal_autocheckpoint(4096)", "journal_size_limit(67108864)"); err != nil {
 		return err
 	}
@@ -140,7 +141,7 @@ func openDB(path string, conns int, pragmas ...string) (*sql.DB, error) {
 	return db, nil
 }
 
-// lockFile takes the lock that keeps a second writer out.
+// lockFile takes the lock that excludes a second writer.
 func lockFile(path string) (*os.File, error) {
 	f, err := filelock.Take(path)
 	if errors.Is(err, filelock.ErrTaken) {
@@ -149,7 +150,8 @@ func lockFile(path string) (*os.File, error) {
 	return f, err
 }
 
-// private makes sure that path exists and belongs to its owner alone; SQLite gives its companion files the same mode.
+// private makes sure that path exists and that only its owner can access it; SQLite gives its companion files the same
+// mode.
 func private(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -159,7 +161,7 @@ func private(path string) error {
 	return f.Chmod(0o600)
 }
 
-// Close ends the journal. It must not be called while other methods run.
+// Close closes the journal. It must not be called while other methods run.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	j.closed = true
@@ -176,7 +178,7 @@ func (j *Journal) Close() error {
 		errs = append(errs, j.conn.Close())
 	}
 	if j.write != nil {
-		errs = append(errs, j.write.Close()) // it moves the log into the file, and syncs that
+		errs = append(errs, j.write.Close()) // moves the log into the file, and syncs the file
 	}
 	errs = append(errs, j.syncs.close(j.revision.Load(), errors.Join(errs...) == nil))
 	if j.lock != nil {
@@ -188,7 +190,7 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-// classify gives what SQLite reports its class and a remedy.
+// classify classifies SQLite errors and adds a remedy.
 func classify(err error) error {
 	var e *sqlite.Error
 	if !errors.As(err, &e) {

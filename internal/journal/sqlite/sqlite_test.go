@@ -114,7 +114,8 @@ func TestBadFiles(t *testing.T) {
 	})
 }
 
-// TestFullDisk bounds the file instead of the disk: SQLite reports both alike. Nothing of the failed change may stay.
+// TestFullDisk limits the file instead of the disk: SQLite reports both alike. A failed change must leave nothing
+// behind.
 func TestFullDisk(t *testing.T) {
 	j := open(t, t.TempDir(), 0)
 	defer j.Close()
@@ -155,8 +156,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// BenchmarkLife measures what the engine does for one VM that is launched and removed: five changes, and three waits until
-// they survive a power cut.
+// BenchmarkLife measures what the engine does for one VM that is launched and removed: five changes, and three waits
+// for durability.
 func BenchmarkLife(b *testing.B) {
 	for _, parallel := range []int{1, 32, 1000} {
 		b.Run(fmt.Sprint(parallel), func(b *testing.B) {
@@ -206,7 +207,7 @@ func BenchmarkLife(b *testing.B) {
 	}
 }
 
-// TestRemembered compares what watchers are told from memory with what the file holds, in a history longer than either part.
+// TestRemembered compares the events from memory with those from the file, in a history longer than either part.
 func TestRemembered(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, 3*keepRecent)
@@ -258,7 +259,7 @@ func TestRemembered(t *testing.T) {
 	}
 }
 
-// What a caller does to its record afterwards is no part of what happened.
+// Later changes of the caller's record must not change the event.
 func TestRememberedIsOurOwn(t *testing.T) {
 	j := open(t, t.TempDir(), 100)
 	defer j.Close()
@@ -274,7 +275,7 @@ func TestRememberedIsOurOwn(t *testing.T) {
 	}
 }
 
-// onDisk opens what is left of a journal when the power is cut: its files as they were synced last.
+// onDisk opens what remains of a journal after a power cut: its files as of the last sync.
 func onDisk(t *testing.T, files map[string][]byte) *Journal {
 	t.Helper()
 	dir := t.TempDir()
@@ -286,8 +287,8 @@ func onDisk(t *testing.T, files map[string][]byte) *Journal {
 	return open(t, dir, 0)
 }
 
-// TestSyncSurvivesAPowerCut looks at the files as they are on the disk: whatever was changed before a Sync that has returned
-// is in them, and that it is needed shows before it.
+// TestSyncSurvivesAPowerCut checks the files as they are on the disk: they contain every change made before a Sync that
+// has returned. The files are captured at each sync, so a missing sync would show.
 func TestSyncSurvivesAPowerCut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	files := map[string][]byte{}
@@ -329,7 +330,7 @@ func TestSyncSurvivesAPowerCut(t *testing.T) {
 	}
 }
 
-// TestSyncsAreShared has a thousand callers settle at once: they wait for a few syncs, not for a thousand.
+// TestSyncsAreShared makes a thousand callers settle at once: they wait for a few syncs, not for a thousand.
 func TestSyncsAreShared(t *testing.T) {
 	const callers = 1000
 	var syncs atomic.Int64
@@ -361,7 +362,7 @@ func TestSyncsAreShared(t *testing.T) {
 	t.Logf("%d callers, %d syncs", callers, syncs.Load())
 }
 
-// killed returns a folder with a journal as a process leaves it that is killed now. What is not damaged of it is not refused.
+// killed returns a folder with the journal that a process killed now would leave. An undamaged journal is not refused.
 func killed(t *testing.T, dir string) string {
 	t.Helper()
 	left := t.TempDir()
@@ -384,8 +385,8 @@ func killed(t *testing.T, dir string) string {
 	return left
 }
 
-// TestOlderIsRefused damages a journal in the ways that a node sees: it is refused with the choice, until it is taken for
-// what it is, and its revisions are never used twice.
+// TestOlderIsRefused damages a journal in realistic ways. It is refused with a message that states the options, until
+// the operator accepts it as older; and revisions are never used twice.
 func TestOlderIsRefused(t *testing.T) {
 	garbage := func(n int) []byte { return bytes.Repeat([]byte("garbage!"), n/8) }
 	for name, damage := range map[string]func(path string) error{
@@ -426,7 +427,7 @@ func TestOlderIsRefused(t *testing.T) {
 				}
 			}
 			if name == "garbage" {
-				return // there is nothing to go on from
+				return // nothing remains to continue from
 			}
 			older, err := Open(t.Context(), Config{Path: path, Older: true})
 			if err != nil {

@@ -16,20 +16,20 @@ import (
 	"cocoonstack.io/cocoon/internal/journal"
 )
 
-// jump is how far revisions leap when the past is given up, so that none is used twice.
+// jump is the distance that revisions skip when the history is discarded, so that no revision is used twice.
 const jump = 1 << 10
 
-// syncs makes commits survive a power cut. One sync serves all that wait when it begins.
+// syncs makes commits survive a power cut. One sync serves all callers that wait when it begins.
 type syncs struct {
-	log  *os.File // the write-ahead log, which stays the same file as long as the database is open
-	mark *os.File // how far the synced journal has come
+	log  *os.File // the write-ahead log, which stays the same file while the database is open
+	mark *os.File // holds the revision that the synced journal has reached
 
 	mu   sync.Mutex // held during a sync
 	upTo int64      // revision that is synced
-	err  error      // of a sync that failed: what the kernel dropped then is not known
+	err  error      // of a failed sync: what the kernel dropped then is unknown
 }
 
-// open opens the log and makes the names of the files durable.
+// open opens the log and makes the file names durable.
 func (s *syncs) open(path string) (err error) {
 	if s.log, err = os.OpenFile(path+"-wal", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (s *syncs) open(path string) (err error) {
 
 func (s *syncs) close(revision int64, clean bool) (err error) {
 	if s.log != nil && clean {
-		clean = s.log.Sync() == nil // should SQLite have left something in it
+		clean = s.log.Sync() == nil // in case SQLite left something in it
 	}
 	if s.mark != nil {
 		if clean {
@@ -53,7 +53,7 @@ func (s *syncs) close(revision int64, clean bool) (err error) {
 	return err
 }
 
-// Sync implements journal.Journal. It does not hold up commits.
+// Sync implements journal.Journal. It does not block commits.
 func (j *Journal) Sync(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (j *Journal) Sync(ctx context.Context) error {
 	if s.err != nil || s.upTo >= want {
 		return s.err
 	}
-	reached := j.revision.Load() // all commits until now are in the log, or in the file, which SQLite has synced then
+	reached := j.revision.Load() // all commits so far are in the log, or in the file, which SQLite then has synced
 	if err := s.log.Sync(); err != nil {
 		s.err = errdefs.New(errdefs.DataLoss, "the journal cannot be written to the disk: %w; mend the disk and start cocoond anew", err)
 		return s.err
@@ -74,11 +74,12 @@ func (j *Journal) Sync(ctx context.Context) error {
 	if j.synced != nil {
 		j.synced()
 	}
-	// The mark is not synced each time: it never says more than the journal holds, and after a power cut it may say less.
+	// The mark is not synced each time: it never claims more than the journal holds, and after a power cut it may claim
+	// less.
 	return s.note(reached)
 }
 
-// markSize is the length of the mark, which is one line and within one sector.
+// markSize is the length of the mark in bytes: one line, within one sector.
 const markSize = 32
 
 func formatMark(revision int64) []byte {
@@ -94,7 +95,7 @@ func parseMark(text []byte) (revision int64, ok bool) {
 	return revision, err == nil && string(formatMark(revision)) == string(text)
 }
 
-// note writes down how far the journal has come.
+// note writes the reached revision into the mark.
 func (s *syncs) note(revision int64) error {
 	if s.mark == nil {
 		return nil
@@ -105,12 +106,12 @@ func (s *syncs) note(revision int64) error {
 	return nil
 }
 
-// markPath is where the mark of the journal at path is.
+// markPath returns the path of the mark of the journal at path.
 func markPath(path string) string { return path + ".mark" }
 
 func readMark(path string) (int64, error) {
 	text, err := os.ReadFile(markPath(path))
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(text) == 0 { // a journal from before there were marks
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(text) == 0 { // a journal from before marks existed
 		return 0, nil
 	}
 	if err != nil {
@@ -128,7 +129,7 @@ func (j *Journal) verify(ctx context.Context, cfg Config) error {
 	revision := j.revision.Load()
 	mark, err := readMark(cfg.Path)
 	switch {
-	case errdefs.Is(err, errdefs.DataLoss) && cfg.Older: // whatever it said
+	case errdefs.Is(err, errdefs.DataLoss) && cfg.Older: // ignore its content
 	case err != nil:
 		return err
 	case mark > revision && !cfg.Older:
@@ -147,7 +148,7 @@ func (j *Journal) verify(ctx context.Context, cfg Config) error {
 	return errors.Join(j.syncs.mark.Truncate(markSize), j.syncs.mark.Sync(), atomicfile.SyncDir(filepath.Dir(cfg.Path)))
 }
 
-// leap gives up the history and goes on from a revision that nobody has seen.
+// leap discards the history and continues from a revision that nobody has seen.
 func (j *Journal) leap(ctx context.Context, revision int64) error {
 	nothing, err := json.Marshal(struct{}{})
 	if err != nil {
@@ -157,11 +158,12 @@ func (j *Journal) leap(ctx context.Context, revision int64) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
+	defer func() { _ = tx.Rollback() }() // no effect after a commit
 	if _, err := tx.ExecContext(ctx, `DELETE FROM events`); err != nil {
 		return err
 	}
-	// A row that keeps the revision. It is told to nobody: who has seen the one before it does not exist.
+	// This row only stores the revision. No watcher gets it: that would need a watcher that has seen the revision
+	// before it.
 	if _, err := tx.ExecContext(ctx, `INSERT INTO events (revision, type, record) VALUES (?, '', ?)`, revision, nothing); err != nil {
 		return err
 	}

@@ -9,8 +9,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// testdata/v1.sql is a journal as the first build wrote it: a VM that runs, and one whose start was cut off. What that
-// build left must be found by every later one, or its guests would be lost by an upgrade.
+// testdata/v1.sql is a journal as the first build wrote it: a running VM, and one whose start was interrupted. Every
+// later build must find what that build left, or an upgrade would lose its guests.
 func TestUpgrade(t *testing.T) {
 	text, err := os.ReadFile("testdata/v1.sql")
 	if err != nil {
