@@ -11,7 +11,7 @@ import (
 // windows is an agent that cannot freeze file systems.
 type windows struct{ guest.Agent }
 
-// linux is one that can.
+// linux is an agent that can.
 type linux struct{ guest.Agent }
 
 func (linux) Freeze(context.Context) (int, error) { return 1, nil }

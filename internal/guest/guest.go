@@ -1,7 +1,7 @@
 // Package guest is the contract of the channel into a running VM: set it up, run commands, read logs, stop it.
 //
 // An implementation speaks one agent's protocol on a byte stream that the hypervisor driver provides. It does not
-// decide anything about the VM's life.
+// decide about the VM's lifecycle.
 package guest
 
 import (
@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Names of the virtio-serial ports at which agents are found.
+// Names of the virtio-serial ports that agents serve.
 const (
 	PortCocoon = "cocoon.agent"           // our own, in OCI guests
 	PortQEMU   = "org.qemu.guest_agent.0" // qemu-guest-agent, in disk guests that have it
@@ -24,19 +24,20 @@ type Dial func(ctx context.Context) (net.Conn, error)
 
 // Connector finds an agent behind a stream.
 type Connector interface {
-	// Connect waits until the agent answers or ctx ends, and returns a session.
-	// A guest that is still booting is waited for; Unavailable when the stream itself cannot be opened.
+	// Connect waits until the agent answers or ctx ends, and returns a session. It waits for a guest that is still
+	// booting.
+	// Errors: Unavailable when the stream itself cannot be opened.
 	Connect(ctx context.Context, dial Dial) (Agent, error)
 }
 
 // Agent is one session with a guest's agent. All methods may run concurrently; a slow stream does not block another.
-// When the link is lost every call returns Unavailable and Done is closed; the owner connects anew.
+// When the link is lost, every call returns Unavailable and Done is closed; the owner must connect again.
 type Agent interface {
-	// Info asks who answers and how far the guest is.
+	// Info returns the agent's version and the state of the guest.
 	Info(ctx context.Context) (Info, error)
 
-	// Setup gives the guest its identity, mounts its volumes and starts the main process. Idempotent: a guest that is set
-	// up keeps running what it runs and only takes changes of hostname, interfaces and resolv.conf.
+	// Setup gives the guest its identity, mounts its volumes and starts the main process. Idempotent: a guest that is
+	// already set up keeps its processes and only applies changes of hostname, interfaces and resolv.conf.
 	Setup(ctx context.Context, s Setup) error
 
 	// Exec runs a command in the guest and returns its exit code (128+n for death by signal n).
@@ -49,14 +50,14 @@ type Agent interface {
 	Logs(ctx context.Context, after uint64, fn func(LogEntry) error) error
 
 	// Wait blocks until the main process has ended and returns its exit code. The guest stays up until AckExit, so that
-	// the code is not lost when the host's daemon is away.
+	// the code is not lost while the host's daemon is down.
 	Wait(ctx context.Context) (Exit, error)
 
 	// AckExit tells the guest that its exit code is recorded and that it may power off.
 	AckExit(ctx context.Context) error
 
-	// Poweroff sends sig (default SIGTERM) to the main process, waits up to grace, kills what is left, syncs and powers off.
-	// It returns when the guest has accepted, not when it is off.
+	// Poweroff sends sig (default SIGTERM) to the main process, waits up to grace, kills what is left, syncs and powers
+	// off. It returns when the guest has accepted the request, not when it is off.
 	Poweroff(ctx context.Context, grace time.Duration) error
 
 	// Stats reports the guest's own view of its resources.
@@ -69,7 +70,7 @@ type Agent interface {
 	Close() error
 }
 
-// Info is what the agent says of itself.
+// Info is what the agent reports about itself.
 type Info struct {
 	Version  string // of the agent
 	BootID   string // of the guest kernel: changes with every boot
@@ -84,7 +85,7 @@ type Setup struct {
 	NICs     []vm.NIC // matched to interfaces by MAC; with an IP: configured statically
 	Hosts    []string // lines added to /etc/hosts
 	Process  *vm.Process
-	Volumes  []vm.Volume // their files are not looked at: VolumeKeeper takes them first
+	Volumes  []vm.Volume // VolumeKeeper must put their files first; Setup does not read them
 	Mounts   []vm.Mount  // of Volumes; made once per boot before the main process starts
 
 	Containers []Container // instead of Process and Mounts; started once per boot
@@ -96,37 +97,37 @@ type Container struct {
 	Name    string
 	Kind    vm.ContainerKind
 	Process vm.Process
-	Layers  []string // serials of the disks with its image, the lowest first
+	Layers  []string // serials of the disks with its image, lowest first
 	Mounts  []vm.Mount
 	Run     int  // number of its first run, 1 for the very first
-	Hold    bool // those after it wait for ReleaseContainer, or until the first run of an app is over
+	Hold    bool // later containers wait for ReleaseContainer, or until the first run of an app has ended
 }
 
 // VolumeKeeper is an agent whose guest can have volumes.
 type VolumeKeeper interface {
-	// PutVolume makes the files of v the content of its volume; programs in the guest see all of the old or all of the
-	// new. It may come before the Setup that mounts the volume, and at any time after it. Idempotent.
+	// PutVolume makes the files of v the content of its volume; programs in the guest see either all old or all new
+	// files. It may be called before the Setup that mounts the volume, and at any time after it. Idempotent.
 	PutVolume(ctx context.Context, v vm.Volume) error
 }
 
-// ContainerKeeper is an agent whose guest can have containers. The agent starts them, and starts them again as the policy
-// says; it alone knows where they stand.
+// ContainerKeeper is an agent whose guest can have containers. The agent starts them, and restarts them as the policy
+// says. Only the agent knows their state.
 type ContainerKeeper interface {
-	// Containers calls fn with where the containers stand, in the order of the Setup: at once and with every change, until
-	// all have ended for good (then nil), ctx ends or fn fails. Messages are the guest's own.
+	// Containers calls fn with the state of the containers, in the order of the Setup: at once and on every change,
+	// until all have ended permanently (then nil), ctx ends or fn fails. Messages come from the guest.
 	Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error
 
-	// ContainerLogs is Agent.Logs of one container, from the first entry after seq of run, or of the first run after it. An
-	// entry without Seq tells that its run has begun.
+	// ContainerLogs is Agent.Logs of one container, from the first entry after seq of run, or of the first run after
+	// it. An entry without Seq marks the start of its run.
 	ContainerLogs(ctx context.Context, container string, run int, after uint64, fn func(LogEntry) error) error
 
-	// KillContainer ends a run of a container, the present one when run is 0: SIGTERM, and SIGKILL after grace. It returns
-	// when that is over; when ctx ends first, the guest goes on with it. The run counts as failed, and what follows is up to
-	// the restart policy. Idempotent: a run that is over is no error.
+	// KillContainer ends a run of a container, the current one when run is 0: SIGTERM, and SIGKILL after grace. It
+	// returns when the run has ended; if ctx ends first, the guest continues the kill. The run counts as failed, and
+	// the restart policy decides what follows. Idempotent: a run that has already ended is no error.
 	// Errors: NotFound when there is no such container, Unsupported by older agents.
 	KillContainer(ctx context.Context, container string, run int, grace time.Duration) error
 
-	// ReleaseContainer lets those start that wait for a container. Idempotent. Errors as of KillContainer.
+	// ReleaseContainer lets the containers start that wait for this one. Idempotent. Errors as of KillContainer.
 	ReleaseContainer(ctx context.Context, container string) error
 }
 
@@ -142,7 +143,8 @@ type Exec struct {
 	Cols      uint16
 }
 
-// Streams are the ends of an Exec. A nil reader is an empty stdin; nil writers discard. With TTY, Stderr is unused.
+// Streams are the ends of an Exec. A nil reader is an empty stdin; nil writers discard output. With TTY, Stderr is
+// unused.
 type Streams struct {
 	Stdin   io.Reader
 	Stdout  io.Writer
@@ -159,8 +161,8 @@ type LogEntry struct {
 	Seq    uint64    `json:"seq"` // from 1, without gaps as produced
 	Time   time.Time `json:"time"`
 	Stream string    `json:"stream"`        // stdout or stderr
-	Data   []byte    `json:"data"`          // with its newline; none at the end of a partial line
-	Run    int       `json:"run,omitempty"` // of a container, from 1; Seq begins anew with each
+	Data   []byte    `json:"data"`          // with its newline; a partial line has none
+	Run    int       `json:"run,omitempty"` // of a container, from 1; Seq starts again with each run
 }
 
 // LogOptions selects entries of a VM's log.
@@ -191,12 +193,12 @@ type Stats struct {
 	LoadAverage1   float64
 	NetworkRxBytes int64
 	NetworkTxBytes int64
-	Containers     []ContainerStats // of a guest that has several, those that have ended too
+	Containers     []ContainerStats // of a guest that has several containers, including ended ones
 }
 
 // ContainerStats is what one container uses.
 type ContainerStats struct {
 	Name       string
 	CPUSeconds float64 // of all its runs since the guest booted
-	Memory     int64   // bytes: without file pages that are not in use
+	Memory     int64   // bytes, without file pages that are not in use
 }

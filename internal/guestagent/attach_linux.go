@@ -12,24 +12,24 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// viewerPatience is how long the main process waits for an attached session that takes no output, before the session is
-// ended. Nothing may be left out of what a session is shown: it may be the content of a file.
+// viewerPatience is how long the main process waits for an attached session that accepts no output, before the session
+// is ended. A session must not miss output: it may be the content of a file.
 const viewerPatience = 30 * time.Second
 
-// viewerBacklog is how many pieces of output, of 32 KiB at most, may wait for one attached session.
+// viewerBacklog is how many pieces of output, each at most 32 KiB, may wait for one attached session.
 const viewerBacklog = 4
 
-// audience are the sessions that a main process's output is shown to. The zero value is ready.
+// audience is the set of sessions that receive a main process's output. The zero value is ready.
 type audience struct {
 	mu      sync.Mutex
 	viewers []*viewer
-	over    bool // there is no more output
+	over    bool // no more output comes
 }
 
 type viewer struct {
-	out  chan piece    // closed when there is no more
-	gone chan struct{} // closed when it takes no more
-	late chan struct{} // closed when it was given up
+	out  chan piece    // closed after the last piece
+	gone chan struct{} // closed when the viewer accepts no more
+	late chan struct{} // closed when the viewer was dropped as too slow
 }
 
 type piece struct {
@@ -37,7 +37,7 @@ type piece struct {
 	data   []byte
 }
 
-// join adds a viewer; false when there is nothing more to see.
+// join adds a viewer; false when no more output comes.
 func (a *audience) join() (*viewer, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -55,13 +55,13 @@ func (a *audience) remove(v *viewer) {
 	a.viewers = slices.DeleteFunc(a.viewers, func(x *viewer) bool { return x == v })
 }
 
-// leave takes v off. It is called once.
+// leave removes v. It is called once.
 func (a *audience) leave(v *viewer) {
 	a.remove(v)
 	close(v.gone)
 }
 
-// show hands p, which is copied, to every viewer and waits for the slow ones.
+// show sends a copy of p to every viewer and waits for slow ones.
 func (a *audience) show(stderr bool, p []byte) {
 	a.mu.Lock()
 	viewers := slices.Clone(a.viewers)
@@ -80,7 +80,7 @@ func (a *audience) show(stderr bool, p []byte) {
 		select {
 		case v.out <- out:
 		case <-v.gone:
-		case <-v.late: // the other stream's
+		case <-v.late: // dropped by the other output stream
 		case <-patience.C:
 			a.giveUp(v)
 		}
@@ -97,7 +97,7 @@ func (a *audience) giveUp(v *viewer) {
 	}
 }
 
-// end lets the viewers go when they have seen all. Preconditions: nothing is shown any more.
+// end releases the viewers when they have received everything. Preconditions: show is not called any more.
 func (a *audience) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,12 +108,12 @@ func (a *audience) end() {
 	a.viewers = nil
 }
 
-// mainInput is the standard input of a main process. It outlives those who write to it.
+// mainInput is the standard input of a main process. It outlives the sessions that write to it.
 type mainInput struct {
 	file    *os.File
-	once    bool          // it ends with the first who wrote
-	pieces  chan []byte   // to the one goroutine that writes: nobody else waits for a process that does not read
-	closing chan struct{} // closed when it is to end
+	once    bool          // it ends with the first session that wrote
+	pieces  chan []byte   // to the single goroutine that writes, so that nobody else waits for a process that does not read
+	closing chan struct{} // closed when the input is to end
 	ending  sync.Once
 }
 
@@ -121,7 +121,7 @@ func newMainInput(file *os.File, once bool) *mainInput {
 	return &mainInput{file: file, once: once, pieces: make(chan []byte), closing: make(chan struct{})}
 }
 
-// feed writes until the process ends. A process that closed its input is told more in vain.
+// feed writes until the process ends. Input for a process that closed its stdin is discarded.
 func (in *mainInput) feed(ended <-chan struct{}) {
 	for {
 		select {
@@ -161,12 +161,12 @@ func (s *Server) Attach(ss execStream) error {
 	defer s.watching()()
 	e := &execution{stream: ss, child: m.child, files: m.files, tty: m.command.tty, input: newInput()}
 	if w := start.GetSize(); e.tty && w.GetRows() > 0 && w.GetCols() > 0 {
-		_ = resize(e.files.out, w.GetRows(), w.GetCols()) // the terminal may be gone already
+		_ = resize(e.files.out, w.GetRows(), w.GetCols()) // the terminal may be closed already
 	}
 	return e.attach(m, view, start.GetStdin())
 }
 
-// attachable is the process that start means.
+// attachable is the process that start names.
 func (s *Server) attachable(start *guestv1.ExecStart) (*mainProcess, error) {
 	m := s.mainProcess()
 	if name := start.GetContainer(); name != "" {
@@ -186,14 +186,14 @@ func (s *Server) attachable(start *guestv1.ExecStart) (*mainProcess, error) {
 	return m, nil
 }
 
-// attach serves the session until the process ends or the session leaves it.
+// attach serves the session until the process ends or the session leaves.
 func (e *execution) attach(m *mainProcess, view *viewer, stdin bool) error {
 	ctx, cancel := context.WithCancelCause(e.stream.Context())
 	var feeding sync.WaitGroup
 	defer feeding.Wait()
 	defer e.input.stop()
 	defer cancel(nil)
-	go func() { // ends when this call returns: Recv fails then
+	go func() { // ends when this call returns, because Recv then fails
 		if err := e.receive(); err != nil {
 			cancel(err)
 		}
@@ -236,7 +236,7 @@ func (e *execution) attach(m *mainProcess, view *viewer, stdin bool) error {
 	}
 }
 
-// offer hands the session's input to the process; true when it was all of it.
+// offer gives the session's input to the process; true when all of it was given.
 func (e *execution) offer(ctx context.Context, m *mainProcess) bool {
 	for {
 		p, ok := e.input.take()
@@ -271,7 +271,7 @@ func (s *Server) watching() (done func()) {
 	return func() { count(-1) }
 }
 
-// showPatience bounds how long a power-off waits for attached sessions to see how the processes ended.
+// showPatience limits how long a power-off waits until attached sessions have seen the end of the processes.
 const showPatience = 5 * time.Second
 
 // showAll waits for the attached sessions, which end with the processes.

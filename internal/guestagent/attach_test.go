@@ -26,11 +26,11 @@ func runMain(t *testing.T, a guest.Agent, p vm.Process, script string) {
 	}
 }
 
-// joined is a session under way.
+// joined is an open session.
 type joined struct {
 	in    *io.PipeWriter
 	out   *io.PipeReader
-	leave func() // cuts it
+	leave func() // breaks the connection
 	ended chan error
 }
 
@@ -96,7 +96,8 @@ func TestAttachKeepsTheInput(t *testing.T) {
 	}
 }
 
-// stdinOnce: the process sees the end of its input when the first session ends, and the session sees the process's end.
+// stdinOnce: the process sees the end of its input when the first session ends, and the session sees the end of the
+// process.
 func TestAttachOnce(t *testing.T) {
 	a, _ := newAgent(t)
 	runMain(t, a, vm.Process{Stdin: true, StdinOnce: true}, "cat; echo over >&2; exit 3")
@@ -115,7 +116,7 @@ func TestAttachOnce(t *testing.T) {
 	}
 }
 
-// A session that is cut ends the input as one that ends by itself does, and it is not given again.
+// A session that is cut off ends the input as a normal end does, and the input is not offered again.
 func TestAttachOnceCut(t *testing.T) {
 	a, _ := newAgent(t)
 	runMain(t, a, vm.Process{Stdin: true, StdinOnce: true}, "cat; sleep 1000")
@@ -130,7 +131,7 @@ func TestAttachOnceCut(t *testing.T) {
 	t.Log("left:", <-s.ended)
 	deadline := time.Now().Add(time.Minute)
 	for {
-		// One that comes before the agent knows of the cut is let in, and is cut as well.
+		// A session that comes before the agent notices the cut is accepted, and is cut off as well.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		silent, _ := io.Pipe()
 		err := a.(guest.Attacher).Attach(ctx, guest.Attach{}, guest.Streams{Stdin: silent})
@@ -159,7 +160,7 @@ func TestAttachTerminal(t *testing.T) {
 	if got := sized(t, s); got != "33 99" {
 		t.Errorf("the terminal is %q", got)
 	}
-	s.in.Close() // a terminal is not ended by that
+	s.in.Close() // this does not end a terminal
 	if err := <-s.ended; err != nil {
 		t.Error(err)
 	}
@@ -171,7 +172,7 @@ func TestAttachTerminal(t *testing.T) {
 	}
 }
 
-// sized is the line with the terminal's size, after echoes that came before the terminal was told not to echo.
+// sized is the line with the terminal's size, after echoes from before the echo was switched off.
 func sized(t *testing.T, s *joined) string {
 	t.Helper()
 	var line []byte
@@ -213,7 +214,7 @@ func TestAttachWithoutInput(t *testing.T) {
 	t.Log("cancelled:", <-ended)
 }
 
-// A process that does not read holds up who types, and nothing else.
+// A process that does not read blocks the session that types, and nothing else.
 func TestAttachToWhoDoesNotRead(t *testing.T) {
 	a, _ := newAgent(t)
 	runMain(t, a, vm.Process{Stdin: true}, "while [ -e "+t.TempDir()+" ]; do sleep 0.1; done") // as long as the test
@@ -240,7 +241,7 @@ func TestAttachToWhoDoesNotRead(t *testing.T) {
 	}
 }
 
-// echoes answers each connection with what it said and "bye", which comes after the end of what was said.
+// echoes answers each connection with its input and then "bye", after the end of the input.
 func echoes(t *testing.T, address string) int {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -289,7 +290,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// Nobody's input is read before there is somebody to give it to.
+// Input is not read until there is a connection to send it to.
 func TestForwardToNobody(t *testing.T) {
 	a, _ := newAgent(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -309,7 +310,7 @@ func TestForwardToNobody(t *testing.T) {
 	}
 }
 
-// A connection ends with its caller.
+// A connection ends when its caller does.
 func TestForwardIsCut(t *testing.T) {
 	a, _ := newAgent(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

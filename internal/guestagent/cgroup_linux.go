@@ -15,13 +15,13 @@ import (
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 )
 
-// cgroupRoot is where the guest's control groups are.
+// cgroupRoot is the folder of the guest's control groups.
 const cgroupRoot = "/sys/fs/cgroup"
 
-// openCgroup makes a control group for a container and opens it; nil in a guest that has none: then what a container
-// leaves behind lives until the guest ends, and what it uses is not known.
+// openCgroup makes a control group for a container and opens it; nil in a guest without control groups. Then processes
+// that a container leaves behind live until the guest ends, and its usage is unknown.
 func openCgroup(name string) *int {
-	// Processor time is counted anyway.
+	// CPU time is counted in any case.
 	_ = os.WriteFile(cgroupRoot+"/cgroup.subtree_control", []byte("+memory"), 0o644)
 	dir := cgroupRoot + "/container-" + name
 	if err := unix.Mkdir(dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -46,8 +46,8 @@ func killCgroup(dir *int) {
 	_, _ = unix.Write(fd, []byte("1"))
 }
 
-// cgroupUsage is the processor time that a control group has used and the bytes of memory that it needs: what it holds
-// without the pages of files that nobody has read lately.
+// cgroupUsage returns the CPU time that a control group has used and the bytes of memory that it needs, without file
+// pages that were not read lately.
 func cgroupUsage(dir int) (cpu time.Duration, memory int64, err error) {
 	stat, err := readCgroup(dir, "cpu.stat")
 	if err != nil {
@@ -81,7 +81,7 @@ func readCgroup(dir int, name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// keyed is the number in the line of data that begins with key.
+// keyed returns the number in the line of data that begins with key.
 func keyed(data []byte, key string) (int64, bool) {
 	for line := range strings.Lines(string(data)) {
 		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == key {
@@ -92,7 +92,7 @@ func keyed(data []byte, key string) (int64, bool) {
 	return 0, false
 }
 
-// usage is what the containers use, or have used; those of which it is not known are left out.
+// usage is what the containers use, or have used; containers with unknown usage are left out.
 func (p *containers) usage() (out []*guestv1.ContainerStats) {
 	if p == nil {
 		return nil

@@ -17,22 +17,22 @@ import (
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// command is what somebody wants to run, in the words of an OCI image configuration.
+// command is a command to run, in the terms of an OCI image configuration.
 type command struct {
 	args      []string
 	env       []string // NAME=value
 	dir       string
 	user      string
 	tty       bool
-	hostname  string // for HOSTNAME, when env has none
-	stdin     bool   // of a main process: it has a standard input that stays open
-	stdinOnce bool   // until the first session that wrote to it ends, unless it is a terminal
+	hostname  string // for HOSTNAME, when env has no such entry
+	stdin     bool   // of a main process: its standard input stays open
+	stdinOnce bool   // its input ends with the first session that wrote to it, unless it is a terminal
 
-	makeDir bool     // create dir when it is missing, as container runtimes do for a main process
-	groups  []uint32 // more groups of the user, whoever that is: those of the volumes
+	makeDir bool     // create dir if it is missing, as container runtimes do for a main process
+	groups  []uint32 // additional groups, whoever the user is: those of the volumes
 
-	within func(func() error) error // enters the room it runs in; nil: the guest's own root
-	cgroup *int                     // descriptor of its control group; nil: the agent's
+	within func(func() error) error // enters the room that it runs in; nil: the guest's own root
+	cgroup *int                     // descriptor of its control group; nil: that of the agent
 }
 
 // start runs c with the child's ends of f as 0, 1 and 2.
@@ -51,7 +51,7 @@ func (c command) start(procs *procs, f files) (started *child, err error) {
 	return started, begin()
 }
 
-// program is a command that was looked up and is ready to be started.
+// program is a command that is resolved and ready to start.
 type program struct {
 	path string
 	args []string
@@ -62,7 +62,7 @@ type program struct {
 	cgroup *int
 }
 
-// environ is base with more on top; a later value of the same name wins.
+// environ is base plus more; a later value of the same name wins.
 func environ(base []string, more []*guestv1.EnvVar) []string {
 	env := slices.Clone(base)
 	for _, v := range more {
@@ -91,7 +91,7 @@ func getenv(env []string, name string) (string, bool) {
 	return "", false
 }
 
-// resolve looks up user, folder and executable of c in the guest.
+// resolve looks up the user, folder and executable of c in the guest.
 func (c command) resolve() (program, error) {
 	if len(c.args) == 0 || c.args[0] == "" {
 		return program{}, errdefs.Invalidf("there is no command to run: neither the image nor the request names one")
@@ -133,7 +133,7 @@ func (c command) resolve() (program, error) {
 	return p, nil
 }
 
-// environ is the command's environment with what every process expects to find.
+// environ is the command's environment plus the variables that every process expects.
 func (c command) environ(u user) []string {
 	env := slices.Clone(c.env)
 	defaults := []struct{ name, value string }{{"PATH", defaultPath}, {"HOME", u.home}, {"HOSTNAME", c.hostname}}
@@ -148,7 +148,7 @@ func (c command) environ(u user) []string {
 	return env
 }
 
-// lookPath finds the executable called name: by path, relative to dir, or in the folders of path.
+// lookPath finds the executable called name: as a path relative to dir, or in the folders of path.
 func lookPath(name, path, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		if !filepath.IsAbs(name) {
@@ -194,7 +194,7 @@ func executable(file string) error {
 	return nil
 }
 
-// cause drops the operation and path of a file error; our sentences name them already.
+// cause strips the operation and path from a file error; our messages already name them.
 func cause(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err
@@ -202,7 +202,7 @@ func cause(err error) error {
 	return err
 }
 
-// start runs p in a session of its own with the given files as 0, 1 and 2.
+// start runs p in its own session with the given files as 0, 1 and 2.
 func (p program) start(procs *procs, stdin, stdout, stderr *os.File, tty bool) (*child, error) {
 	attr := &syscall.ProcAttr{
 		Dir:   p.dir,

@@ -12,65 +12,66 @@ import (
 
 // Rooms are the root file systems of the machine's containers.
 type Rooms interface {
-	// Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the
-	// folder where it is until Seal. From then on a room with a read-only root is one. Idempotent.
+	// Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the
+	// folder where it is until Seal. After Seal, a room with a read-only root is read-only. Idempotent.
 	Make(name string, layers []string, readOnlyRoot bool) (folder string, err error)
-	// Identify gives every room what the machine says of itself by now, and machineID, unless it is "", to those that have
-	// one. Idempotent.
+	// Identify gives every room the machine's current identity files. Rooms that have a machine id get machineID,
+	// unless it is "". Idempotent.
 	Identify(machineID string) error
-	// Seal takes the rooms off the machine's own folders. Idempotent.
+	// Seal removes the rooms from the machine's own folders. Idempotent.
 	Seal() error
-	// Show makes the room called name of the machine's own folders as they are mounted, with a read-only root. Idempotent.
+	// Show makes the room called name from the machine's own folders as they are mounted, with a read-only root.
+	// Idempotent.
 	Show(name string) error
-	// Enter runs f in a room: paths that f uses and processes that it starts are in there.
+	// Enter runs f in a room: paths that f uses and processes that it starts are inside the room.
 	Enter(name string, f func() error) error
-	// Change is Enter for an f that writes, also where the root of the room is read-only.
+	// Change is Enter for an f that writes, even where the root of the room is read-only.
 	Change(name string, f func() error) error
 }
 
 // containerLogBytes is how much output of one run of a container is kept, in bytes.
 const containerLogBytes = 256 << 10
 
-// startErrorCode is the exit code of a container that could not be started, as container runtimes have it.
+// startErrorCode is the exit code of a container that could not be started, the same as in container runtimes.
 const startErrorCode = 128
 
-// restartPace is how long a container that ended waits for its next run: not at all the first time, then base and twice
-// as long each time up to most. A run longer than forgive starts afresh.
+// restartPace is the back-off between runs of a container: none the first time, then base, then twice as long each time
+// up to most. A run longer than forgive resets it.
 type restartPace struct{ base, most, forgive time.Duration }
 
 var kubernetesPace = restartPace{base: 10 * time.Second, most: 5 * time.Minute, forgive: 10 * time.Minute}
 
-// containers are the programs of a guest that has several. Their run method alone starts them.
+// containers are the programs of a guest that has several. Only their run method starts them.
 type containers struct {
 	procs *procs
 	pace  restartPace
 	all   []*container
-	stop  chan struct{} // closed when nothing is to be started any more
-	done  chan struct{} // closed when all have ended for good
+	stop  chan struct{} // closed when nothing may be started any more
+	done  chan struct{} // closed when all have ended permanently
 
 	stopping sync.Once
-	mu       sync.Mutex // of the containers' changing fields, too
+	mu       sync.Mutex // also guards the changing fields of each container
 	changed  chan struct{}
-	deadline time.Time // of a stop of all; zero: nobody has asked for one
+	deadline time.Time // of a stop of all; zero: no stop was requested
 }
 
-// container is one of them.
+// container is one of these programs.
 type container struct {
 	name    string
 	kind    vm.ContainerKind
 	restart vm.RestartPolicy
 	command command
-	keys    *hostKeys // nil: they were never renewed
+	keys    *hostKeys // nil: never renewed
 	log     *runLog
 
 	status vm.ContainerStatus
-	main   *mainProcess  // of the run that goes on, nil when there is none
-	killed *mainProcess  // of the last run that was to be killed, nil when there is none
-	quit   chan struct{} // closed when it is not to be started any more
+	main   *mainProcess  // of the current run, nil when there is none
+	killed *mainProcess  // of the last run that was killed, nil when there is none
+	quit   chan struct{} // closed when it may not be started any more
 
 	hold     bool
-	released chan struct{} // closed when nobody waits for it any more
-	tried    chan struct{} // closed when its first run is over
+	released chan struct{} // closed when no container waits for it any more
+	tried    chan struct{} // closed when its first run has ended
 }
 
 func newContainers(procs *procs, pace restartPace) *containers {
@@ -87,7 +88,7 @@ func (p *containers) add(c *container, first int) {
 	p.all = append(p.all, c)
 }
 
-// run starts the containers in their order and sees to them until all have ended for good.
+// run starts the containers in their order and keeps them running until all have ended permanently.
 func (p *containers) run() {
 	defer close(p.done)
 	var sidecars, apps sync.WaitGroup
@@ -117,8 +118,9 @@ func (p *containers) run() {
 	}
 }
 
-// lets reports whether those after c, which is being started, may start, and waits until that is known: those after a sidecar
-// need it to run, and who holds others has to be released. An app whose first run is over holds nobody.
+// lets waits until it is known whether the containers after c, which is being started, may start, and reports that.
+// Containers after a sidecar need it to run. Containers after one with hold need its release. An app whose first run
+// has ended blocks nobody.
 func (p *containers) lets(c *container, begun <-chan struct{}) bool {
 	var wait []<-chan struct{}
 	tried := c.tried
@@ -139,7 +141,7 @@ func (p *containers) lets(c *container, begun <-chan struct{}) bool {
 	return true
 }
 
-// release lets those start that wait for the container called name.
+// release lets the containers start that wait for the container called name.
 func (p *containers) release(name string) error {
 	c, err := p.find(name)
 	if err != nil {
@@ -153,14 +155,14 @@ func (p *containers) release(name string) error {
 	return nil
 }
 
-// keep runs c until it has ended for good. begun is closed when its first run goes on; it may be nil.
+// keep runs c until it has ended permanently. begun is closed when its first run has started; it may be nil.
 func (p *containers) keep(c *container, begun chan struct{}) {
 	defer c.log.close()
 	pause := time.Duration(0)
 	for first := true; ; first = false {
 		if p.halted(c) {
 			p.change(func() {
-				if c.status.State == vm.ContainerWaiting && !c.status.StartedAt.IsZero() { // it was to be started again
+				if c.status.State == vm.ContainerWaiting && !c.status.StartedAt.IsZero() { // a restart was planned
 					c.status.State, c.status.Exit, c.status.Last = vm.ContainerTerminated, c.status.Last, nil
 					c.status.Reason, c.status.Message = c.status.Exit.Reason, c.status.Exit.Message
 				}
@@ -189,7 +191,7 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 	}
 }
 
-// ended is s after a run that ended so.
+// ended returns s as it is after a run that ended with exit.
 func ended(s vm.ContainerStatus, exit vm.ContainerExit, again bool, pause time.Duration) vm.ContainerStatus {
 	if !again {
 		s.State, s.Reason, s.Message, s.Exit = vm.ContainerTerminated, exit.Reason, exit.Message, &exit
@@ -200,7 +202,7 @@ func ended(s vm.ContainerStatus, exit vm.ContainerExit, again bool, pause time.D
 	return s
 }
 
-// once runs c one time. A run that was killed has failed, whatever its code.
+// once runs c one time. A run that was killed counts as failed, whatever its code.
 func (p *containers) once(c *container, first bool, begun func()) (exit vm.ContainerExit, failed bool) {
 	log := c.log.begin()
 	began := time.Now()
@@ -211,7 +213,7 @@ func (p *containers) once(c *container, first bool, begun func()) (exit vm.Conta
 	c.status.StartedAt = began
 	var m *mainProcess
 	err := errdefs.Preconditionf("the guest is stopping")
-	if !isClosed(p.stop) && !isClosed(c.quit) { // under the lock: who stops sees every process
+	if !isClosed(p.stop) && !isClosed(c.quit) { // under the lock, so that a stop sees every process
 		m, err = startMain(p.procs, log, c.command)
 	}
 	if err == nil {
@@ -226,7 +228,7 @@ func (p *containers) once(c *container, first bool, begun func()) (exit vm.Conta
 	}
 	begun()
 	<-m.child.done
-	killCgroup(c.command.cgroup) // what it left behind
+	killCgroup(c.command.cgroup) // processes that it left behind
 	<-m.kept
 	p.mu.Lock()
 	c.main, failed = nil, c.killed == m
@@ -238,7 +240,7 @@ func (p *containers) once(c *container, first bool, begun func()) (exit vm.Conta
 	return exit, failed || exit.Code != 0
 }
 
-// wait waits for the next run of c.
+// wait waits until the next run of c is due.
 func (p *containers) wait(c *container, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -264,13 +266,13 @@ func (p *containers) change(f func()) {
 	p.wake()
 }
 
-// wake tells who watches. Preconditions: mu is held.
+// wake notifies watchers. Preconditions: mu is held.
 func (p *containers) wake() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// look returns where the containers stand and what is closed when that changes.
+// look returns the state of the containers, and a channel that is closed when it changes.
 func (p *containers) look() ([]vm.ContainerStatus, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -307,7 +309,7 @@ func (p *containers) running(name string) (*mainProcess, error) {
 	return c.main, nil
 }
 
-// exit is how the guest did as a whole: the code is that of the first container that failed, sidecars left aside.
+// exit is the result of the guest as a whole: the code is that of the first container that failed, without sidecars.
 // Preconditions: done is closed.
 func (p *containers) exit() *guestv1.WaitReply {
 	all, _ := p.look()

@@ -15,14 +15,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// containers are those of the guest, nil when it has none.
+// containers returns the containers of the guest, nil when it has none.
 func (s *Server) containers() *containers {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.several
 }
 
-// setUpContainers makes the rooms of the containers, mounts the volumes in them and starts them, unless that was done.
+// setUpContainers makes the rooms of the containers, mounts the volumes in them and starts the containers, unless that
+// was done before.
 func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) error {
 	if s.containers() != nil {
 		return nil
@@ -59,7 +60,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	s.several = all
 	close(s.started)
 	s.mu.Unlock()
-	go all.run() // ends with the containers, which a power-off ends
+	go all.run() // ends with the containers; a power-off ends those
 	return nil
 }
 
@@ -68,7 +69,7 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 	switch {
 	case c.kind == vm.ContainerSidecar:
 		c.restart = vm.RestartAlways
-	case c.kind == vm.ContainerInit && c.restart == vm.RestartAlways: // to its success
+	case c.kind == vm.ContainerInit && c.restart == vm.RestartAlways: // until it succeeds
 		c.restart = vm.RestartOnFailure
 	}
 	p := m.GetProcess()
@@ -84,8 +85,8 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 	return c
 }
 
-// makeWorkdir makes the working folder of a process whose root cannot be written later. Whether it is there shows when the
-// process starts.
+// makeWorkdir makes the working folder of a process whose root will be read-only. Errors are ignored: the start of the
+// process reports a missing folder.
 func makeWorkdir(folder string, p *guestv1.Process) {
 	if !p.GetReadOnlyRoot() {
 		return
@@ -96,10 +97,10 @@ func makeWorkdir(folder string, p *guestv1.Process) {
 	}
 }
 
-// mainRoom is the room of a main process with a read-only root. No container can be called that.
+// mainRoom is the room of a main process with a read-only root. No container can have this name.
 const mainRoom = ""
 
-// enterMain returns how the main process gets to its root; nil where that is the guest's own.
+// enterMain returns the function that enters the root of the main process; nil when that is the guest's own root.
 func (s *Server) enterMain(p *guestv1.Process) (func(func() error) error, error) {
 	if !p.GetReadOnlyRoot() {
 		return nil, nil
@@ -114,7 +115,7 @@ func (s *Server) enterMain(p *guestv1.Process) (func(func() error) error, error)
 	return func(f func() error) error { return s.cfg.Rooms.Enter(mainRoom, f) }, nil
 }
 
-// places are where the logs of the containers stand.
+// places are the log positions of the containers.
 func (p *containers) places() (out []*guestv1.LogPlace) {
 	if p == nil {
 		return nil
@@ -126,7 +127,7 @@ func (p *containers) places() (out []*guestv1.LogPlace) {
 	return out
 }
 
-// resumeRooms brings the rooms of the containers of a resumed guest to themselves. Preconditions: setup is held.
+// resumeRooms updates the rooms of the containers of a resumed guest. Preconditions: setup is held.
 func (s *Server) resumeRooms(r Resumption) error {
 	p := s.containers()
 	if p == nil {
@@ -134,7 +135,7 @@ func (s *Server) resumeRooms(r Resumption) error {
 	}
 	if r.Hostname != "" {
 		p.change(func() {
-			for _, c := range p.all { // of their next runs
+			for _, c := range p.all { // for their next runs
 				c.command.hostname = r.Hostname
 			}
 		})
@@ -146,7 +147,7 @@ func (s *Server) resumeRooms(r Resumption) error {
 	return s.cfg.Rooms.Identify(id)
 }
 
-// renewKeys makes new SSH host keys, in the rooms too. Preconditions: setup is held.
+// renewKeys makes new SSH host keys, also in the rooms. Preconditions: setup is held.
 func (s *Server) renewKeys(ctx context.Context) error {
 	if err := s.keys.renew(ctx, s.procs); err != nil {
 		return err
@@ -206,7 +207,7 @@ func encodeStatus(name string, s vm.ContainerStatus) *guestv1.ContainerStatus {
 	return m
 }
 
-// maxSentence bounds a message about a container, in bytes: it may quote a command.
+// maxSentence limits a message about a container, in bytes: it may quote a command.
 const maxSentence = 2 << 10
 
 func sentence(s string) string {
@@ -236,7 +237,7 @@ func (s *Server) containerLogs(r *guestv1.LogsRequest, ss grpc.ServerStreamingSe
 			return err
 		}
 		run, after = of, e.seq
-		if e.seq == 0 { // it has no time either
+		if e.seq == 0 { // an entry without seq has no time either
 			e.time = time.Now()
 		}
 		err = ss.Send(&guestv1.LogEntry{Seq: e.seq, TimeUnixNano: e.time.UnixNano(), Stderr: e.stderr, Data: e.data, Run: int32(of)})

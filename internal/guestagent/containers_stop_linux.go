@@ -10,11 +10,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file is how containers are brought to their end: one of them, the sidecars when nobody needs them any more, or all.
+// This file stops containers: a single one, the sidecars when they are not needed any more, or all.
 
 const (
-	sidecarGrace = 30 * time.Second // how long the sidecars may take, together, after the apps have ended by themselves
-	sidecarLeast = 2 * time.Second  // at least so long after the apps were stopped, whatever those used up of the grace
+	sidecarGrace = 30 * time.Second // total time for the sidecars to end, after the apps have ended on their own
+	sidecarLeast = 2 * time.Second  // minimum time after the apps were stopped, even if these used up the grace
 )
 
 // KillContainer implements guestv1.GuestServer.
@@ -31,8 +31,8 @@ func (s *Server) ReleaseContainer(_ context.Context, r *guestv1.ReleaseContainer
 	return &guestv1.ReleaseContainerReply{}, s.containers().release(r.GetName())
 }
 
-// kill ends a run of the container called name, the one that goes on when run is 0, and waits until it is over. When ctx
-// ends first, its end goes on. A run that is over is no error.
+// kill ends a run of the container called name, the current one when run is 0, and waits until it has ended. If ctx
+// ends first, the kill continues. A run that has already ended is no error.
 func (p *containers) kill(ctx context.Context, name string, run int, grace time.Duration) error {
 	c, err := p.find(name)
 	if err != nil {
@@ -68,13 +68,13 @@ func (p *containers) kill(ctx context.Context, name string, run int, grace time.
 
 func killLater(c *child, grace time.Duration) {
 	t := time.AfterFunc(grace, func() { c.signal(killSignal) })
-	go func() { // ends with the process, which is killed at the latest
+	go func() { // ends with the process, which is killed at the latest then
 		<-c.done
 		t.Stop()
 	}()
 }
 
-// endSidecars has the sidecars end one after the other, the last one first: each may need those before it.
+// endSidecars stops the sidecars one after the other, the last one first: each may need those before it.
 func (p *containers) endSidecars() {
 	began := time.Now()
 	for _, c := range slices.Backward(p.all) {
@@ -84,7 +84,7 @@ func (p *containers) endSidecars() {
 	}
 }
 
-// end has a sidecar end that nobody needs any more, the apps having ended at that time, and waits until its process has.
+// end stops a sidecar and waits until its process has ended. since is the time when the apps ended.
 func (p *containers) end(c *container, since time.Time) {
 	p.mu.Lock()
 	close(c.quit)
@@ -110,7 +110,7 @@ func (p *containers) end(c *container, since time.Time) {
 	}
 }
 
-// limit is until when the sidecars may take to end, the apps having ended at that time.
+// limit is the deadline for the sidecars to end. since is the time when the apps ended.
 func (p *containers) limit(since time.Time) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,13 +138,13 @@ func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
 	t := time.NewTimer(grace + sidecarLeast + ackPatience)
 	defer t.Stop()
 	select {
-	case <-p.done: // run sees to the sidecars
+	case <-p.done: // run stops the sidecars
 	case <-t.C:
 	case <-ctx.Done():
 	}
 }
 
-// living are the processes of all containers but the sidecars.
+// living are the processes of all containers except the sidecars.
 func (p *containers) living() (out []*child) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -28,7 +28,7 @@ func script(name string, kind vm.ContainerKind, restart vm.RestartPolicy, text s
 	return &container{name: name, kind: kind, restart: restart, command: command{args: []string{"/bin/sh", "-c", text}}}
 }
 
-// outcome is where the containers stand, in few words.
+// outcome is a short form of the state of the containers.
 func outcome(p *containers) (out []string) {
 	all, _ := p.look()
 	for i, s := range all {
@@ -115,7 +115,7 @@ func TestContainersRestartAndStop(t *testing.T) {
 	}
 }
 
-// A run that is to end alone: the others go on, and it is followed by another as of one that failed.
+// Only one run is killed: the others continue, and a new run follows as after a failure.
 func TestKillContainer(t *testing.T) {
 	const never, onFailure, always = vm.RestartNever, vm.RestartOnFailure, vm.RestartAlways
 	dir := t.TempDir()
@@ -161,7 +161,7 @@ func TestKillContainer(t *testing.T) {
 	if err := p.kill(gone, "deaf", 0, 20*time.Millisecond); !errdefs.Is(err, errdefs.Canceled) {
 		t.Errorf("a host that goes away: %v", err)
 	}
-	all = await(running(1, 1)) // it ends all the same
+	all = await(running(1, 1)) // it ends anyway
 	if x := all[1].Last; x == nil || x.Code != 137 || all[0].Restarts != 1 {
 		t.Errorf("after the deaf one was killed: %+v", all)
 	}
@@ -173,7 +173,7 @@ func TestKillContainer(t *testing.T) {
 	}
 }
 
-// Sidecars end after the apps, the last one first, each when the one after it has.
+// Sidecars end after the apps, the last one first, each after the next one has ended.
 func TestSidecarsEndInReverse(t *testing.T) {
 	dir := t.TempDir()
 	side := func(name string) *container {
@@ -209,7 +209,7 @@ func TestSidecarsEndInReverse(t *testing.T) {
 	}
 }
 
-// Those after a container that holds them wait until it is released, or until the first run of an app is over.
+// Containers after one that holds them wait until it is released, or until the first run of an app has ended.
 func TestHold(t *testing.T) {
 	held := func(c *container) *container { c.hold = true; return c }
 	p := several(t,

@@ -22,7 +22,7 @@ func containerOf(name string, kind vm.ContainerKind, script string, mounts ...vm
 	}
 }
 
-// until waits for the containers to be as ok says.
+// until waits until ok accepts the state of the containers.
 func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) bool) (last []vm.ContainerStatus) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -61,7 +61,7 @@ func logOf(t *testing.T, k guest.ContainerKeeper, name, want string) []guest.Log
 	return out
 }
 
-// usageOf compares what the guest tells of two containers with what one of them did: computing and holding memory.
+// usageOf compares the reported usage of two containers with the work of one of them: computing and holding memory.
 func usageOf(t *testing.T, a guest.Agent) {
 	t.Helper()
 	stats := func() map[string]guest.ContainerStats {
@@ -93,7 +93,7 @@ func usageOf(t *testing.T, a guest.Agent) {
 	}
 	after := stats()
 	got := time.Duration((after["side"].CPUSeconds - before["side"].CPUSeconds) * float64(time.Second))
-	if got < busy*95/100 || got > 2*busy+time.Second { // what it left in the background has computed too
+	if got < busy*95/100 || got > 2*busy+time.Second { // its background process has computed too
 		t.Errorf("computed for %s, %s are told", busy, got)
 	}
 	if other := after["app"].CPUSeconds - before["app"].CPUSeconds; other > got.Seconds()/2 {
@@ -130,7 +130,7 @@ func TestVMContainers(t *testing.T) {
 	}
 	s.Containers[2].Hold = true
 	s.Containers[2].Process.ReadOnlyRoot, s.Containers[2].Process.WorkDir = true, "/work"
-	for range 2 { // a host that comes back says all of it again, and nothing runs twice
+	for range 2 { // a host that reconnects repeats the whole request, and nothing runs twice
 		if err := a.Setup(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +165,7 @@ func TestVMContainers(t *testing.T) {
 		t.Errorf("exec in one that has ended: %v", err)
 	}
 	usageOf(t, a)
-	for range 2 { // one is ended alone, with what it left running, and runs again; the other ones go on
+	for range 2 { // one is killed with its background processes and runs again; the others continue
 		if err := k.KillContainer(t.Context(), "side", 1, time.Minute); err != nil {
 			t.Fatal(err)
 		}

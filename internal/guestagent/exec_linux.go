@@ -15,10 +15,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// stdinWindow is how much input of one command may wait in the guest, in bytes.
+// stdinWindow is how much input of one command the guest may queue, in bytes.
 const stdinWindow = 256 << 10
 
-// endOfFile is what a terminal takes for the end of input (Ctrl-D).
+// endOfFile is the character that a terminal treats as the end of input (Ctrl-D).
 const endOfFile = 0x04
 
 type execStream = grpc.BidiStreamingServer[guestv1.ExecInput, guestv1.ExecOutput]
@@ -74,7 +74,8 @@ func (s *Server) Exec(ss execStream) error {
 	return e.run(ss.Context(), start.GetStdin())
 }
 
-// execCommand is start with what the main process, or that of the container, has where start says nothing.
+// execCommand is the command of start. Fields that start leaves empty come from the main process, or from that of the
+// container.
 func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	c := command{args: start.GetCommand(), dir: start.GetWorkdir(), user: start.GetUser(), tty: start.GetTty()}
 	m := s.mainProcess()
@@ -102,18 +103,18 @@ func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	return c, nil
 }
 
-// execution is one call with streams: of a running command, the main process or a connection.
+// execution is one call with streams: to a running command, to the main process or to a connection.
 type execution struct {
 	stream execStream
-	child  *child // nil of a connection
+	child  *child // nil for a connection
 	files  files
 	tty    bool
 	input  *input
 
-	sending sync.Mutex // a stream takes one Send at a time
+	sending sync.Mutex // a stream allows one Send at a time
 }
 
-// run serves the command until it has ended and its output was sent, then sends its exit code.
+// run serves the command until it has ended and its output is sent, then sends its exit code.
 func (e *execution) run(ctx context.Context, stdin bool) error {
 	defer e.files.close()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -121,7 +122,7 @@ func (e *execution) run(ctx context.Context, stdin bool) error {
 	stop := context.AfterFunc(ctx, func() { e.child.signal(killSignal) })
 	defer stop()
 
-	go func() { // ends when this call returns: Recv fails then
+	go func() { // ends when this call returns, because Recv then fails
 		if err := e.receive(); err != nil {
 			cancel(err)
 		}
@@ -139,7 +140,7 @@ func (e *execution) run(ctx context.Context, stdin bool) error {
 		pumping.Go(func() { pump(e.files.err, e.child.done, nil, e.output(ctx, stderr)) })
 	}
 	pumping.Wait()
-	<-e.child.done // it may have closed its output and live on
+	<-e.child.done // it may close its output and continue to run
 	e.input.stop()
 	if e.files.in != nil {
 		e.files.in.Close() // wakes a write to a pipe that nobody reads
@@ -151,7 +152,7 @@ func (e *execution) run(ctx context.Context, stdin bool) error {
 	return e.end(e.child.code())
 }
 
-// end tells the host the exit code, which is the last it hears.
+// end sends the exit code to the host, as the last message.
 func (e *execution) end(code int) error {
 	return e.send(&guestv1.ExecOutput{Output: &guestv1.ExecOutput_ExitCode{ExitCode: int32(code)}})
 }
@@ -160,9 +161,9 @@ func credit(n int) *guestv1.ExecOutput {
 	return &guestv1.ExecOutput{Output: &guestv1.ExecOutput_StdinCredit{StdinCredit: uint32(n)}}
 }
 
-// spent lets the host send as much again as p, which input.take has returned.
+// spent lets the host send as many further bytes as p has, which input.take returned.
 func (e *execution) spent(p []byte) error {
-	e.input.done() // first, or what comes for the credit is too much
+	e.input.done() // first, or the bytes sent for the credit exceed the window
 	return e.send(credit(len(p)))
 }
 
@@ -189,7 +190,7 @@ func (e *execution) send(m *guestv1.ExecOutput) error {
 	return e.stream.Send(m)
 }
 
-// receive acts on what the host sends until it has sent everything. An error means that the command must die.
+// receive handles the host's messages until the last one. An error means that the command must be killed.
 func (e *execution) receive() error {
 	for {
 		m, err := e.stream.Recv()
@@ -208,7 +209,7 @@ func (e *execution) receive() error {
 			e.input.end()
 		case *guestv1.ExecInput_Resize:
 			if e.tty {
-				_ = resize(e.files.in, m.Resize.GetRows(), m.Resize.GetCols()) // the terminal may be gone already
+				_ = resize(e.files.in, m.Resize.GetRows(), m.Resize.GetCols()) // the terminal may be closed already
 			}
 		case *guestv1.ExecInput_Signal:
 			if e.child != nil && m.Signal > 0 && m.Signal < 65 {
@@ -218,7 +219,7 @@ func (e *execution) receive() error {
 	}
 }
 
-// feed writes input to the command until there is no more, or the command takes no more.
+// feed writes input to the command until there is no more, or the command accepts no more.
 func (e *execution) feed() {
 	for {
 		p, ok := e.input.take()
@@ -229,7 +230,7 @@ func (e *execution) feed() {
 		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.EIO) {
 			return
 		}
-		if e.spent(p) != nil { // also what a command that closed its input drops
+		if e.spent(p) != nil { // also for input that a command with closed stdin drops
 			return
 		}
 	}
@@ -249,7 +250,7 @@ type input struct {
 	waiting bytes.Buffer
 	taken   int  // bytes being written now
 	ended   bool // the host sends no more
-	stopped bool // the command is over
+	stopped bool // the command has ended
 }
 
 func newInput() *input {
@@ -271,7 +272,7 @@ func (i *input) add(p []byte) error {
 	return nil
 }
 
-// take returns what waits; false when nothing more will come. It counts as input of the guest until done.
+// take returns queued bytes; false when no more will come. The bytes count as queued in the guest until done.
 func (i *input) take() ([]byte, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

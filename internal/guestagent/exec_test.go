@@ -188,7 +188,7 @@ func TestSlowReaderDoesNotBlockAnother(t *testing.T) {
 		defer close(done)
 		_, _ = a.Exec(ctx, guest.Exec{Command: []string{"yes"}}, guest.Streams{Stdout: pw})
 	}()
-	_, _ = io.ReadFull(pr, make([]byte, 10)) // it runs; from now on nobody reads
+	_, _ = io.ReadFull(pr, make([]byte, 10)) // it runs; from now on nothing reads
 	for range 20 {
 		var out bytes.Buffer
 		if code, err := a.Exec(t.Context(), sh("echo quick"), guest.Streams{Stdout: &out}); code != 0 || err != nil || out.String() != "quick\n" {

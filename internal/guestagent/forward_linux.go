@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// connectPatience is how long one address may take to accept a forwarded connection.
+// connectPatience is the timeout for one address to accept a forwarded connection.
 const connectPatience = 5 * time.Second
 
 // Forward implements guestv1.GuestServer.
@@ -37,7 +37,7 @@ func (s *Server) Forward(ss execStream) error {
 	return e.forward(conn)
 }
 
-// connect connects to a port of this machine: as a program inside would, or else as one outside.
+// connect connects to a port of this machine: first as a program inside would, then as one outside would.
 func connect(ctx context.Context, port string) (*net.TCPConn, error) {
 	var first error
 	for _, host := range append([]string{"127.0.0.1", "::1"}, addresses()...) {
@@ -55,7 +55,7 @@ func connect(ctx context.Context, port string) (*net.TCPConn, error) {
 	return nil, errdefs.Unavailablef("nobody listens on port %s in the guest: %w", port, first)
 }
 
-// addresses are those of the machine's interfaces that need no zone to be named.
+// addresses are the machine's own addresses that need no zone.
 func addresses() (out []string) {
 	all, _ := net.InterfaceAddrs()
 	for _, a := range all {
@@ -66,7 +66,7 @@ func addresses() (out []string) {
 	return out
 }
 
-// forward carries the connection until nothing more comes from it.
+// forward carries data until the connection sends no more.
 func (e *execution) forward(conn *net.TCPConn) error {
 	ctx, cancel := context.WithCancelCause(e.stream.Context())
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -78,7 +78,7 @@ func (e *execution) forward(conn *net.TCPConn) error {
 	if err := e.send(credit(stdinWindow)); err != nil {
 		return err
 	}
-	go func() { // ends when this call returns: Recv fails then
+	go func() { // ends when this call returns, because Recv then fails
 		if err := e.receive(); err != nil {
 			cancel(err)
 		}
@@ -103,7 +103,7 @@ func (e *execution) forward(conn *net.TCPConn) error {
 	}
 }
 
-// write writes the host's input to conn until there is no more, or conn takes no more.
+// write writes the host's input to conn until there is no more, or conn accepts no more.
 func (e *execution) write(conn *net.TCPConn) {
 	for {
 		p, ok := e.input.take()
@@ -111,7 +111,7 @@ func (e *execution) write(conn *net.TCPConn) {
 			break
 		}
 		if _, err := conn.Write(p); err != nil {
-			return // what reads tells
+			return // the reading side reports the error
 		}
 		if e.spent(p) != nil {
 			return

@@ -12,22 +12,22 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// freezeMost is how long file systems stay frozen when nobody thaws them: a host that has died must not stop a guest.
+// freezeMost is how long file systems stay frozen when nobody thaws them: a dead host must not stop a guest.
 const freezeMost = time.Minute
 
 // freezer is the state of a freeze.
 type freezer struct {
-	frozen atomic.Bool // from before the first file system is frozen until after the last is thawed
+	frozen atomic.Bool // true from before the first file system is frozen until after the last is thawed
 
-	mu    sync.Mutex // one freeze or thaw at a time
+	mu    sync.Mutex // held during a freeze or thaw
 	count int
 	limit *time.Timer // nil: not frozen
-	fresh uint64      // tells the freezes apart
+	fresh uint64      // identifies a freeze
 }
 
-// Freeze implements guestv1.GuestServer. A second one only begins the time anew.
+// Freeze implements guestv1.GuestServer. A second call only restarts the timeout.
 func (s *Server) Freeze(ctx context.Context, _ *guestv1.FreezeRequest) (*guestv1.FreezeReply, error) {
-	s.setup.Lock() // who the guest is does not change by half
+	s.setup.Lock() // so that no change of identity is half done
 	defer s.setup.Unlock()
 	f := &s.freezer
 	f.mu.Lock()
@@ -62,10 +62,10 @@ func (s *Server) Thaw(context.Context, *guestv1.ThawRequest) (*guestv1.ThawReply
 	return &guestv1.ThawReply{Count: int32(n)}, nil
 }
 
-// thaw ends a freeze, if there is one, and says how many file systems were frozen.
+// thaw ends a freeze, if there is one, and returns how many file systems were frozen.
 func (s *Server) thaw() (int, error) { return s.thawOnly(0) }
 
-// thawOnly is thaw of one freeze; 0 means whichever it is.
+// thawOnly is thaw for a single freeze; 0 means any.
 func (s *Server) thawOnly(fresh uint64) (int, error) {
 	f := &s.freezer
 	f.mu.Lock()
@@ -75,7 +75,7 @@ func (s *Server) thawOnly(fresh uint64) (int, error) {
 	}
 	n, err := s.machine.Thaw()
 	if err != nil {
-		return 0, err // the time still runs, and somebody may ask again
+		return 0, err // the timer still runs, and the caller may try again
 	}
 	f.limit.Stop()
 	f.limit = nil
@@ -83,7 +83,7 @@ func (s *Server) thawOnly(fresh uint64) (int, error) {
 	return n, nil
 }
 
-// mayWrite refuses what would wait for a frozen file system.
+// mayWrite rejects calls that would block on a frozen file system.
 func (s *Server) mayWrite() error {
 	if s.freezer.frozen.Load() {
 		return errdefs.Preconditionf("the guest's file systems are frozen while its disks are saved; try again in a moment")
@@ -91,8 +91,8 @@ func (s *Server) mayWrite() error {
 	return nil
 }
 
-// thawing is a listener whose sessions end a freeze with their own end: a host that froze the guest and went away, or
-// that is not there any more because the guest was saved and resumed elsewhere, cannot thaw it.
+// thawing is a listener whose sessions end a freeze when they end. A host cannot thaw the guest if it froze it and went
+// away, or if it is gone because the guest was saved and resumed elsewhere.
 type thawing struct {
 	net.Listener
 	thaw func() (int, error)

@@ -13,7 +13,7 @@ import (
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 )
 
-// still is a machine that only freezes.
+// still is a machine that can only freeze.
 type still struct {
 	Machine
 	frozen atomic.Int32
@@ -83,7 +83,7 @@ func TestHostKeys(t *testing.T) {
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := k.renew(gone, procs); err == nil { // cut short with the old keys gone
+	if err := k.renew(gone, procs); err == nil { // interrupted after the old keys were removed
 		t.Skip("ssh-keygen was quicker than its end")
 	}
 	if err := k.renew(t.Context(), procs); err != nil {

@@ -14,14 +14,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// hostKeys are the SSH host keys of the guest below root.
+// hostKeys are the SSH host keys of the guest under root.
 type hostKeys struct {
-	root string // "/" but for tests
-	due  bool   // the old ones are gone and new ones are not all there
+	root string // "/" except in tests
+	due  bool   // the old keys are removed and not all new ones exist yet
 }
 
-// renew replaces the keys by new ones and has a running sshd take them. A guest without keys, or without ssh-keygen to
-// make others, is left as it is.
+// renew replaces the keys with new ones and makes a running sshd load them. It does nothing in a guest without keys or
+// without ssh-keygen.
 func (k *hostKeys) renew(ctx context.Context, procs *procs) error {
 	dir := filepath.Join(k.root, "etc/ssh")
 	old, err := filepath.Glob(filepath.Join(dir, "ssh_host_*_key*"))
@@ -56,7 +56,7 @@ func (k *hostKeys) renew(ctx context.Context, procs *procs) error {
 	return nil
 }
 
-// reload has sshd read its keys again.
+// reload makes sshd read its keys again.
 func (k *hostKeys) reload() {
 	text, err := os.ReadFile(filepath.Join(k.root, "run/sshd.pid"))
 	if err != nil {
@@ -67,7 +67,7 @@ func (k *hostKeys) reload() {
 		return
 	}
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err == nil && string(bytes.TrimSpace(name)) == "sshd" { // and not who has its pid now
+	if err == nil && string(bytes.TrimSpace(name)) == "sshd" { // and not another process with its old pid
 		_ = unix.Kill(pid, unix.SIGHUP)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// eager is a host that sends what it is allowed to as soon as it hears of it.
+// eager is a host that sends as much as it is allowed to as soon as it gets credit.
 type eager struct {
 	execStream
 	input *input

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partPatience is how long half a line (a prompt) waits for its end before it becomes an entry of its own.
+// partPatience is how long an incomplete line (a prompt) waits for its end before it becomes its own entry.
 const partPatience = 200 * time.Millisecond
 
-// mainProcess is what the guest exists for.
+// mainProcess is the process that the guest exists for.
 type mainProcess struct {
 	command command
 	child   *child
 	files   files
 	input   *mainInput // nil: it has none
-	shown   audience   // who is attached
+	shown   audience   // the attached sessions
 	started time.Time
-	kept    chan struct{} // closed when it has ended and its output is in the log
+	kept    chan struct{} // closed when the process has ended and its output is in the log
 }
 
 // startMain starts c and copies its output to log until it has ended.
@@ -39,14 +39,14 @@ func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
 	}
 	if c.stdin {
 		m.input = newMainInput(f.in, c.stdinOnce && !c.tty)
-		go m.input.feed(m.child.done) // ends with the process, or where f is closed
+		go m.input.feed(m.child.done) // ends with the process, or when its input is closed
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { m.keep(f.out, &lines{out: log}) })
 	if f.err != nil {
 		wg.Go(func() { m.keep(f.err, &lines{out: log, stderr: true}) })
 	}
-	go func() { // ends with the process and what inherited its output
+	go func() { // ends when the process and children that inherited its output have ended
 		wg.Wait()
 		<-m.child.done
 		f.close()
@@ -57,7 +57,7 @@ func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
 	return m, nil
 }
 
-// keep copies r to l and to who is attached until its end, or until the process has ended and r has been quiet.
+// keep copies r to l and to attached sessions until r ends, or until the process has ended and r has been quiet.
 func (m *mainProcess) keep(r *os.File, l *lines) {
 	defer l.flush()
 	pump(r, m.child.done, func() time.Duration {
@@ -76,12 +76,13 @@ func (m *mainProcess) keep(r *os.File, l *lines) {
 	})
 }
 
-// quiet is how long output may pause after its process has ended before nobody waits for more of it: a daemon that
-// the process left behind may hold the pipe for ever.
+// quiet is how long output may pause after its process has ended before reading stops: a daemon that the process left
+// behind may hold the pipe open forever.
 const quiet = 250 * time.Millisecond
 
-// pump reads r until its end and calls emit with each piece. After the process has ended it stops at the first pause of
-// quiet. When idle returns a duration and r pauses that long, emit(nil) is called. It returns early when emit fails.
+// pump reads r until its end and calls emit with each piece. After the process has ended, it stops at the first pause
+// of length quiet. When idle returns a duration and r pauses that long, pump calls emit(nil). It returns early when
+// emit fails.
 func pump(r *os.File, ended <-chan struct{}, idle func() time.Duration, emit func([]byte) error) {
 	watched := make(chan struct{})
 	defer func() { <-watched }()
@@ -91,7 +92,7 @@ func pump(r *os.File, ended <-chan struct{}, idle func() time.Duration, emit fun
 		defer close(watched)
 		select {
 		case <-ended:
-			_ = r.SetReadDeadline(time.Now()) // wakes a read that began before
+			_ = r.SetReadDeadline(time.Now()) // wakes a read that began earlier
 		case <-over:
 		}
 	}()
@@ -111,7 +112,7 @@ func pump(r *os.File, ended <-chan struct{}, idle func() time.Duration, emit fun
 			_ = r.SetReadDeadline(time.Time{})
 		}
 		if !after && isClosed(ended) {
-			continue // it ended while we set a deadline of our own
+			continue // the process ended while we set another deadline
 		}
 		n, err := r.Read(buf)
 		if n > 0 {
@@ -124,7 +125,7 @@ func pump(r *os.File, ended <-chan struct{}, idle func() time.Duration, emit fun
 			if pause > 0 && !isClosed(ended) && emit(nil) != nil {
 				return
 			}
-		case err != nil: // io.EOF, EIO of a terminal nobody has open any more, quiet
+		case err != nil: // io.EOF, quiet, or EIO of a terminal that nobody has open any more
 			return
 		}
 	}
@@ -139,13 +140,13 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// files are the standard files of a process: the child's ends and ours.
+// files are the standard files of a process: the child's ends and the agent's.
 type files struct {
 	stdin, stdout, stderr *os.File // the child's
-	in, out, err          *os.File // ours; in is nil without input, err is nil with a terminal
+	in, out, err          *os.File // the agent's; in is nil without input, err is nil with a terminal
 }
 
-// openFiles makes pipes or a terminal. With input false and no terminal, stdin is /dev/null.
+// openFiles makes pipes or a terminal. Without input and without a terminal, stdin is /dev/null.
 func openFiles(tty, input bool) (f files, err error) {
 	defer func() {
 		if err != nil {
@@ -175,7 +176,7 @@ func openFiles(tty, input bool) (f files, err error) {
 	return f, err
 }
 
-// closeChild closes the child's ends, which the child has inherited by now.
+// closeChild closes the child's ends, which the child has already inherited.
 func (f *files) closeChild() {
 	for _, c := range []*os.File{f.stdin, f.stdout, f.stderr} {
 		if c != nil {
@@ -192,7 +193,7 @@ func (f *files) close() {
 	}
 }
 
-// openTerminal makes a pseudo terminal.
+// openTerminal opens a pseudo terminal.
 func openTerminal() (master, slave *os.File, err error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -216,7 +217,7 @@ func openTerminal() (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// resize sets the size of a terminal by its master.
+// resize sets the size of a terminal through its master.
 func resize(master *os.File, rows, cols uint32) error {
 	raw, err := master.SyscallConn()
 	if err != nil {

@@ -17,7 +17,7 @@ type plainListener interface {
 	HandlePlain(func(message []byte) []byte)
 }
 
-// plain answers one: a Resumed, which is the first thing that a resumed guest is asked.
+// plain answers one message: a Resumed, which is the first request to a resumed guest.
 func (s *Server) plain(ctx context.Context, message []byte) []byte {
 	reply, err := s.resumedPlain(ctx, message)
 	if err == nil {

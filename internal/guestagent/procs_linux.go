@@ -11,23 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The signals of a power-off.
+// Signals of a power-off.
 const (
 	stopSignal = unix.SIGTERM
 	killSignal = unix.SIGKILL
 )
 
-// procs starts processes and collects their ends. As PID 1 it collects every process of the machine with one loop,
-// which hands the status of a child to whoever started it; elsewhere it waits for its own children only.
+// procs starts processes and collects their exit status. As PID 1 it reaps every process of the machine in one loop,
+// and gives the status of a child to its starter. Otherwise it waits for its own children only.
 type procs struct {
 	init     bool
-	mu       sync.Mutex // held while starting, so that no child ends before it is known
+	mu       sync.Mutex // held while starting, so that no child ends before it is registered
 	children map[int]*child
 }
 
 func newProcs(init bool) *procs { return &procs{init: init, children: map[int]*child{}} }
 
-// child is a process we started, the leader of a session and process group of its own.
+// child is a process that procs started, the leader of its own session and process group.
 type child struct {
 	procs    *procs
 	pid      int
@@ -55,7 +55,7 @@ func (p *procs) start(launch func() (int, error)) (*child, error) {
 // collect waits for one child.
 func (p *procs) collect(c *child) {
 	var info unix.Siginfo
-	// First only look: the pid must stay ours until settle, under the lock, has removed it.
+	// This only looks: the pid must stay reserved until settle, under the lock, has removed the child.
 	for errors.Is(unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
 	p.mu.Lock()
@@ -70,7 +70,7 @@ func (p *procs) collect(c *child) {
 	p.settle(c.pid, status)
 }
 
-// reap collects every process of the machine until ctx ends.
+// reap reaps every process of the machine until ctx ends.
 func (p *procs) reap(ctx context.Context) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
@@ -105,14 +105,15 @@ func (p *procs) reapAll() {
 func (p *procs) settle(pid int, status unix.WaitStatus) {
 	c, ok := p.children[pid]
 	if !ok {
-		return // an orphan that became ours
+		return // an orphan that was reparented to us
 	}
 	delete(p.children, pid)
 	c.status, c.finished = status, time.Now()
 	close(c.done)
 }
 
-// signal sends sig to the child's process group, unless the child has ended: its pid may be somebody else's by then.
+// signal sends sig to the child's process group, unless the child has ended: its pid may then belong to another
+// process.
 func (c *child) signal(sig unix.Signal) {
 	c.procs.mu.Lock()
 	defer c.procs.mu.Unlock()

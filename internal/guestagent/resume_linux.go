@@ -11,31 +11,31 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Bounds of what a Resumed may say, in bytes.
+// Limits on the fields of a Resumed request, in bytes.
 const (
 	maxEntropy  = 4096
 	maxHostname = 64 // the kernel's
 )
 
-// Resumption is what a machine has to learn that was resumed from saved state.
+// Resumption is what a machine that was resumed from saved state must be told.
 type Resumption struct {
 	Identity
-	Now     time.Time // zero: not known
+	Now     time.Time // zero: unknown
 	Entropy []byte    // secret
-	Clone   *Clone    // nil: the machine is who it was
-	Storage int64     // bytes that the writable disk has by now; 0: it has not changed
+	Clone   *Clone    // nil: the machine keeps its identity
+	Storage int64     // current size of the writable disk in bytes; 0: unchanged
 }
 
-// Clone is what two machines resumed from one state must not share, beyond their Identity.
+// Clone holds what must differ between two machines resumed from one state, in addition to their Identity.
 type Clone struct {
-	MACs      []string // that the interfaces have, in the order of Identity.NICs, unless they have their new ones already
-	MachineID string   // 32 hex digits, or "" to leave it
+	MACs      []string // current MACs of the interfaces, in the order of Identity.NICs, unless they already have the new ones
+	MachineID string   // 32 hex digits, or "" to keep the old one
 }
 
 // Resumed implements guestv1.GuestServer. The host waits for it with the guest's links down, so it does nothing that
-// can wait.
+// can be done later.
 func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guestv1.ResumedReply, error) {
-	seq, places := s.log.newest(), s.containers().places() // what is written from here on is the resumed guest's own
+	seq, places := s.log.newest(), s.containers().places() // later entries belong to the resumed guest
 	res, err := resumption(r)
 	if err != nil {
 		return nil, err
@@ -68,23 +68,23 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 	return &guestv1.ResumedReply{LogSeq: s.resumed.seq, Containers: s.resumed.places}, nil
 }
 
-// forgetAfter is how long a clone leaves what nobody waits for to those who wait for something else.
+// forgetAfter delays work that nobody waits for, so that it does not slow down work that somebody waits for.
 const forgetAfter = 3 * time.Second
 
-// forgetLater has the machine forget its source, some time after the clone is itself. Preconditions: setup is held.
+// forgetLater makes the machine forget its source, some time after the clone is set up. Preconditions: setup is held.
 func (s *Server) forgetLater() {
 	if s.forget == nil {
 		s.forget = time.AfterFunc(forgetAfter, func() {
 			s.setup.Lock()
 			defer s.setup.Unlock()
-			_ = s.machine.Forget() // a lease that stays is asked for again, and refused
+			_ = s.machine.Forget() // a lease that remains is requested again and refused
 		})
 		return
 	}
 	s.forget.Reset(forgetAfter)
 }
 
-// forgetNever ends what forgetLater has begun, if it still waits.
+// forgetNever cancels a forgetLater that has not run yet.
 func (s *Server) forgetNever() {
 	s.setup.Lock()
 	defer s.setup.Unlock()
@@ -93,15 +93,15 @@ func (s *Server) forgetNever() {
 	}
 }
 
-// resumedAs is what a guest remembers of having become a clone, so that a repeated call repeats its answer.
+// resumedAs records that the guest became a clone, so that a repeated call gets the same answer.
 type resumedAs struct {
 	id     string // the machine id it was given
 	seq    uint64
 	places []*guestv1.LogPlace
-	keys   bool // it has made its SSH host keys
+	keys   bool // the new SSH host keys exist
 }
 
-// resumption is r, checked.
+// resumption converts r and validates it.
 func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	res := Resumption{
 		Identity: Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts()},
@@ -123,7 +123,7 @@ func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	if c == nil {
 		return res, nil
 	}
-	if n := len(c.GetMacs()); n != 0 && n != len(res.NICs) { // none: they are new already, as of a clone that has booted
+	if n := len(c.GetMacs()); n != 0 && n != len(res.NICs) { // none: the new MACs are set, as after a boot
 		return Resumption{}, errdefs.Invalidf("the clone has %d interfaces and %d addresses to find them by", len(res.NICs), len(c.GetMacs()))
 	}
 	if id := c.GetMachineId(); id != "" {

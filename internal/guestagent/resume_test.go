@@ -72,7 +72,7 @@ func TestResumedReachesTheMachineAndRepeatsItsAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := resumer(t, a).Resumed(t.Context(), clone()) // the answer was lost
+	again, err := resumer(t, a).Resumed(t.Context(), clone()) // as if the answer was lost
 	if err != nil || !reflect.DeepEqual(again, first) || first.LogSeq < 2 {
 		t.Errorf("answers %+v and %+v, %v", first, again, err)
 	}
@@ -133,7 +133,7 @@ func TestFrozenGuest(t *testing.T) {
 	if n, err := f.Thaw(t.Context()); n != 0 || err != nil {
 		t.Errorf("thawing what is not frozen: %d, %v", n, err)
 	}
-	for range 2 { // the second only begins the time anew
+	for range 2 { // the second call only restarts the timeout
 		if n, err := f.Freeze(t.Context()); n != 2 || err != nil {
 			t.Fatalf("freeze: %d, %v", n, err)
 		}

@@ -25,7 +25,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// qmp is a conversation with the monitor of q.
+// qmp is a connection to the monitor of q.
 type qmp struct {
 	t    *testing.T
 	conn net.Conn
@@ -94,7 +94,7 @@ func copyFile(t *testing.T, from string) string {
 	return to
 }
 
-// TestVMCloneBecomesItself saves a guest whose file systems are frozen, goes on from it twice and tells each who it is.
+// TestVMCloneBecomesItself saves a guest whose file systems are frozen, resumes it twice and gives each its identity.
 func TestVMCloneBecomesItself(t *testing.T) {
 	need.Tool(t, "dumpe2fs")
 	disks := busyboxDisks(t)
@@ -172,7 +172,7 @@ func TestVMCloneBecomesItself(t *testing.T) {
 		}
 		t.Logf("after cont: session %v (%v of work), itself %v (%v)", connected, connectedWork, first, firstWork)
 		m.do(`{"execute":"set_link","arguments":{"name":"n0","up":true}}`)
-		logsGoOn(t, a) // what was frozen is not any more
+		logsGoOn(t, a) // nothing is frozen any more
 		for script, want := range map[string]string{
 			"hostname; grep . /etc/hostname; echo $HOSTNAME": name + "\n" + name + "\n" + name + "\n",
 			"cat /etc/machine-id":                            r.Clone.MachineID + "\n",
@@ -203,8 +203,8 @@ func TestVMCloneBecomesItself(t *testing.T) {
 	}
 }
 
-// logsGoOn waits for new output of the main process.
-// The clock of a guest that booted is up to a second late: that of the machine tells whole ones.
+// logsGoOn waits for new output of the main process. The clock of a booted guest is up to a second late, because the
+// machine's clock has whole seconds.
 func logsGoOn(t *testing.T, a guest.Agent) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

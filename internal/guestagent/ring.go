@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// maxEntry is the longest line kept whole, in bytes; longer ones are cut into entries. It is Kubernetes' own limit.
+// maxEntry is the longest line kept whole, in bytes; longer lines are cut into several entries. Kubernetes has the same
+// limit.
 const maxEntry = 16 << 10
 
-// entryCost is what an entry takes beyond its bytes.
+// entryCost is the memory of an entry beyond its data, in bytes.
 const entryCost = 64
 
 // entry is one line of output, or a part of one.
@@ -21,7 +22,7 @@ type entry struct {
 	data   []byte
 }
 
-// ring keeps the last entries of the main process's output, up to a number of bytes. It never blocks who writes.
+// ring keeps the last entries of the main process's output, up to a number of bytes. It never blocks the writer.
 type ring struct {
 	limit int
 
@@ -29,8 +30,8 @@ type ring struct {
 	entries []entry
 	size    int
 	last    uint64        // sequence number of the newest entry, 0 for none
-	ended   bool          // nothing more will come
-	changed chan struct{} // closed and replaced by every change
+	ended   bool          // no more entries come
+	changed chan struct{} // closed and replaced on every change
 }
 
 func newRing(limit int) *ring { return &ring{limit: limit, changed: make(chan struct{})} }
@@ -60,7 +61,7 @@ func (r *ring) newest() uint64 {
 	return r.last
 }
 
-// end tells followers that nothing more will come.
+// end tells followers that no more entries come.
 func (r *ring) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,7 +74,7 @@ func (r *ring) wake() {
 	r.changed = make(chan struct{})
 }
 
-// next returns the first entry after seq, waiting for it if need be; false when there will be none.
+// next returns the first entry after seq and waits for it if necessary; false when none will come.
 func (r *ring) next(ctx context.Context, seq uint64) (entry, bool, error) {
 	for {
 		r.mu.Lock()
@@ -100,7 +101,7 @@ func (r *ring) next(ctx context.Context, seq uint64) (entry, bool, error) {
 	}
 }
 
-// lines cuts a stream into entries: at newlines, at maxEntry, and where flush is called.
+// lines splits a stream into entries: at newlines, at maxEntry, and where flush is called.
 type lines struct {
 	stderr bool
 	out    *ring

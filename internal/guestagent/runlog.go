@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// runLog keeps the output of the runs of one container: that of the last one, and of the one before for hosts that were
-// away when it ended.
+// runLog keeps the output of the last run of one container, and of the run before it, for hosts that were away when
+// that one ended.
 type runLog struct {
 	limit int // bytes of one run
 
@@ -14,7 +14,7 @@ type runLog struct {
 	run     int // number of the last run
 	rings   [2]*ring
 	closed  bool
-	changed chan struct{} // closed and replaced by every change
+	changed chan struct{} // closed and replaced on every change
 }
 
 func newRunLog(limit, first int) *runLog {
@@ -31,7 +31,7 @@ func (l *runLog) begin() *ring {
 	return l.rings[1]
 }
 
-// place is the last run and the number of its last entry; 0 when there is none.
+// place returns the number of the last run and of its last entry; 0 when there is none.
 func (l *runLog) place() (run int, seq uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -41,7 +41,7 @@ func (l *runLog) place() (run int, seq uint64) {
 	return l.run, l.rings[1].newest()
 }
 
-// close tells followers that there will be no more runs.
+// close tells followers that no further runs come.
 func (l *runLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,8 +54,8 @@ func (l *runLog) wake() {
 	l.changed = make(chan struct{})
 }
 
-// next returns the first entry after seq of run and that run. When there is none and a later run has begun, it returns an
-// entry without number and the later run. It waits if need be; the run is 0 when nothing more will come.
+// next returns the first entry after seq of run, and that run. If there is none and a later run has begun, it returns
+// an entry without number and the later run. It waits if necessary. The returned run is 0 when nothing more will come.
 func (l *runLog) next(ctx context.Context, run int, seq uint64) (entry, int, error) {
 	for {
 		l.mu.Lock()

@@ -1,8 +1,8 @@
 // Package guestagent is the agent inside a VM: it answers the guest protocol, runs the main process and other commands,
 // keeps their output, and powers the machine off.
 //
-// It serves whatever listener it is given and leaves the machine itself (addresses, host name, power) to a Machine.
-// It does not bring the machine up: package boot does. It decides nothing about the VM's life; the node does.
+// It serves the listener it is given and leaves the machine itself (addresses, host name, power) to a Machine. It does
+// not boot the machine: package boot does. It does not decide about the VM's lifecycle; the node does.
 package guestagent
 
 import (
@@ -21,40 +21,40 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Bounds of what a host can make the agent hold. Sizes are bytes.
+// Limits on what a host can make the agent hold. Sizes are bytes.
 const (
 	maxExecs     = 128      // commands and attached sessions at a time
 	maxForwards  = 256      // forwarded connections at a time
-	maxFollowers = 96       // streams of logs and of where containers stand, at a time
-	maxStreams   = 1024     // calls at a time, waiting ones included
+	maxFollowers = 96       // streams of logs and of container states, at a time
+	maxStreams   = 1024     // calls at a time, including waiting ones
 	maxMessage   = 4 << 20  // a Setup with a large environment, a volume with its files
-	streamWindow = 64 << 10 // input in flight per call
-	connWindow   = 1 << 20  // input in flight in all
-	logBytes     = 1 << 20  // output of the main process that is kept
+	streamWindow = 64 << 10 // unread input per call
+	connWindow   = 1 << 20  // unread input of all calls
+	logBytes     = 1 << 20  // retained output of the main process
 )
 
-// Identity is who a guest is.
+// Identity is the identity of a guest: its name and addresses.
 type Identity struct {
 	Hostname string
 	NICs     []vm.NIC
 	Hosts    []string // lines for /etc/hosts
 }
 
-// Machine is what the agent runs on.
+// Machine is the machine that the agent runs on.
 type Machine interface {
-	// Identify gives the machine its name and addresses. It may be called again with others.
+	// Identify gives the machine its name and addresses. It may be called again with different ones.
 	Identify(ctx context.Context, id Identity) error
-	// Settle finishes what would be finished after each time that the machine is resumed from state saved now, and goes
-	// through what Resume and Forget will need. It changes nothing else.
+	// Settle finishes work that would otherwise be done after each resume from the state saved now, and runs through
+	// what Resume and Forget will need. It changes nothing else.
 	Settle(ctx context.Context) error
-	// Resume brings a machine to itself that goes on from saved state, with its links down. Idempotent.
+	// Resume sets up a machine that runs again from saved state, with its links down. Idempotent.
 	Resume(ctx context.Context, r Resumption) error
-	// Forget removes what would bring back, at the next boot or the next lease, who a clone's source was.
+	// Forget removes what would restore the identity of a clone's source at the next boot or lease.
 	Forget() error
-	// Freeze flushes the machine's file systems and holds who writes to them still; it returns how many there are. One
-	// that fails leaves none frozen.
+	// Freeze flushes the machine's file systems and blocks further writes; it returns the number of file systems. If it
+	// fails, none stays frozen.
 	Freeze() (int, error)
-	// Thaw ends that and returns how many were frozen.
+	// Thaw ends a freeze and returns how many file systems were frozen.
 	Thaw() (int, error)
 	// Off ends every process, writes everything to disk and cuts the power. In a VM it does not return.
 	Off()
@@ -64,16 +64,17 @@ type Machine interface {
 type Volumes interface {
 	// Put makes v.Files the content of a volume of files. Idempotent.
 	Put(ctx context.Context, v vm.Volume) error
-	// Mount makes the volumes and mounts them, once. The mounts are by the folder that their paths are in. Idempotent.
+	// Mount makes the volumes and mounts them, once. The key of mounts is the folder that their paths are in.
+	// Idempotent.
 	Mount(ctx context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error
 }
 
-// Config is what a Server needs to know.
+// Config configures a Server.
 type Config struct {
 	Version string
 	Init    bool    // the agent is PID 1: it reaps every process
 	Volumes Volumes // nil: the machine has none and refuses them
-	Rooms   Rooms   // nil: likewise, of containers
+	Rooms   Rooms   // nil: the machine cannot have containers and refuses them
 }
 
 // Server is the agent. Its zero value is not usable; see New.
@@ -85,27 +86,27 @@ type Server struct {
 	pace    restartPace
 	log     *ring
 
-	execs     chan struct{} // one token per running command and attached session
+	execs     chan struct{} // one token per running command and per attached session
 	forwards  chan struct{}
 	followers chan struct{}
-	off       chan time.Duration // grace of a power-off that was asked for
+	off       chan time.Duration // grace of a requested power-off
 
 	freezer freezer
 
-	setup   sync.Mutex  // one change of the guest's identity at a time
-	resumed resumedAs   // under setup
-	keys    hostKeys    // under setup
-	forget  *time.Timer // under setup; nil: there was never anything to forget
+	setup   sync.Mutex  // held during a change of the guest's identity
+	resumed resumedAs   // guarded by setup
+	keys    hostKeys    // guarded by setup
+	forget  *time.Timer // guarded by setup; nil: there was never anything to forget
 
 	mu       sync.Mutex
 	setUp    bool
 	hostname string
 	main     *mainProcess
-	several  *containers   // instead of main; nil before there are any
+	several  *containers   // instead of main; nil without containers
 	started  chan struct{} // closed when main or several is set
-	attached int           // sessions that are shown the end of a process
-	unshown  chan struct{} // closed and replaced when one of them ends
-	waiting  int           // Wait calls under way or answered: hosts that may acknowledge the exit
+	attached int           // attached sessions; each gets the end of its process
+	unshown  chan struct{} // closed and replaced when attached changes
+	waiting  int           // Wait calls running or answered: hosts that may acknowledge the exit
 	acked    chan struct{} // closed by AckExit
 }
 
@@ -127,7 +128,7 @@ func New(cfg Config, machine Machine) *Server {
 	}
 }
 
-// Run serves l until ctx ends or a power-off was asked for and done. It closes l.
+// Run serves l until ctx ends or a requested power-off is done. It closes l.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -160,7 +161,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	case err := <-served:
 		return fmt.Errorf("serve the guest channel: %w", err)
 	case grace := <-s.off:
-		_, _ = s.thaw() // what is frozen does not end
+		_, _ = s.thaw() // a process blocked by a freeze cannot end
 		s.stopAll(ctx, grace)
 		s.showAll(ctx)
 		farewell(srv)
@@ -169,10 +170,10 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// farewellPatience bounds how long a power-off waits for replies to reach the host.
+// farewellPatience limits how long a power-off waits for replies to reach the host.
 const farewellPatience = 300 * time.Millisecond
 
-// farewell lets calls that are about to end do so, the one that asked for the power-off among them.
+// farewell lets calls finish that are about to end, including the one that asked for the power-off.
 func farewell(srv *grpc.Server) {
 	done := make(chan struct{})
 	go func() { // ends with srv.Stop at the latest
@@ -187,7 +188,7 @@ func farewell(srv *grpc.Server) {
 	}
 }
 
-// unary and stream give every error its status code.
+// unary and stream convert every error to its gRPC status.
 func unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	reply, err := h(ctx, req)
 	return reply, grpcerr.ToStatus(err)
@@ -197,7 +198,7 @@ func stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.Stre
 	return grpcerr.ToStatus(h(srv, ss))
 }
 
-// take gets one of a bounded number of tokens, or says that there is none.
+// take gets one of a limited number of tokens, or fails when all are taken.
 func take(tokens chan struct{}, what string) (release func(), err error) {
 	select {
 	case tokens <- struct{}{}:
@@ -231,7 +232,7 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	return &guestv1.SetupReply{}, nil
 }
 
-// setUpMain mounts the volumes and starts the main process, unless that was done.
+// setUpMain mounts the volumes and starts the main process, unless that was done before.
 func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 	groups, err := s.mount(ctx, r, nil)
 	if err != nil {
@@ -277,7 +278,7 @@ func nics(list []*guestv1.NIC) []vm.NIC {
 	return out
 }
 
-// setHostname is for the environment of the commands to come.
+// setHostname sets the host name for the environment of later commands.
 func (s *Server) setHostname(name string) {
 	if name == "" {
 		return
@@ -364,10 +365,10 @@ func (s *Server) Poweroff(_ context.Context, r *guestv1.PoweroffRequest) (*guest
 	return &guestv1.PoweroffReply{}, nil
 }
 
-// PowerButton does what Poweroff does, for a press of the machine's power button.
+// PowerButton does what Poweroff does, after a press of the machine's power button.
 func (s *Server) PowerButton(grace time.Duration) { s.askOff(grace) }
 
-// askOff begins a power-off unless one is under way.
+// askOff requests a power-off unless one was already requested.
 func (s *Server) askOff(grace time.Duration) {
 	select {
 	case s.off <- grace:
@@ -375,10 +376,10 @@ func (s *Server) askOff(grace time.Duration) {
 	}
 }
 
-// ackPatience is how long a guest that was told to power off lets a waiting host fetch and record the exit code.
+// ackPatience is how long a guest that is powering off lets a waiting host fetch and record the exit code.
 const ackPatience = time.Second
 
-// stopAll asks what the guest exists for to end and kills it after grace.
+// stopAll asks the main process or the containers to end, and kills what is left after grace.
 func (s *Server) stopAll(ctx context.Context, grace time.Duration) {
 	m, several := s.mainProcess(), s.containers()
 	switch {

@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// machine stands for the VM: this test must not rename or power off the computer it runs on.
+// machine stands in for the VM: this test must not rename or power off the computer it runs on.
 type machine struct {
 	mu      sync.Mutex
 	ids     []guestagent.Identity
@@ -165,7 +165,7 @@ func TestLifeOfAMainProcess(t *testing.T) {
 	sim, m := guestOf(t)
 	a := connect(t, sim)
 	s := setup("echo one; echo two >&2; printf half; exit 3")
-	for range 2 { // the second time nothing is started again
+	for range 2 { // the second call starts nothing again
 		if err := a.Setup(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestLifeOfAMainProcess(t *testing.T) {
 	if len(got) != 3 || !strings.Contains(joined, "stdout:one\n") || !strings.Contains(joined, "stderr:two\n") || !strings.Contains(joined, "stdout:half") {
 		t.Errorf("log %q", joined)
 	}
-	a.Close() // the host's daemon goes away; the exit code waits for it
+	a.Close() // the host's daemon disconnects; the exit code is kept for it
 	a = connect(t, sim)
 	if tail := logs(t, a, 2); len(tail) != 1 || tail[0].Seq != 3 {
 		t.Errorf("after 2: %v", tail)
@@ -263,7 +263,7 @@ func TestPoweroffAsksThenKills(t *testing.T) {
 				code <- exit.Code
 			}()
 			<-waiting
-			if _, err := a.Info(t.Context()); err != nil { // Wait's request is on its way before this one
+			if _, err := a.Info(t.Context()); err != nil { // so Wait's request was sent before this one
 				t.Fatal(err)
 			}
 			if err := a.Poweroff(t.Context(), c.grace); err != nil {
@@ -284,7 +284,7 @@ func TestMainProcessThatCannotStart(t *testing.T) {
 	if err := a.Setup(t.Context(), s); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "/no/such/entrypoint") {
 		t.Fatalf("got %v", err)
 	}
-	if err := a.Setup(t.Context(), setup("true")); err != nil { // the guest stays up and may be told better
+	if err := a.Setup(t.Context(), setup("true")); err != nil { // the guest stays up and accepts a corrected Setup
 		t.Fatal(err)
 	}
 	if exit, err := a.Wait(t.Context()); err != nil || exit.Code != 0 {
@@ -331,7 +331,7 @@ func TestReconnectsUnderLoad(t *testing.T) {
 	sim, _ := guestOf(t)
 	for range 50 {
 		a := connect(t, sim)
-		go func() { // leave in the middle of it
+		go func() { // disconnect in the middle
 			_, _ = a.Exec(t.Context(), sh("head -c 100000 /dev/zero; exec sleep 10"), guest.Streams{Stdin: endless{}, Stdout: io.Discard})
 		}()
 		if _, err := a.Info(t.Context()); err != nil {

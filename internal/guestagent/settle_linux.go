@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Settle implements guestv1.GuestServer. Each guest that is resumed from the state about to be saved has less to do by
-// what is done once here; where instructions are emulated, that is time and memory of each.
+// Settle implements guestv1.GuestServer. What it does once here, no guest resumed from the state saved next has to do.
+// Where instructions are emulated, that saves time and memory in each of them.
 func (s *Server) Settle(ctx context.Context, _ *guestv1.SettleRequest) (*guestv1.SettleReply, error) {
 	s.setup.Lock()
 	defer s.setup.Unlock()
@@ -25,12 +25,12 @@ func (s *Server) Settle(ctx context.Context, _ *guestv1.SettleRequest) (*guestv1
 	if err := s.machine.Settle(ctx); err != nil {
 		return nil, fmt.Errorf("settle the guest: %w", err)
 	}
-	runtime.GC() // garbage is memory that every clone would have to collect, and have alone by that
+	runtime.GC() // every clone would have to collect the garbage, and would then own those pages alone
 	return &guestv1.SettleReply{}, nil
 }
 
-// rehearse encodes and decodes what Resumed is asked and answers. The library prepares for a kind of message when it
-// meets the first one, which is more work than all that Resumed does by itself.
+// rehearse encodes and decodes the request and the reply of Resumed. The library prepares for a message type when it
+// first handles one, and that takes longer than Resumed itself.
 func rehearse() error {
 	request, err := proto.Marshal(&guestv1.ResumedRequest{
 		NowUnixNano: 1, Entropy: []byte{1}, Hostname: "h", Hosts: []string{"h"}, Storage: 1,

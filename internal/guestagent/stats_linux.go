@@ -15,7 +15,7 @@ import (
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 )
 
-// ticks per second of /proc/stat: USER_HZ, 100 on every architecture of Linux we run on.
+// userHz is the number of ticks per second in /proc/stat: USER_HZ, 100 on every Linux architecture that we support.
 const userHz = 100
 
 func readStats(proc, root string) (*guestv1.StatsReply, error) {
@@ -52,7 +52,7 @@ func readStats(proc, root string) (*guestv1.StatsReply, error) {
 func cpuSeconds(r *guestv1.StatsReply, data []byte) {
 	line, _, _ := bytes.Cut(data, []byte("\n"))
 	for i, field := range strings.Fields(string(line)) {
-		if i == 0 || i == 4 || i == 5 || i > 8 { // idle and iowait are not work; guest time is in user already
+		if i == 0 || i == 4 || i == 5 || i > 8 { // idle and iowait are not work; guest time is already in user
 			continue
 		}
 		n, _ := strconv.ParseInt(field, 10, 64)
@@ -77,7 +77,7 @@ func load(r *guestv1.StatsReply, data []byte) {
 	r.LoadAverage_1, _ = strconv.ParseFloat(first, 64)
 }
 
-// network sums received and sent bytes of all interfaces but lo.
+// network sums received and sent bytes of all interfaces except lo.
 func network(r *guestv1.StatsReply, data []byte) {
 	for scan := bufio.NewScanner(bytes.NewReader(data)); scan.Scan(); {
 		name, rest, ok := strings.Cut(scan.Text(), ":")

@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// maxUserLine bounds a line of passwd and group, in bytes. The files are the image's: longer lines are skipped.
+// maxUserLine limits a line of passwd and group, in bytes. The files come from the image; longer lines are skipped.
 const maxUserLine = 64 << 10
 
-// user is who a process runs as.
+// user is the user that a process runs as.
 type user struct {
 	uid, gid uint32
 	groups   []uint32
@@ -24,7 +24,7 @@ type user struct {
 }
 
 // lookupUser resolves spec (empty, name, uid, user:group or uid:gid) with the files of the guest, which may be missing.
-// A number needs no entry; a name without one is InvalidArgument.
+// A number needs no entry; a name without an entry is InvalidArgument.
 func lookupUser(spec, passwdFile, groupFile string) (user, error) {
 	passwd, err := readColon(passwdFile, 7)
 	if err != nil {
@@ -75,11 +75,11 @@ func resolveUser(spec string, passwd, group [][]string) (user, error) {
 	if err != nil {
 		return user{}, errdefs.Invalidf("group %q is not in the guest's /etc/group", groupName)
 	}
-	u.gid, u.groups = gid, nil // as container runtimes do: a group that was asked for is the only one
+	u.gid, u.groups = gid, nil // as in container runtimes: a requested group is the only group
 	return u, nil
 }
 
-// find returns the first entry called key, or else the first whose number is key.
+// find returns the first entry called key, or otherwise the first whose number is key.
 func find(entries [][]string, key string) []string {
 	for _, field := range []int{0, 2} {
 		if i := slices.IndexFunc(entries, func(e []string) bool { return e[field] == key }); i >= 0 {
@@ -105,7 +105,7 @@ func memberships(group [][]string, name string) []uint32 {
 	return gids
 }
 
-// id parses a uid or gid; the highest value means "none" to the kernel.
+// id parses a uid or gid; to the kernel, the highest value means "none".
 func id(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n == 1<<32-1 {

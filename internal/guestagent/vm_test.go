@@ -28,7 +28,7 @@ import (
 
 const testMAC = "52:54:00:12:34:56"
 
-// qemu is a bare guest: no driver of ours between it and the test.
+// qemu is a bare guest, without a driver of ours between it and the test.
 type qemu struct {
 	cmd     *exec.Cmd
 	dir     string
@@ -39,7 +39,7 @@ type qemu struct {
 // bootGuest starts a guest with the given disks (serial to file) and kills it when the test ends.
 func bootGuest(t *testing.T, disks map[string]string) *qemu { return startGuest(t, disks) }
 
-// startGuest is bootGuest with more on QEMU's command line.
+// startGuest is bootGuest with additional QEMU arguments.
 func startGuest(t *testing.T, disks map[string]string, more ...string) *qemu {
 	t.Helper()
 	kernel, initramfs := need.GuestKernel(t)
@@ -55,7 +55,7 @@ func startGuest(t *testing.T, disks map[string]string, more ...string) *qemu {
 		"-device", "virtio-rng-pci", "-device", "virtio-balloon-pci",
 		"-netdev", "user,id=n0,restrict=on", "-device", "virtio-net-pci,netdev=n0,romfile=,mac=" + testMAC,
 	}
-	for _, serial := range slices.Sorted(maps.Keys(disks)) { // in one order, for guests that go on from another's state
+	for _, serial := range slices.Sorted(maps.Keys(disks)) { // in a fixed order, for guests that resume from the state of another
 		file, ro := disks[serial], "off"
 		if strings.HasPrefix(serial, "cocoon-l") {
 			ro = "on"
@@ -96,7 +96,7 @@ func (q *qemu) dial(ctx context.Context) (net.Conn, error) {
 		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist) {
 			return c, err
 		}
-		select { // QEMU is still opening its sockets
+		select { // QEMU has not opened its sockets yet
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
 			return nil, err
@@ -115,7 +115,7 @@ func (q *qemu) connect(t *testing.T) guest.Agent {
 	return a
 }
 
-// work is the processor time of all threads of the guest, finer than cpu.
+// work is the CPU time of all threads of the guest, with a finer resolution than cpu.
 func (q *qemu) work() time.Duration {
 	var sum int
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", q.cmd.Process.Pid))
@@ -137,7 +137,7 @@ func (q *qemu) waitEnd(t *testing.T) {
 	}
 }
 
-// cpu is the processor time the guest has taken.
+// cpu is the CPU time that the guest has used.
 func (q *qemu) cpu(t *testing.T) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", q.cmd.Process.Pid))
@@ -156,7 +156,7 @@ func busyboxDisks(t *testing.T) map[string]string {
 	need.Tool(t, "mke2fs")
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")
-	for _, d := range []string{"bin", "etc", "proc"} { // the others are for the agent to make
+	for _, d := range []string{"bin", "etc", "proc"} { // the agent makes the others
 		if err := os.MkdirAll(filepath.Join(tree, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestVMLifeOfAGuest(t *testing.T) {
 		t.Errorf("write to the root file system: %q", got)
 	}
 	var wg sync.WaitGroup
-	for range 10 { // orphans are reaped, and no exit code goes astray
+	for range 10 { // orphans are reaped, and no exit code is lost
 		wg.Go(func() {
 			if code, err := a.Exec(t.Context(), sh("(sleep 0.01 &) ; exit 3"), guest.Streams{}); code != 3 || err != nil {
 				t.Errorf("code %d, %v", code, err)
@@ -286,7 +286,7 @@ func TestVMLifeOfAGuest(t *testing.T) {
 	a.Close()
 	run(t, "e2fsck", "-fn", disks["cocoon-cow"])
 
-	q = bootGuest(t, disks) // what was written is still there
+	q = bootGuest(t, disks) // written data is still there
 	a = q.connect(t)
 	defer a.Close()
 	if got := output(t, a, sh("ls /kept")); got != "/kept\n" {
@@ -306,7 +306,7 @@ func TestVMTwoHundredAbruptReconnects(t *testing.T) {
 		took = append(took, time.Since(begin))
 		ctx, cancel := context.WithCancel(t.Context())
 		left := make(chan struct{})
-		go func() { // leave with bytes under way in both directions
+		go func() { // disconnect with bytes in transit in both directions
 			defer close(left)
 			_, _ = a.Exec(ctx, sh("echo; exec cat /dev/zero"), guest.Streams{Stdin: endless{}, Stdout: &bytes.Buffer{}})
 		}()
@@ -321,12 +321,12 @@ func TestVMTwoHundredAbruptReconnects(t *testing.T) {
 	waitFor(t, func() bool { return !strings.Contains(output(t, a, sh("ps -o args")), "/dev/zero") })
 }
 
-// TestVMIdleCostsNothing measures what a guest with a connected agent takes when nothing happens. ENVIRONMENT: 0.3 % of
-// a core, of which the kernel's own timers are the most.
+// TestVMIdleCostsNothing measures the CPU time of an idle guest with a connected agent. ENVIRONMENT: 0.3 % of a core,
+// mostly for the kernel's own timers.
 func TestVMIdleCostsNothing(t *testing.T) {
 	for _, attached := range []bool{true, false} {
 		t.Run(fmt.Sprintf("host attached %v", attached), func(t *testing.T) {
-			t.Parallel() // most of it is waiting
+			t.Parallel() // it mostly waits
 			q := bootGuest(t, busyboxDisks(t))
 			a := q.connect(t)
 			defer a.Close()
@@ -339,7 +339,7 @@ func TestVMIdleCostsNothing(t *testing.T) {
 			const span = 5 * time.Second
 			<-time.After(span) // the guest's own boot work settles
 			least := 1.0
-			for range 3 { // the guest's kernel has work of its own now and then, which is over soon; polling is not
+			for range 3 { // the guest's kernel has short work of its own now and then; polling would not end
 				before := q.cpu(t)
 				<-time.After(span)
 				least = min(least, float64(q.cpu(t)-before)/float64(span))
@@ -362,7 +362,7 @@ func TestVMPowerButton(t *testing.T) {
 	if info, err := a.Info(t.Context()); err != nil || info.SetUp {
 		t.Fatalf("info %+v, %v", info, err)
 	}
-	qmp, err := net.Dial("unix", q.dir+"/qmp") // the guest has answered, so it is there
+	qmp, err := net.Dial("unix", q.dir+"/qmp") // the guest has answered, so the socket exists
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,8 @@ func (s *Server) PutVolume(ctx context.Context, r *guestv1.PutVolumeRequest) (*g
 	return &guestv1.PutVolumeReply{}, s.cfg.Volumes.Put(ctx, v)
 }
 
-// mount makes and mounts the volumes of a Setup, in the rooms of containers too, and returns the groups that may use them.
+// mount makes and mounts the volumes of a Setup, also in the rooms of containers, and returns the groups that may use
+// them.
 func (s *Server) mount(ctx context.Context, r *guestv1.SetupRequest, rooms map[string]*guestv1.Container) (groups []uint32, err error) {
 	var spec vm.Spec
 	for _, m := range r.GetVolumes() {

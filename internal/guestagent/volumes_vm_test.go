@@ -69,7 +69,7 @@ func TestVMVolumes(t *testing.T) {
 		t.Helper()
 		put(t, a, confFiles("one"))
 		put(t, a, secret)
-		for range 2 { // a host that comes back says all of it again
+		for range 2 { // a host that reconnects repeats the whole request
 			if err := a.Setup(t.Context(), s); err != nil {
 				t.Fatal(err)
 			}
@@ -98,7 +98,7 @@ func TestVMVolumes(t *testing.T) {
 	check(a, "mount | grep -c cocoon-volumes; ls -A /run", "0\n")
 
 	put(t, a, confFiles("two"))
-	check(a, "cat /etc/conf/key /etc/one.conf", "two\none\n") // a sub-path stays as it was, as with the kubelet
+	check(a, "cat /etc/conf/key /etc/one.conf", "two\none\n") // a sub-path does not change, as with the kubelet
 	a.Close()
 	a = q.connect(t)
 	put(t, a, confFiles("three"))
@@ -109,14 +109,15 @@ func TestVMVolumes(t *testing.T) {
 	q.waitEnd(t)
 	a.Close()
 
-	q = bootGuest(t, disks) // what is on the disk outlives a start, what is in memory does not
+	q = bootGuest(t, disks) // data on disk survives a restart, data in memory does not
 	a = q.connect(t)
 	defer a.Close()
 	s.Process.ReadOnlyRoot, s.Process.WorkDir = true, "/work/made"
 	begin(a)
 	check(a, "cat /data/new /part/new; ls -A /dev/shm; cat /etc/conf/key", "hi\nthere\none\n")
 
-	// The same with a root that even root cannot write to; volumes are as they are mounted, and the agent is not held back.
+	// The same with a root that even root cannot write to; volumes keep their mount options, and the agent is not
+	// restricted.
 	root = sh("pwd; for f in /x /etc/hosts /work/made/x; do echo x 2>/dev/null > $f || echo denied; done; echo yes > /data/yes; echo yes > /dev/shm/yes; cat /data/yes /dev/shm/yes")
 	root.User = "root"
 	if got := output(t, a, root); got != "/work/made\ndenied\ndenied\ndenied\nyes\nyes\n" {
@@ -128,7 +129,7 @@ func TestVMVolumes(t *testing.T) {
 	check(a, "grep 10.0.0.9 /etc/hosts; cat /etc/conf/key", "10.0.0.9 web-0\ntwo\n")
 }
 
-// TestVMVolumesOfAHostileImage: links of the image lead a mount nowhere but into the image.
+// TestVMVolumesOfAHostileImage: links of the image can lead a mount only to paths inside the image.
 func TestVMVolumesOfAHostileImage(t *testing.T) {
 	for name, c := range map[string]struct {
 		image, path, sub, want string

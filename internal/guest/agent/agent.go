@@ -1,7 +1,7 @@
 // Package agent is the host's side of our own guest agent: it implements the guest contract with gRPC over one session
 // of package link.
 //
-// It does not keep logs, retry calls or reconnect: a lost session is over and its owner connects anew.
+// It does not keep logs, retry calls or reconnect: when a session is lost it ends, and its owner must connect again.
 package agent
 
 import (
@@ -25,9 +25,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Bounds of what a guest, which may be hostile, can make the host hold. Sizes are bytes.
+// Limits on what a possibly hostile guest can make the host hold. Sizes are bytes.
 const (
-	maxMessage   = 256 << 10 // the largest we expect is a piece of output, 32 KiB
+	maxMessage   = 256 << 10 // the largest expected message is a piece of output, 32 KiB
 	streamWindow = 64 << 10
 	connWindow   = 1 << 20
 	maxHeaders   = 16 << 10
@@ -55,14 +55,15 @@ func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, err
 	return newSession(stream), nil //nolint:contextcheck // the session outlives ctx
 }
 
-// session is one connection to an agent. gRPC begins with the first call, but for Resumed, which does without.
+// session is one connection to an agent. gRPC starts with the first call, except for Resumed, which can work without
+// it.
 type session struct {
 	stream *watched
-	client guestv1.GuestClient // of the session itself, which begins gRPC
-	plain  chan struct{}       // holds a token while nothing is said and gRPC has not begun
-	begun  chan struct{}       // closed when it has, and conn is set
+	client guestv1.GuestClient // of the session itself, which starts gRPC
+	plain  chan struct{}       // holds a token while no call runs and gRPC has not started
+	begun  chan struct{}       // closed when gRPC has started and conn is set
 	conn   *grpc.ClientConn
-	late   *time.Timer // begins it
+	late   *time.Timer // starts gRPC
 	once   sync.Once
 }
 
@@ -71,7 +72,7 @@ var (
 	_ guest.VolumeKeeper = (*session)(nil)
 )
 
-// silence is how long a session may be without gRPC, which tells when the link is lost.
+// silence is how long a session may be without gRPC. Only gRPC detects that the link is lost.
 const silence = 250 * time.Millisecond
 
 func newSession(stream net.Conn) *session {
@@ -102,7 +103,7 @@ func (s *session) NewStream(ctx context.Context, desc *grpc.StreamDesc, method s
 	return conn.NewStream(ctx, desc, method, opts...)
 }
 
-// rpc returns what makes calls, and begins gRPC if need be.
+// rpc returns the gRPC connection, and starts gRPC if needed.
 func (s *session) rpc(ctx context.Context) (*grpc.ClientConn, error) {
 	select {
 	case <-s.begun:
@@ -116,7 +117,7 @@ func (s *session) rpc(ctx context.Context) (*grpc.ClientConn, error) {
 		return nil, errdefs.Unavailablef("the session with the guest agent is over")
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	case <-s.plain: // which nobody takes again
+	case <-s.plain: // nobody takes it again
 	}
 	var err error
 	if s.conn, err = dialOver(s.stream); err != nil {
@@ -139,7 +140,7 @@ func dialOver(stream net.Conn) (*grpc.ClientConn, error) {
 			}
 			return stream, nil
 		}),
-		grpc.WithIdleTimeout(0), // an idle session is a good session
+		grpc.WithIdleTimeout(0), // an idle session is healthy
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
@@ -150,7 +151,7 @@ func dialOver(stream net.Conn) (*grpc.ClientConn, error) {
 	)
 }
 
-// watched tells when gRPC has let go of the stream, which it does as soon as the stream fails.
+// watched reports when gRPC has closed the stream, which it does as soon as the stream fails.
 type watched struct {
 	net.Conn
 	done chan struct{}
@@ -174,21 +175,21 @@ func (s *session) Close() error {
 		select {
 		case <-s.begun:
 			err = s.conn.Close()
-			_ = s.stream.Close() // gRPC may not have taken it up yet
+			_ = s.stream.Close() // gRPC may not have started to use it yet
 			return
 		default:
 		}
-		_ = s.stream.Close() // interrupts who speaks plainly
+		_ = s.stream.Close() // interrupts a plain message in progress
 		select {
 		case <-s.begun:
 			err = s.conn.Close()
-		case <-s.plain: // it will not begin any more
+		case <-s.plain: // gRPC cannot start any more
 		}
 	})
 	return err
 }
 
-// failure is err of a call as an error of the contract.
+// failure converts err of a call to an error of the contract.
 func (s *session) failure(ctx context.Context, what string, err error) error {
 	switch {
 	case err == nil:
@@ -199,7 +200,7 @@ func (s *session) failure(ctx context.Context, what string, err error) error {
 	_, answered := status.FromError(err)
 	err = grpcerr.FromStatus(err)
 	select {
-	case <-s.stream.done: // whatever the call saw of it
+	case <-s.stream.done: // whatever error the call returned
 		return errdefs.Unavailablef("%s: the link to the guest was lost: %s", what, err)
 	default:
 	}

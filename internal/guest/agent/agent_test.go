@@ -29,7 +29,7 @@ func (hostile) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoReply, 
 }
 
 func (hostile) Exec(s grpc.BidiStreamingServer[guestv1.ExecInput, guestv1.ExecOutput]) error {
-	for range 3 { // allows more input than there is memory
+	for range 3 { // allows more input than memory can hold
 		if err := s.Send(&guestv1.ExecOutput{Output: &guestv1.ExecOutput_StdinCredit{StdinCredit: 1<<32 - 1}}); err != nil {
 			return err
 		}

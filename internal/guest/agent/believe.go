@@ -12,19 +12,19 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A guest may say anything. What it says goes into records, metrics, the status of pods and terminals, so it is brought
-// into the range in which those can hold it. That it is true is not claimed.
+// A guest may report anything. Its values go into records, metrics, the status of pods and terminals, so they are
+// clamped to the range that those can hold. Nothing here verifies that they are true.
 
-// Bounds of what is believed.
+// Limits of accepted values.
 const (
 	maxCount = 1 << 30            // restarts, runs and processes
 	maxBytes = math.MaxInt64 >> 8 // of memory, disks and networks; sums of them do not overflow
 	maxTime  = 1e9                // seconds of CPU time: more than thirty years of one CPU
-	maxWord  = 128                // bytes of what is one word
-	maxCode  = 255                // of an exit
+	maxWord  = 128                // bytes of a single word
+	maxCode  = 255                // of an exit code
 )
 
-// infoOf is what the guest says of itself.
+// infoOf converts what the guest reports about itself.
 func infoOf(r *guestv1.InfoReply) guest.Info {
 	return guest.Info{
 		Version: word(r.GetVersion()), BootID: word(r.GetBootId()),
@@ -48,7 +48,7 @@ func statsOf(r *guestv1.StatsReply) guest.Stats {
 	return out
 }
 
-// containersOf fails when a container is in a state that there is not.
+// containersOf fails when a container is in an unknown state.
 func containersOf(r *guestv1.ContainersReply) (all []vm.ContainerStatus, err error) {
 	for _, c := range r.GetContainers() {
 		s := vm.ContainerStatus{
@@ -91,7 +91,7 @@ func resumedOf(r *guestv1.ResumedReply) guest.ResumedReply {
 	return out
 }
 
-// moment is a time of the guest's clock; the zero time for 0.
+// moment is a time of the guest's clock; 0 gives the zero time.
 func moment(ns int64) time.Time {
 	if ns == 0 {
 		return time.Time{}
@@ -99,7 +99,7 @@ func moment(ns int64) time.Time {
 	return time.Unix(0, ns).UTC()
 }
 
-// code is an exit code; what is none is the greatest, so that it is no success.
+// code is an exit code; an invalid one becomes the largest, so that it never means success.
 func code(n int32) int {
 	if n < 0 || n > maxCode {
 		return maxCode
@@ -111,7 +111,7 @@ func count(n int32) int { return int(within(int64(n), maxCount)) }
 
 func within(n, most int64) int64 { return min(max(n, 0), most) }
 
-// number is x, or 0 for what is no number.
+// number is x, or 0 when x is not a valid number.
 func number(x, most float64) float64 {
 	if !(x > 0) { // also NaN
 		return 0
@@ -119,7 +119,7 @@ func number(x, most float64) float64 {
 	return min(x, most)
 }
 
-// word is text of one line, as stands in a column of a table.
+// word is one line of text, as a table column needs it.
 func word(s string) string {
 	s = grpcerr.Clean(s)
 	if len(s) > maxWord {

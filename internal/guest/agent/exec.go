@@ -14,10 +14,10 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// inputPiece is how much of stdin is read and sent at a time, in bytes.
+// inputPiece is how much of stdin is read and sent at once, in bytes.
 const inputPiece = 32 << 10
 
-// ended reports whether a stream's error is its orderly end.
+// ended reports whether a stream's error is its normal end.
 func ended(err error) bool { return errors.Is(err, io.EOF) }
 
 var (
@@ -51,10 +51,10 @@ func size(rows, cols uint16) *guestv1.WindowSize {
 	return &guestv1.WindowSize{Rows: uint32(rows), Cols: uint32(cols)}
 }
 
-// talk carries streams from and to what a call started in the guest and returns its exit code.
+// talk carries streams to and from what a call started in the guest, and returns the exit code.
 //
-// A Read of st.Stdin that is under way when the command ends cannot be interrupted; it keeps one goroutine until the
-// reader returns, and its bytes are dropped. Callers close their reader.
+// A Read of st.Stdin that is in progress when the command ends cannot be interrupted. It keeps one goroutine until the
+// reader returns, and its bytes are dropped. Callers must close their reader.
 func (s *session) talk(
 	ctx context.Context, what string,
 	call func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[guestv1.ExecInput, guestv1.ExecOutput], error),
@@ -68,11 +68,11 @@ func (s *session) talk(
 	}
 	x := &execution{stream: stream, credit: make(chan int, 1)}
 	err = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_Start{Start: start}})
-	if err != nil && !ended(err) { // io.EOF: Recv knows why
+	if err != nil && !ended(err) { // on io.EOF, Recv returns the reason
 		return 0, s.failure(ctx, what, err)
 	}
 	if st.Stdin != nil {
-		go x.feed(ctx, st.Stdin) // see above for who ends it
+		go x.feed(ctx, st.Stdin) // the comment above says when it ends
 	}
 	var controlling sync.WaitGroup
 	controlling.Go(func() { x.control(ctx, st) })
@@ -90,8 +90,8 @@ func (s *session) talk(
 // execution is the host's side of one call with streams.
 type execution struct {
 	stream  guestv1.Guest_ExecClient
-	credit  chan int   // bytes of stdin allowed and not yet noticed by feed
-	sending sync.Mutex // a stream takes one Send at a time
+	credit  chan int   // bytes of stdin that are allowed and that feed has not seen yet
+	sending sync.Mutex // a stream allows one Send at a time
 }
 
 func (x *execution) send(m *guestv1.ExecInput) error {
@@ -134,7 +134,7 @@ func deliver(w io.Writer, p []byte) error {
 	return err
 }
 
-// allow adds n to the credit without ever waiting for feed.
+// allow adds n to the credit and never waits for feed.
 func (x *execution) allow(ctx context.Context, n int) {
 	for {
 		select {
@@ -148,7 +148,7 @@ func (x *execution) allow(ctx context.Context, n int) {
 	}
 }
 
-// feed sends stdin as far as the guest allows it.
+// feed sends stdin as far as the guest's credit allows.
 func (x *execution) feed(ctx context.Context, stdin io.Reader) {
 	buf := make([]byte, inputPiece)
 	credit := 0
@@ -168,14 +168,14 @@ func (x *execution) feed(ctx context.Context, stdin io.Reader) {
 				return
 			}
 		}
-		if err != nil { // also a reader that broke: the command sees the end of its input
+		if err != nil { // also for a reader that failed: the command sees the end of its input
 			_ = x.send(&guestv1.ExecInput{Input: &guestv1.ExecInput_StdinClosed{StdinClosed: true}})
 			return
 		}
 	}
 }
 
-// control sends sizes and signals until ctx ends.
+// control sends terminal sizes and signals until ctx ends.
 func (x *execution) control(ctx context.Context, st guest.Streams) {
 	for st.Resize != nil || st.Signals != nil {
 		var m *guestv1.ExecInput

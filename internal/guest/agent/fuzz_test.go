@@ -28,7 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// asked are the calls that a guest answers, each with what it answers when it is honest.
+// asked are the calls that a guest answers, each with the reply of an honest guest.
 var asked = []struct {
 	name string
 	good proto.Message
@@ -159,14 +159,14 @@ func stamp(t *testing.T, at time.Time) {
 	}
 }
 
-// verbatim sends bytes as they are, as messages of whatever type the host expects.
+// verbatim sends bytes unchanged, as messages of any type that the host expects.
 type verbatim struct{}
 
 func (verbatim) Marshal(v any) ([]byte, error)      { return *v.(*[]byte), nil }
 func (verbatim) Unmarshal(data []byte, v any) error { *v.(*[]byte) = data; return nil }
 func (verbatim) Name() string                       { return "proto" }
 
-// pieces cuts data where it says: each piece has its length in two bytes before it, the last is what is left.
+// pieces cuts data at the lengths in data: two bytes of length precede each piece; the rest is the last piece.
 func pieces(data []byte) (out [][]byte) {
 	for len(data) > 2 {
 		n := min(int(binary.BigEndian.Uint16(data)), len(data)-2)
@@ -183,7 +183,7 @@ func piece(m proto.Message) []byte {
 	return append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...)
 }
 
-// only is a listener of one connection.
+// only is a listener for one connection.
 type only struct{ conns chan net.Conn }
 
 func (o only) Accept() (net.Conn, error) {
@@ -195,8 +195,9 @@ func (o only) Accept() (net.Conn, error) {
 func (only) Close() error   { return nil }
 func (only) Addr() net.Addr { return &net.UnixAddr{} }
 
-// FuzzMessages has a guest answer each call with any messages and then any status. What the host makes of them is in the
-// range that it can hold and show, and no guest makes the host believe that the host's own caller has gone.
+// FuzzMessages makes a guest answer each call with arbitrary messages and then an arbitrary status. The host's results
+// stay in the range that it can hold and show, and no guest can make the host believe that the host's own caller has
+// gone.
 func FuzzMessages(f *testing.F) {
 	for i, a := range asked {
 		f.Add(uint8(i), piece(a.good), uint8(0), "")
@@ -233,7 +234,7 @@ func FuzzMessages(f *testing.F) {
 			srv.Stop()
 			<-served
 		}()
-		if _, err := s.rpc(t.Context()); err != nil { // so that Resumed is asked in gRPC, too
+		if _, err := s.rpc(t.Context()); err != nil { // so that Resumed also uses gRPC
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -261,8 +262,8 @@ func told(t *testing.T, ctx context.Context, name string, err error) {
 	shown(t, err.Error()[:min(len(err.Error()), grpcerr.MaxMessage)])
 }
 
-// FuzzBytes has a guest answer with bytes that need not be of any protocol, and hang up. The host's call ends, the session
-// is over then, and an answer that could not be read is Unavailable and never a success of a plain call.
+// FuzzBytes makes a guest answer with bytes of no particular protocol, and hang up. The host's call ends and the
+// session is over. An unreadable answer is Unavailable and never the success of a plain call.
 func FuzzBytes(f *testing.F) {
 	good, err := proto.Marshal(&guestv1.ResumedReply{LogSeq: 9})
 	if err != nil {
@@ -280,7 +281,7 @@ func FuzzBytes(f *testing.F) {
 	f.Add(uint8(0), false, []byte("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00"))                                                                     // SETTINGS and their ack
 	f.Add(uint8(5), false, []byte("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))                                             // and GOAWAY
 	f.Add(uint8(1), false, bytes.Repeat([]byte("\x00\x00\x08\x06\x00\x00\x00\x00\x00--------"), 40))                                                                               // PINGs
-	f.Add(uint8(3), false, []byte("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\xff\xff\x01\x04\x00\x00\x00\x01"+strings.Repeat("\x40\x01a\x01b", 64)))                                // headers without end
+	f.Add(uint8(3), false, []byte("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\xff\xff\x01\x04\x00\x00\x00\x01"+strings.Repeat("\x40\x01a\x01b", 64)))                                // headers whose end never comes
 	f.Add(uint8(3), false, []byte("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\xff\xff\xff\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08")) // window and reset
 	f.Fuzz(func(t *testing.T, which uint8, plainly bool, data []byte) {
 		near, far := net.Pipe()

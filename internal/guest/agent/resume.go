@@ -27,7 +27,7 @@ func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedRe
 		NowUnixNano: g.Now.UnixNano(), Entropy: g.Entropy, Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts,
 		Storage: g.Storage,
 	}
-	if g.Now.IsZero() { // has no Unix time
+	if g.Now.IsZero() { // a zero time has no Unix time
 		r.NowUnixNano = 0
 	}
 	if c := g.Clone; c != nil {
@@ -40,14 +40,14 @@ func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedRe
 	return resumedOf(reply), nil
 }
 
-// resumed asks plainly when nothing was said in the session yet. The first call of gRPC takes a guest that has just been
-// resumed, and whose instructions are emulated, as long as all it is asked here.
+// resumed uses a plain message if nothing was sent in the session yet. In a guest that was just resumed and whose
+// instructions are emulated, the first gRPC call alone takes as long as all the work requested here.
 func (s *session) resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guestv1.ResumedReply, error) {
 	request, err := proto.MarshalOptions{}.MarshalAppend([]byte{link.PlainResumed}, r)
 	if err != nil {
 		return nil, errdefs.Invalidf("the request cannot be sent: %w", err)
 	}
-	defer clear(request) // there is entropy in it
+	defer clear(request) // it contains entropy
 	if len(request) > link.MaxPlain {
 		return s.client.Resumed(ctx, r)
 	}
@@ -58,13 +58,13 @@ func (s *session) resumed(ctx context.Context, r *guestv1.ResumedRequest) (*gues
 		return s.client.Resumed(ctx, r)
 	}
 	reply, err := s.ask(ctx, request)
-	if _, refused := status.FromError(err); !refused { // nobody knows what would be read next
+	if _, refused := status.FromError(err); !refused { // what the next read would return is unknown
 		_ = s.stream.Close()
 	}
 	return reply, err
 }
 
-// ask is resumed in plain messages. The error is a status where the guest has answered.
+// ask sends the Resumed request as a plain message. The error is a status when the guest has answered.
 func (s *session) ask(ctx context.Context, request []byte) (*guestv1.ResumedReply, error) {
 	stop := context.AfterFunc(ctx, func() { _ = s.stream.SetDeadline(time.Unix(1, 0)) })
 	answer, err := link.Ask(s.stream, request)

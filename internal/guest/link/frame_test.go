@@ -57,7 +57,8 @@ func TestOnlyHello(t *testing.T) {
 	}
 }
 
-// FuzzScanner feeds any bytes in any cut: no panic, bounded memory, and a frame behind the noise is always found.
+// FuzzScanner feeds arbitrary bytes in arbitrary pieces: no panic, limited memory, and a frame after the noise is
+// always found.
 func FuzzScanner(f *testing.F) {
 	f.Add([]byte("noise"), uint8(3))
 	f.Add(frame{kindHello, 9}.bytes(), uint8(20))

@@ -13,16 +13,16 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// How often the host repeats itself. A guest that boots finds the first HELLO in its port; repeating helps only when
-// an old session swallowed it, so the pace may slow down.
+// How often the host repeats HELLO. A guest that boots finds the first HELLO in its port. Repeating helps only when an
+// old session consumed it, so the rate may slow down.
 const (
 	helloFirst = 50 * time.Millisecond
 	helloMost  = 250 * time.Millisecond
-	goPatience = 2 * time.Second // then the guest is asked again from the start: its agent was restarted in between
+	goPatience = 2 * time.Second // then the handshake starts again: the agent was restarted in between
 )
 
 // Open starts a session on conn, the host's end of the pipe, and returns it. It waits for a guest that is still booting
-// until ctx ends. conn is the caller's on error; with success it belongs to the session.
+// until ctx ends. On error the caller still owns conn; on success the session owns it.
 // Errors: those of ctx, Unavailable when the pipe ends.
 func Open(ctx context.Context, conn net.Conn) (net.Conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -56,7 +56,7 @@ type host struct {
 	scan scanner
 }
 
-// attempt is one handshake under a nonce of its own. It returns what followed SESSION in the same read.
+// attempt is one handshake with its own nonce. It returns what followed SESSION in the same read.
 func (h *host) attempt(ctx context.Context) ([]byte, error) {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails: crypto/rand aborts the process instead
@@ -84,7 +84,7 @@ func (h *host) attempt(ctx context.Context) ([]byte, error) {
 	return rest, err
 }
 
-// send writes f. A pipe that is full because nobody reads yet is no error: what fills it are earlier HELLOs.
+// send writes f. A pipe that is full because nobody reads yet is no error: earlier HELLOs fill it.
 func (h *host) send(f frame, patience time.Duration) error {
 	_ = h.conn.SetWriteDeadline(time.Now().Add(patience))
 	_, err := h.conn.Write(f.bytes())
@@ -94,7 +94,7 @@ func (h *host) send(f frame, patience time.Duration) error {
 	return err
 }
 
-// await reads until want arrives and returns the bytes behind it.
+// await reads until want arrives and returns the bytes after it.
 func (h *host) await(ctx context.Context, want frame, patience time.Duration) ([]byte, error) {
 	_ = h.conn.SetReadDeadline(time.Now().Add(patience))
 	for ctx.Err() == nil {
@@ -114,7 +114,7 @@ func (h *host) await(ctx context.Context, want frame, patience time.Duration) ([
 	return nil, ctx.Err()
 }
 
-// session is conn with the bytes that were read too far.
+// session is conn plus the bytes that the handshake read after SESSION.
 type session struct {
 	net.Conn
 	rest []byte

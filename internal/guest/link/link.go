@@ -1,9 +1,9 @@
 // Package link turns the byte pipe between a node and a guest into sessions, with a handshake that both sides share.
 //
-// The pipe (a virtio-serial port) has no notion of a connection: either side may vanish and come back without the
-// other noticing, and bytes of the old session may still be under way. So the host sends HELLO with a fresh nonce until
-// it sees READY with that nonce, answers GO, and the session begins with the guest's SESSION; whatever else arrives
-// before is dropped. What is spoken inside a session is not this package's business.
+// The pipe (a virtio-serial port) has no notion of a connection: either side may vanish and come back without the other
+// noticing, and bytes of the old session may still be in transit. So the host sends HELLO with a fresh nonce until it
+// receives READY with that nonce. It then answers GO, and the session begins with the guest's SESSION. Anything else
+// that arrives before SESSION is dropped. The package does not know the protocol inside a session.
 package link
 
 import (
@@ -17,14 +17,14 @@ import (
 // PortName is the name of the virtio-serial port that the agent serves.
 const PortName = guest.PortCocoon
 
-// kind is what a frame says.
+// kind is the meaning of a frame.
 type kind byte
 
 const (
-	kindHello   kind = 'H' // host: is somebody there?
-	kindReady   kind = 'R' // guest: I am, and I have let go of any earlier session
-	kindGo      kind = 'G' // host: these were my last bytes of handshake
-	kindSession kind = 'S' // guest: what follows is the session
+	kindHello   kind = 'H' // host: is a guest there?
+	kindReady   kind = 'R' // guest: yes, and any earlier session is released
+	kindGo      kind = 'G' // host: these were my last handshake bytes
+	kindSession kind = 'S' // guest: the session follows
 )
 
 // A frame is magic, kind, three zero bytes, nonce (big endian) and the CRC-32 (IEEE) of all that.
@@ -46,7 +46,7 @@ func (f frame) bytes() []byte {
 	return binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
 }
 
-// parse reads the frame that b, of frameSize bytes, is.
+// parse decodes the frame in b, which must be of frameSize bytes.
 func parse(b []byte) (frame, bool) {
 	if string(b[:4]) != magic || b[5]|b[6]|b[7] != 0 {
 		return frame{}, false
@@ -62,11 +62,11 @@ func parse(b []byte) (frame, bool) {
 	return frame{}, false
 }
 
-// scanner finds frames in a stream that may hold anything else in between.
+// scanner finds frames in a stream that may hold any other bytes in between.
 type scanner struct{ buf []byte }
 
-// next consumes p up to and including the first frame and returns the frame and what follows it.
-// Without one it consumes all of p and keeps at most the beginning of a frame.
+// next consumes p up to and including the first frame and returns the frame and what follows it. Without a frame it
+// consumes all of p and keeps at most the beginning of a frame.
 func (s *scanner) next(p []byte) (f frame, rest []byte, ok bool) {
 	s.buf = append(s.buf, p...)
 	for {
@@ -77,7 +77,7 @@ func (s *scanner) next(p []byte) (f frame, rest []byte, ok bool) {
 		}
 		s.buf = s.buf[i:]
 		if len(s.buf) < frameSize {
-			s.buf = append(make([]byte, 0, 2*frameSize), s.buf...) // lets go of a large read
+			s.buf = append(make([]byte, 0, 2*frameSize), s.buf...) // releases the memory of a large read
 			return frame{}, nil, false
 		}
 		if f, ok = parse(s.buf[:frameSize]); ok {
@@ -88,7 +88,7 @@ func (s *scanner) next(p []byte) (f frame, rest []byte, ok bool) {
 	}
 }
 
-// onlyHello reports whether p is nothing but HELLO frames: a new host that came before the guest saw the old one leave.
+// onlyHello reports whether p holds only HELLO frames: a new host came before the guest noticed that the old one left.
 func onlyHello(p []byte) bool {
 	if len(p) == 0 || len(p)%frameSize != 0 {
 		return false

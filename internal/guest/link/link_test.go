@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest/link/linktest"
 )
 
-// echo serves sessions that send back what they get, until the port closes.
+// echo serves sessions that send back what they receive, until the port closes.
 func echo(t *testing.T, dev link.Device) {
 	t.Helper()
 	port := link.NewPort(dev)
@@ -74,7 +74,7 @@ func TestTwoHundredAbruptReconnects(t *testing.T) {
 	for i := range 200 {
 		c := open(t, s)
 		talk(t, c, fmt.Sprintf("hello %d", i))
-		if i%2 == 0 { // leave with bytes under way in both directions
+		if i%2 == 0 { // leave with bytes in transit in both directions
 			_, _ = c.Write(bytes.Repeat([]byte("x"), 10000))
 		}
 		c.Close()
@@ -177,7 +177,7 @@ func TestPlainMessagesComeFirst(t *testing.T) {
 		for j := range i % 3 {
 			ask(c, fmt.Sprint(i, j, string(bytes.Repeat([]byte("x"), i*1000))))
 		}
-		if i%7 == 0 { // leaves before it has said anything else
+		if i%7 == 0 { // leaves before it has sent anything else
 			c.Close()
 			continue
 		}
@@ -189,7 +189,7 @@ func TestPlainMessagesComeFirst(t *testing.T) {
 	}
 }
 
-// TestNextHostDoesNotWaitForTheEndOfTheLast ends sessions only after the next one has been opened and asked something.
+// TestNextHostDoesNotWaitForTheEndOfTheLast ends sessions only after the next one was opened and used.
 func TestNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T) {
 	s := linktest.New()
 	defer s.Close()
@@ -221,7 +221,7 @@ func TestNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T) {
 		ended <- err
 	}()
 	first.Close()
-	second := open(t, s) // nobody has closed the guest's end of the first
+	second := open(t, s) // the guest's end of the first session is still open
 	if got, err := link.Ask(second, []byte("two")); err != nil || string(got) != "two" {
 		t.Fatalf("%q, %v", got, err)
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestNoiseOpensNoSession floods the host with every frame there is but one that has its nonce.
+// TestNoiseOpensNoSession floods the host with every kind of frame, but none with its nonce.
 func TestNoiseOpensNoSession(t *testing.T) {
 	var flood []byte
 	for _, k := range []kind{kindHello, kindReady, kindGo, kindSession} {
@@ -38,9 +38,10 @@ func TestNoiseOpensNoSession(t *testing.T) {
 	})
 }
 
-// FuzzOpen has a guest say anything around an honest handshake, in any cut, or leave it out. The host opens a session only
-// with a guest that has answered its nonce, always with one that goes on answering it, and what follows SESSION is
-// what it reads in the session, byte for byte. What it keeps of the rest is bounded (see FuzzScanner).
+// FuzzOpen makes a guest send anything around an honest handshake, in any pieces, or omit the handshake. The host opens
+// a session only with a guest that has answered its nonce, and always with one that keeps answering it. The bytes after
+// SESSION are what the host reads in the session, byte for byte. What it keeps of the rest is limited (see
+// FuzzScanner).
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte("boot noise"), []byte(""), []byte("PRI * HTTP/2.0"), uint8(7), true)
 	f.Add(frame{kindReady, 1}.bytes(), frame{kindSession, 1}.bytes(), frame{kindSession, 1}.bytes(), uint8(19), true)
@@ -80,8 +81,8 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// liar is a guest that says before and between beside what it should, and after in the session. One that is not honest
-// leaves out the rest.
+// liar is a guest that sends before and between in addition to the handshake, and after in the session. A dishonest one
+// omits the handshake.
 type liar struct {
 	conn                   net.Conn
 	before, between, after []byte
@@ -92,7 +93,7 @@ type liar struct {
 func (l *liar) serve() {
 	var scan scanner
 	buf := make([]byte, 64)
-	out := make(chan []byte, 1024) // a pipe has no room, the port has
+	out := make(chan []byte, 1024) // a pipe has no buffer, the port has one
 	said := make(chan struct{})
 	go func() {
 		defer close(said)
@@ -134,7 +135,7 @@ func (l *liar) serve() {
 			}
 			select {
 			case out <- say:
-			default: // the host takes nothing any more
+			default: // the host reads no more
 			}
 		}
 	}

@@ -7,19 +7,19 @@ import (
 	"net"
 )
 
-// A session may begin with plain messages: the host sends one, the guest answers it with one, and so on until the host
-// begins what is spoken in the session. They are for a guest that was resumed from saved state, which has to learn one
-// thing before any other: where its instructions are emulated, the first call of a larger protocol takes longer than all
-// that it asks for.
+// A session may begin with plain messages: the host sends one, the guest answers with one, and so on until the host
+// starts the session's protocol. They serve a guest that was resumed from saved state and needs one request before any
+// other. Where its instructions are emulated, the first call of a larger protocol takes longer than the work that it
+// asks for.
 
-// MaxPlain bounds a plain message, in bytes: either side may be hostile to the other.
+// MaxPlain limits a plain message, in bytes: either side may be hostile.
 const MaxPlain = 64 << 10
 
-// The first byte of a plain message says what the rest is; messages are in the encoding of Protocol Buffers.
+// The first byte of a plain message is its type. The rest is encoded as Protocol Buffers.
 const (
-	PlainResumed = 'R' // asks: guestv1.ResumedRequest
-	PlainAnswer  = 'A' // answers: the reply to what was asked
-	PlainRefusal = 'E' // answers: a byte, the code of gRPC, and a text
+	PlainResumed = 'R' // request: guestv1.ResumedRequest
+	PlainAnswer  = 'A' // answer: the reply to the request
+	PlainRefusal = 'E' // answer: one byte, the gRPC code, then a text
 )
 
 // A plain message is plainMagic, its length (big endian) and as many bytes. No HTTP/2 preface begins like that.
@@ -37,8 +37,8 @@ func plainMessage(m []byte) []byte {
 	return append(b, m...)
 }
 
-// cutPlain takes the message off the front of b. need is how long b must at least become for another try; 0 says that
-// b does not begin with a plain message.
+// cutPlain takes the first message off b. need is the minimum length of b for another try; 0 means that b does not
+// begin with a plain message.
 func cutPlain(b []byte) (m, rest []byte, need int) {
 	head := b[:min(len(b), len(plainMagic))]
 	if string(head) != plainMagic[:len(head)] {
@@ -58,8 +58,8 @@ func cutPlain(b []byte) (m, rest []byte, need int) {
 	return b[plainHeader:end], b[end:], end
 }
 
-// Ask sends a plain message on a session in which nothing else was spoken yet, and returns the answer. After an error the
-// session is of no use. Deadlines are the caller's.
+// Ask sends a plain message on a session in which nothing else was sent yet, and returns the answer. After an error the
+// session is unusable. The caller sets deadlines.
 func Ask(session net.Conn, m []byte) ([]byte, error) {
 	if _, err := session.Write(plainMessage(m)); err != nil {
 		return nil, err
@@ -81,15 +81,15 @@ func readPlain(r io.Reader) ([]byte, error) {
 	return m, err
 }
 
-// opening is the guest's side of a session until what is spoken in it begins.
+// opening is the guest's side of a session until the session's protocol starts.
 type opening struct {
 	port *Port
 	met  func()
 	buf  []byte
 }
 
-// plain answers plain messages. It returns the first bytes of what is spoken in the session, or the HELLO of another
-// host, which may come at any time, or io.EOF when this one goes.
+// plain answers plain messages. It returns the first bytes of the session's protocol, or the HELLO of another host,
+// which may come at any time, or io.EOF when this host leaves.
 func (o *opening) plain(rest []byte) (spoken, hello []byte, err error) {
 	for {
 		if len(rest) > 0 {

@@ -31,7 +31,7 @@ func TestCutPlain(t *testing.T) {
 	}
 }
 
-// FuzzPlain reads what a hostile side may send: both readers agree and hold no more than they may.
+// FuzzPlain reads input of a hostile side: both readers agree and stay within their limits.
 func FuzzPlain(f *testing.F) {
 	f.Add(plainMessage([]byte("hello")))
 	f.Add([]byte(plainMagic + "\x00\x01\x00\x01"))

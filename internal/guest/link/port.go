@@ -10,7 +10,7 @@ import (
 
 // Device is the guest's end of the pipe. Read and Write may run concurrently; deadlines interrupt both.
 type Device interface {
-	// Read waits for bytes. When no host is attached it waits for one, or returns io.EOF if attached is asked for.
+	// Read waits for bytes. When no host is attached, it waits for one, or returns io.EOF if attached is true.
 	Read(p []byte, attached bool) (int, error)
 	// Write writes all of p, and waits while no host is attached.
 	Write(p []byte) (int, error)
@@ -19,11 +19,11 @@ type Device interface {
 	Close() error
 }
 
-// readSize is what one read of the device may return: what QEMU hands over at once.
+// readSize is the size of one read of the device: what QEMU delivers at once.
 const readSize = 4096
 
-// Port is the listener of the guest's side: each Accept is one handshake, and there is one session at a time. A new
-// host ends the session of the one before.
+// Port is the listener on the guest's side. Each Accept is one handshake, and there is one session at a time. A new
+// host ends the previous session.
 type Port struct {
 	dev   Device
 	free  chan struct{}               // holds a token while no session is open
@@ -33,9 +33,9 @@ type Port struct {
 	mu      sync.Mutex
 	closed  bool
 	session bool // one is open
-	between bool // it makes way for the next one
+	between bool // it is opening the next one
 
-	next []byte // what begins the session that the last one has made way for; owned by the token's holder
+	next []byte // first bytes of the next session, when makeWay has opened it; owned by the holder of the token
 }
 
 // NewPort returns a listener on dev, which it owns from now on.
@@ -45,8 +45,8 @@ func NewPort(dev Device) *Port {
 	return p
 }
 
-// HandlePlain has answer reply to the plain messages with which a session may begin; without it they are taken for what
-// is spoken in the session. It is called before the first Accept.
+// HandlePlain sets the function that answers the plain messages with which a session may begin. Without it, plain
+// messages count as bytes of the session's protocol. It must be called before the first Accept.
 func (p *Port) HandlePlain(answer func(message []byte) []byte) { p.plain = answer }
 
 // Accept waits for a host and returns the session with it.
@@ -59,7 +59,7 @@ func (p *Port) Accept() (net.Conn, error) {
 	rest, err := p.next, error(nil)
 	p.next = nil
 	for rest == nil && err == nil {
-		if rest, err = p.handshake(nil, nil); errors.Is(err, io.EOF) { // that host has gone before it said anything
+		if rest, err = p.handshake(nil, nil); errors.Is(err, io.EOF) { // that host left before it sent anything
 			err = nil
 		}
 	}
@@ -76,8 +76,8 @@ func (p *Port) Accept() (net.Conn, error) {
 	return &conn{port: p, rest: rest, buf: make([]byte, readSize)}, nil
 }
 
-// handshake opens a session, beginning with data, and returns the first bytes of what is spoken in it. met, if not nil,
-// is called when a host is there. The error is io.EOF when that has gone again.
+// handshake opens a session, starting with data, and returns the first protocol bytes of the session. met, if not nil,
+// is called when a host has completed the greeting. The error is io.EOF when that host has left again.
 func (p *Port) handshake(data []byte, met func()) ([]byte, error) {
 	o := opening{port: p, met: met, buf: make([]byte, readSize)}
 	for {
@@ -93,7 +93,7 @@ func (p *Port) handshake(data []byte, met func()) ([]byte, error) {
 	}
 }
 
-// greet returns the bytes of the session that came together with its GO.
+// greet returns the session bytes that came in the same read as GO.
 func (o *opening) greet(data []byte) ([]byte, error) {
 	var (
 		scan  scanner
@@ -117,7 +117,7 @@ func (o *opening) greet(data []byte) ([]byte, error) {
 				return append([]byte(nil), rest...), err
 			}
 		}
-		if hello { // once per read, however often a guest that boots was asked
+		if hello { // once per read, even if many HELLOs waited for a booting guest
 			if _, err := dev.Write(frame{kindReady, nonce}.bytes()); err != nil {
 				return nil, err
 			}
@@ -130,7 +130,7 @@ func (o *opening) greet(data []byte) ([]byte, error) {
 	}
 }
 
-// Close ends the listener. A session that is open goes on; the device is closed when both have ended.
+// Close ends the listener. An open session continues; the device is closed when both have ended.
 func (p *Port) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +150,7 @@ func (p *Port) Close() error {
 	return p.dev.Close()
 }
 
-// handOver notes that a session makes way for the next one, or that it is done.
+// handOver records whether a session is opening the next one.
 func (p *Port) handOver(between bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,9 +182,9 @@ type conn struct {
 
 	mu      sync.Mutex
 	closed  bool
-	over    bool           // the host has gone: what is written is for nobody
-	reading sync.WaitGroup // reads under way
-	writing sync.WaitGroup // writes under way
+	over    bool           // the host has left: writes are discarded
+	reading sync.WaitGroup // reads in progress
+	writing sync.WaitGroup // writes in progress
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -219,12 +219,12 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// nextHost is how long a session whose host has gone waits for the next one.
+// nextHost is how long a session whose host has left waits for the next host.
 const nextHost = 2 * time.Second
 
-// makeWay opens the next session before this one ends: to end one takes time, which a host that has resumed this guest
-// from saved state would have to wait for. data is the HELLO of the next host, if it is there. Without success the next
-// Accept tries anew.
+// makeWay opens the next session before this one ends. Ending a session takes time, and a host that has resumed this
+// guest from saved state would have to wait for it. data is the HELLO of the next host, if it has arrived. If makeWay
+// fails, the next Accept tries again.
 func (c *conn) makeWay(data []byte) {
 	limit := func(t time.Time) func() {
 		return func() {
@@ -232,7 +232,7 @@ func (c *conn) makeWay(data []byte) {
 			defer c.mu.Unlock()
 			c.port.mu.Lock()
 			defer c.port.mu.Unlock()
-			if !c.closed && !c.port.closed { // whose Close has set deadlines of its own
+			if !c.closed && !c.port.closed { // Close sets its own deadlines
 				_ = c.port.dev.SetReadDeadline(t)
 				_ = c.port.dev.SetWriteDeadline(t)
 			}
@@ -244,7 +244,7 @@ func (c *conn) makeWay(data []byte) {
 	c.port.handOver(true)
 	defer c.port.handOver(false)
 	limit(time.Now().Add(nextHost))()
-	c.writing.Wait() // what is under way would fall into the next session
+	c.writing.Wait() // writes in progress would go into the next session
 	if rest, err := c.port.handshake(data, limit(time.Time{})); err == nil {
 		c.port.next = rest
 	}
@@ -266,7 +266,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.port.dev.Write(p)
 }
 
-// Close ends the session: it waits for reads and writes under way, which it interrupts, and then lets the port go.
+// Close ends the session: it interrupts reads and writes in progress, waits for them, and then releases the port.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -306,14 +306,14 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return c.deadline(t, c.port.dev.SetWriteDeadline)
 }
 
-// deadline sets one unless the session is over: its deadlines must not reach the next one.
+// deadline sets a deadline unless the session is over: it must not affect the next session.
 func (c *conn) deadline(t time.Time, set func(time.Time) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.closed:
 		return net.ErrClosed
-	case c.over: // they are the next session's
+	case c.over: // they belong to the next session
 		return nil
 	}
 	return set(t)

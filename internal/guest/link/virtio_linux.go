@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// OpenVirtio opens the virtio-serial port called name. NotFound when the machine has none.
+// OpenVirtio opens the virtio-serial port called name. NotFound when the machine has no such port.
 func OpenVirtio(name string) (Device, error) {
 	entries, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 	if err != nil {
@@ -39,8 +39,8 @@ func OpenVirtio(name string) (Device, error) {
 	return nil, errdefs.NotFoundf("the machine has no virtio-serial port called %s", name)
 }
 
-// virtio is a port in Go's edge-triggered poller. A read of it returns 0 bytes while no host is attached; returning to
-// the poller instead of asking again is what makes an idle guest cost nothing.
+// virtio is a port in Go's edge-triggered poller. A read returns 0 bytes while no host is attached. Waiting in the
+// poller, instead of reading again, is what makes an idle guest use no CPU.
 type virtio struct {
 	f   *os.File
 	raw syscall.RawConn

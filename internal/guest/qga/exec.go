@@ -13,16 +13,17 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// maxStdin is how much a command may be given to read, in bytes: it goes to the guest as a part of one message.
+// maxStdin is the maximum stdin of a command, in bytes: it is sent to the guest within one message.
 const maxStdin = 1 << 20
 
-// The protocol does not tell when a command ends, one has to ask. First soon, for a short command, then rarely.
+// The protocol does not report the end of a command, so the host polls: at first often, for short commands, then
+// rarely.
 const (
 	pollFirst = 20 * time.Millisecond
 	pollMost  = time.Second
 )
 
-// afterKill is how long a killed command's end is waited for, so that the agent can forget it.
+// afterKill is how long to wait for the end of a killed command, so that the agent can forget it.
 const afterKill = 5 * time.Second
 
 // execArgs are the arguments of guest-exec.
@@ -45,7 +46,7 @@ type execStatus struct {
 	ErrTruncated bool   `json:"err-truncated"`
 }
 
-// code is the exit code as shells have it.
+// code is the exit code in the convention of shells.
 func (x execStatus) code() int {
 	if x.Signal > 0 && x.Signal < 128 {
 		return 128 + x.Signal
@@ -53,11 +54,11 @@ func (x execStatus) code() int {
 	return x.ExitCode & 0xff
 }
 
-// environment is what a command has when it is given variables, which replace all that it would inherit.
+// environment is what a command has if it is given variables, because these replace everything that it would inherit.
 var environment = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"}
 
-// Exec implements guest.Agent. The command runs as the agent does, which is root. Its stdin is read to the end first and
-// its output arrives when it has ended.
+// Exec implements guest.Agent. The command runs with the agent's user, which is root. Its stdin is read to the end
+// first, and its output arrives when it has ended.
 // Errors beyond the contract's: Unsupported for a terminal or a user, ResourceExhausted for too much input or output.
 func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int, error) {
 	const what = "run a command by qemu-guest-agent"
@@ -89,7 +90,7 @@ func deliver(w io.Writer, b []byte) error {
 	return err
 }
 
-// prepare refuses what the protocol cannot do, and says the rest in its terms.
+// prepare rejects what the protocol cannot do, and converts the rest to the protocol.
 func (s *session) prepare(ctx context.Context, e guest.Exec, stdin io.Reader) (execArgs, error) {
 	switch {
 	case len(e.Command) == 0:
@@ -126,7 +127,7 @@ func (s *session) prepare(ctx context.Context, e guest.Exec, stdin io.Reader) (e
 	return args, nil
 }
 
-// readAll reads r to its end. A Read that is under way when ctx ends keeps one goroutine until r returns.
+// readAll reads r to its end. A Read that is in progress when ctx ends keeps one goroutine until r returns.
 func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
 	type result struct {
 		b   []byte
@@ -148,14 +149,14 @@ func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
 	}
 }
 
-// run runs a command to its end. When ctx ends before, the command is killed.
+// run runs a command to its end. When ctx ends first, the command is killed.
 func (s *session) run(ctx context.Context, args execArgs, signals <-chan int) (execStatus, error) {
 	var started struct {
 		PID int64 `json:"pid"`
 	}
 	err := s.call(ctx, "guest-exec", args, &started, answerLimit)
 	if refused := new(refusal); errors.As(err, &refused) {
-		// Nothing else is wrong with these arguments than what they name.
+		// The path is the only thing that can be wrong with these arguments.
 		return execStatus{}, errdefs.NotFoundf("%s: %w", args.Path, err)
 	}
 	if err != nil {
@@ -168,7 +169,7 @@ func (s *session) run(ctx context.Context, args execArgs, signals <-chan int) (e
 	return x, err
 }
 
-// follow asks for the end of pid until it is there.
+// follow polls pid until it has ended.
 func (s *session) follow(ctx context.Context, pid int64, signals <-chan int) (execStatus, error) {
 	wait := time.NewTimer(pollFirst)
 	defer wait.Stop()
@@ -199,24 +200,24 @@ func (s *session) follow(ctx context.Context, pid int64, signals <-chan int) (ex
 	}
 }
 
-// kill sends a signal to what the agent runs as pid.
+// kill sends a signal to the process that the agent runs as pid.
 func (s *session) kill(ctx context.Context, pid int64, signal int) error {
 	args := execArgs{Path: "kill", Arg: []string{"-" + strconv.Itoa(signal), strconv.FormatInt(pid, 10)}}
 	_, err := s.run(ctx, args, nil)
 	return err
 }
 
-// abandon kills pid and has the agent forget it. Preconditions: ctx has ended.
+// abandon kills pid and makes the agent forget it. Preconditions: ctx has ended.
 func (s *session) abandon(ctx context.Context, pid int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterKill)
 	defer cancel()
 	const sigkill = 9
 	if s.kill(ctx, pid, sigkill) == nil {
-		_, _ = s.follow(ctx, pid, nil) // what it says does not matter any more
+		_, _ = s.follow(ctx, pid, nil) // its result does not matter any more
 	}
 }
 
-// capture runs a command of ours and returns what it printed.
+// capture runs an internal command and returns its output.
 func (s *session) capture(ctx context.Context, path string, arg ...string) ([]byte, error) {
 	x, err := s.run(ctx, execArgs{Path: path, Arg: arg, Capture: true}, nil)
 	if err != nil {

@@ -18,16 +18,16 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// peer is an agent that answers what a test wants. It answers syncs by itself.
+// peer is an agent that gives the answers of a test. It answers syncs by itself.
 type peer struct {
-	answer func(command string, args json.RawMessage) string // "" is silence
-	deaf   atomic.Int64                                      // so many syncs are not answered
+	answer func(command string, args json.RawMessage) string // "" means no answer
+	deaf   atomic.Int64                                      // number of syncs that stay unanswered
 	heard  []string
 }
 
 func (p *peer) serve(conn net.Conn) {
 	in := bufio.NewReader(conn)
-	out := make(chan string, 1000) // a pipe has no room, a socket has
+	out := make(chan string, 1000) // a pipe has no buffer, a socket has one
 	defer close(out)
 	go func() {
 		for s := range out {
@@ -68,7 +68,7 @@ func (p *peer) serve(conn net.Conn) {
 			reply = p.answer(r.Execute, r.Arguments)
 		}
 		switch hungUp = reply == "hang up"; {
-		case hungUp && r.Execute != "guest-shutdown": // else with the next question
+		case hungUp && r.Execute != "guest-shutdown": // otherwise at the next request
 			conn.Close()
 			return
 		case !hungUp && reply != "":
@@ -77,7 +77,7 @@ func (p *peer) serve(conn net.Conn) {
 	}
 }
 
-// dial connects to p by a pipe, whose deadlines work in a synctest bubble.
+// dial connects to p through a pipe, whose deadlines work in a synctest bubble.
 func (p *peer) dial(context.Context) (net.Conn, error) {
 	ours, theirs := net.Pipe()
 	go p.serve(theirs) // ends when ours is closed
@@ -97,7 +97,7 @@ func say(lines ...string) func(string, json.RawMessage) string {
 	}
 }
 
-// TestHostileAnswers has an agent that answers anything. Each time the next command finds the link in order.
+// TestHostileAnswers uses an agent that answers anything. After each answer, the next command finds a working link.
 func TestHostileAnswers(t *testing.T) {
 	const good = "{\"return\": {\"version\": \"1\"}}\n"
 	for name, tt := range map[string]struct {
@@ -177,7 +177,7 @@ func TestLostSession(t *testing.T) {
 	})
 }
 
-// TestRebootIsNoticed has a guest that falls silent without closing its port.
+// TestRebootIsNoticed uses a guest that stops answering without closing its port.
 func TestRebootIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &peer{}
@@ -227,7 +227,7 @@ func TestPoweroff(t *testing.T) {
 	}
 }
 
-// TestFreeze thaws what may be frozen when the answer does not come.
+// TestFreeze thaws possibly frozen file systems when the answer does not come.
 func TestFreeze(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &peer{answer: func(command string, _ json.RawMessage) string {

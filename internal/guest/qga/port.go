@@ -18,27 +18,27 @@ import (
 	"unicode"
 )
 
-// Bounds of what a guest, which may be hostile, can make the host hold, in bytes.
+// Limits on what a possibly hostile guest can make the host hold, in bytes.
 const (
-	answerLimit = 1 << 20  // of any answer but a command's output
+	answerLimit = 1 << 20  // of any answer except a command's output
 	outputLimit = 24 << 20 // of an answer with a command's output, which is base64 in JSON
 	syncLimit   = 4 << 10  // of an answer to a sync, and of the text of an error
 )
 
-// sentinel is no part of any JSON text. Sent, it has the agent drop a command that was cut off; the agent answers
-// guest-sync-delimited behind one, so that everything before can be dropped here as well.
+// sentinel is never part of a JSON text. When it is sent, the agent drops a command that was cut off. The agent puts
+// one before its answer to guest-sync-delimited, so that everything earlier can be dropped here as well.
 const sentinel = 0xff
 
 var errLong = errors.New("the answer is too long")
 
-// port is the stream to the agent, used by one caller at a time. It reads ahead by one piece, so that the end of the
-// stream is noticed when nobody waits for an answer, too.
+// port is the stream to the agent, used by one caller at a time. It reads ahead by one piece, so that it notices the
+// end of the stream even when nobody waits for an answer.
 type port struct {
 	conn   net.Conn
-	in     *bufio.Reader // of what Read gives
+	in     *bufio.Reader // buffers Read
 	pieces chan []byte
 	closed chan struct{}
-	gone   chan struct{} // closed when nothing is read any more; err is set then
+	gone   chan struct{} // closed when reading has ended; err is set then
 	err    error
 	once   sync.Once
 
@@ -72,7 +72,7 @@ func (p *port) pump() {
 	}
 }
 
-// close ends the stream and waits until nothing is read any more.
+// close ends the stream and waits until reading has ended.
 func (p *port) close() error {
 	var err error
 	p.once.Do(func() {
@@ -83,7 +83,7 @@ func (p *port) close() error {
 	return err
 }
 
-// arm says until when what follows may read.
+// arm sets the timeout of the reads that follow.
 func (p *port) arm(ctx context.Context, limit time.Time) {
 	p.cancelled, p.limit = ctx.Done(), limit
 }
@@ -108,7 +108,7 @@ func (p *port) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// write sends b whole, or fails when ctx ends or limit has come.
+// write sends all of b, or fails when ctx ends or limit has passed.
 func (p *port) write(ctx context.Context, b []byte, limit time.Time) error {
 	if err := p.conn.SetWriteDeadline(limit); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (p *port) write(ctx context.Context, b []byte, limit time.Time) error {
 	})
 	_, err := p.conn.Write(b)
 	if !cancel() {
-		<-past // it must not hit the next one
+		<-past // the deadline must not affect the next write
 	}
 	return err
 }
@@ -139,7 +139,7 @@ func (p *port) send(ctx context.Context, command string, args any, limit time.Ti
 	return p.write(ctx, append(b, '\n'), limit)
 }
 
-// line reads the next line that is not empty, without its end. A longer one than most is errLong.
+// line reads the next non-empty line, without its end. A line longer than most bytes is errLong.
 func (p *port) line(ctx context.Context, most int, limit time.Time) ([]byte, error) {
 	p.arm(ctx, limit)
 	return readLine(p.in, most)
@@ -164,7 +164,7 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// sync drops whatever is under way in both directions.
+// sync drops everything in progress in both directions.
 func (p *port) sync(ctx context.Context, limit time.Time) error {
 	id := syncID()
 	ask := fmt.Appendf([]byte{sentinel}, "{\"execute\":\"guest-sync-delimited\",\"arguments\":{\"id\":%d}}\n", id)
@@ -186,7 +186,8 @@ func (p *port) sync(ctx context.Context, limit time.Time) error {
 	}
 }
 
-// settle asks for a sign that everything before was done, and returns the answer that came before it, nil for none.
+// settle asks for a sign that everything earlier is done, and returns the answer that came before that sign, nil if
+// none came.
 func (p *port) settle(ctx context.Context, limit time.Time) ([]byte, error) {
 	id := syncID()
 	if err := p.send(ctx, "guest-sync", map[string]int64{"id": id}, limit); err != nil {
@@ -205,7 +206,7 @@ func (p *port) settle(ctx context.Context, limit time.Time) ([]byte, error) {
 	}
 }
 
-// syncID is a number that every JSON parser keeps exactly.
+// syncID is a number that every JSON parser represents exactly.
 func syncID() int64 { return rand.Int64N(1 << 53) }
 
 // skip reads up to and including the next sentinel.
@@ -263,7 +264,7 @@ func decode(line []byte, result any) error {
 	return nil
 }
 
-// printable is a text of the guest as it may stand in a message or a table.
+// printable is a text of the guest, made safe for a message or a table.
 func printable(s string) string {
 	const most = 300
 	if len(s) > most {

@@ -1,10 +1,10 @@
-// Package qga is the host's side of qemu-guest-agent, which disk guests bring themselves: it implements the guest
+// Package qga is the host's side of qemu-guest-agent, which disk guests bring themselves. It implements the guest
 // contract with the agent's JSON protocol on a virtio-serial port.
 //
-// The protocol is one command at a time and has no streams: output of a command comes when the command has ended, there
-// is no terminal, and a main process is not known to it, so that a guest is never set up here (cloud-init does that), has
-// no log and no exit code. What a guest's operator has switched off in the agent is Unsupported. The package does not
-// reconnect: a lost session is over and its owner connects anew.
+// The protocol runs one command at a time and has no streams: the output of a command arrives when the command has
+// ended. It has no terminal and no main process. So a guest is never set up here (cloud-init does that) and has no log
+// and no exit code. Commands that the guest's operator has switched off in the agent are Unsupported. The package does
+// not reconnect: when a session is lost it ends, and its owner must connect again.
 package qga
 
 import (
@@ -21,17 +21,17 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// How often a silent guest is asked again. It finds what was written while it booted in its port as soon as its agent
-// opens it, so repeating only helps when another reader swallowed it, and an image without agent costs next to nothing.
+// How often a silent guest is asked again. The agent finds what was written during boot as soon as it opens its port,
+// so repeating only helps when another reader consumed it. For an image without agent it costs next to nothing.
 const (
 	askFirst = time.Second
 	askMost  = 30 * time.Second
 )
 
-// patience is how long an answer may take. Emulated guests are slow, and some commands wait for the guest's disks.
+// patience is the timeout of an answer. Emulated guests are slow, and some commands wait for the guest's disks.
 const patience = 30 * time.Second
 
-// heartbeat is how often an idle session is tried. A guest that reboots does not close the port.
+// heartbeat is how often an idle session is checked. A guest that reboots does not close the port.
 const heartbeat = time.Minute
 
 // Connector connects to qemu-guest-agent. The zero value is ready.
@@ -59,7 +59,7 @@ func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, err
 	return &session{port: p, turn: make(chan struct{}, 1)}, nil
 }
 
-// greet waits until somebody answers.
+// greet waits until an agent answers.
 func (p *port) greet(ctx context.Context) error {
 	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMost) {
 		err := p.sync(ctx, time.Now().Add(pause))
@@ -72,9 +72,9 @@ func (p *port) greet(ctx context.Context) error {
 
 // session is one conversation with the agent of a guest.
 type session struct {
-	turn   chan struct{} // holds one token while a command is under way
-	port   *port         // under turn
-	dirty  bool          // under turn: an answer may still come that nobody waits for
+	turn   chan struct{} // holds one token while a command is in progress
+	port   *port         // owned by the holder of turn
+	dirty  bool          // owned by the holder of turn: an answer may still come that nobody waits for
 	frozen atomic.Bool
 }
 
@@ -97,7 +97,7 @@ func (s *session) lost(err error) error {
 	return errdefs.Unavailablef("the link to qemu-guest-agent was lost: %w", err)
 }
 
-// take waits for the turn to speak, with a link that has no old answers in it.
+// take waits for its turn to use the link, and drops old answers that are still in it.
 func (s *session) take(ctx context.Context) error {
 	select {
 	case s.turn <- struct{}{}:
@@ -123,13 +123,13 @@ func (s *session) take(ctx context.Context) error {
 	return err
 }
 
-// call has the agent do one command. result may be nil; limit bounds the answer, in bytes.
+// call runs one command in the agent. result may be nil; limit is the maximum length of the answer, in bytes.
 func (s *session) call(ctx context.Context, command string, args, result any, limit int) error {
 	if err := s.take(ctx); err != nil {
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	defer func() { <-s.turn }()
-	s.dirty = true // until the answer is there
+	s.dirty = true // until the answer has arrived
 	err := s.port.send(ctx, command, args, time.Now().Add(patience))
 	var line []byte
 	if err == nil {
@@ -138,7 +138,7 @@ func (s *session) call(ctx context.Context, command string, args, result any, li
 	return s.understand(ctx, command, line, err, result)
 }
 
-// understand makes an error of the contract, or the result, of what came back.
+// understand turns the answer into the result, or into an error of the contract.
 func (s *session) understand(ctx context.Context, command string, line []byte, err error, result any) error {
 	switch {
 	case err == nil:
@@ -185,13 +185,13 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 	} else if ctx.Err() != nil || errdefs.IsUnavailable(err) {
 		return guest.Info{}, err
 	}
-	return info, nil // not every guest has /proc or lets commands run: then this is not known
+	return info, nil // unknown where the guest has no /proc or allows no commands
 }
 
-// Setup implements guest.Agent: the guest has its identity from cloud-init.
+// Setup implements guest.Agent. It does nothing: the guest gets its identity from cloud-init.
 func (s *session) Setup(context.Context, guest.Setup) error { return nil }
 
-// Logs implements guest.Agent. There are none: it waits for the end of the session.
+// Logs implements guest.Agent. There are no logs: it waits for the end of the session.
 func (s *session) Logs(ctx context.Context, _ uint64, _ func(guest.LogEntry) error) error {
 	select {
 	case <-s.port.gone:
@@ -201,8 +201,8 @@ func (s *session) Logs(ctx context.Context, _ uint64, _ func(guest.LogEntry) err
 	}
 }
 
-// Wait implements guest.Agent. A guest that boots itself has no main process, so the wait ends with the session, which
-// it tries now and then.
+// Wait implements guest.Agent. A guest that boots itself has no main process, so Wait lasts until the session ends. It
+// checks the session at every heartbeat.
 func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
@@ -220,7 +220,7 @@ func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
 	}
 }
 
-// ping makes sure that somebody is there. An agent that is busy with a command for long is not lost.
+// ping checks that the agent answers. An agent that is busy with a long command does not count as lost.
 func (s *session) ping(ctx context.Context) error {
 	select {
 	case s.turn <- struct{}{}:
@@ -241,8 +241,9 @@ func (s *session) AckExit(context.Context) error {
 	return errdefs.Unsupportedf("a guest with qemu-guest-agent has no main process")
 }
 
-// Poweroff implements guest.Agent. The guest takes the time it needs: the agent knows no grace, its caller has to.
-// The agent answers this command only when it fails, so the answer to a second question tells that it did not.
+// Poweroff implements guest.Agent. The guest takes the time it needs: the agent has no grace period, so the caller must
+// enforce it. The agent answers this command only when it fails. So a second request follows, and an answer to that one
+// alone means that the shutdown did not fail.
 func (s *session) Poweroff(ctx context.Context, _ time.Duration) error {
 	const command = "guest-shutdown"
 	ctx, cancel := context.WithTimeout(ctx, shutdownPatience)
@@ -258,7 +259,7 @@ func (s *session) Poweroff(ctx context.Context, _ time.Duration) error {
 		return s.understand(ctx, command, nil, err, nil)
 	}
 	line, err := s.port.settle(ctx, limit)
-	if line == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) { // it is off already
+	if line == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) { // it is already off
 		return nil
 	}
 	if line == nil && err == nil {
@@ -268,5 +269,5 @@ func (s *session) Poweroff(ctx context.Context, _ time.Duration) error {
 	return s.understand(ctx, command, line, err, nil)
 }
 
-// shutdownPatience is how long it may take to hear that a guest will not power off; the caller then has other means.
+// shutdownPatience is the timeout for the answer that a guest refuses to power off; the caller then has other means.
 const shutdownPatience = 10 * time.Second

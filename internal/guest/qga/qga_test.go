@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// startAgent runs the real agent and returns how to reach it.
+// startAgent runs the real agent and returns the function that connects to it.
 func startAgent(t *testing.T, args ...string) guest.Dial {
 	t.Helper()
 	bin := need.Tool(t, "qemu-ga")
@@ -95,7 +95,7 @@ func TestRealAgent(t *testing.T) {
 	if err := a.Logs(ctx, 0, nil); err != nil {
 		t.Errorf("Logs after Close: %v", err)
 	}
-	connect(t, dial) // the next session finds it in order
+	connect(t, dial) // the next session finds a working agent
 }
 
 func TestExec(t *testing.T) {
@@ -158,7 +158,7 @@ func TestExecSignalsAndCancel(t *testing.T) {
 		_, err := a.Exec(ctx, guest.Exec{Command: []string{"sh", "-c", "echo $$ >" + pidFile + "; exec sleep 1000"}}, guest.Streams{})
 		done <- err
 	}()
-	// Another command may run meanwhile: here it waits until the first has begun.
+	// Other commands may run at the same time: this one waits until the first has begun.
 	if code, err := a.Exec(t.Context(), guest.Exec{Command: []string{"sh", "-c", "until [ -s " + pidFile + " ]; do sleep 0.01; done"}}, guest.Streams{}); err != nil || code != 0 {
 		t.Fatalf("%d, %v", code, err)
 	}

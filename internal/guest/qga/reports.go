@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// maxInterfaces is how many interfaces, and how many addresses of each, are believed.
+// maxInterfaces limits the number of interfaces, and of addresses of each, that are accepted.
 const maxInterfaces = 64
 
 // Interfaces implements guest.NetworkReporter.
@@ -35,7 +35,7 @@ type reported struct {
 	} `json:"ip-addresses"`
 }
 
-// interfaces takes over what is well-formed.
+// interfaces converts the entries that are well-formed.
 func interfaces(found []reported) []guest.Interface {
 	var out []guest.Interface
 	for _, r := range found[:min(len(found), maxInterfaces)] {
@@ -57,7 +57,7 @@ func interfaces(found []reported) []guest.Interface {
 	return out
 }
 
-// freezeLimit is how long a freeze may take by itself: it writes out everything that is in the guest's memory.
+// freezeLimit is the timeout of a freeze alone: it writes out all unwritten data in the guest's memory.
 const freezeLimit = patience
 
 // Freeze implements guest.Freezer.
@@ -69,7 +69,7 @@ func (s *session) Freeze(ctx context.Context) (int, error) {
 	if refused := new(refusal); errdefs.Is(err, errdefs.Unsupported) || errors.As(err, &refused) {
 		return 0, err // nothing was frozen
 	}
-	if err != nil { // it may have been, and nobody would thaw it
+	if err != nil { // file systems may be frozen, and nobody would thaw them
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		_, thawed := s.Thaw(ctx)
@@ -89,7 +89,7 @@ func (s *session) Thaw(ctx context.Context) (int, error) {
 	return n, nil
 }
 
-// Stats implements guest.Agent. Unsupported in guests without /proc or that do not let commands run.
+// Stats implements guest.Agent. Unsupported in guests without /proc or that do not allow commands.
 func (s *session) Stats(ctx context.Context) (guest.Stats, error) {
 	out, err := s.capture(ctx, "cat", "/proc/stat", "/proc/meminfo", "/proc/loadavg", "/proc/net/dev")
 	if err != nil {
@@ -113,13 +113,13 @@ func (s *session) Stats(ctx context.Context) (guest.Stats, error) {
 	if err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(err)) {
 		return guest.Stats{}, err
 	}
-	return st, nil // an agent that knows no file systems leaves them zero
+	return st, nil // an agent that does not report file systems leaves the disk values zero
 }
 
-// hertz is what the kernel shows times in, on every architecture we run.
+// hertz is the unit in which the kernel shows times, on every architecture that we support.
 const hertz = 100
 
-// parseStats reads stat, meminfo, loadavg and net/dev of /proc, one after the other. What is not there stays zero.
+// parseStats reads stat, meminfo, loadavg and net/dev of /proc, one after the other. Missing values stay zero.
 func parseStats(out []byte) guest.Stats {
 	var st guest.Stats
 	var available int64
@@ -155,7 +155,7 @@ func parseStats(out []byte) guest.Stats {
 	return st
 }
 
-// number is a count from a guest: nothing that would overflow what is made of it.
+// number is a count from a guest, limited so that calculations with it do not overflow.
 func number(s string) int64 {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 0 || n > math.MaxInt64>>11 {

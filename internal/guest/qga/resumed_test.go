@@ -13,15 +13,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// machine is a guest that runs commands without running them: it remembers them and answers as it is told.
+// machine is a guest that does not run commands: it records them and answers as configured.
 type machine struct {
-	tools   string // what it prints when it is asked what configures its network
-	code    int    // of the commands that make it a clone
-	refuses string // a command of the agent that is switched off
+	tools   string // its answer when asked what configures its network
+	code    int    // exit code of the commands that make it a clone
+	refuses string // an agent command that is switched off
 
 	scripts []string
 	input   []byte
-	set     int64 // the time that it was given
+	set     int64 // the time that was set
 	next    string
 	status  int
 }
@@ -67,7 +67,7 @@ func clone() guest.Resumed {
 	}
 }
 
-// TestResumed tells guests of each kind who they are.
+// TestResumed gives guests of each kind their identity.
 func TestResumed(t *testing.T) {
 	keys := clone()
 	keys.Clone.SSHHostKeys = true

@@ -1,7 +1,7 @@
 // Package boot is what the agent does as PID 1 before it serves: mount the kernel's file systems, load modules, find
 // the image's file system and the writable disk, and make them the root.
 //
-// It knows nothing of the guest protocol. Whatever fails here is one error; the caller prints it and powers off.
+// It does not know the guest protocol. Any failure is returned as one error; the caller prints it and powers off.
 package boot
 
 import (
@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/ext4"
 )
 
-// Serials by which the disks of an OCI guest are found; the host gives them (internal/image).
+// Serials that identify the disks of an OCI guest; the host sets them (internal/image).
 const (
 	serialLayer = "cocoon-l" // and three digits, 000 being the lowest layer of the image
 	serialCOW   = "cocoon-cow"
@@ -26,23 +26,22 @@ const (
 // Folders of the initramfs.
 const (
 	moduleDir = "/modules"
-	lowerDir  = "/l" // short, because the kernel takes 4096 bytes of options that name every layer
+	lowerDir  = "/l" // short: the kernel accepts 4096 bytes of options, and these name every layer
 	upperDir  = "/mnt/upper"
 	rootDir   = "/mnt/root"
 )
 
-// early are the modules without which there is no disk, no channel and no network; late ones can wait until the agent
-// answers.
+// early are the modules that disk, channel and network need; late ones can wait until the agent answers.
 var (
 	early = []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net"}
 	late  = []string{"virtio_rng", "virtio_balloon", "button", "evdev"}
 )
 
-// Result is what Root leaves to do.
+// Result is what Root leaves for the caller.
 type Result struct {
 	HasRoot bool // false: the machine has no disk of ours and the initramfs is still the root
 	Late    func() error
-	Disk    *os.File // a folder of the writable disk's file system, to which no path leads from the root; nil without one
+	Disk    *os.File // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
 
 // Root turns the initramfs into the guest's root file system.
@@ -80,8 +79,8 @@ func Root() (Result, error) {
 	return r, nil
 }
 
-// mountRoot lays the layers of the image, lowest first, and the writable one over each other and switches to them. It
-// returns the folder of the writable disk, if that is one.
+// mountRoot mounts an overlay of the image's layers, lowest first, and the writable one, and switches to it. It returns
+// the folder of the writable disk, if there is one.
 func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 	lower := ""
 	for n, dev := range layers {
@@ -92,7 +91,7 @@ func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 		if err := mountImage(mods, dev, dir); err != nil {
 			return nil, fmt.Errorf("layer %d of the image: %w", n, err)
 		}
-		lower = dir + ":" + lower // overlayfs names the highest first
+		lower = dir + ":" + lower // overlayfs lists the highest first
 	}
 	if err := mountUpper(upper); err != nil {
 		return nil, err
@@ -117,12 +116,12 @@ func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 		return nil, fmt.Errorf("open the writable disk: %w", err)
 	}
 	if err := grow(upper, disk); err != nil {
-		fmt.Fprintf(os.Stderr, "cocoon-guest: %v\n", err) // what there is can be used all the same
+		fmt.Fprintf(os.Stderr, "cocoon-guest: %v\n", err) // the present size is usable all the same
 	}
 	return disk, switchRoot(rootDir)
 }
 
-// grow gives the file system of disk all of dev: a clone's disk may be larger than its source's.
+// grow extends the file system of disk to all of dev: a clone's disk may be larger than its source's.
 func grow(dev string, disk *os.File) error {
 	smaller, err := ext4.Smaller(dev)
 	if err != nil || !smaller {
@@ -131,13 +130,13 @@ func grow(dev string, disk *os.File) error {
 	return ext4.Grow(disk)
 }
 
-// mountImage mounts a layer's disk read-only, with the file system its superblock names.
+// mountImage mounts a layer's disk read-only. Its superblock tells the file system.
 func mountImage(mods *modules, dev, dir string) error {
 	kind, err := fileSystem(dev)
 	if err != nil {
 		return err
 	}
-	if kind != "ext4" { // built in
+	if kind != "ext4" { // ext4 is built in
 		if err := mods.load(kind); err != nil {
 			return err
 		}
@@ -145,7 +144,7 @@ func mountImage(mods *modules, dev, dir string) error {
 	return mountLayer(dev, dir, kind)
 }
 
-// MountLayer mounts a layer's disk read-only after Root, which has loaded what the file systems of an image need.
+// MountLayer mounts a layer's disk read-only after Root, which has loaded the modules for image file systems.
 func MountLayer(dev, dir string) error {
 	kind, err := fileSystem(dev)
 	if err != nil {
@@ -157,7 +156,7 @@ func MountLayer(dev, dir string) error {
 func mountLayer(dev, dir, kind string) error {
 	options := ""
 	if kind == "ext4" {
-		options = "noload" // read-only for others too: its journal must not be replayed
+		options = "noload" // the disk is read-only and shared: the journal must not be replayed
 	}
 	if err := unix.Mount(dev, dir, kind, unix.MS_RDONLY|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount the image's %s file system on %s: %w", kind, dev, err)
@@ -165,7 +164,7 @@ func mountLayer(dev, dir, kind string) error {
 	return nil
 }
 
-// mountUpper mounts the writable disk, or memory when there is none.
+// mountUpper mounts the writable disk, or memory if there is none.
 func mountUpper(dev string) error {
 	if dev == "" {
 		if err := unix.Mount("tmpfs", upperDir, "tmpfs", 0, "mode=0755"); err != nil {
@@ -186,7 +185,7 @@ func mountUpper(dev string) error {
 	return nil
 }
 
-// switchRoot makes dir the root of this process and of all to come. The initramfs is emptied to give its memory back.
+// switchRoot makes dir the root of this process and of all later ones. It empties the initramfs to free its memory.
 func switchRoot(dir string) error {
 	for _, m := range []string{"/dev", "/proc", "/sys", "/run"} {
 		target := filepath.Join(dir, m)
@@ -214,7 +213,7 @@ func switchRoot(dir string) error {
 	return os.Chdir("/")
 }
 
-// folder makes path a folder. An image may hold a symbolic link or a file there; it is replaced in the writable layer.
+// folder makes path a folder. A symbolic link or a file of the image there is replaced in the writable layer.
 func folder(path string, mode uint32) error {
 	st, err := os.Lstat(path)
 	if err == nil && st.IsDir() {
@@ -228,5 +227,5 @@ func folder(path string, mode uint32) error {
 	if err := unix.Mkdir(path, mode); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	return unix.Chmod(path, mode) // whatever the umask is
+	return unix.Chmod(path, mode) // independent of the umask
 }

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 )
 
-// Of linux/input.h and linux/input-event-codes.h; struct input_event is 24 bytes: time (16), type, code, value.
+// From linux/input.h and linux/input-event-codes.h; struct input_event is 24 bytes: time (16), type, code, value.
 const (
 	eventSize = 24
 	evKey     = 1
 	keyPower  = 116
 )
 
-// WatchPowerButton calls press for every press of the machine's power button until ctx ends. A machine without one
+// WatchPowerButton calls press for every press of the machine's power button until ctx ends. Without a power button it
 // returns at once.
 func WatchPowerButton(ctx context.Context, press func()) {
 	devices, _ := filepath.Glob("/dev/input/event*")

@@ -53,7 +53,7 @@ func findLayers(disks map[string]string) ([]string, error) {
 // probeSize covers every superblock that identify looks at, in bytes.
 const probeSize = 2048
 
-// fileSystem says what kind of file system is on dev.
+// fileSystem returns the kind of file system on dev.
 func fileSystem(dev string) (string, error) {
 	f, err := os.Open(dev)
 	if err != nil {
@@ -71,7 +71,7 @@ func fileSystem(dev string) (string, error) {
 	return "", errdefs.DataLossf("%s holds no file system we know (ext4, erofs, squashfs)", dev)
 }
 
-// identify recognises a file system by the magic number in its first bytes; "" for none we know.
+// identify recognises a file system by the magic number in its first bytes; "" for an unknown one.
 func identify(head []byte) string {
 	at := func(off, n int) []byte {
 		if len(head) < off+n {

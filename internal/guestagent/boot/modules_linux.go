@@ -12,14 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modules loads kernel modules from a folder with a modules.dep: a name, then what to load before it, in order.
+// modules loads kernel modules from a folder with a modules.dep, which lists each module and then the modules to load
+// before it, in order.
 type modules struct {
 	dir    string
 	deps   map[string][]string
 	loaded map[string]bool
 }
 
-// openModules reads the list of modules. A folder that is not there is a kernel with everything built in.
+// openModules reads the list of modules. Without the folder, the kernel is assumed to have everything built in.
 func openModules(dir string) (*modules, error) {
 	m := &modules{dir: dir, deps: map[string][]string{}, loaded: map[string]bool{}}
 	f, err := os.Open(filepath.Join(dir, "modules.dep"))
@@ -39,7 +40,7 @@ func openModules(dir string) (*modules, error) {
 	return m, scan.Err()
 }
 
-// load loads the named modules and what they need. A name the list does not know is built in or not to be had.
+// load loads the named modules and their dependencies. A name that is not in the list is built in or unavailable.
 func (m *modules) load(names ...string) error {
 	for _, file := range m.files(names) {
 		f, err := os.Open(filepath.Join(m.dir, file+".ko"))
@@ -53,7 +54,7 @@ func (m *modules) load(names ...string) error {
 	return nil
 }
 
-// prepare opens modules that are to be loaded when their folder has gone, and returns what loads them.
+// prepare opens modules that must be loaded after their folder is removed, and returns the function that loads them.
 func (m *modules) prepare(names ...string) (func() error, error) {
 	var open []*os.File
 	for _, file := range m.files(names) {
@@ -74,7 +75,7 @@ func (m *modules) prepare(names ...string) (func() error, error) {
 	}, nil
 }
 
-// files lists what to load for names, in order, leaving out what was listed before.
+// files lists the modules to load for names, in order, without those that were listed before.
 func (m *modules) files(names []string) []string {
 	var list []string
 	for _, name := range names {

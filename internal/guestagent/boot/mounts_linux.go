@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountKernel mounts the file systems that programs expect. What only some programs need may fail.
+// mountKernel mounts the file systems that programs expect. Those that only some programs need may fail.
 func mountKernel(root string) error {
 	const safe = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV
 	for _, m := range []struct {

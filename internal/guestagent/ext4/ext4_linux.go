@@ -1,6 +1,6 @@
-// Package ext4 lets the file system of the writable disk follow the size of that disk, while it is mounted.
+// Package ext4 grows the mounted file system of the writable disk to the size of that disk.
 //
-// It does not make, check or shrink file systems, and leaves the work itself to the kernel.
+// It does not make, check or shrink file systems; the kernel does the actual work.
 package ext4
 
 import (
@@ -22,16 +22,17 @@ import (
 
 // resizeFS is EXT4_IOC_RESIZE_FS: _IOW('f', 16, __u64). Its argument is the number of blocks.
 //
-// Our file systems reserve no room for more group descriptors (resize_inode), so the kernel turns to meta_bg when they
-// outgrow their block: one holds those of 8 GiB. It must have the fix "ext4: fix corruption during on-line resize", of 2024.
+// Our file systems reserve no space for more group descriptors (resize_inode), so the kernel switches to meta_bg when
+// they no longer fit their block: one block holds those of 8 GiB. The kernel must have the fix "ext4: fix corruption
+// during on-line resize", of 2024.
 const resizeFS = 0x40086610
 
 const (
-	sectorSize = 512 // of /sys, whatever the disk's is
+	sectorSize = 512 // of /sys, for every disk
 	lookAgain  = 2 * time.Millisecond
 )
 
-// Grow gives the file system of dir, a folder in it, all of the disk that it is on. It is no error when it has it already.
+// Grow extends the file system of dir, a folder in it, to its whole disk. It is no error if it has that size already.
 func Grow(dir *os.File) error {
 	size, err := diskSize("/sys/dev/block", dir)
 	if err != nil {
@@ -51,8 +52,8 @@ func Grow(dir *os.File) error {
 	return nil
 }
 
-// Await returns when the disk that dir is on has at least size bytes: the kernel learns of it some time after the host has
-// grown it. Unavailable when ctx ends before.
+// Await returns when the disk of dir has at least size bytes: the kernel learns of a new size some time after the host
+// has grown the disk. Unavailable when ctx ends first.
 func Await(ctx context.Context, dir *os.File, size int64) error {
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
@@ -69,8 +70,8 @@ func Await(ctx context.Context, dir *os.File, size int64) error {
 	}
 }
 
-// diskSize is how many bytes the kernel thinks the disk has that dir is on. It does not need the disk's device file, which
-// the guest's users may remove.
+// diskSize is the size in bytes that the kernel reports for the disk of dir. It does not need the disk's device file,
+// which users of the guest may remove.
 func diskSize(sys string, dir *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -87,7 +88,7 @@ func diskSize(sys string, dir *os.File) (int64, error) {
 	return sectors * sectorSize, nil
 }
 
-// Of struct ext4_super_block.
+// From struct ext4_super_block.
 const (
 	superAt       = 1024
 	superSize     = 1024
@@ -99,7 +100,7 @@ const (
 	incompat64bit = 0x80
 )
 
-// Smaller reports whether the file system on the device dev leaves some of it unused.
+// Smaller reports whether the file system on the device dev leaves a part of dev unused.
 func Smaller(dev string) (bool, error) {
 	f, err := os.Open(dev)
 	if err != nil {
@@ -118,7 +119,7 @@ func Smaller(dev string) (bool, error) {
 	return block > 0 && uint64(end)/block > size, nil
 }
 
-// sizeIn is how many blocks of how many bytes a file system has, by its super block; zeros when it is none of ext4.
+// sizeIn returns the number of blocks and the block size in bytes from a super block; zeros when it is not ext4.
 func sizeIn(super []byte) (blocks, block uint64) {
 	u32 := func(at int) uint64 { return uint64(binary.LittleEndian.Uint32(super[at:])) }
 	const largest = 6 // 64 KiB

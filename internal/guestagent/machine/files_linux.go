@@ -35,7 +35,7 @@ func replace(path, text string) error {
 	return err
 }
 
-// ensureMachineID gives a machine whose image has no machine id one of its own.
+// ensureMachineID gives a new machine id to a machine whose image has none.
 func ensureMachineID(path string) error {
 	switch st, err := os.Stat(path); {
 	case err == nil && st.Size() > 0:

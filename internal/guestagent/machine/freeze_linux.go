@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/fs.h.
+// From linux/fs.h.
 const (
 	fiFreeze = 0xc0045877
 	fiThaw   = 0xc0045878
@@ -21,11 +21,11 @@ const (
 // frozen is a file system that we have frozen.
 type frozen struct {
 	file  *os.File
-	close bool // it was opened for this
+	close bool // it was opened for the freeze
 }
 
-// Freeze implements guestagent.Machine. It freezes what is on disks and can be written to; what is mounted later comes
-// first, since it may lie in what was mounted before.
+// Freeze implements guestagent.Machine. It freezes the writable file systems on disks, the latest mount first, because
+// a later mount may lie in an earlier one.
 func (m *Machine) Freeze() (int, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -40,14 +40,14 @@ func (m *Machine) Freeze() (int, error) {
 	for _, path := range points {
 		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
-			continue // covered by another mount, or gone by now
+			continue // covered by another mount, or already unmounted
 		}
 		open = append(open, frozen{file: f, close: true})
 	}
 	if m.disk != nil {
 		open = append(open, frozen{file: m.disk})
 	}
-	for _, f := range open { // so that nothing is left to be written while all stand still
+	for _, f := range open { // so that nothing is left to write during the freeze
 		_ = unix.Syncfs(int(f.file.Fd()))
 	}
 	for i, f := range open {
@@ -56,7 +56,7 @@ func (m *Machine) Freeze() (int, error) {
 		case err == nil:
 			m.frozen = append(m.frozen, f)
 			continue
-		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EOPNOTSUPP): // stands still already, or has nothing to freeze
+		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EOPNOTSUPP): // already frozen, or cannot be frozen
 			f.done()
 			continue
 		}
@@ -72,10 +72,10 @@ func (m *Machine) Freeze() (int, error) {
 // Thaw implements guestagent.Machine.
 func (m *Machine) Thaw() (int, error) {
 	n := len(m.frozen)
-	for len(m.frozen) > 0 { // the last one first: those before it may lie in it
+	for len(m.frozen) > 0 { // the last one first: the earlier ones may lie in it
 		f := m.frozen[len(m.frozen)-1]
 		err := unix.IoctlSetInt(int(f.file.Fd()), fiThaw, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: somebody else has thawed it
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: another program has thawed it
 			return 0, fmt.Errorf("thaw the file system on %s: %w", f.file.Name(), err)
 		}
 		f.done()
@@ -90,8 +90,8 @@ func (f frozen) done() {
 	}
 }
 
-// onDisks returns where the writable file systems on disks are mounted, each once, the latest first. r is in the format
-// of /proc/self/mountinfo.
+// onDisks returns the mount points of writable file systems on disks, each file system once, the latest first. r is in
+// the format of /proc/self/mountinfo.
 func onDisks(r io.Reader) ([]string, error) {
 	var points []string
 	seen := map[string]bool{}
@@ -115,7 +115,7 @@ func onDisks(r io.Reader) ([]string, error) {
 	return points, scan.Err()
 }
 
-// unescape undoes what the kernel does to blanks in the names of mount points.
+// unescape reverses the kernel's escapes of blanks in mount point names.
 func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }

@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept is a file that Resume writes. It stays open from the first time on: to look whether its path still leads to it is
-// a fraction of what opening, reading and closing it takes a guest whose code is cold.
+// kept is a file that Resume writes. It stays open after the first use. In a guest with cold code, checking that its
+// path still names it takes a fraction of the time of opening, reading and closing it.
 type kept struct {
 	path string
-	own  bool // made by us where it is missing
+	own  bool // create it where it is missing
 
-	file *keptFile // nil: it is not open
-	text string    // what it says, when it is longer than that; see write
+	file *keptFile // nil: not open
+	text string    // its text, when the file is longer than that; see write
 }
 
 type keptFile struct {
@@ -21,7 +21,7 @@ type keptFile struct {
 	dev, ino uint64
 }
 
-// largest is the size of a file that we write into, in bytes. What is larger is none that we have made.
+// largest is the maximum size of a file that we write into, in bytes. A larger file was not made by us.
 const largest = 64 << 10
 
 // ours reports whether st is of a file that replace can have made.
@@ -29,7 +29,7 @@ func ours(st *unix.Stat_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && st.Size <= largest
 }
 
-// open opens the file unless it is open, and returns its size. ok is false when there is none of ours.
+// open opens the file if it is not open, and returns its size. ok is false when there is no file of ours.
 func (k *kept) open() (size int64, ok bool) {
 	var st unix.Stat_t
 	if err := unix.Lstat(k.path, &st); err != nil || !ours(&st) {
@@ -44,7 +44,7 @@ func (k *kept) open() (size int64, ok bool) {
 	if err != nil {
 		return 0, false
 	}
-	if err := unix.Fstat(fd, &st); err != nil || !ours(&st) { // another one came meanwhile
+	if err := unix.Fstat(fd, &st); err != nil || !ours(&st) { // it was replaced meanwhile
 		unix.Close(fd)
 		return 0, false
 	}
@@ -60,11 +60,11 @@ func (k *kept) close() {
 }
 
 // write is replace for a guest that has just been resumed: it writes into the file that an earlier replace made. A
-// rename makes the file system allocate and write blocks at once, which is most of what such a guest would do before it
-// is itself. What reads the file in this moment may see a mixture, of a content that is wrong by now anyway.
+// rename would make the file system allocate and write blocks at once, which is most of the work of setting up such a
+// guest. A reader at this moment may see a mixture with the old content, which is wrong by now anyway.
 //
-// To shorten a file takes such a guest as long as to write it. One that was longer keeps its length until trim, with
-// empty lines at its end, which mean nothing in the files that we write.
+// In such a guest, shortening a file takes as long as writing it. A file that was longer keeps its length until trim,
+// with empty lines at its end. Those mean nothing in the files that we write.
 func (k *kept) write(text string) error {
 	k.text = ""
 	size, ok := k.open()
@@ -91,7 +91,7 @@ func (k *kept) write(text string) error {
 	return nil
 }
 
-// trim takes off the empty lines that write has left at the end, unless somebody else has written the file meanwhile.
+// trim removes the empty lines that write has left at the end, unless another program has written the file meanwhile.
 func (k *kept) trim() error {
 	if k.text == "" {
 		return nil

@@ -42,7 +42,7 @@ func (k *kept) is(t *testing.T, want string) {
 	}
 }
 
-// TestKept writes into the same file again and again, and shortens it later.
+// TestKept writes into the same file repeatedly, and shortens it later.
 func TestKept(t *testing.T) {
 	k := keep(t, "source-with-a-long-name\n")
 	var before, after unix.Stat_t
@@ -70,7 +70,7 @@ func TestKept(t *testing.T) {
 	k.mustTrim(t, "short\n\nx\n")
 }
 
-// TestKeptElsewhere never writes to what its path does not lead to any more, nor to what is none of ours.
+// TestKeptElsewhere never writes to a file that its path no longer names, or that is not ours.
 func TestKeptElsewhere(t *testing.T) {
 	k := keep(t, "source\n")
 	k.mustWrite(t, "a\n", "a\n\n\n\n\n\n")

@@ -24,21 +24,21 @@ type Machine struct {
 	disk   *os.File // see New
 	frozen []frozen
 
-	root    string // of files
+	root    string // root folder of all files
 	files   [len(paths)]kept
-	urandom int      // descriptor of /dev/urandom; 0: it is not open yet
+	urandom int      // descriptor of /dev/urandom; 0: not open yet
 	net     *netlink // see link
 }
 
 var _ guestagent.Machine = (*Machine)(nil)
 
-// New returns the VM that we run in. init says that we are its PID 1; disk, if not nil, is the file system of the
-// writable layer, to which no path leads.
+// New returns the VM that this process runs in. init means that the process is PID 1; disk, if not nil, is the file
+// system of the writable layer, which no path reaches.
 func New(init bool, disk *os.File) *Machine {
 	return machineAt("", init, disk)
 }
 
-// machineAt is New for a machine whose files are below root.
+// machineAt is New for a machine whose files are under root.
 func machineAt(root string, init bool, disk *os.File) *Machine {
 	m := &Machine{init: init, disk: disk, root: root}
 	for i, path := range paths {
@@ -47,10 +47,10 @@ func machineAt(root string, init bool, disk *os.File) *Machine {
 	return m
 }
 
-// Files that say who the machine is.
+// Files that hold the identity of the machine.
 const (
 	fileMachineID = iota
-	fileDBusID    // a copy of the machine id, on some a file of its own
+	fileDBusID    // a copy of the machine id, on some systems a separate file
 	fileHosts
 	fileHostname
 	fileResolvConf
@@ -58,7 +58,7 @@ const (
 
 var paths = [...]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
-// linkPatience is how long an interface that is being plugged in may take to appear.
+// linkPatience is the timeout for an interface that is being plugged in to appear.
 const linkPatience = 2 * time.Second
 
 // Identify implements guestagent.Machine.
@@ -69,7 +69,7 @@ func (m *Machine) Identify(ctx context.Context, id guestagent.Identity) error {
 	if err := m.configure(ctx, id.NICs, nil); err != nil {
 		return err
 	}
-	if m.init { // elsewhere it is somebody else's to make
+	if m.init { // if not PID 1, another program makes it
 		if err := ensureMachineID(m.files[fileMachineID].path); err != nil {
 			return err
 		}
@@ -87,8 +87,8 @@ func setHostname(name string) error {
 	return nil
 }
 
-// writeFiles writes who the machine is, but for its machine id, by means of write. Without a name server resolv.conf is
-// left alone.
+// writeFiles writes the identity files of the machine, except the machine id, with the function write. Without a name
+// server resolv.conf stays unchanged.
 func (m *Machine) writeFiles(id guestagent.Identity, write func(k *kept, text string) error) error {
 	hostname := id.Hostname
 	if hostname != "" {
@@ -130,7 +130,7 @@ func hosts(id guestagent.Identity) string {
 	return b.String()
 }
 
-// maxNameServers is how many libc looks at.
+// maxNameServers is how many name servers libc uses.
 const maxNameServers = 3
 
 func resolvConf(id guestagent.Identity) string {
@@ -162,15 +162,15 @@ func (m *Machine) Off() {
 	PowerOff()
 }
 
-// PowerOff kills what runs, writes everything to disk and cuts the power. It needs to be called by PID 1.
+// PowerOff kills all processes, writes everything to disk and cuts the power. The caller must be PID 1.
 func PowerOff() {
 	_ = unix.Kill(-1, unix.SIGKILL)
 	unix.Sync()
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
-	select {} // the power went; if it did not, PID 1 must not return: the kernel would panic
+	select {} // if the power is still on, PID 1 must not return: the kernel would panic
 }
 
-// noLink is the error for an interface that is not there.
+// noLink is the error for a missing interface.
 func noLink(mac string) error {
 	return errdefs.NotFoundf("the guest has no interface with the address %s", mac)
 }

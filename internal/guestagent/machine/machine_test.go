@@ -58,7 +58,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// inNetns runs the test in an empty network namespace of its own.
+// inNetns runs the test in its own empty network namespace.
 func inNetns(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the thread ends with the test
@@ -143,7 +143,7 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
-// configureAll is configure in the namespace of the test, which a socket never leaves.
+// configureAll is configure in the namespace of the test; a socket stays in its namespace.
 func configureAll(t *testing.T, nics []vm.NIC, olds []string) error {
 	t.Helper()
 	s, err := openNetlink()

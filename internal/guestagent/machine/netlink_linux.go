@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netlink is a route socket with the six requests we need. A library would add a megabyte to every guest's memory.
+// netlink is a route socket with the six requests that we need. A library would add a megabyte to every guest's memory.
 type netlink struct {
 	fd  int
 	seq uint32
@@ -30,7 +30,7 @@ type address struct {
 	prefix netip.Prefix
 }
 
-// replySize holds the largest message that the kernel sends to who reads with it, in bytes.
+// replySize is the largest message that the kernel sends to a reader with a buffer of this size, in bytes.
 const replySize = 8192
 
 func openNetlink() (*netlink, error) {
@@ -47,14 +47,14 @@ func openNetlink() (*netlink, error) {
 
 func (s *netlink) close() { unix.Close(s.fd) }
 
-// linkChange is what setLink does beside setting the interface up.
+// linkChange is what setLink does in addition to setting the interface up.
 type linkChange struct {
 	down bool // set it down instead
 	mac  net.HardwareAddr
-	mtu  int // bytes; 0 leaves it
+	mtu  int // bytes; 0 keeps it
 }
 
-// setLink changes an interface. The kernel takes the MAC and the MTU before it sets the interface up.
+// setLink changes an interface. The kernel applies the MAC and the MTU before it sets the interface up.
 func (s *netlink) setLink(index int, c linkChange) error {
 	flags := uint32(unix.IFF_UP)
 	if c.down {
@@ -96,7 +96,7 @@ func (s *netlink) address(kind, flags uint16, index int, p netip.Prefix) error {
 	return nil
 }
 
-// addRoute adds or replaces a route to dst, on the link itself when gateway is not valid.
+// addRoute adds or replaces a route to dst; without a valid gateway, on the link itself.
 func (s *netlink) addRoute(index int, dst netip.Prefix, gateway netip.Addr) error {
 	scope := byte(unix.RT_SCOPE_UNIVERSE)
 	if !gateway.IsValid() {
@@ -135,11 +135,11 @@ func attribute(b []byte, kind uint16, value []byte) []byte {
 	return append(b, make([]byte, (4-len(value)%4)%4)...)
 }
 
-// firstIndexes is how far nearby looks: the interfaces that a guest has from its boot.
+// firstIndexes is the range that nearby searches: the interfaces that a guest has since boot.
 const firstIndexes = 8
 
-// nearby lists the first interfaces. It asks for nothing else of them, which in a guest whose code is cold takes a tenth
-// of what links takes.
+// nearby lists the first interfaces. It reads nothing else about them, so in a guest with cold code it takes a tenth of
+// the time of links.
 func (s *netlink) nearby() []device {
 	var all []device
 	for index := 1; index <= firstIndexes; index++ {
@@ -194,7 +194,7 @@ func (s *netlink) addresses() ([]address, error) {
 		var addr, local netip.Addr
 		attributes(m[unix.SizeofIfAddrmsg:], func(kind uint16, value []byte) {
 			switch kind {
-			case unix.IFA_ADDRESS: // of the peer, on a point-to-point link
+			case unix.IFA_ADDRESS: // that of the peer, on a point-to-point link
 				addr, _ = netip.AddrFromSlice(value)
 			case unix.IFA_LOCAL:
 				local, _ = netip.AddrFromSlice(value)
@@ -235,7 +235,7 @@ func (s *netlink) request(kind, flags uint16, body []byte) error {
 	return s.receive(nil)
 }
 
-// dump sends a question and calls fn with each part of the answer, which is only fn's until it returns.
+// dump sends a query and calls fn with each part of the answer. fn may use that part only until it returns.
 func (s *netlink) dump(kind uint16, body []byte, fn func(kind uint16, m []byte)) error {
 	if err := s.send(kind, unix.NLM_F_DUMP, body); err != nil {
 		return err
@@ -274,7 +274,7 @@ func (s *netlink) receive(fn func(kind uint16, m []byte)) error {
 	}
 }
 
-// messages reads what one read has brought, and reports whether that was the end.
+// messages handles the messages of one read, and reports whether the answer is complete.
 func (s *netlink) messages(b []byte, fn func(kind uint16, m []byte)) (bool, error) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		n := int(binary.NativeEndian.Uint32(b))
@@ -284,7 +284,7 @@ func (s *netlink) messages(b []byte, fn func(kind uint16, m []byte)) (bool, erro
 		kind, seq, m := binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:n]
 		b = b[min((n+3)&^3, len(b)):]
 		switch {
-		case seq != s.seq: // of an earlier question
+		case seq != s.seq: // of an earlier query
 		case kind == unix.NLMSG_DONE:
 			return true, nil
 		case kind == unix.NLMSG_ERROR && len(m) >= 4:

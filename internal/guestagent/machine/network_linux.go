@@ -16,21 +16,21 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// nic is what an interface shall be, read.
+// nic is the parsed target configuration of an interface.
 type nic struct {
-	mac, old net.HardwareAddr // old is nil, or what the interface of a clone has
-	addrs    []netip.Prefix   // none leaves the addresses alone
+	mac, old net.HardwareAddr // old is nil, or the current MAC of a clone's interface
+	addrs    []netip.Prefix   // empty keeps the addresses
 	routes   []route
 	mtu      int
 }
 
 type route struct {
 	to  netip.Prefix
-	via netip.Addr // the zero value for what is on the link
+	via netip.Addr // the zero value for destinations on the link
 }
 
-// link returns the route socket that the machine keeps: to open and close one is a tenth of what a guest does, whose code
-// is cold, before it is itself.
+// link returns the route socket, which stays open. To open and close one would be a tenth of the work of setting up a
+// resumed guest, whose code is cold.
 func (m *Machine) link() (*netlink, error) {
 	if m.net == nil {
 		s, err := openNetlink()
@@ -50,9 +50,9 @@ func (m *Machine) configure(ctx context.Context, nics []vm.NIC, olds []string) e
 	return s.configure(ctx, nics, olds)
 }
 
-// configure gives the interfaces with the MACs of nics their addresses and default routes instead of their own. With
-// olds, an interface that has the MAC of the same place in it is given the one of nics first. Everything is read before
-// anything is changed.
+// configure gives the interfaces with the MACs of nics their new addresses and default routes in place of the old ones.
+// With olds, an interface that still has the MAC at the same index of olds first gets the MAC of nics. Everything is
+// parsed before anything is changed.
 func (s *netlink) configure(ctx context.Context, nics []vm.NIC, olds []string) error {
 	if len(nics) == 0 {
 		return nil
@@ -116,7 +116,7 @@ func parse(v vm.NIC, old string) (nic, error) {
 	return n, n.further(v)
 }
 
-// further reads what v has beside its address and gateway.
+// further parses the fields of v other than its address and gateway.
 func (n *nic) further(v vm.NIC) error {
 	for _, s := range v.Addresses {
 		p, err := netip.ParsePrefix(s)
@@ -141,7 +141,7 @@ func (n *nic) further(v vm.NIC) error {
 	return nil
 }
 
-// waitLinks finds the interfaces of nics; one that is just being plugged in is waited for.
+// waitLinks finds the interfaces of nics; it waits for one that is just being plugged in.
 func (s *netlink) waitLinks(ctx context.Context, nics []nic) ([]device, error) {
 	found, missing, err := s.find(nics)
 	if err != nil || missing == nil {
@@ -163,7 +163,8 @@ func (s *netlink) waitLinks(ctx context.Context, nics []nic) ([]device, error) {
 	}
 }
 
-// find looks for the interfaces of nics, by their new MAC before the old one. missing is a MAC that nobody has.
+// find looks for the interfaces of nics, by the new MAC first, then by the old one. missing is a MAC that no interface
+// has.
 func (s *netlink) find(nics []nic) (found []device, missing net.HardwareAddr, err error) {
 	if found, missing = pick(s.nearby(), nics); missing == nil {
 		return found, nil, nil
@@ -200,10 +201,10 @@ func withMAC(all []device, mac net.HardwareAddr) (device, bool) {
 	return device{}, false
 }
 
-// apply makes the interface d what n says.
+// apply configures the interface d as n says.
 func (s *netlink) apply(d device, n nic, addrs []address) error {
 	other := !bytes.Equal(d.mac, n.mac)
-	if other { // down first: that drops every route, neighbour and cached address of the machine it was
+	if other { // down first: that drops every route, neighbour and cached address of the old identity
 		if err := s.setLink(d.index, linkChange{down: true}); err != nil {
 			return err
 		}
@@ -226,7 +227,7 @@ func (s *netlink) apply(d device, n nic, addrs []address) error {
 		}
 	}
 	for _, r := range n.routes {
-		if r.via.IsValid() && !n.near(r.via) { // as clouds do with /32 addresses: reach it on the link
+		if r.via.IsValid() && !n.near(r.via) { // as in clouds with /32 addresses: reach the gateway on the link
 			if err := s.addRoute(d.index, netip.PrefixFrom(r.via, r.via.BitLen()), netip.Addr{}); err != nil {
 				return err
 			}
@@ -238,7 +239,7 @@ func (s *netlink) apply(d device, n nic, addrs []address) error {
 	return nil
 }
 
-// near reports whether the addresses of n make a on the link.
+// near reports whether the addresses of n put a on the link.
 func (n nic) near(a netip.Addr) bool {
 	for _, p := range n.addrs {
 		if p.Masked().Contains(a) {
@@ -255,18 +256,18 @@ func anyOf(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// Loopback brings up lo.
+// Loopback sets lo up.
 func Loopback() error {
 	s, err := openNetlink()
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	return s.setLink(1, linkChange{}) // lo is always the first
+	return s.setLink(1, linkChange{}) // lo always has index 1
 }
 
-// dropAddresses removes the addresses of an interface but keep: those of keep's families, or with all those of every one.
-// Link-local ones of IPv6 are the kernel's own and follow the MAC.
+// dropAddresses removes the addresses of an interface except keep: those of the families in keep, or of all families
+// with all. Link-local IPv6 addresses stay: the kernel manages them by the MAC.
 func (s *netlink) dropAddresses(index int, keep []netip.Prefix, all bool, addrs []address) error {
 	var four, six bool
 	for _, k := range keep {
@@ -285,7 +286,7 @@ func (s *netlink) dropAddresses(index int, keep []netip.Prefix, all bool, addrs 
 			continue
 		}
 		err := s.address(unix.RTM_DELADDR, 0, index, a.prefix)
-		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // the kernel may have dropped it with the link
+		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // the kernel may have dropped it when the link went down
 			return err
 		}
 	}

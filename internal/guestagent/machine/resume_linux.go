@@ -17,17 +17,18 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/ext4"
 )
 
-// Of linux/random.h.
+// From linux/random.h.
 const (
 	rndAddEntropy = 0x40085203
 	rndReseedCRNG = 0x5207
 )
 
-// clockSlack is how far the clock may be off before it is set: setting it is a jump, and programs may see it go back.
+// clockSlack is how far the clock may be wrong before it is set: setting it makes a jump, and programs may see time go
+// back.
 const clockSlack = 5 * time.Millisecond
 
-// Resume implements guestagent.Machine. What programs could take from the source comes first: random numbers, then the
-// time.
+// Resume implements guestagent.Machine. What programs could share with the source is changed first: random numbers,
+// then the time.
 func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
 	if err := m.reseed(r.Entropy); err != nil {
 		return err
@@ -54,11 +55,11 @@ func (m *Machine) Resume(ctx context.Context, r guestagent.Resumption) error {
 	return m.grow(ctx, r.Storage)
 }
 
-// growPatience is how long the kernel may take to learn that its disk has grown.
+// growPatience is the timeout for the kernel to learn that its disk has grown.
 const growPatience = 10 * time.Second
 
-// grow waits until the writable disk has size bytes, 0 for one that has not changed, and gives its file system all of it.
-// A disk that is not ours to grow is left alone.
+// grow waits until the writable disk has size bytes (0: unchanged), and extends its file system to all of it. A disk
+// that is not ours is left alone.
 func (m *Machine) grow(ctx context.Context, size int64) error {
 	if size == 0 || m.disk == nil {
 		return nil
@@ -80,7 +81,8 @@ func (m *Machine) Forget() error {
 	return errors.Join(append(errs, forget(m.root+"/"))...)
 }
 
-// random opens what reseed needs, for the rest of the machine's life: where code is cold, opening it is most of the work.
+// random opens the device that reseed needs and keeps it open: in a guest with cold code, opening it is most of the
+// work.
 func (m *Machine) random() (fd int, err error) {
 	if m.urandom == 0 {
 		if fd, err = unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
@@ -91,7 +93,7 @@ func (m *Machine) random() (fd int, err error) {
 	return m.urandom, nil
 }
 
-// reseed puts entropy into the kernel's random numbers and has every generator begin anew from them.
+// reseed adds entropy to the kernel's random numbers and makes every generator restart from them.
 func (m *Machine) reseed(entropy []byte) error {
 	if len(entropy) == 0 {
 		return nil
@@ -129,7 +131,7 @@ func setClock(now time.Time) error {
 	return nil
 }
 
-// writeMachineID makes id the machine's, also where D-Bus keeps a copy of its own.
+// writeMachineID sets the machine id, also in D-Bus's own copy.
 func (m *Machine) writeMachineID(id string) error {
 	if id == "" {
 		return nil
@@ -142,7 +144,7 @@ func (m *Machine) writeMachineID(id string) error {
 	return nil
 }
 
-// sources are the files that would bring back who the machine was, or the random numbers it had: leases of DHCP clients
+// sources are the files that would restore the old identity or random numbers of the machine: leases of DHCP clients,
 // and the seed that systemd keeps from boot to boot.
 var sources = []struct{ dir, pattern string }{
 	{"var/lib/dhcp", "*.lease*"},
@@ -159,7 +161,7 @@ func forget(root string) error {
 		dir := filepath.Join(root, s.dir)
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			continue // this guest has none of the kind
+			continue // this guest has no such files
 		}
 		for _, e := range entries {
 			if ok, _ := filepath.Match(s.pattern, e.Name()); !ok || e.IsDir() {

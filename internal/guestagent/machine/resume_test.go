@@ -20,7 +20,7 @@ const (
 	otherMAC  = "02:00:00:00:00:02"
 )
 
-// TestCloneNetwork gives the interfaces of a source, without carrier as a clone's are, to a clone.
+// TestCloneNetwork moves the interfaces of a source, without carrier as in a clone, to the clone's identity.
 func TestCloneNetwork(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("iproute2 is needed")
@@ -42,7 +42,7 @@ func TestCloneNetwork(t *testing.T) {
 		{MAC: "02:00:00:00:01:01", IP: "10.1.0.3", Prefix: 24, Gateway: "10.1.0.1", MTU: 1400},
 		{MAC: "02:00:00:00:01:02", IP: "fd00::3", Prefix: 64, Gateway: "fd00::1"},
 	}
-	for range 2 { // the second call finds what the first has done
+	for range 2 { // the second call finds the work of the first
 		if err := configureAll(t, clone, []string{sourceMAC, otherMAC}); err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +67,7 @@ func TestCloneNetwork(t *testing.T) {
 			}
 		}
 	}
-	// A clone whose MAC is also that of the source (its interface was replaced by the host) changes its address alone.
+	// A clone that has the MAC of the source (the host replaced its interface) changes only its address.
 	again := []vm.NIC{{MAC: clone[0].MAC, IP: "10.1.0.4", Prefix: 24, Gateway: "10.1.0.1"}}
 	if err := configureAll(t, again, []string{clone[0].MAC}); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestCloneNetwork(t *testing.T) {
 	if addrs := ip(t, "-o", "addr", "show", "guest0"); !strings.Contains(addrs, "10.1.0.4/24") || strings.Contains(addrs, "10.1.0.3") {
 		t.Errorf("addresses %s", addrs)
 	}
-	// An interface without an address of ours loses those of the source all the same.
+	// An interface for which we have no address still loses those of the source.
 	dhcp := []vm.NIC{{MAC: sourceMAC}}
 	if err := configureAll(t, dhcp, []string{clone[0].MAC}); err != nil {
 		t.Fatal(err)
@@ -214,7 +214,7 @@ junk
 	}
 }
 
-// FuzzOnDisks only must not fail: the names are whatever somebody mounted.
+// FuzzOnDisks only must not panic: mount point names are arbitrary.
 func FuzzOnDisks(f *testing.F) {
 	f.Add("28 1 254:1 / / rw shared:1 - ext4 /dev/vda1 rw\n")
 	f.Add("28 1 254:1 / /a\\040b rw - ext4 /dev/vda1 ro\n - \n")

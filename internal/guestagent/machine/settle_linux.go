@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Settle implements guestagent.Machine. What Resume and Forget will open is opened and what they will look at is looked
-// at: the kernel then has the names, found or not found, and the pages of the files in memory.
+// Settle implements guestagent.Machine. It opens the files that Resume and Forget will open, and looks up the paths
+// that they will look up. The kernel then has the names, found or not found, and the files' pages in memory.
 func (m *Machine) Settle(ctx context.Context) error {
 	if _, err := m.random(); err != nil {
 		return err
@@ -32,10 +32,10 @@ func (m *Machine) Settle(ctx context.Context) error {
 	return m.flush(ctx)
 }
 
-// flush writes to the disks what waits for that, or until ctx ends. It goes on with it then.
+// flush writes pending data to the disks until that is done or ctx ends. The write continues after ctx ends.
 func (m *Machine) flush(ctx context.Context) error {
 	done := make(chan struct{})
-	go func() { // ends when the disks have it all
+	go func() { // ends when all data is on the disks
 		defer close(done)
 		unix.Sync()
 	}()

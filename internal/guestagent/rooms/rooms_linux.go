@@ -1,8 +1,9 @@
-// Package rooms gives the containers of a guest their root file systems: the layers of an image with a writable one of
-// their own on top, in a mount namespace of their own. The kernel's file systems, and with them shared memory, are the
-// guest's; so are the network and the processes. A room may be the guest's own root, seen read-only.
+// Package rooms makes the root file systems ("rooms") of a guest's containers: the layers of an image with a private
+// writable layer on top, each in its own mount namespace. The kernel's file systems, and with them shared memory, are
+// the guest's; so are the network and the processes. A room may also be the guest's own root, read-only.
 //
-// It runs nothing: who enters a room does. A room lasts as long as the guest; what was written in it, as long as the VM.
+// It runs nothing: callers enter a room to do so. A room lasts as long as the guest runs; its written data, as long as
+// the VM exists.
 package rooms
 
 import (
@@ -24,10 +25,11 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
 )
 
-// stagePath is where rooms are furnished. Short, because the kernel takes 4096 bytes of options that name every layer.
+// stagePath is where rooms are built. It is short because the kernel accepts 4096 bytes of options, and these name
+// every layer.
 const stagePath = "/run/.rooms"
 
-// Keeper has the rooms of the guest it runs in. Its methods are safe for concurrent use.
+// Keeper owns the rooms of the guest it runs in. Its methods are safe for concurrent use.
 type Keeper struct {
 	disk *os.File // a folder of the writable disk's file system; nil without one
 
@@ -47,8 +49,8 @@ func New(disk *os.File) *Keeper {
 	return &Keeper{disk: disk, layers: map[string]string{}, rooms: map[string]*room{}}
 }
 
-// Make makes the room called name of the layers on the disks with these serials, the lowest first, and returns the folder
-// where it is until Seal. From then on a room with a read-only root is one. It is idempotent.
+// Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the folder
+// where it is until Seal. After Seal, a room with a read-only root is read-only. It is idempotent.
 func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -70,7 +72,7 @@ func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, 
 	if len(lower) == 0 {
 		return "", errdefs.Invalidf("the image of container %s has no layers", name)
 	}
-	slices.Reverse(lower) // overlayfs names the highest first
+	slices.Reverse(lower) // overlayfs lists the highest first
 	upper, err := k.upper(name)
 	if err != nil {
 		return "", fmt.Errorf("prepare the writable layer of container %s: %w", name, err)
@@ -90,7 +92,7 @@ func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, 
 	return dir, nil
 }
 
-// begin makes the stage, which takes everything on it along when it goes. Preconditions: mu is held.
+// begin mounts the stage; everything in it disappears with it. Preconditions: mu is held.
 func (k *Keeper) begin() error {
 	if k.open {
 		return nil
@@ -144,7 +146,7 @@ func (k *Keeper) upper(name string) (string, error) {
 	return dir, nil
 }
 
-// furnish gives a room what programs expect of a machine. Its image may hold anything at these places.
+// furnish adds the folders, mounts and files that programs expect. The image may hold anything at these paths.
 func furnish(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -179,7 +181,7 @@ func furnish(dir string) error {
 	return identify(root, own)
 }
 
-// identity is the text of the files in which the machine says who it is.
+// identity returns the text of the files that identify the machine.
 func identity() (map[string][]byte, error) {
 	own := map[string][]byte{}
 	for _, name := range []string{"etc/hosts", "etc/resolv.conf", "etc/hostname"} {
@@ -187,15 +189,15 @@ func identity() (map[string][]byte, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		if err == nil { // which may end with empty lines for a while
+		if err == nil { // it may end with empty lines for a while
 			own[name] = append(bytes.TrimRight(text, "\n"), '\n')
 		}
 	}
 	return own, nil
 }
 
-// identify writes the files of own into a room: by renaming, so that a link of the image is not followed and who reads
-// them sees the old or the new ones. A file that is a mount of the container is left alone.
+// identify writes the files of own into a room, by renaming: a link of the image is not followed, and readers see
+// either the old or the new files. A file that is a mount of the container stays unchanged.
 func identify(root *os.Root, own map[string][]byte) error {
 	for name, text := range own {
 		if old, err := root.ReadFile(name); err == nil && bytes.Equal(old, text) {
@@ -218,11 +220,11 @@ func identify(root *os.Root, own map[string][]byte) error {
 	return nil
 }
 
-// machineIDs are where a file system says which machine it is of.
+// machineIDs are the files of a file system that hold the machine id.
 var machineIDs = []string{"etc/machine-id", "var/lib/dbus/machine-id"}
 
-// Identify gives every room what the machine says of itself by now, and machineID, unless it is "", to those that have
-// one. It is idempotent.
+// Identify gives every room the machine's current identity files. Rooms that have a machine id get machineID, unless it
+// is "". It is idempotent.
 func (k *Keeper) Identify(machineID string) error {
 	own, err := identity()
 	if err != nil {
@@ -233,7 +235,7 @@ func (k *Keeper) Identify(machineID string) error {
 	k.mu.Unlock()
 	for _, name := range names {
 		if name == "" {
-			continue // the guest's own root, which has them
+			continue // the guest's own root has them already
 		}
 		err := k.Change(name, func() error {
 			root, err := os.OpenRoot("/")
@@ -256,7 +258,7 @@ func (k *Keeper) Identify(machineID string) error {
 	return nil
 }
 
-// Seal takes the rooms off the guest's own folders: from then on they are seen by who enters them alone. It is idempotent.
+// Seal removes the rooms from the guest's own folders: from then on only callers of Enter see them. It is idempotent.
 func (k *Keeper) Seal() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -276,12 +278,12 @@ func (k *Keeper) Seal() error {
 		return fmt.Errorf("hide the containers' file systems: %w", err)
 	}
 	k.open = false
-	_ = os.Remove(stagePath) // an empty folder harms nobody
+	_ = os.Remove(stagePath) // an empty folder does no harm
 	return nil
 }
 
-// Show makes the room called name of the guest's own folders as they are mounted, with a read-only root: what is mounted in
-// it stays as it is. It is idempotent.
+// Show makes the room called name from the guest's own folders as they are mounted, with a read-only root: mounts
+// inside it stay as they are. It is idempotent.
 func (k *Keeper) Show(name string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -308,7 +310,7 @@ func (k *Keeper) Show(name string) error {
 	return err
 }
 
-// protect makes the root of the thread's mount namespace read-only. The file system stays writable for who sees it elsewhere.
+// protect makes the root of the thread's mount namespace read-only. The file system stays writable in other namespaces.
 func protect() error {
 	if err := unix.Mount("", "/", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("make the root read-only: %w", err)
@@ -345,7 +347,8 @@ func seal(dir string, readOnlyRoot bool) (ns *os.File, err error) {
 	return ns, err
 }
 
-// Enter runs f in a room: paths that f uses and processes that it starts are in there. f must not leave its goroutine.
+// Enter runs f in a room: paths that f uses and processes that it starts are inside the room. f must not leave its
+// goroutine.
 func (k *Keeper) Enter(name string, f func() error) error {
 	var ns *os.File
 	k.mu.Lock()
@@ -367,7 +370,7 @@ func (k *Keeper) Enter(name string, f func() error) error {
 	})
 }
 
-// Change is Enter for an f that writes, also where the root of the room is read-only: for f alone it is not.
+// Change is Enter for an f that writes, even where the root of the room is read-only: it is writable for f alone.
 func (k *Keeper) Change(name string, f func() error) error {
 	k.mu.Lock()
 	r := k.rooms[name]
@@ -389,13 +392,14 @@ func (k *Keeper) Change(name string, f func() error) error {
 	})
 }
 
-// onThread runs f on a thread that ends with it. That is never the first of the process, whose root /proc/self shows.
+// onThread runs f on a thread that ends after it. It never uses the first thread of the process, because /proc/self
+// shows its root.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread is not for others any more
+		runtime.LockOSThread() // never unlocked: no other goroutine may use the thread
 		if unix.Gettid() == unix.Getpid() {
-			err := onThread(f) // on another one, since this is taken
+			err := onThread(f) // on another thread, because this one is locked
 			runtime.UnlockOSThread()
 			done <- err
 			return

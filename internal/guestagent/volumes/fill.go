@@ -14,20 +14,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Names in a volume of files, as the kubelet has them: programs that watch for ..data work here, too.
+// Names in a volume of files, the same as the kubelet uses, so that programs that watch ..data work here, too.
 const (
 	dataLink = "..data"
 	tempLink = "..data_tmp"
 )
 
-// Modes of what a group is to use.
+// Modes of files and folders that a group is to use.
 const (
 	groupFile = 0o440
 	groupDir  = 0o550 | os.ModeSetgid
 )
 
-// fill makes files the content of dir. Each first part of a path is a symbolic link through ..data, which is replaced by
-// renaming: whoever reads sees all of the old files or all of the new. A failure leaves the old.
+// fill makes files the content of dir. The first part of each path is a symbolic link through ..data, which is replaced
+// by renaming: readers see either all old or all new files. A failure leaves the old files.
 func fill(dir *os.Root, files []vm.VolumeFile, group *int64) error {
 	next, err := version(dir, group)
 	if err != nil {
@@ -47,7 +47,7 @@ func fill(dir *os.Root, files []vm.VolumeFile, group *int64) error {
 	return sweep(dir, next, files)
 }
 
-// version makes the folder of a new content.
+// version makes the folder for a new content.
 func version(dir *os.Root, group *int64) (string, error) {
 	for {
 		var b [4]byte
@@ -70,10 +70,10 @@ func makeFolder(dir *os.Root, name string, group *int64) error {
 			return err
 		}
 	}
-	return dir.Chmod(name, mode) // whatever the umask is, and after the change of group, which clears the bit
+	return dir.Chmod(name, mode) // independent of the umask, and after the change of group, which clears the setgid bit
 }
 
-// place writes f below the folder top.
+// place writes f under the folder top.
 func place(dir *os.Root, top string, f vm.VolumeFile, group *int64) error {
 	parts := strings.Split(f.Path, "/")
 	at := top
@@ -110,7 +110,7 @@ func place(dir *os.Root, top string, f vm.VolumeFile, group *int64) error {
 	return dir.Chmod(name, mode)
 }
 
-// point has ..data name the content at once.
+// point makes ..data name the new content atomically.
 func point(dir *os.Root, next string) error {
 	if err := dir.Remove(tempLink); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -125,7 +125,7 @@ func point(dir *os.Root, next string) error {
 func link(dir *os.Root, files []vm.VolumeFile) error {
 	for first := range firsts(files) {
 		if _, err := dir.Lstat(first); err == nil {
-			continue // ours from before: nobody else writes here
+			continue // our own from an earlier call: nobody else writes here
 		}
 		if err := dir.Symlink(dataLink+"/"+first, first); err != nil {
 			return fmt.Errorf("link %s: %w", first, err)
@@ -134,7 +134,7 @@ func link(dir *os.Root, files []vm.VolumeFile) error {
 	return nil
 }
 
-// sweep removes names that are not in files any more and contents other than next.
+// sweep removes names that are not in files any more, and all contents except next.
 func sweep(dir *os.Root, next string, files []vm.VolumeFile) error {
 	entries, err := fs.ReadDir(dir.FS(), ".")
 	if err != nil {

@@ -28,7 +28,7 @@ func openDir(t testing.TB) (*os.Root, string) {
 	return root, dir
 }
 
-// content reads what programs see: names that do not begin with "..", links followed.
+// content reads the files as programs see them: names that do not begin with "..", links followed.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -128,7 +128,7 @@ func TestFillFailureLeavesTheOld(t *testing.T) {
 	if err := fill(root, []vm.VolumeFile{file("a", "1")}, nil); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody checks these on the way: a file that is a folder, too.
+	// fill does not check these paths: a file that is also a folder.
 	if err := fill(root, []vm.VolumeFile{file("a", "2"), file("a/b", "3")}, nil); err == nil {
 		t.Fatal("a file became a folder")
 	}
@@ -174,7 +174,7 @@ func TestFillModesAndOwners(t *testing.T) {
 	}
 }
 
-// TestReadersNeverSeeHalf reads while the content changes: two files are always of one version.
+// TestReadersNeverSeeHalf reads while the content changes: two files always have the same version.
 func TestReadersNeverSeeHalf(t *testing.T) {
 	root, dir := openDir(t)
 	if err := fill(root, []vm.VolumeFile{file("a", "0"), file("b", "0")}, nil); err != nil {
@@ -201,7 +201,8 @@ func TestReadersNeverSeeHalf(t *testing.T) {
 			}
 			version.Close()
 		}
-		// Who follows the link while its folder goes must follow it again, as with the kubelet's volumes.
+		// A reader whose folder is removed while it follows the link must follow it again, as with the kubelet's
+		// volumes.
 		_, missing := os.Stat(filepath.Join(dir, "a"))
 		for try := 0; missing != nil && try < 20; try++ {
 			_, missing = os.Stat(filepath.Join(dir, "a"))
@@ -220,7 +221,7 @@ func TestReadersNeverSeeHalf(t *testing.T) {
 	}
 }
 
-// FuzzFill: whatever is accepted stays in its folder and is readable at its path.
+// FuzzFill: accepted files stay in their folder and are readable at their path.
 func FuzzFill(f *testing.F) {
 	f.Add("a", "b/c")
 	f.Add("../x", "/etc/passwd")
@@ -244,7 +245,7 @@ func FuzzFill(f *testing.F) {
 		}
 		defer root.Close()
 		if err := fill(root, files, nil); err != nil {
-			return // a path may be too long for the file system in all
+			return // the whole path may be too long for the file system
 		}
 		for _, want := range files {
 			if got, err := os.ReadFile(filepath.Join(dir, want.Path)); err != nil || string(got) != string(want.Data) {

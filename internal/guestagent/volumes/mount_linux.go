@@ -14,8 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Mount makes the volumes and mounts them as mounts say, which are by the folder that their paths are in, in that order.
-// What was done before is not done again.
+// Mount makes the volumes and mounts them in the order of mounts. The key of mounts is the folder that the paths are
+// in. Steps that were done before are skipped.
 func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -61,7 +61,7 @@ func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.
 	return nil
 }
 
-// open makes the file system in memory that holds the files. Preconditions: mu is held.
+// open mounts the in-memory file system that holds the files. Preconditions: mu is held.
 func (k *Keeper) open() error {
 	if k.store != nil {
 		return nil
@@ -77,13 +77,13 @@ func (k *Keeper) open() error {
 	return err
 }
 
-// close takes the stage off the guest's folders. The mounts keep what they show, and store its own way in.
+// close removes the stage from the guest's folders. Mounts stay valid, and store stays open.
 func (k *Keeper) close() error {
 	if k.store != nil {
 		if err := unix.Unmount(k.stage, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("hide the memory of volumes: %w", err)
 		}
-		_ = os.Remove(k.stage) // an empty folder harms nobody
+		_ = os.Remove(k.stage) // an empty folder does no harm
 	}
 	k.closed = true
 	return nil
@@ -103,7 +103,7 @@ func (k *Keeper) make(v vm.Volume) error {
 	switch {
 	case v.Kind == vm.VolumeFiles:
 		var dir *os.Root
-		if dir, err = k.folder(v); err == nil { // empty when nobody gave it files
+		if dir, err = k.folder(v); err == nil { // empty unless Put gave it files
 			err = dir.Close()
 		}
 	case v.Memory:
@@ -135,7 +135,7 @@ func (k *Keeper) makeMemory(v vm.Volume) error {
 	return share(fd, v.Group)
 }
 
-// makeDisk makes the folder of v in the writable layer. One of an earlier start is as the guest left it.
+// makeDisk makes the folder of v in the writable layer. A folder from an earlier start stays as the guest left it.
 func (k *Keeper) makeDisk(v vm.Volume) error {
 	dir := path.Join(k.disk, v.Name)
 	if fd, err := resolve(dir); err == nil {
@@ -156,7 +156,7 @@ func (k *Keeper) makeDisk(v vm.Volume) error {
 	if err := os.Chmod(k.disk, 0o700); err != nil {
 		return err
 	}
-	// Made under another name first: a guest that is cut off here must not find it unfinished.
+	// Make it under another name first: a guest that is interrupted here must not find an unfinished folder.
 	temp := "." + v.Name + ".new"
 	if err := unix.Mkdirat(parent, temp, 0o777); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
@@ -172,7 +172,7 @@ func (k *Keeper) makeDisk(v vm.Volume) error {
 	return unix.Renameat(parent, temp, parent, v.Name)
 }
 
-// share lets everybody use a folder, and has what is made in it belong to the group.
+// share lets all users use a folder, and makes new files in it belong to the group.
 func share(fd int, group *int64) error {
 	if group == nil {
 		return unix.Fchmod(fd, 0o777)
@@ -213,7 +213,7 @@ func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
 	return unix.MoveMount(tree, "", dst, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// source opens what is to be mounted. The content may be the guest's: its links do not lead out of the volume.
+// source opens what is to be mounted. The guest may have written the content: links must not lead out of the volume.
 func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
 	top := path.Join(k.stage, v.Name)
 	if v.Kind == vm.VolumeEmpty && !v.Memory {

@@ -10,13 +10,13 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// resolve opens a path of the guest for reference. Links are followed as programs of the guest would, but not those of
-// /proc, which lead anywhere.
+// resolve opens a path of the guest as a reference (O_PATH). It follows links as programs of the guest would, except
+// links of /proc, which may lead anywhere.
 func resolve(name string) (int, error) {
 	return openat2(unix.AT_FDCWD, name, unix.RESOLVE_NO_MAGICLINKS)
 }
 
-// beneath opens what is called name in the folder dir, without leaving it.
+// beneath opens name in the folder dir, without leaving the folder.
 func beneath(dir int, name string) (int, error) {
 	return openat2(dir, name, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_MAGICLINKS|unix.RESOLVE_NO_XDEV)
 }
@@ -24,19 +24,19 @@ func beneath(dir int, name string) (int, error) {
 func openat2(dir int, name string, how uint64) (int, error) {
 	for {
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: how})
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) { // a rename at the same time
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) { // EAGAIN: a rename at the same time
 			return fd, err
 		}
 	}
 }
 
-// within is resolve for a path in the folder root, which no link leads out of.
+// within is resolve for a path in the folder root; no link can lead out of root.
 func within(root int, name string) (int, error) {
 	return openat2(root, name, unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_MAGICLINKS)
 }
 
-// target opens the folder or file in root where a volume is to be mounted, and makes what is missing of its path.
-// The image may have put a link there: it is followed unless it leads to the root or to a file system of the kernel.
+// target opens the folder or file in root where a volume is to be mounted, and makes missing parts of its path. The
+// image may have put a link there: it is followed unless it leads to the root or to a kernel file system.
 func target(root int, name string, folder bool) (int, error) {
 	fd, err := within(root, "/")
 	if err != nil {
@@ -60,7 +60,7 @@ func target(root int, name string, folder bool) (int, error) {
 	return fd, nil
 }
 
-// step opens the path at, whose last part is in the folder parent, and makes it when it is missing.
+// step opens the path at, whose last part is in the folder parent, and makes it if it is missing.
 func step(root, parent int, at, part string, folder bool) (int, error) {
 	fd, err := within(root, at)
 	if !errors.Is(err, unix.ENOENT) {
@@ -85,7 +85,7 @@ func step(root, parent int, at, part string, folder bool) (int, error) {
 	return within(root, at)
 }
 
-// mountable refuses what must not be mounted over.
+// mountable rejects paths that must not be mounted over.
 func mountable(root, fd int, name string, folder bool) error {
 	var st, top unix.Stat_t
 	var fs unix.Statfs_t
@@ -106,7 +106,8 @@ func mountable(root, fd int, name string, folder bool) error {
 	return nil
 }
 
-// subFolder opens a folder inside a volume that starts empty, and makes what is missing of its path as the volume is.
+// subFolder opens a folder inside a volume that starts empty. It makes missing parts of its path with the mode and
+// group of the volume.
 func subFolder(root int, name string, group *int64) (int, error) {
 	at := ""
 	for _, part := range strings.Split(name, "/") {

@@ -1,8 +1,8 @@
-// Package volumes makes the volumes of an OCI guest: folders of given files that are replaced as a whole, folders that
-// start empty, on the disk or in memory, and the mounts that show them to programs.
+// Package volumes makes the volumes of an OCI guest: folders of given files that are replaced as a whole; folders that
+// start empty, on disk or in memory; and the mounts that show them to programs.
 //
-// It does not talk to the host; the agent's server does. It never removes a volume: what is in memory goes with the
-// guest's power, what is on the disk with the VM.
+// It does not talk to the host; the agent's server does. It never removes a volume: one in memory ends when the guest
+// powers off, one on disk is removed with the VM.
 package volumes
 
 import (
@@ -19,21 +19,21 @@ import (
 
 // Folders of the guest.
 const (
-	stagePath = "/run/.cocoon-volumes"    // shows what is in memory until everything is mounted
-	diskPath  = "/var/lib/cocoon/volumes" // in the writable layer, for root alone
+	stagePath = "/run/.cocoon-volumes"    // shows the volumes in memory until all are mounted
+	diskPath  = "/var/lib/cocoon/volumes" // in the writable layer, accessible to root only
 )
 
-// Keeper has the volumes of the guest it runs in. Its methods are safe for concurrent use.
+// Keeper owns the volumes of the guest it runs in. Its methods are safe for concurrent use.
 type Keeper struct {
 	stage string
 	disk  string
 
 	mu      sync.Mutex
-	store   *os.Root                     // where the files are, by volume; nil before there are any. It outlives the name stage.
+	store   *os.Root                     // holds the files, by volume; nil without any. Stays open after the path stage is removed.
 	sums    map[string][sha256.Size]byte // of the content of volumes of files
 	made    map[string]bool              // volumes that are ready to be mounted
 	mounted map[string]bool              // by path
-	closed  bool                         // everything is mounted, and stage is gone
+	closed  bool                         // all volumes are mounted, and stage is removed
 }
 
 // New returns the keeper of a guest without volumes.
@@ -83,7 +83,7 @@ func (k *Keeper) write(v vm.Volume) error {
 	return fill(dir, v.Files, v.Group)
 }
 
-// folder opens the folder of a volume of files and makes it when it is missing.
+// folder opens the folder of a volume of files and makes it if it is missing.
 func (k *Keeper) folder(v vm.Volume) (*os.Root, error) {
 	if _, err := k.store.Lstat(v.Name); os.IsNotExist(err) {
 		if err := makeFolder(k.store, v.Name, v.Group); err != nil {

@@ -27,7 +27,7 @@ type Sim struct {
 	pumps         sync.WaitGroup
 }
 
-// maxChunks bounds what waits for a guest that does not read: the size of a virtqueue.
+// maxChunks limits what waits for a guest that does not read: the size of a virtqueue.
 const maxChunks = 64
 
 // New returns a pipe without a host.
@@ -37,7 +37,7 @@ func New() *Sim {
 	return s
 }
 
-// Dial attaches a host. Like QEMU's socket it takes one at a time: a new one waits until the one before has closed.
+// Dial attaches a host. Like QEMU's socket it takes one at a time: a new one waits until the previous one has closed.
 func (s *Sim) Dial(ctx context.Context) (net.Conn, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -80,7 +80,7 @@ func fileConn(fd int) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
-// pump carries the host's bytes to the guest until the host goes.
+// pump carries the host's bytes to the guest until the host disconnects.
 func (s *Sim) pump(host net.Conn) {
 	defer s.pumps.Done()
 	buf := make([]byte, 4096)
@@ -129,7 +129,7 @@ func (s *Sim) Read(p []byte, attached bool) (int, error) {
 	}
 }
 
-// Write implements link.Device. Bytes to a host that has just gone are lost, as with QEMU.
+// Write implements link.Device. As with QEMU, bytes to a host that has just disconnected are lost.
 func (s *Sim) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
@@ -145,7 +145,7 @@ func (s *Sim) Write(p []byte) (int, error) {
 		if late {
 			return done, os.ErrDeadlineExceeded
 		}
-		_ = host.SetWriteDeadline(time.Now().Add(5 * time.Millisecond)) // looks at our own deadline again
+		_ = host.SetWriteDeadline(time.Now().Add(5 * time.Millisecond)) // then our own deadline is checked again
 		n, err := host.Write(p[done:])
 		done += n
 		if err != nil && !os.IsTimeout(err) {
@@ -181,7 +181,7 @@ func (s *Sim) deadline(t time.Time, at *time.Time, timer **time.Timer) error {
 	return nil
 }
 
-// Close ends the pipe, as QEMU's death does, and waits for its goroutines.
+// Close ends the pipe, as the exit of QEMU does, and waits for its goroutines.
 func (s *Sim) Close() error {
 	s.mu.Lock()
 	s.closed = true
