@@ -101,7 +101,7 @@ func (d doctor) hardwareVirtualisation() bool {
 				}
 			}
 			return false
-		case "CPU implementer": // ARM shows no flag; there a KVM that opens works
+		case "CPU implementer": // ARM shows no flag; there a KVM device that opens works
 			return true
 		}
 	}
@@ -124,7 +124,7 @@ func (d doctor) tun(context.Context) finding {
 	return finding{Fail, err.Error(), "sudo modprobe tun"}
 }
 
-// fixTun makes the device node; a node whose driver is missing is beyond it.
+// fixTun makes the device node; it cannot help if the driver is missing.
 func (d doctor) fixTun() error {
 	if err := os.MkdirAll(filepath.Dir(d.tunPath()), 0o755); err != nil {
 		return err
@@ -198,7 +198,7 @@ func (d doctor) memory(context.Context) finding {
 }
 
 func (d doctor) mkfs(context.Context) finding {
-	for _, name := range []string{"mkfs.ext4", "/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // sbin is not in everybody's PATH
+	for _, name := range []string{"mkfs.ext4", "/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // sbin is not in the PATH of all users
 		if path, err := exec.LookPath(name); err == nil {
 			return finding{status: OK, detail: path}
 		}
@@ -255,7 +255,7 @@ func makeFolder(path string) func() error {
 	return func() error { return os.MkdirAll(path, 0o711) }
 }
 
-// space looks at the file system that holds, or will hold, the state.
+// space checks the file system that holds, or will hold, the state.
 func (d doctor) space(context.Context) finding {
 	dir := d.cfg.StateDir
 	var st unix.Statfs_t

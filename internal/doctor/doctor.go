@@ -1,8 +1,8 @@
-// Package doctor examines a host for what Cocoon needs: what is there, what is missing, for which feature, and the
-// command that mends it.
+// Package doctor examines a host for what Cocoon needs: what exists, what is missing, for which feature, and the
+// command that fixes it.
 //
-// It works without the daemon. It changes nothing unless asked to fix, and even then only what is safe: folders of ours
-// and a missing device node. It never installs packages and never judges the state of VMs.
+// It works without the daemon. It changes nothing unless asked to fix, and then makes only safe changes: Cocoon's own
+// folders and a missing device node. It never installs packages and never judges the state of VMs.
 package doctor
 
 import (
@@ -16,29 +16,29 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The statuses of a check.
+// Statuses of a check.
 const (
 	OK   = "ok"
 	Warn = "warn" // a feature is missing or slow
 	Fail = "fail" // VMs cannot run
 )
 
-// Config says where to look. Empty fields are not looked for, except the last three, which default to the real ones.
+// Config names what to check. Empty fields are skipped, except the last three, which default to the real folders.
 type Config struct {
 	StateDir string
 	RunDir   string
 	Kernel   string // of OCI guests
 	Initrd   string
 	QEMU     string // binary; the name of the host's architecture by default
-	Group    string // that may use the daemon without being root
+	Group    string // group that may use the daemon without being root
 
-	// MappingProblems asks what is wrong with the mappings of image names; nil: nobody can be asked.
+	// MappingProblems returns the problems with the mappings of image names; nil: unavailable.
 	MappingProblems func(ctx context.Context) ([]image.MappingProblem, error)
 
-	// Networks asks which networks the node has; nil: nobody can be asked.
+	// Networks returns the networks of the node; nil: unavailable.
 	Networks func(ctx context.Context) ([]nodewire.Network, error)
 
-	// Strays asks which VMs are here and not on record; nil: nobody can be asked.
+	// Strays returns the VMs on this host that are not on record; nil: unavailable.
 	Strays func(ctx context.Context) ([]vm.Stray, error)
 
 	Dev  string // /dev
@@ -46,22 +46,22 @@ type Config struct {
 	Proc string // /proc
 }
 
-// finding is the outcome of one look.
+// finding is the result of one check.
 type finding struct {
 	status string
 	detail string
 	remedy string
 }
 
-// check is one thing to look at.
+// check is one thing to check.
 type check struct {
 	name    string
 	feature string
 	look    func(ctx context.Context) finding
-	fix     func() error // nil: nothing safe can be done
+	fix     func() error // nil: there is no safe fix
 }
 
-// Run examines the host. With fix it mends what is safe and looks again.
+// Run examines the host. With fix it applies the safe fixes and checks again.
 func Run(ctx context.Context, cfg Config, fix bool) []nodewire.Check {
 	d := doctor{cfg.withDefaults()}
 	var out []nodewire.Check
@@ -106,7 +106,7 @@ func qemuBinary() string {
 
 type doctor struct{ cfg Config }
 
-// checks are in the order a person would mend things.
+// checks are in the order in which an operator would fix problems.
 func (d doctor) checks() []check {
 	all := []check{
 		{name: "root", feature: "everything", look: d.root},

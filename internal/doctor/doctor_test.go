@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// host makes a host of files; the doctor sees nothing else but the real binaries.
+// host simulates a host with files; apart from these the doctor sees only the real binaries.
 func host(t *testing.T, files map[string]string) Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -117,7 +117,7 @@ func TestFix(t *testing.T) {
 	}
 }
 
-// The real host must be looked at without panic or error, whoever runs the test and whatever it lacks.
+// Checking the real host must not panic or fail, whoever runs the test and whatever the host lacks.
 func TestRealHost(t *testing.T) {
 	for _, c := range Run(t.Context(), Config{StateDir: "/var/lib/cocoon", Group: "cocoon"}, false) {
 		if c.Detail == "" || c.Status == "" {
@@ -126,7 +126,7 @@ func TestRealHost(t *testing.T) {
 	}
 }
 
-// Whether copies share their blocks is tried without leaving anything.
+// The check for shared blocks leaves no files.
 func TestReflinkLeavesNothing(t *testing.T) {
 	cfg := host(t, map[string]string{"state/x": ""})
 	if c := find(t, Run(t.Context(), cfg, false), "reflink"); c.Status != OK || !strings.HasPrefix(c.Detail, "yes") && !strings.HasPrefix(c.Detail, "no:") {

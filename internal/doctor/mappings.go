@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// notAnswering is what is said of what only the daemon knows.
+// notAnswering is the text for checks that only the daemon can answer.
 const notAnswering = "not examined: cocoond does not answer"
 
-// mappings tells what is wrong with the mappings of image names. A daemon that does not answer is no finding: most hosts
-// are examined before there is one.
+// mappings reports problems with the mappings of image names. A daemon that does not answer is no finding: most hosts
+// are examined before they have one.
 func (d doctor) mappings(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

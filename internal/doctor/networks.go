@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// networks tells which networks VMs cannot have, such as a conflist whose plugins are not installed. A daemon that does
+// networks reports networks that VMs cannot use, such as a conflist whose plugins are not installed. A daemon that does
 // not answer is no finding.
 func (d doctor) networks(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)

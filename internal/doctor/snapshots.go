@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// reflink tries whether the state's file system shares the blocks of copies, with two files that have no name. Snapshots
-// do not need it: they link what nobody writes to any more.
+// reflink tests with two unnamed files whether the state's file system shares the blocks of copies. Snapshots do not
+// need it: they link files that nobody writes to any more.
 func (d doctor) reflink(context.Context) finding {
 	src, err := nameless(d.cfg.StateDir)
 	if errors.Is(err, fs.ErrNotExist) {

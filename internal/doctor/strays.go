@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// strays tells which VMs are here and not on record. A daemon that does not answer is no finding.
+// strays reports VMs on this host that are not on record. A daemon that does not answer is no finding.
 func (d doctor) strays(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

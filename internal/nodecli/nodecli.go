@@ -1,8 +1,8 @@
-// Package nodecli is the node API by way of the cocoon binary: each call runs one command, reads the JSON that it prints
-// and the class of its failure from a descriptor of its own.
+// Package nodecli implements the node API with the cocoon binary: each call runs one command, reads the JSON that it
+// prints, and reads the error class of a failure from a separate file descriptor.
 //
-// It is for where the API's socket cannot be reached but the binary can. It reads no text meant for people, passes secrets
-// only by pipes, and knows nothing of pods. A client may be used by many goroutines.
+// It is for hosts where the API's socket cannot be reached but the binary can. It does not parse text meant for people,
+// passes secrets only through pipes, and knows nothing of pods. A client may be used by many goroutines.
 package nodecli
 
 import (
@@ -24,13 +24,13 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// DefaultBinary is where the binary is unless told otherwise.
+// DefaultBinary is the default path of the binary.
 const DefaultBinary = "/usr/local/bin/cocoon"
 
 const (
 	maxOutput = 256 << 20        // bytes of one answer
 	maxError  = 64 << 10         // bytes of a failure
-	parting   = 10 * time.Second // between the interrupt of a command and its end
+	parting   = 10 * time.Second // between the interrupt of a command and its kill
 )
 
 // Client runs one binary.
@@ -39,8 +39,8 @@ type Client struct {
 	socket string
 }
 
-// New returns a client of the binary, which talks to the given socket; "" is the binary's own default. Errors:
-// FailedPrecondition when the binary cannot be run.
+// New returns a client of the binary, which uses the given socket; "" is the binary's default.
+// Errors: FailedPrecondition when the binary cannot be run.
 func New(binary, socket string) (*Client, error) {
 	path, err := exec.LookPath(binary)
 	if err != nil {
@@ -52,27 +52,27 @@ func New(binary, socket string) (*Client, error) {
 // Close is for symmetry with clients that hold a connection.
 func (*Client) Close() error { return nil }
 
-// Target is what the client talks to, for messages.
+// Target is the path of the binary, for messages.
 func (c *Client) Target() string { return c.binary }
 
 // call is one run of the binary.
 type call struct {
 	args   []string
-	env    []string  // NAME=VALUE, beside our own
+	env    []string  // NAME=VALUE, in addition to our own
 	stdin  io.Reader // nil: none
-	pipes  [][]byte  // given as descriptors 4 and up: secrets
+	pipes  [][]byte  // passed as descriptors 4 and up: secrets
 	stdout io.Writer
-	stderr io.Writer // nil: dropped
+	stderr io.Writer // nil: discarded
 	extra  *os.File  // one more descriptor, the first after pipes
 }
 
-// pipe is the path under which the binary opens the n-th of call.pipes.
+// pipe is the path by which the binary opens the n-th of call.pipes.
 func pipe(n int) string { return fmt.Sprintf("/dev/fd/%d", 4+n) }
 
 // run executes x and returns its exit code. The error is the failure that the binary reported, or that of running it.
 func (c *Client) run(ctx context.Context, x call) (int, error) {
 	cmd := exec.CommandContext(ctx, c.binary, append([]string{"--error-fd=3"}, x.args...)...)
-	// The registry's token is said where it is meant, and nowhere else.
+	// The registry's token is passed only to commands that need it.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool {
 		return strings.HasPrefix(e, "EPOCH_TOKEN=") || strings.HasPrefix(e, nodejson.BehalfName+"=") || c.socket != "" && strings.HasPrefix(e, "COCOON_SOCKET=")
 	}), x.env...)
@@ -85,7 +85,7 @@ func (c *Client) run(ctx context.Context, x call) (int, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = parting
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = x.stdin, x.stdout, x.stderr
-	var files []*os.File // our copies of the child's ends
+	var files []*os.File // our copies of the child's descriptors
 	defer func() {
 		for _, f := range files {
 			f.Close()
@@ -113,7 +113,7 @@ func (c *Client) run(ctx context.Context, x call) (int, error) {
 	if err := cmd.Start(); err != nil {
 		return -1, errdefs.Unavailablef("run %s: %w", c.binary, err)
 	}
-	for i, secret := range x.pipes { // smaller than a pipe holds, or read at once: the binary reads before it does anything
+	for i, secret := range x.pipes { // smaller than a pipe's buffer, or read at once: the binary reads them first
 		go func(w *os.File) {
 			_, _ = w.Write(secret)
 			w.Close()
@@ -130,7 +130,7 @@ func (c *Client) run(ctx context.Context, x call) (int, error) {
 	return c.outcome(ctx, x, err, <-said)
 }
 
-// outcome says what a command that ended with err and reported said has come to.
+// outcome converts the result of a command, which ended with err and reported said.
 func (c *Client) outcome(ctx context.Context, x call, err error, said []byte) (int, error) {
 	what := strings.Join(x.args[:min(2, len(x.args))], " ")
 	if len(bytes.TrimSpace(said)) > 0 {
@@ -159,13 +159,13 @@ func (c *Client) outcome(ctx context.Context, x call, err error, said []byte) (i
 	return -1, errdefs.Unavailablef("run %s %s: %w", c.binary, what, err)
 }
 
-// classes are what the documented exit codes mean, for a binary that reports no more than that.
+// classes are the meanings of the documented exit codes, for a binary that reports only these.
 var classes = map[int]errdefs.Class{
 	2: errdefs.InvalidArgument, 3: errdefs.NotFound, 4: errdefs.AlreadyExists, 5: errdefs.FailedPrecondition, 6: errdefs.Unavailable,
 	7: errdefs.ResourceExhausted, 8: errdefs.Unsupported, 9: errdefs.DataLoss, 124: errdefs.DeadlineExceeded, 130: errdefs.Canceled,
 }
 
-// do runs x, of which any exit code but 0 is a failure.
+// do runs x; every exit code except 0 is a failure.
 func (c *Client) do(ctx context.Context, x call) error {
 	code, err := c.run(ctx, x)
 	if err == nil && code != 0 {
@@ -177,7 +177,7 @@ func (c *Client) do(ctx context.Context, x call) error {
 // none is what a binary prints instead of an empty list.
 const none = "No VMs found."
 
-// ask runs x and decodes what it prints.
+// ask runs x and decodes its output.
 func ask[T any](ctx context.Context, c *Client, x call) (T, error) {
 	var out T
 	buf := &bounded{limit: maxOutput}
@@ -203,7 +203,7 @@ func (c *Client) record(ctx context.Context, x call) (vm.Record, error) {
 	return v.Record(), nil
 }
 
-// bounded is a buffer that refuses to become larger than limit.
+// bounded is a buffer that rejects data beyond limit.
 type bounded struct {
 	text  []byte
 	limit int

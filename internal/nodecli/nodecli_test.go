@@ -38,7 +38,7 @@ func TestMissingBinary(t *testing.T) {
 	}
 }
 
-// Other versions of the binary say so instead of printing an empty list.
+// Other versions of the binary print this text instead of an empty list.
 func TestNoVMs(t *testing.T) {
 	c := binary(t, "echo 'No VMs found.'\n")
 	if all, err := c.List(t.Context()); err != nil || len(all) != 0 {
@@ -62,7 +62,7 @@ func TestNoVMs(t *testing.T) {
 	}
 }
 
-// The class of a failure comes from its report, or else from the exit code; text for people is not read.
+// The class of a failure comes from its report, or otherwise from the exit code; text for people is not parsed.
 func TestClasses(t *testing.T) {
 	for code, want := range map[int]errdefs.Class{1: errdefs.Internal, 2: errdefs.InvalidArgument, 3: errdefs.NotFound, 6: errdefs.Unavailable, 9: errdefs.DataLoss, 77: errdefs.Internal} {
 		_, err := binary(t, fmt.Sprintf("echo 'Error: not found' >&2; exit %d\n", code)).Inspect(t.Context(), "x")
@@ -86,7 +86,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// A command in a guest may end with any code and say anything: that is no failure of ours.
+// A command in a guest may end with any code and print anything: that is not a failure of the client.
 func TestExec(t *testing.T) {
 	c := binary(t, `
 case "$*" in *--control-fd=4*--env=TOKEN*--interactive*--" one cmd -x"*) ;; *) exit 99;; esac
@@ -128,7 +128,7 @@ esac`)
 	}
 }
 
-// Secrets are no arguments and not in the environment: they come through pipes.
+// Secrets are neither in arguments nor in the environment: they go through pipes.
 func TestSecretsGoThroughPipes(t *testing.T) {
 	t.Setenv("EPOCH_TOKEN", "of-the-node")
 	c := binary(t, `

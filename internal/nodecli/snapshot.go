@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Pull makes sure that an image is there. Its progress is not told.
+// Pull makes sure that an image is present. It reports no progress.
 func (c *Client) Pull(ctx context.Context, r image.PullRequest, _ func(image.Progress)) (image.Image, error) {
 	args := []string{"image", "pull", "--output=json", "--quiet"}
 	switch r.Policy {
@@ -44,7 +44,7 @@ func (c *Client) Pull(ctx context.Context, r image.PullRequest, _ func(image.Pro
 	return ask[image.Image](ctx, c, x)
 }
 
-// dockerConfig is the credentials as a docker configuration. It is secret.
+// dockerConfig encodes the credentials as a docker configuration. The result is secret.
 func dockerConfig(all []image.RegistryAuth) ([]byte, error) {
 	type entry struct {
 		Username      string `json:"username,omitempty"`
@@ -53,13 +53,13 @@ func dockerConfig(all []image.RegistryAuth) ([]byte, error) {
 	}
 	auths := map[string]entry{}
 	for _, a := range all {
-		if _, ok := auths[a.Registry]; !ok { // the first that fits counts
+		if _, ok := auths[a.Registry]; !ok { // the first match wins
 			auths[a.Registry] = entry{a.Username, a.Password, a.Token}
 		}
 	}
 	text, err := json.Marshal(map[string]any{"auths": auths})
 	if err != nil {
-		return nil, errdefs.New(errdefs.Internal, "encode credentials of registries") // without what failed: it is secret
+		return nil, errdefs.New(errdefs.Internal, "encode credentials of registries") // without the cause: it is secret
 	}
 	return text, nil
 }
@@ -72,7 +72,7 @@ func (c *Client) snapshot(ctx context.Context, x call) (snapshot.Snapshot, error
 	return s.Value(), nil
 }
 
-// SaveSnapshot saves a running VM, which goes on, or the disks of a stopped one.
+// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped one.
 func (c *Client) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
 	args := []string{"snapshot", "save", "--output=json", "--name=" + s.Name, "--description=" + s.Description, "--quiesce=" + strconv.FormatBool(s.Quiesce)}
 	return c.snapshot(ctx, call{args: append(append(args, labels(s.Labels)...), "--", ref)})
@@ -86,7 +86,8 @@ func labels(m map[string]string) []string {
 	return args
 }
 
-// CloneWithImage makes a VM that goes on from a snapshot, whose image is fetched by its digest when it is not here.
+// CloneWithImage makes a VM that resumes from a snapshot. The snapshot's image is fetched by its digest if it is not
+// present.
 func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
 	args := []string{"vm", "clone", "--output=json", "--wait=false", "--pull"}
 	for flag, value := range map[string]string{"--name": s.Name, "--hostname": s.Hostname, "--from-dir": s.FromDir} {
@@ -132,12 +133,12 @@ func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []imag
 	return c.record(ctx, x)
 }
 
-// Hibernate saves a running VM under name and ends its process once all is durable.
+// Hibernate saves a running VM under name and ends its process once everything is durable.
 func (c *Client) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "hibernate", "--output=json", "--snapshot=" + name, "--", ref}})
 }
 
-// Wake goes on where Hibernate stopped. It does not wait for the guest.
+// Wake resumes a hibernated VM. It does not wait for the guest.
 func (c *Client) Wake(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "wake", "--output=json", "--wait=false", "--", ref}})
 }
@@ -203,17 +204,17 @@ func (c *Client) transfer(ctx context.Context, args []string, ref string, auth s
 	return c.snapshot(ctx, x)
 }
 
-// PushSnapshot sends a snapshot to a registry. Its progress is not told.
+// PushSnapshot sends a snapshot to a registry. It reports no progress.
 func (c *Client) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	return c.transfer(ctx, []string{"snapshot", "push", "--output=json"}, to, auth, ref, to)
 }
 
-// PullSnapshot fetches one from a registry, or with cocoon://HOST:PORT/NAME from another node. Its progress is not told.
+// PullSnapshot fetches one from a registry, or with cocoon://HOST:PORT/NAME from another node. It reports no progress.
 func (c *Client) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	return c.transfer(ctx, []string{"snapshot", "pull", "--output=json", "--name=" + name}, from, auth, from)
 }
 
-// TagDigest asks a registry which manifest ref is. NotFound.
+// TagDigest returns the digest of the manifest ref in a registry. NotFound.
 func (c *Client) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
 	x, err := remote([]string{"snapshot", "remote", "digest"}, ref, auth)
 	if err != nil {
@@ -227,12 +228,12 @@ func (c *Client) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) 
 	return d.Digest, err
 }
 
-// DeleteTag removes a tag. Deleting what is gone is no error.
+// DeleteTag removes a tag. It is no error if the tag does not exist.
 func (c *Client) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
 	return c.atRegistry(ctx, "rm", ref, auth)
 }
 
-// CheckRegistry asks whether the registry of ref answers and takes the credentials.
+// CheckRegistry checks that the registry of ref answers and accepts the credentials.
 func (c *Client) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
 	return c.atRegistry(ctx, "check", ref, auth)
 }

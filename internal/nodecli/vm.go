@@ -33,7 +33,7 @@ func (c *Client) Start(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "start", "--output=json", "--", ref}})
 }
 
-// Stop asks the guest to shut down and kills it when grace is over: negative means the spec's grace, 0 kills now.
+// Stop asks the guest to shut down and kills it after grace: negative means the spec's grace, 0 kills at once.
 func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
 	args := append([]string{"vm", "stop", "--output=json"}, graceFlags(grace)...)
 	return c.record(ctx, call{args: append(args, "--", ref)})
@@ -49,7 +49,7 @@ func graceFlags(grace time.Duration) []string {
 	return nil
 }
 
-// Remove deletes a VM, one that runs only by force.
+// Remove deletes a VM; a running one needs force.
 func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
 	args := []string{"vm", "rm"}
 	if force {
@@ -79,7 +79,7 @@ func (c *Client) List(ctx context.Context) ([]vm.Record, error) {
 // maxLine is the longest line of a stream, in bytes.
 const maxLine = 4 << 20
 
-// lines runs x and gives each line that it prints to fn, whose error ends it.
+// lines runs x and passes each line that it prints to fn. An error of fn ends x.
 func (c *Client) lines(ctx context.Context, x call, fn func([]byte) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -99,7 +99,7 @@ func (c *Client) lines(ctx context.Context, x call, fn func([]byte) error) error
 		if err := s.Err(); err != nil {
 			cancel(errdefs.New(errdefs.Internal, "read what %s prints: %w", c.binary, err))
 		}
-		_, _ = io.Copy(io.Discard, r) // nobody waits for us to read
+		_, _ = io.Copy(io.Discard, r) // the command must not block on a full pipe
 	}()
 	err := c.do(ctx, x)
 	w.Close()
@@ -110,8 +110,8 @@ func (c *Client) lines(ctx context.Context, x call, fn func([]byte) error) error
 	return err
 }
 
-// Watch presents changes after the revision until ctx ends or fn fails; a negative revision presents what there is as
-// ADDED first. FailedPrecondition: the history does not reach back so far.
+// Watch reports changes after the revision until ctx ends or fn fails; with a negative revision it first reports what
+// exists as ADDED. FailedPrecondition: the history does not reach back so far.
 func (c *Client) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
 	args := []string{"vm", "status", "--event", "--format=json"}
 	if after >= 0 {
@@ -137,7 +137,7 @@ func (c *Client) Watch(ctx context.Context, after int64, fn func(vm.Event) error
 	return err
 }
 
-// Logs gives the entries of a VM's log to fn.
+// Logs passes the entries of a VM's log to fn.
 func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
 	args := []string{"vm", "logs", "--output=json"}
 	for flag, on := range map[string]bool{"--follow": o.Follow, "--previous": o.Previous, "--serial": o.Serial} {
@@ -166,7 +166,7 @@ func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn fu
 // Exec runs a command in a guest and returns its exit code.
 func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
 	args, env := []string{"vm", "exec", "--control-fd=4"}, []string(nil)
-	for _, v := range e.Env { // values may be secret, and arguments are everybody's to read
+	for _, v := range e.Env { // values may be secret, and all users can read arguments
 		args, env = append(args, "--env="+v.Name), append(env, v.Name+"="+v.Value)
 	}
 	if s.Stdin != nil {
@@ -191,7 +191,7 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	return c.talk(ctx, call{args: append(append(args, "--", ref), e.Command...), env: env}, first, s)
 }
 
-// Attach joins the standard files of a guest's process; see guest.Attacher.
+// Attach connects to the standard streams of a guest's process; see guest.Attacher.
 func (c *Client) Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error {
 	args := []string{"vm", "attach", "--control-fd=4"}
 	if s.Stdin != nil {
@@ -203,12 +203,13 @@ func (c *Client) Attach(ctx context.Context, ref string, a guest.Attach, s guest
 	return c.ended(c.talk(ctx, call{args: append(args, "--", ref)}, guest.WinSize{Rows: a.Rows, Cols: a.Cols}, s))("attach")
 }
 
-// Forward connects to a TCP port in the guest; see guest.Forwarder, but s.Stdin may have been read before it is connected.
+// Forward connects to a TCP port in the guest; see guest.Forwarder, but it may read s.Stdin before the connection is
+// open.
 func (c *Client) Forward(ctx context.Context, ref string, port int, s guest.Streams) error {
 	return c.ended(c.talk(ctx, call{args: []string{"vm", "forward", "--", ref, strconv.Itoa(port)}}, guest.WinSize{}, s))("forward")
 }
 
-// ended is for what has no exit code of its own.
+// ended handles commands that have no exit code of their own.
 func (c *Client) ended(code int, err error) func(verb string) error {
 	return func(verb string) error {
 		if err == nil && code != 0 {
@@ -235,7 +236,7 @@ func (c *Client) talk(ctx context.Context, x call, first guest.WinSize, s guest.
 		}
 		relay(ctx, send, s)
 	})
-	// Standard input is a pipe of ours: exec would wait for a reader that nobody closes.
+	// Standard input is our own pipe: exec would wait for a reader that nobody closes.
 	in, closeInput := input(s.Stdin)
 	defer closeInput()
 	x.stdin, x.stdout, x.stderr, x.extra = in, s.Stdout, s.Stderr, r
@@ -245,7 +246,7 @@ func (c *Client) talk(ctx context.Context, x call, first guest.WinSize, s guest.
 	return code, err
 }
 
-// relay sends sizes and signals until ctx ends.
+// relay sends terminal sizes and signals until ctx ends.
 func relay(ctx context.Context, send *json.Encoder, s guest.Streams) {
 	resize, signals := s.Resize, s.Signals
 	for {
@@ -271,7 +272,7 @@ func relay(ctx context.Context, send *json.Encoder, s guest.Streams) {
 	}
 }
 
-// input makes a file of r, so that the end of the command does not wait for the end of r.
+// input makes a file of r, so that a command that has ended does not wait for the end of r.
 func input(r io.Reader) (io.Reader, func()) {
 	if r == nil {
 		return nil, func() {}
@@ -290,7 +291,7 @@ func input(r io.Reader) (io.Reader, func()) {
 	return pr, func() { pr.Close() }
 }
 
-// Stats asks a guest for its use of resources.
+// Stats returns a guest's use of resources.
 func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 	all, err := ask[[]nodejson.Stats](ctx, c, call{args: []string{"vm", "stats", "--output=json", "--", ref}})
 	if err != nil {
@@ -302,18 +303,19 @@ func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 	return all[0].Stats(), nil
 }
 
-// KillContainer ends a run of one container; see guest.ContainerKeeper. A negative grace means the spec's, 0 kills now.
+// KillContainer ends a run of one container; see guest.ContainerKeeper. A negative grace means the spec's grace, 0
+// kills at once.
 func (c *Client) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	args := append([]string{"vm", "restart", "--container=" + container, "--run=" + strconv.Itoa(run)}, graceFlags(grace)...)
 	return c.do(ctx, call{args: append(args, "--", ref)})
 }
 
-// ReleaseContainer lets the containers start that wait for one that holds them.
+// ReleaseContainer lets the containers start that wait for this one.
 func (c *Client) ReleaseContainer(ctx context.Context, ref, container string) error {
 	return c.do(ctx, call{args: []string{"vm", "release", "--", ref, container}})
 }
 
-// UpdateVolume replaces the files of a volume, in the running guest too.
+// UpdateVolume replaces the files of a volume, also in the running guest.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	if files == nil {
 		files = []vm.VolumeFile{}

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Console connects to the VM's serial console. ctx bounds the opening; the console stays open until Close.
+// Console connects to the VM's serial console. ctx limits only the connecting; the console stays open until Close.
 func (c *Client) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
@@ -20,7 +20,7 @@ func (c *Client) Console(ctx context.Context, ref string) (io.ReadWriteCloser, e
 		return nil, c.fail(err, nil)
 	}
 	con := &console{client: c, stream: stream, cancel: cancel}
-	// A failed Send shows in Recv, with its status.
+	// Recv returns the status of a failed Send.
 	_ = stream.Send(&nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Ref{Ref: ref}})
 	if _, err := stream.Recv(); err != nil {
 		cancel()
@@ -48,7 +48,7 @@ func (c *console) Read(p []byte) (int, error) {
 	for len(c.left) == 0 {
 		m, err := c.stream.Recv()
 		if err != nil {
-			c.cancel() // the stream is over; its context is of no more use
+			c.cancel() // the stream has ended; its context is not needed any more
 		}
 		if isEOF(err) {
 			return 0, io.EOF
@@ -76,16 +76,17 @@ func (c *console) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// closePatience is how long what was written last may take to reach the guest.
+// closePatience is the timeout for the last written bytes to reach the guest.
 const closePatience = time.Second
 
-// Close ends the connection once the node has what was written; a guest that does not take it is not waited for long.
+// Close ends the connection once the node has received all written bytes; it does not wait long for a guest that does
+// not read.
 func (c *console) Close() error {
 	c.once.Do(func() {
-		time.AfterFunc(closePatience, c.cancel) // ends a Write that holds the lock, too
+		time.AfterFunc(closePatience, c.cancel) // also ends a Write that holds the lock
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		_ = c.stream.CloseSend() // the node's end of the stream shows in Read
+		_ = c.stream.CloseSend() // Read sees the node's end of the stream
 	})
 	return nil
 }

@@ -20,7 +20,7 @@ func (c *Client) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Str
 	return c.talk(ctx, c.vms.Exec, nodewire.EncodeExec(ref, e, s.Stdin != nil), s)
 }
 
-// Attach joins the standard files of a guest's process; see guest.Attacher. See talk for s.Stdin.
+// Attach connects to the standard streams of a guest's process; see guest.Attacher. See talk for s.Stdin.
 func (c *Client) Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error {
 	_, err := c.talk(ctx, c.vms.Attach, nodewire.EncodeAttach(ref, a, s.Stdin != nil), s)
 	return err
@@ -32,8 +32,8 @@ func (c *Client) Forward(ctx context.Context, ref string, port int, s guest.Stre
 	return err
 }
 
-// talk carries streams from and to what a call started in the guest and returns its exit code. s.Stdin is not read before
-// that has started; a Read that is under way when it ends is left to finish on its own, and what it reads is dropped.
+// talk carries streams to and from what a call started in the guest, and returns the exit code. It reads s.Stdin only
+// after the start. A Read that is in progress at the end finishes on its own, and its bytes are dropped.
 func (c *Client) talk(
 	ctx context.Context, call func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[nodev1.ExecRequest, nodev1.ExecResponse], error),
 	start *nodev1.ExecStart, s guest.Streams,
@@ -66,17 +66,17 @@ func (c *Client) talk(
 	return x.receive(s)
 }
 
-// execution is one call with streams under way.
+// execution is one running call with streams.
 type execution struct {
 	ctx    context.Context // of the call; it lives as long as the execution
 	client *Client
 	stream grpc.BidiStreamingClient[nodev1.ExecRequest, nodev1.ExecResponse]
 	credit credit
 
-	mu sync.Mutex // guards Send, which is not for several goroutines
+	mu sync.Mutex // guards Send, which must not run concurrently
 }
 
-// send drops its error: a broken stream is reported by Recv, with its status.
+// send drops its error: Recv reports a broken stream, with its status.
 func (x *execution) send(m *nodev1.ExecRequest) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -140,7 +140,7 @@ func (x *execution) pumpStdin(r io.Reader) {
 func pump[T any](x *execution, in <-chan T, message func(T) *nodev1.ExecRequest) {
 	for {
 		select {
-		case v, ok := <-in: // a nil channel blocks for ever, as wanted
+		case v, ok := <-in: // a nil channel blocks forever, as intended
 			if !ok || !x.send(message(v)) {
 				return
 			}
@@ -150,7 +150,7 @@ func pump[T any](x *execution, in <-chan T, message func(T) *nodev1.ExecRequest)
 	}
 }
 
-// credit counts the bytes of stdin that may be sent. One taker, any number of givers.
+// credit counts the bytes of stdin that may be sent. One goroutine takes; any number may add.
 type credit struct {
 	mu   sync.Mutex
 	n    int

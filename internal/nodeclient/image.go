@@ -15,9 +15,9 @@ import (
 
 const importChunk = 256 << 10 // bytes
 
-// ImportImage sends r to the node, which stores it as name[:tag]. progress may be nil; it is called with bytes the node has read.
-// When reading r fails, or ctx ends, nothing is stored. A Read of r that is under way when the node refuses is left to
-// finish on its own.
+// ImportImage sends r to the node, which stores it as name[:tag]. progress may be nil; it is called with the number of
+// bytes that the node has read. When reading r fails, or ctx ends, nothing is stored. A Read of r that is in progress
+// when the node rejects the image finishes on its own.
 func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, progress func(bytes int64)) (image.Image, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -28,14 +28,14 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 	var source sourceError
 	go func() {
 		if stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Start{Start: &nodev1.ImportStart{Name: name}}}) != nil {
-			return // shows in Recv
+			return // Recv returns the error
 		}
 		err := upload("the image for "+name, r, func(b []byte) bool {
 			return stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: b}}) == nil
 		}, stream.CloseSend)
 		if err != nil {
 			source.set(err)
-			cancel() // an orderly end would look like the end of the image
+			cancel() // a normal end would look like the end of the image
 		}
 	}()
 	for {
@@ -56,8 +56,8 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 	}
 }
 
-// upload sends r, which is nil for nothing, in chunks and closes the stream. It returns errors of r only; those of the stream
-// show in Recv.
+// upload sends r, or nothing when r is nil, in chunks and closes the stream. It returns only errors of r; Recv returns
+// those of the stream.
 func upload(what string, r io.Reader, send func([]byte) (ok bool), closeSend func() error) error {
 	buf := make([]byte, importChunk)
 	for r != nil {
@@ -72,7 +72,7 @@ func upload(what string, r io.Reader, send func([]byte) (ok bool), closeSend fun
 			return errdefs.New(errdefs.ClassOf(err), "read %s: %w", what, err)
 		}
 	}
-	_ = closeSend() // a failure shows in Recv too
+	_ = closeSend() // Recv also returns a failure
 	return nil
 }
 
@@ -101,7 +101,7 @@ func (c *Client) ListImages(ctx context.Context) ([]image.Image, error) {
 	return all, nil
 }
 
-// RemoveImage forgets ref; content that neither a name nor a VM uses is deleted.
+// RemoveImage removes the name ref; content that neither a name nor a VM uses is deleted.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	_, err := unary(ctx, c, c.images.Remove, &nodev1.RemoveImageRequest{Ref: ref})
 	return err
@@ -144,7 +144,7 @@ func (c *Client) pulled(op, what string, stream grpc.ServerStreamingClient[nodev
 	return nodewire.DecodeImage(img), nil
 }
 
-// Explain says what a name means on the node.
+// Explain reports how the node resolves a name.
 func (c *Client) Explain(ctx context.Context, name string) (image.Explanation, error) {
 	m, err := unary(ctx, c, c.images.Explain, &nodev1.ExplainRequest{Name: name})
 	if err != nil {
@@ -153,7 +153,7 @@ func (c *Client) Explain(ctx context.Context, name string) (image.Explanation, e
 	return nodewire.DecodeExplanation(m), nil
 }
 
-// CollectImages frees what limits allow to free.
+// CollectImages removes the images that limits allow to remove.
 func (c *Client) CollectImages(ctx context.Context, limits image.GCLimits) (image.Collected, error) {
 	m, err := unary(ctx, c, c.images.Collect, nodewire.EncodeGCLimits(limits))
 	if err != nil {
@@ -162,7 +162,7 @@ func (c *Client) CollectImages(ctx context.Context, limits image.GCLimits) (imag
 	return nodewire.DecodeCollected(m), nil
 }
 
-// ExportImage writes an image as ImportImage takes it.
+// ExportImage writes an image in the format that ImportImage reads.
 func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -173,7 +173,7 @@ func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error
 	})
 }
 
-// SyncMappings replaces the name mappings that source brings.
+// SyncMappings replaces the name mappings of source.
 func (c *Client) SyncMappings(ctx context.Context, source string, mappings []image.Mapping) ([]image.MappingProblem, error) {
 	m, err := unary(ctx, c, c.images.SyncMappings, nodewire.EncodeMappings(source, mappings))
 	if err != nil {
@@ -182,7 +182,7 @@ func (c *Client) SyncMappings(ctx context.Context, source string, mappings []ima
 	return nodewire.DecodeMappingProblems(m), nil
 }
 
-// Problems returns what is wrong with all name mappings of the node.
+// Problems returns the problems with all name mappings of the node.
 func (c *Client) Problems(ctx context.Context) ([]image.MappingProblem, error) {
 	m, err := unary(ctx, c, c.images.Problems, &nodev1.ProblemsRequest{})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Info asks the node what it is and runs.
+// Info returns the description of the node.
 func (c *Client) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	m, err := unary(ctx, c, c.node.Info, &nodev1.InfoRequest{})
 	if err != nil {
@@ -17,7 +17,7 @@ func (c *Client) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	return nodewire.DecodeNodeInfo(m), nil
 }
 
-// Doctor has the daemon examine its host.
+// Doctor makes the daemon examine its host.
 func (c *Client) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	m, err := unary(ctx, c, c.node.Doctor, &nodev1.DoctorRequest{})
 	if err != nil {
@@ -26,13 +26,13 @@ func (c *Client) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	return nodewire.DecodeChecks(m), nil
 }
 
-// TeardownNetworks removes every link and rule of the node's networks. FailedPrecondition while a VM that runs uses one.
+// TeardownNetworks removes every link and rule of the node's networks. FailedPrecondition while a running VM uses one.
 func (c *Client) TeardownNetworks(ctx context.Context) error {
 	_, err := unary(ctx, c, c.node.TeardownNetworks, &nodev1.TeardownNetworksRequest{})
 	return err
 }
 
-// Strays lists what the node has of VMs that its journal does not know.
+// Strays lists the VMs on the node that its journal does not know.
 func (c *Client) Strays(ctx context.Context) ([]vm.Stray, error) {
 	m, err := unary(ctx, c, c.node.Strays, &nodev1.StraysRequest{})
 	if err != nil {
@@ -41,7 +41,7 @@ func (c *Client) Strays(ctx context.Context) ([]vm.Stray, error) {
 	return nodewire.DecodeStrays(m), nil
 }
 
-// AdoptStray makes one of them a VM again, under its own name unless another is given.
+// AdoptStray makes a stray a VM again, under its own name unless another is given.
 func (c *Client) AdoptStray(ctx context.Context, id, name string) (vm.Record, error) {
 	m, err := unary(ctx, c, c.node.AdoptStray, &nodev1.AdoptStrayRequest{Id: id, Name: name})
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *Client) AdoptStray(ctx context.Context, id, name string) (vm.Record, er
 	return nodewire.DecodeRecord(m), nil
 }
 
-// RemoveStray ends the process of one of them, and removes its interfaces and folders.
+// RemoveStray ends the process of a stray, and removes its interfaces and folders.
 func (c *Client) RemoveStray(ctx context.Context, id string) error {
 	_, err := unary(ctx, c, c.node.RemoveStray, &nodev1.RemoveStrayRequest{Id: id})
 	return err

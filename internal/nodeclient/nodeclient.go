@@ -1,7 +1,7 @@
 // Package nodeclient is the typed client of the node API: the engine of a running cocoond, as Go methods.
 //
-// Its methods have the names, signatures and error classes of the engine's own, so that a door can be given either.
-// It starts no daemon and retries nothing; a Client may be used by many goroutines.
+// Its methods have the names, signatures and error classes of the engine's own, so that a door accepts either. It
+// starts no daemon and does not retry; a Client may be used by many goroutines.
 package nodeclient
 
 import (
@@ -32,7 +32,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
-// AnsweredKey is the trailer cocoond sets on every answer: an error without it was made by the transport.
+// AnsweredKey is the trailer that cocoond sets on every answer: an error without it comes from the transport.
 const AnsweredKey = "cocoon-answered"
 
 const (
@@ -54,8 +54,8 @@ type Client struct {
 	dialErr error // of the last attempt to connect, nil once it succeeded
 }
 
-// Dial prepares a client of the cocoond behind the unix socket at path; a path may be longer than a socket address.
-// Nothing is connected before the first call.
+// Dial prepares a client of the cocoond at the unix socket path; path may be longer than a socket address allows. It
+// connects on the first call.
 func Dial(path string) (*Client, error) {
 	if path == "" {
 		return nil, errdefs.Invalidf("the path of cocoond's socket is empty")
@@ -64,7 +64,8 @@ func Dial(path string) (*Client, error) {
 		grpc.WithAuthority("cocoond"))
 }
 
-// DialTLS prepares a client of the cocoond at the TCP address host:port. cfg must hold the certificate the node asks for.
+// DialTLS prepares a client of the cocoond at the TCP address host:port. cfg must hold the client certificate that the
+// node requires.
 func DialTLS(addr string, cfg *tls.Config) (*Client, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, errdefs.Invalidf("node address %q is not host:port", addr)
@@ -89,7 +90,8 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 			c.mu.Unlock()
 			return conn, err
 		}),
-		// A daemon that restarts is back in a second or two; the default back-off would leave us away for minutes.
+		// A restarted daemon is back in a second or two; with the default back-off the client would stay disconnected
+		// for minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: dialTimeout,
@@ -109,7 +111,7 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 	return c, nil
 }
 
-// unaryBehalf and streamBehalf have each call carry on whose behalf it is made.
+// unaryBehalf and streamBehalf add to each call the owner on whose behalf it is made.
 func unaryBehalf(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	ctx, err := nodewire.SendBehalf(ctx)
 	if err != nil {
@@ -126,13 +128,13 @@ func streamBehalf(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientCon
 	return open(ctx, desc, cc, method, opts...)
 }
 
-// Target is the socket path or address the client was made for.
+// Target is the socket path or address that the client was made for.
 func (c *Client) Target() string { return c.target }
 
-// Close ends the connection and every call under way.
+// Close ends the connection and every call in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// dialUnix connects to a socket whose path may exceed the 107 bytes of a socket address: such a one is reached through
+// dialUnix connects to a socket whose path may exceed the 107 bytes of a socket address: such a path is reached through
 // the descriptor of its folder.
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
@@ -147,8 +149,8 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", "/proc/self/fd/"+itoa(dir.Fd())+"/"+filepath.Base(path))
 }
 
-// fail gives err, the outcome of a call with the given trailer, its class. Errors of the transport become one sentence
-// that says what to do.
+// fail gives err, the result of a call with the given trailer, its error class. Errors of the transport become one
+// sentence that tells the user what to do.
 func (c *Client) fail(err error, trailer metadata.MD) error {
 	if err == nil {
 		return nil
@@ -180,7 +182,7 @@ func unary[Req, Resp any](ctx context.Context, c *Client, call func(context.Cont
 	return resp, nil
 }
 
-// receive calls fn with every message of a server stream until it ends (nil), fails, or fn does.
+// receive calls fn with every message of a server stream until the stream ends (nil), it fails, or fn fails.
 func receive[M any](c *Client, stream grpc.ServerStreamingClient[M], err error, fn func(*M) error) error {
 	if err != nil {
 		return c.fail(err, nil)

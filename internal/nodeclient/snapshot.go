@@ -14,37 +14,39 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// SaveSnapshot saves the VM of ref: a running one with its memory, while it goes on; a stopped one with its disks.
+// SaveSnapshot saves the VM of ref: a running one with its memory, while it keeps running; a stopped one with its
+// disks.
 func (c *Client) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
 	return decoded(unary(ctx, c, c.snapshots.Save, nodewire.EncodeSave(ref, s)))
 }
 
-// Clone makes a VM that goes on from a snapshot. It returns when its CPUs run; it is ready when it is itself.
+// Clone makes a VM that resumes from a snapshot. It returns when its CPUs run; the VM is ready once its guest is set
+// up.
 func (c *Client) Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error) {
 	return record(unary(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, false, nil)))
 }
 
-// CloneWithImage is Clone, and first fetches the image of the snapshot, by its digest, when the node does not have it.
+// CloneWithImage is Clone, but first fetches the snapshot's image, by its digest, if the node does not have it.
 func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
 	return record(unary(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, true, auth)))
 }
 
-// Restore makes the VM of ref go back to a snapshot that was taken of it.
+// Restore rolls the VM of ref back to a snapshot that was taken of it.
 func (c *Client) Restore(ctx context.Context, ref, snap string) (vm.Record, error) {
 	return record(unary(ctx, c, c.vms.Restore, &nodev1.RestoreRequest{Ref: ref, Snapshot: snap}))
 }
 
-// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once all is durable.
+// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once everything is durable.
 func (c *Client) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
 	return record(unary(ctx, c, c.vms.Hibernate, &nodev1.HibernateRequest{Ref: ref, Name: name}))
 }
 
-// Wake makes a hibernated VM go on. Waking one that runs is no error.
+// Wake resumes a hibernated VM. Waking a running one is no error.
 func (c *Client) Wake(ctx context.Context, ref string) (vm.Record, error) {
 	return record(unary(ctx, c, c.vms.Wake, &nodev1.WakeRequest{Ref: ref}))
 }
 
-// RemoveSnapshot deletes a snapshot unless a hibernated VM is in it.
+// RemoveSnapshot deletes a snapshot unless a hibernated VM depends on it.
 func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 	_, err := unary(ctx, c, c.snapshots.Remove, &nodev1.RemoveSnapshotRequest{Ref: ref})
 	return err
@@ -55,7 +57,7 @@ func (c *Client) PublishSnapshot(ctx context.Context, ref string, namespaces []s
 	return decoded(unary(ctx, c, c.snapshots.Publish, &nodev1.PublishSnapshotRequest{Ref: ref, Namespaces: namespaces}))
 }
 
-// GetSnapshot resolves a name, an id or a unique prefix of one. Disks, boot and the source's record are not told.
+// GetSnapshot resolves a name, an id or a unique prefix of one. The result omits disks, boot and the source's record.
 func (c *Client) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
 	return decoded(unary(ctx, c, c.snapshots.Inspect, &nodev1.InspectSnapshotRequest{Ref: ref}))
 }
@@ -76,7 +78,7 @@ func (c *Client) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	return all, nil
 }
 
-// ExportSnapshot writes a snapshot as ImportSnapshot takes it.
+// ExportSnapshot writes a snapshot in the format that ImportSnapshot reads.
 func (c *Client) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -95,8 +97,9 @@ func (c *Client) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
 	return receive(c, stream, err, func(*nodev1.ExportResponse) error { return nil })
 }
 
-// ImportSnapshot sends what ExportSnapshot wrote, plain or gzip, to the node, which stores it as name; "" is the name in it.
-// progress may be nil; it is called with bytes the node has read. When reading r fails, or ctx ends, nothing is stored.
+// ImportSnapshot sends the output of ExportSnapshot, plain or gzip, to the node, which stores it as name; "" keeps the
+// recorded name. progress may be nil; it is called with the number of bytes that the node has read. When reading r
+// fails, or ctx ends, nothing is stored.
 func (c *Client) ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
 	return c.importSnapshot(ctx, &nodev1.ImportSnapshotStart{Name: name, Description: description}, r, progress)
 }
@@ -106,7 +109,7 @@ func (c *Client) ImportSnapshotDir(ctx context.Context, name, description, dir s
 	return c.importSnapshot(ctx, &nodev1.ImportSnapshotStart{Name: name, Description: description, FromDir: dir}, nil, nil)
 }
 
-// importSnapshot sends start and then r, if there is one.
+// importSnapshot sends start and then r, if r is not nil.
 func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapshotStart, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -117,14 +120,14 @@ func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapsho
 	var source sourceError
 	go func() {
 		if stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Start{Start: start}}) != nil {
-			return // shows in Recv
+			return // Recv returns the error
 		}
 		err := upload("the snapshot", r, func(b []byte) bool {
 			return stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Chunk{Chunk: b}}) == nil
 		}, stream.CloseSend)
 		if err != nil {
 			source.set(err)
-			cancel() // an orderly end would look like the end of the snapshot
+			cancel() // a normal end would look like the end of the snapshot
 		}
 	}()
 	s, err := c.transfer("import", start.GetName(), stream, nil, func(p snapshot.Progress) {
@@ -147,8 +150,8 @@ func (c *Client) PushSnapshot(ctx context.Context, ref, to string, auth snapshot
 	return c.transfer("push", ref, stream, err, progress)
 }
 
-// PullSnapshot fetches a snapshot from an OCI registry, or with cocoon://HOST:PORT/NAME from another node, and stores it as
-// name; "" is the name it has there.
+// PullSnapshot fetches a snapshot from an OCI registry, or with cocoon://HOST:PORT/NAME from another node, and stores
+// it as name; "" keeps the name that it has there.
 func (c *Client) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -177,19 +180,19 @@ func (c *Client) transfer(op, what string, stream grpc.ServerStreamingClient[nod
 	return nodewire.DecodeSnapshot(got), nil
 }
 
-// TagDigest asks a registry which manifest ref is.
+// TagDigest returns the digest of the manifest ref in a registry.
 func (c *Client) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
 	m, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth)})
 	return m.GetDigest(), err
 }
 
-// DeleteTag removes a tag, or a manifest when ref has a digest, from a registry. Deleting what is gone is no error.
+// DeleteTag removes a tag, or a manifest when ref has a digest, from a registry. It is no error if it does not exist.
 func (c *Client) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
 	_, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Delete: true})
 	return err
 }
 
-// CheckRegistry asks whether the registry of ref answers and takes the credentials, without changing anything.
+// CheckRegistry checks that the registry of ref answers and accepts the credentials. It changes nothing.
 func (c *Client) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
 	_, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Check: true})
 	return err

@@ -38,7 +38,7 @@ func (c *Client) Restart(ctx context.Context, ref string, grace time.Duration) (
 	return record(unary(ctx, c, c.vms.Restart, &nodev1.RestartRequest{Ref: ref, GraceNs: graceNS(grace)}))
 }
 
-// Remove forgets a VM and all it owned; a running one needs force.
+// Remove deletes a VM and everything it owned; a running one needs force.
 func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
 	_, err := unary(ctx, c, c.vms.Remove, &nodev1.RemoveRequest{Ref: ref, Force: force})
 	return err
@@ -65,8 +65,8 @@ func (c *Client) List(ctx context.Context) ([]vm.Record, error) {
 	return all, nil
 }
 
-// Watch calls fn with every change after a revision until ctx ends or fn fails; with a negative one it first presents
-// what exists as ADDED.
+// Watch calls fn with every change after a revision until ctx ends or fn fails; with a negative revision it first
+// reports what exists as ADDED.
 func (c *Client) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -82,7 +82,7 @@ func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn fu
 	return receive(c, stream, err, func(m *nodev1.LogEntry) error { return fn(nodewire.DecodeLogEntry(m)) })
 }
 
-// Stats asks the guest what it uses.
+// Stats returns the guest's use of resources.
 func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 	m, err := unary(ctx, c, c.vms.Stats, &nodev1.StatsRequest{Ref: ref})
 	return nodewire.DecodeStats(m), err
@@ -94,14 +94,14 @@ func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []v
 	return err
 }
 
-// KillContainer ends a run of one container, the present one when run is 0, and returns when it is over; grace is as of Stop.
-// Whether another run follows is up to the restart policy.
+// KillContainer ends a run of one container, the current one when run is 0, and returns when it has ended; grace is as
+// for Stop. The restart policy decides whether another run follows.
 func (c *Client) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	_, err := unary(ctx, c, c.vms.KillContainer, &nodev1.KillContainerRequest{Ref: ref, Container: container, Run: int64(run), GraceNs: graceNS(grace)})
 	return err
 }
 
-// ReleaseContainer lets the containers start that wait for one that holds them.
+// ReleaseContainer lets the containers start that wait for this one.
 func (c *Client) ReleaseContainer(ctx context.Context, ref, container string) error {
 	_, err := unary(ctx, c, c.vms.ReleaseContainer, &nodev1.ReleaseContainerRequest{Ref: ref, Container: container})
 	return err

@@ -1,7 +1,7 @@
 package nodejson
 
-// Error is how `cocoon --error-fd` reports a failure: one line, on a descriptor of its own, so that it is never mixed with
-// what a command in a guest says.
+// Error is the format in which `cocoon --error-fd` reports a failure: one line, on a separate descriptor, so that it
+// never mixes with the output of a command in a guest.
 type Error struct {
 	Class   string `json:"class"` // as errdefs.Class spells it
 	Message string `json:"message"`
@@ -14,7 +14,7 @@ type Control struct {
 	Signal int    `json:"signal,omitempty"` // POSIX number, for the command
 }
 
-// TagDigest is what `cocoon snapshot remote digest` prints.
+// TagDigest is the output of `cocoon snapshot remote digest`.
 type TagDigest struct {
 	Digest string `json:"digest"` // sha256:<hex> of the manifest
 }

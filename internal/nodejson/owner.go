@@ -10,7 +10,7 @@ import (
 // BehalfName is the environment variable by which programs tell `cocoon` on whose behalf they run it.
 const BehalfName = "COCOON_ON_BEHALF"
 
-// BehalfEnv is that variable for o.
+// BehalfEnv returns that variable, set to o.
 func BehalfEnv(o vm.Owner) string {
 	text, _ := json.Marshal(o) // a struct of strings always encodes
 	return BehalfName + "=" + string(text)

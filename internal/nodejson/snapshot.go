@@ -25,10 +25,10 @@ type Snapshot struct {
 	NICs         int          `json:"nics"`
 	CreatedAt    time.Time    `json:"created_at"`
 
-	Live     bool              `json:"live"` // with memory: a clone goes on; otherwise it boots
+	Live     bool              `json:"live"` // with memory: a clone resumes from it; otherwise it boots
 	Size     int64             `json:"size"` // bytes on disk
 	Source   Source            `json:"source"`
-	Machine  vm.Machine        `json:"machine"` // that can resume its memory
+	Machine  vm.Machine        `json:"machine"` // machine that can resume its memory
 	PauseMS  float64           `json:"pause_ms"`
 	Method   string            `json:"method,omitempty"`
 	Quiesced bool              `json:"quiesced"`
@@ -47,7 +47,7 @@ type Source struct {
 	Node string `json:"node,omitempty"`
 }
 
-// FromSnapshot is s as JSON has it.
+// FromSnapshot returns s in its JSON form.
 func FromSnapshot(s snapshot.Snapshot) Snapshot {
 	return Snapshot{
 		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,
@@ -59,10 +59,10 @@ func FromSnapshot(s snapshot.Snapshot) Snapshot {
 	}
 }
 
-// Milliseconds of d, to a thousandth.
+// Milliseconds returns d in milliseconds, to a thousandth.
 func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// Value is the snapshot as the rest of Cocoon knows it, as far as JSON tells.
+// Value is the snapshot as Cocoon's own type, with the fields that JSON carries.
 func (s Snapshot) Value() snapshot.Snapshot {
 	return snapshot.Snapshot{
 		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,

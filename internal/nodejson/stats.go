@@ -14,7 +14,7 @@ type Stats struct {
 	LoadAverage1   float64          `json:"load_average_1"`
 	NetworkRxBytes int64            `json:"network_rx_bytes"`
 	NetworkTxBytes int64            `json:"network_tx_bytes"`
-	Containers     []ContainerStats `json:"containers,omitempty"` // of a VM with several
+	Containers     []ContainerStats `json:"containers,omitempty"` // of a VM with several containers
 }
 
 // ContainerStats is what one container uses.

@@ -1,7 +1,8 @@
-// Package nodejson is what `cocoon -o json` prints, as types: the documented shapes of VMs, events and snapshots.
+// Package nodejson holds the types of the output of `cocoon -o json`: the documented forms of VMs, events and
+// snapshots.
 //
-// Names and meanings of the keys are public API (docs/compat.md); keys may be added. What has no key is not carried: a VM
-// that comes back from JSON has no process and no driver's handle.
+// Names and meanings of the keys are public API (docs/compat.md); keys may be added. Fields without a key are not
+// carried: a VM decoded from JSON has no process and no driver handle.
 package nodejson
 
 import (
@@ -26,11 +27,11 @@ type VM struct {
 	StartedAt      *time.Time `json:"started_at"`
 	StoppedAt      *time.Time `json:"stopped_at"`
 
-	Snapshot string `json:"snapshot,omitempty"` // id of the one it was cloned from or, hibernated, that it is in
-	Cloned   bool   `json:"cloned,omitempty"`   // its process goes on from another VM's memory
-	Resuming bool   `json:"resuming,omitempty"` // the guest has not been told yet who it is
+	Snapshot string `json:"snapshot,omitempty"` // id of the snapshot that it was cloned from or, hibernated, is saved in
+	Cloned   bool   `json:"cloned,omitempty"`   // its process resumed from another VM's memory
+	Resuming bool   `json:"resuming,omitempty"` // the guest has not been told its identity yet
 
-	Resume  *vm.Resume  `json:"resume,omitempty"`  // what it must still be told
+	Resume  *vm.Resume  `json:"resume,omitempty"`  // what the guest must still be told
 	Volumes []vm.Volume `json:"volumes,omitempty"` // without their content
 
 	Containers []Container `json:"containers,omitempty"`
@@ -42,11 +43,11 @@ type VM struct {
 	Restarts   int               `json:"restarts"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Owner      vm.Owner          `json:"owner,omitzero"`    // absent: the operator of the node
-	Offered    []string          `json:"offered,omitempty"` // namespaces that may take it over
+	Offered    []string          `json:"offered,omitempty"` // namespaces that may adopt it
 	Revision   int64             `json:"revision"`
 }
 
-// Config is what was asked for.
+// Config is the requested configuration.
 type Config struct {
 	Name        string       `json:"name"`
 	CPU         int          `json:"cpu"`
@@ -72,7 +73,7 @@ type NIC struct {
 	Network   *Address `json:"network,omitempty"` // absent while the address is not known
 }
 
-// Address is what an interface has in its network.
+// Address is the configuration of an interface in its network.
 type Address struct {
 	IP      string   `json:"ip"`
 	Gateway string   `json:"gateway"`
@@ -80,8 +81,8 @@ type Address struct {
 	DNS     []string `json:"dns,omitempty"`
 	IPv6    string   `json:"ipv6,omitempty"`
 
-	Addresses []string   `json:"addresses,omitempty"` // CIDR, beside IP
-	Routes    []vm.Route `json:"routes,omitempty"`    // beside the one to Gateway
+	Addresses []string   `json:"addresses,omitempty"` // CIDR, in addition to IP
+	Routes    []vm.Route `json:"routes,omitempty"`    // in addition to the one to Gateway
 }
 
 // Storage is a disk of a VM.
@@ -100,7 +101,7 @@ type Event struct {
 	Revision int64        `json:"revision"`
 }
 
-// FromRecord is r as JSON has it.
+// FromRecord returns r in its JSON form.
 func FromRecord(r vm.Record) VM {
 	out := VM{
 		ID: string(r.ID), Hypervisor: r.Driver, State: r.State,
@@ -141,11 +142,11 @@ func optional(t time.Time) *time.Time {
 	return &t
 }
 
-// Resuming says that the guest goes on from memory and has not been told yet what has changed. One that boots from a
-// clone's disks is told too, but nothing of it passes for another VM.
+// Resuming reports whether the guest resumes from memory and has not been told the changes yet. A guest that boots from
+// a clone's disks is told too, but cannot be mistaken for another VM.
 func Resuming(r vm.Record) bool { return r.Resume != nil && (r.Cloned || !r.Resume.Clone) }
 
-// Record is the VM as the rest of Cocoon knows it, as far as JSON tells.
+// Record is the VM as Cocoon's own type, with the fields that JSON carries.
 func (v VM) Record() vm.Record {
 	r := vm.Record{
 		ID: vm.ID(v.ID), Owner: v.Owner, Driver: v.Hypervisor, State: v.State, ImageType: v.Config.ImageType, ImageDigest: v.Config.ImageDigest,
@@ -187,7 +188,7 @@ type Spec struct {
 	Files map[string][]vm.VolumeFile `json:"files,omitempty"`
 }
 
-// FromSpec is s as JSON has it.
+// FromSpec returns s in its JSON form.
 func FromSpec(s vm.Spec) Spec {
 	out := Spec{Spec: s}
 	for _, v := range s.Volumes {

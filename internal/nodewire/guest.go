@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// EncodeExec returns e as the first message of an exec; stdin says whether the client will send any.
+// EncodeExec returns e as the first message of an exec; stdin tells whether the client will send input.
 func EncodeExec(ref string, e guest.Exec, stdin bool) *nodev1.ExecStart {
 	return &nodev1.ExecStart{
 		Ref: ref, Command: slices.Clone(e.Command), Env: EncodeEnv(e.Env), Workdir: e.WorkDir, User: e.User,
@@ -26,14 +26,14 @@ func DecodeExec(m *nodev1.ExecStart) (ref string, e guest.Exec, stdin bool) {
 	}, m.GetStdin()
 }
 
-// EncodeAttach returns a as the first message of an attached session; stdin says whether the client will send any.
+// EncodeAttach returns a as the first message of an attached session; stdin tells whether the client will send input.
 func EncodeAttach(ref string, a guest.Attach, stdin bool) *nodev1.ExecStart {
 	return &nodev1.ExecStart{
 		Ref: ref, Container: a.Container, Size: EncodeWinSize(guest.WinSize{Rows: a.Rows, Cols: a.Cols}), Stdin: stdin,
 	}
 }
 
-// DecodeAttach returns what m asks to attach to.
+// DecodeAttach returns the process that m asks to attach to.
 func DecodeAttach(m *nodev1.ExecStart) (ref string, a guest.Attach, stdin bool) {
 	size := DecodeWinSize(m.GetSize())
 	return m.GetRef(), guest.Attach{Container: m.GetContainer(), Rows: size.Rows, Cols: size.Cols}, m.GetStdin()
@@ -44,7 +44,7 @@ func EncodeWinSize(w guest.WinSize) *nodev1.WinSize {
 	return &nodev1.WinSize{Rows: uint32(w.Rows), Cols: uint32(w.Cols)}
 }
 
-// DecodeWinSize returns the size in m; what exceeds a terminal's range becomes its limit.
+// DecodeWinSize returns the size in m; values beyond a terminal's range become its limit.
 func DecodeWinSize(m *nodev1.WinSize) guest.WinSize {
 	return guest.WinSize{Rows: uint16(min(m.GetRows(), math.MaxUint16)), Cols: uint16(min(m.GetCols(), math.MaxUint16))}
 }

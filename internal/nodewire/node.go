@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// NodeInfo is what a node says of itself. The JSON is public API (`cocoon node info -o json`).
+// NodeInfo is the description of a node. The JSON is public API (`cocoon node info -o json`).
 type NodeInfo struct {
 	Version   string           `json:"version"`
 	Hostname  string           `json:"hostname"`
@@ -21,11 +21,11 @@ type NodeInfo struct {
 	Memory    int64            `json:"memory"` // bytes
 	Drivers   []Driver         `json:"drivers"`
 	Networks  []string         `json:"networks"`
-	VMs       map[string]int64 `json:"vms"` // how many in each state
+	VMs       map[string]int64 `json:"vms"` // number in each state
 
 	NetworkDetails []Network `json:"network_details"` // as Networks, the default one first
 
-	Strays int `json:"strays"` // VMs that are here and not on record
+	Strays int `json:"strays"` // VMs that exist but are not on record
 }
 
 // Network is one network of a node.
@@ -35,10 +35,10 @@ type Network struct {
 	Default bool   `json:"default"`
 	Up      bool   `json:"up"`
 	Error   string `json:"error,omitempty"`  // why it is not up
-	Bridge  string `json:"bridge,omitempty"` // link name; of kind bridge, as the rest
+	Bridge  string `json:"bridge,omitempty"` // link name; this and the rest: kind bridge only
 	Subnet  string `json:"subnet,omitempty"` // CIDR
 	Gateway string `json:"gateway,omitempty"`
-	Leased  int    `json:"leased,omitempty"` // addresses
+	Leased  int    `json:"leased,omitempty"` // number of addresses
 	Free    int    `json:"free,omitempty"`
 	Subnet6 string `json:"subnet6,omitempty"` // CIDR; "" without IPv6
 }
@@ -48,7 +48,7 @@ type Driver struct {
 	Name     string   `json:"name"`
 	Default  bool     `json:"default"`
 	Version  string   `json:"version,omitempty"`
-	Accel    string   `json:"accel,omitempty"` // what auto means on this host
+	Accel    string   `json:"accel,omitempty"` // the accelerator that auto selects on this host
 	Why      string   `json:"why,omitempty"`
 	Isolated bool     `json:"isolated"` // each VM has its own cgroup
 	Notes    []string `json:"notes,omitempty"`
@@ -62,9 +62,9 @@ type Check struct {
 	Status  string `json:"status"`           // ok, warn or fail
 	Feature string `json:"feature"`          // what it is needed for
 	Detail  string `json:"detail"`           // what was found
-	Remedy  string `json:"remedy,omitempty"` // the command that mends it
-	Fixable bool   `json:"fixable"`          // `cocoon doctor --fix` mends it
-	Fixed   bool   `json:"fixed"`            // it was just mended
+	Remedy  string `json:"remedy,omitempty"` // the command that fixes it
+	Fixable bool   `json:"fixable"`          // `cocoon doctor --fix` can fix it
+	Fixed   bool   `json:"fixed"`            // it was just fixed
 }
 
 // EncodeNodeInfo returns i as a message.

@@ -1,6 +1,6 @@
 // Package nodewire converts between Cocoon's values and the messages of the node API, for both ends of the socket.
 //
-// The functions are pure and total: Encode makes a message of a value, Decode the value of a message, and a missing
+// The functions are pure and total: Encode converts a value to a message, Decode a message to a value, and a missing
 // message is the zero value. The package neither validates nor connects; errors cross the wire in grpcerr.
 package nodewire
 
@@ -128,7 +128,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		AgentReady:  r.AgentReady,
 		ExitCode:    encodeExitCode(r.ExitCode),
 		Reason:      r.Reason,
-		Message:     strings.ToValidUTF8(r.Message, "\uFFFD"), // may quote output of a program; one bad byte would fail the whole message
+		Message:     strings.ToValidUTF8(r.Message, "\uFFFD"), // may quote a program's output; one invalid byte would fail the whole message
 		FirstBooted: r.FirstBooted,
 		CreatedAtNs: EncodeTime(r.CreatedAt),
 		UpdatedAtNs: EncodeTime(r.UpdatedAt),
@@ -270,7 +270,7 @@ func DecodeTime(ns int64) time.Time {
 	return time.Unix(0, ns).UTC()
 }
 
-// each maps f over in; nothing becomes nil, as the wire cannot tell nil from empty.
+// each maps f over in; an empty list becomes nil, because the wire cannot tell nil from empty.
 func each[A, B any](in []A, f func(A) B) []B {
 	if len(in) == 0 {
 		return nil

@@ -146,7 +146,7 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		func(m *nodev1.DoctorResponse) checks { return checks{DecodeChecks(m)} })
 }
 
-// What the node keeps to itself of a snapshot is named here; everything else must come through.
+// This test names what the node does not send of a snapshot; everything else must be transferred.
 func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	var want snapshot.Snapshot
 	n := 0
@@ -169,7 +169,7 @@ func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	}
 }
 
-// The reverse: a field that only the message has would never be carried.
+// The reverse: a field that exists only in the message would never be carried.
 func TestMessagesHaveNoOtherFields(t *testing.T) {
 	for _, c := range []struct{ value, message reflect.Type }{
 		{reflect.TypeFor[vm.Spec](), reflect.TypeFor[nodev1.Spec]()},

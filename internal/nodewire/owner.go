@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// behalfKey is the metadata with the Owner for whom a request is made.
+// behalfKey is the metadata key of the Owner on whose behalf a request is made.
 const behalfKey = "cocoon-on-behalf-bin"
 
 // EncodeOwner returns o as a message, nil for the operator.
@@ -27,7 +27,7 @@ func DecodeOwner(m *nodev1.Owner) vm.Owner {
 	return vm.Owner{Namespace: m.GetNamespace(), PodUID: m.GetPodUid(), SetUID: m.GetSetUid()}
 }
 
-// SendBehalf returns a context whose calls carry for whom they are made.
+// SendBehalf returns a context whose calls carry the Owner on whose behalf they are made.
 func SendBehalf(ctx context.Context) (context.Context, error) {
 	who := vm.Behalf(ctx)
 	if who.Operator() {
@@ -40,8 +40,8 @@ func SendBehalf(ctx context.Context) (context.Context, error) {
 	return metadata.AppendToOutgoingContext(ctx, behalfKey, string(raw)), nil
 }
 
-// TakeBehalf returns a context of a call that says for whom it was made. What cannot be read is refused: nobody becomes the
-// operator by mistake.
+// TakeBehalf returns the context of a call with the Owner on whose behalf it was made. An unreadable value is an error:
+// no caller may become the operator by mistake.
 func TakeBehalf(ctx context.Context) (context.Context, error) {
 	values := metadata.ValueFromIncomingContext(ctx, behalfKey)
 	if len(values) == 0 {

@@ -23,7 +23,7 @@ func TestBehalfTravels(t *testing.T) {
 	}
 }
 
-// TestUnclearBehalf is refused: a caller that means to be somebody must not become the operator.
+// TestUnclearBehalf expects an error: a caller that means to be an owner must not become the operator.
 func TestUnclearBehalf(t *testing.T) {
 	for _, md := range []metadata.MD{
 		metadata.Pairs(behalfKey, ""),

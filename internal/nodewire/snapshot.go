@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// EncodeSnapshot returns s as a message, which tells what a client may want to know: disks, boot and the source's record
-// stay on the node.
+// EncodeSnapshot returns s as a message with the fields that clients need: disks, boot and the source's record stay on
+// the node.
 func EncodeSnapshot(s snapshot.Snapshot) *nodev1.Snapshot {
 	return &nodev1.Snapshot{
 		Id: s.ID, Name: s.Name, Description: s.Description,
@@ -58,12 +58,12 @@ func EncodeSave(ref string, s vm.SaveSpec) *nodev1.SaveRequest {
 	return &nodev1.SaveRequest{Ref: ref, Name: s.Name, Description: s.Description, Quiesce: s.Quiesce, Labels: maps.Clone(s.Labels)}
 }
 
-// DecodeSave returns what m asks for.
+// DecodeSave returns the request in m.
 func DecodeSave(m *nodev1.SaveRequest) (ref string, s vm.SaveSpec) {
 	return m.GetRef(), vm.SaveSpec{Name: m.GetName(), Description: m.GetDescription(), Quiesce: m.GetQuiesce(), Labels: cloneMap(m.GetLabels())}
 }
 
-// EncodeClone returns the request for a clone. With pull its image is fetched first, with auth.
+// EncodeClone returns the request for a clone. With pull, the image is fetched first, with auth.
 func EncodeClone(s vm.CloneSpec, pull bool, auth []image.RegistryAuth) *nodev1.CloneRequest {
 	return &nodev1.CloneRequest{
 		Snapshot: s.Snapshot, FromDir: s.FromDir, Name: s.Name, Labels: maps.Clone(s.Labels), Cpus: int64(s.CPUs), Memory: s.Memory, Storage: s.Storage,
@@ -72,7 +72,7 @@ func EncodeClone(s vm.CloneSpec, pull bool, auth []image.RegistryAuth) *nodev1.C
 	}
 }
 
-// DecodeClone returns what m asks for.
+// DecodeClone returns the request in m.
 func DecodeClone(m *nodev1.CloneRequest) (s vm.CloneSpec, pull bool, auth []image.RegistryAuth) {
 	return vm.CloneSpec{
 		Snapshot: m.GetSnapshot(), FromDir: m.GetFromDir(), Name: m.GetName(), Labels: cloneMap(m.GetLabels()), CPUs: int(m.GetCpus()),
@@ -91,7 +91,7 @@ func DecodeTransfer(m *nodev1.TransferProgress) snapshot.Progress {
 	return snapshot.Progress{Phase: m.GetPhase(), Done: m.GetDone(), Total: m.GetTotal(), Moved: m.GetMoved()}
 }
 
-// EncodeAuth returns a as a message, which is as secret.
+// EncodeAuth returns a as a message, which is equally secret.
 func EncodeAuth(a snapshot.Auth) *nodev1.RemoteAuth {
 	return &nodev1.RemoteAuth{Token: a.Token, Username: a.Username, Password: a.Password, Ca: slices.Clone(a.CA)}
 }

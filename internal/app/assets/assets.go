@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Path is where name is: beside the running binary (as `make build` leaves it) or in ../lib/cocoon of it (as packages
-// do). When it is in neither, the first is returned, so that a message can say what is missing.
+// Path returns the path of the file name: beside the running binary (as `make build` leaves it) or in ../lib/cocoon of
+// it (as packages do). If it is in neither, Path returns the first one, so that a message can name what is missing.
 func Path(name string) string {
 	exe, err := os.Executable()
 	if err != nil {

@@ -27,7 +27,7 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	})
 }
 
-// examine looks at this host for the machine's daemon, or for an instance in dir.
+// examine checks this host for the machine's daemon, or for an instance in dir.
 func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error) {
 	cfg := doctor.Config{StateDir: "/var/lib/cocoon", RunDir: "/run/cocoon", Group: "cocoon"}
 	if dir != "" {

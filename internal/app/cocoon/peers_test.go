@@ -19,8 +19,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
-// writePeers writes the configurations of two nodes, here.yaml and there.yaml, of which the first may fetch from the
-// second, which serves at the PEER of the script.
+// writePeers writes the configurations of two nodes, here.yaml and there.yaml. The first may fetch from the second,
+// which serves at the PEER of the script.
 func writePeers(e *testscript.Env, config string) error {
 	addr, err := port.Free()
 	if err != nil {
@@ -48,7 +48,7 @@ func writePeers(e *testscript.Env, config string) error {
 	return nil
 }
 
-// writeCertificate writes a certificate for this host that signs itself, and its key.
+// writeCertificate writes a self-signed certificate for this host, and its key.
 func writeCertificate(dir, who string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/runtimetest"
 )
 
-// tryRuntimes is `runtimes IMAGE`: the suite on the node API and on the binary, with the script's daemon behind both.
+// tryRuntimes is `runtimes IMAGE`: it runs the suite on the node API and on the binary, both with the script's daemon.
 func tryRuntimes(ts *testscript.TestScript, _ bool, args []string) {
 	socket := ts.MkAbs("run/cocoond.sock")
 	api, err := nodeclient.Dial(socket)
@@ -28,7 +28,7 @@ func tryRuntimes(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// suite is a script as runtimetest wants a test.
+// suite adapts a script to the test interface of runtimetest.
 type suite struct {
 	*testscript.TestScript
 

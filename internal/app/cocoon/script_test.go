@@ -26,10 +26,10 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
-// The scripts run the real binaries, as processes: this test binary plays both.
+// The scripts run the real binaries as processes: this test binary serves as both.
 func TestMain(m *testing.M) {
 	if os.Getenv("GORACE") == "" {
-		os.Setenv("GORACE", "atexit_sleep_ms=0") // or each of them takes a second more under the race detector
+		os.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each process takes a second more under the race detector
 	}
 	play := func(main func(ctx context.Context) int) func() {
 		return func() {
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// Each script has a folder of its own with a configuration for the fake driver, no network, and an image.
+// Each script has its own folder with a configuration for the fake driver, no network, and an image.
 func TestScripts(t *testing.T) {
 	need.Tool(t, "mkfs.ext4")
 	testscript.Run(t, testscript.Params{
@@ -77,7 +77,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// serveRegistry is an OCI registry of the script's own, for the token "secret".
+// serveRegistry is the script's own OCI registry, for the token "secret".
 func serveRegistry(e *testscript.Env) (addr string) {
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -92,7 +92,7 @@ func serveRegistry(e *testscript.Env) (addr string) {
 	return srv.Listener.Addr().String()
 }
 
-// startDaemon is `daemon [ARG...]`: it starts cocoond and waits until it says that it is ready.
+// startDaemon is `daemon [ARG...]`: it starts cocoond and waits until it reports that it is ready.
 func startDaemon(ts *testscript.TestScript, _ bool, args []string) {
 	addr := &net.UnixAddr{Net: "unixgram", Name: ts.MkAbs("notify")}
 	_ = os.Remove(addr.Name)

@@ -8,8 +8,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestSavedWhileBooting saves a VM as soon as its process runs, while the firmware reads the kernel. Its clone boots on from
-// there and begins its main process, as itself, and so does the VM when it slept at such a moment.
+// TestSavedWhileBooting saves a VM as soon as its process runs, while the firmware reads the kernel. Its clone
+// continues to boot from there and starts its main process with its own identity. So does the VM itself after it was
+// hibernated at such a moment.
 func TestSavedWhileBooting(t *testing.T) {
 	n := newNode(t)
 	launch := func(name string) {

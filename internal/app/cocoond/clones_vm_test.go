@@ -27,7 +27,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// guard watches the links of the machine for packets with the MAC or the IP of a VM that do not come from its tap.
+// guard watches the machine's links for packets with the MAC or the IP of a VM that do not come from its tap.
 type guard struct {
 	fd   int
 	done chan struct{}
@@ -68,7 +68,7 @@ func (g *guard) watch(ctx context.Context, tap int, own vm.NIC) {
 		n, from, err := unix.Recvfrom(g.fd, buf, 0)
 		ll, ok := from.(*unix.SockaddrLinklayer)
 		if err != nil || !ok || n < 14 || ll.Pkttype == unix.PACKET_OUTGOING || ll.Ifindex == tap {
-			continue // nothing, or what the host sends to a guest
+			continue // nothing, or a packet from the host to a guest
 		}
 		mac, ip := senders(buf[:n])
 		g.mu.Lock()
@@ -80,7 +80,7 @@ func (g *guard) watch(ctx context.Context, tap int, own vm.NIC) {
 	}
 }
 
-// senders reads who sends a frame: its MAC and, for ARP and IPv4, its IP.
+// senders reads the sender of a frame: its MAC and, for ARP and IPv4, its IP.
 func senders(f []byte) (mac, ip string) {
 	mac = fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", f[6], f[7], f[8], f[9], f[10], f[11])
 	at := 0
@@ -96,8 +96,8 @@ func senders(f []byte) (mac, ip string) {
 	return mac, ip
 }
 
-// TestVMSixteenClones makes 16 VMs of one snapshot at once, some of them from the pool: each is itself, none is ever taken
-// for the source, and the snapshot stays as it is.
+// TestVMSixteenClones makes 16 VMs of one snapshot at once, some of them from the pool. Each has its own identity, none
+// is ever mistaken for the source, and the snapshot stays unchanged.
 func TestVMSixteenClones(t *testing.T) {
 	const number, ready = 16, 4
 	n := newNode(t, "metricsAddr: "+metricsAddr, fmt.Sprintf("pool: {size: %d, memory: %d}", ready, int64(ready)<<28))
@@ -218,7 +218,7 @@ func TestVMSixteenClones(t *testing.T) {
 // metricsAddr is in the network namespace of the tests.
 const metricsAddr = "127.0.0.1:9477"
 
-// metric is the value of a metric, -1 when it cannot be had.
+// metric is the value of a metric, -1 when it is not available.
 func (n *node) metric(name string) float64 {
 	reply, err := http.Get("http://" + metricsAddr + "/metrics")
 	if err != nil {
@@ -236,7 +236,7 @@ func (n *node) metric(name string) float64 {
 	return -1
 }
 
-// unlisted returns the ids of VMs that have a folder, a process or a lease of this node and are not in its list.
+// unlisted returns the ids of VMs that have a folder, a process or a lease on this node but are not in its list.
 func (n *node) unlisted() []string {
 	n.t.Helper()
 	var found []string
@@ -272,7 +272,7 @@ func (n *node) unlisted() []string {
 	})
 }
 
-// process reports whether a hypervisor runs that was started for the pool's clone id.
+// process reports whether a hypervisor started for the pool's clone id is running.
 func process(id string) bool {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	return slices.ContainsFunc(lines, func(file string) bool {
@@ -281,7 +281,7 @@ func process(id string) bool {
 	})
 }
 
-// snapshotDir finds the folder of a snapshot.
+// snapshotDir returns the folder of a snapshot.
 func snapshotDir(t *testing.T, state, id string) string {
 	t.Helper()
 	found := ""

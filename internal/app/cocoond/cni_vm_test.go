@@ -15,8 +15,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A guest with an interface on a plugins' bridge, one on ours through plugins, and one on ours: each carries traffic,
-// through kill -9 of the daemon, also while the VM is hibernated, and nothing is left of them when the VM is removed.
+// A guest has an interface on a bridge of CNI plugins, one on our bridge through plugins, and one on our bridge. Each
+// carries traffic, also after kill -9 of the daemon, even while the VM is hibernated. Nothing of them is left when the
+// VM is removed.
 func TestVMWithCNI(t *testing.T) {
 	if _, err := os.Stat("/usr/lib/cni/bridge"); err != nil {
 		need.Tool(t, "the CNI plugin bridge")
@@ -82,7 +83,7 @@ func TestVMWithCNI(t *testing.T) {
 	if _, err := n.Hibernate(t.Context(), "web", ""); err != nil {
 		t.Fatal(err)
 	}
-	n.crash() // nobody has its taps now
+	n.crash() // no process holds its taps now
 	if _, err := n.Wake(t.Context(), "web"); err != nil {
 		t.Fatal(err)
 	}

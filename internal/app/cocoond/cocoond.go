@@ -1,6 +1,6 @@
 // Package cocoond is the node daemon: configuration, construction and the run group of everything it serves.
 //
-// It wires and decides nothing itself: VMs are the engine's business, clients the doors'.
+// It only wires and makes no decisions: the engine handles VMs, the doors handle clients.
 package cocoond
 
 import (
@@ -116,7 +116,7 @@ func command(stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// override parses the given flags once more, into cfg: what was not given stays as the file has it.
+// override parses the given flags again, into cfg: flags that were not given leave the value of the file.
 func override(cfg *Config, given *pflag.FlagSet) error {
 	over := pflag.NewFlagSet("", pflag.ContinueOnError)
 	file := *cfg
@@ -151,7 +151,7 @@ the VMs can be started again. Give it the same configuration as the daemon.`,
 	return cmd
 }
 
-// logFailure notes an error that cannot be returned any more.
+// logFailure logs an error that cannot be returned any more.
 func logFailure(log *slog.Logger, msg string, err error) {
 	if err != nil {
 		log.Error(msg, "err", err) //nolint:sloglint // msg is a constant of every caller

@@ -21,12 +21,13 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeapi"
 )
 
-// Config is cocoond's configuration, in the words of its YAML file. Unknown keys are refused. Flags win over the file.
+// Config is cocoond's configuration, with the keys of its YAML file. Unknown keys are an error. Flags win over the
+// file.
 type Config struct {
 	StateDir    string        `json:"stateDir,omitempty"`    // images, disks, journal; survives a reboot
 	RunDir      string        `json:"runDir,omitempty"`      // sockets; may vanish at a reboot
 	Socket      string        `json:"socket,omitempty"`      // of the node API; default RunDir/cocoond.sock
-	Group       string        `json:"group,omitempty"`       // that may use the socket, if it exists
+	Group       string        `json:"group,omitempty"`       // group that may use the socket, if the group exists
 	Listen      string        `json:"listen,omitempty"`      // host:port of the node API with mutual TLS
 	TLS         nodeapi.TLS   `json:"tls,omitzero"`          // for Listen
 	Peer        Peer          `json:"peer,omitzero"`         // how snapshots are fetched from other nodes
@@ -41,80 +42,80 @@ type Config struct {
 	CloneDirs   []string      `json:"cloneDirs,omitempty"` // folders with exported snapshots that all namespaces may clone from
 	Log         Log           `json:"log,omitzero"`
 
-	olderJournal bool // a journal that is older than what is known of it is taken as it is; for one start, by flag
+	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
 
 	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
 }
 
-// Guest is what container images boot with.
+// Guest holds the boot files of container images.
 type Guest struct {
 	Kernel    string `json:"kernel,omitempty"`
 	Initramfs string `json:"initramfs,omitempty"`
 
-	SilenceSeconds int `json:"silenceSeconds,omitempty"` // until calls into a guest that does not answer any more end; default 60
+	SilenceSeconds int `json:"silenceSeconds,omitempty"` // timeout of calls into a guest that does not answer any more; default 60
 }
 
-// QEMU adjusts the qemu driver. Zero values are the driver's defaults.
+// QEMU configures the qemu driver. Zero values mean the driver's defaults.
 type QEMU struct {
 	Binary   string `json:"binary,omitempty"`
 	Cgroup   string `json:"cgroup,omitempty"`   // folder in the cgroup v2 tree that holds one folder per VM
 	UIDBase  uint32 `json:"uidBase,omitempty"`  // first of the user ids that VM processes get
-	UIDCount uint32 `json:"uidCount,omitempty"` // how many there are
+	UIDCount uint32 `json:"uidCount,omitempty"` // number of those user ids
 	TBSize   int    `json:"tbSize,omitempty"`   // MiB of translated code per emulated VM
 }
 
-// Fake adjusts the fake driver, whose VMs are records.
+// Fake configures the fake driver, whose VMs exist only as records.
 type Fake struct {
 	LaunchMS   int `json:"launchMS,omitempty"`   // milliseconds a launch takes
 	ShutdownMS int `json:"shutdownMS,omitempty"` // milliseconds from power button to power off
 }
 
-// NetworkConfig is the node's own network. NAT and Enabled are pointers to tell "false" from "not said".
+// NetworkConfig is the node's own network. NAT and Enabled are pointers to distinguish "false" from "not set".
 type NetworkConfig struct {
 	Enabled        *bool          `json:"enabled,omitempty"`  // default true; without it VMs have no interfaces
 	Mode           string         `json:"mode,omitempty"`     // bridge (default) or cni
 	Name           string         `json:"name,omitempty"`     // default "default"
-	Instance       string         `json:"instance,omitempty"` // tells daemons apart that share a network namespace
+	Instance       string         `json:"instance,omitempty"` // distinguishes daemons that share a network namespace
 	Bridge         string         `json:"bridge,omitempty"`   // default cocoon0
-	Adopt          bool           `json:"adopt,omitempty"`    // use the bridge that is there, with its address; change nothing of it
+	Adopt          bool           `json:"adopt,omitempty"`    // use the existing bridge, with its address; do not change it
 	Subnet         string         `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
 	Gateway        string         `json:"gateway,omitempty"`
 	Subnet6        string         `json:"subnet6,omitempty"`  // IPv6 CIDR, a /64; default: none
-	IPv6Mode       string         `json:"ipv6Mode,omitempty"` // slaac (default) or stateful: how guests come to their IPv6 address
+	IPv6Mode       string         `json:"ipv6Mode,omitempty"` // slaac (default) or stateful: how guests get their IPv6 address
 	NetNS          string         `json:"netns,omitempty"`    // name or path of the network namespace
 	DNS            []string       `json:"dns,omitempty"`      // IPv4, and IPv6 with subnet6; default: the host's IPv4 ones
 	Search         []string       `json:"search,omitempty"`   // domains that guests complete names with
-	Routes         []bridge.Route `json:"routes,omitempty"`   // that guests have besides the default one
+	Routes         []bridge.Route `json:"routes,omitempty"`   // of guests, in addition to the default route
 	MTU            int            `json:"mtu,omitempty"`
 	NAT            *bool          `json:"nat,omitempty"` // default true
 	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
-	Isolation      bool           `json:"isolation,omitempty"` // guests do not reach each other
-	Closed         []string       `json:"closed,omitempty"`    // CIDRs that guests do not reach, besides metadata services and this host
-	Open           []string       `json:"open,omitempty"`      // CIDRs that they do, whatever is closed
+	Isolation      bool           `json:"isolation,omitempty"` // CIDRs that guests cannot reach, besides metadata services and this host
+	Closed         []string       `json:"closed,omitempty"`    // CIDRs that guests cannot reach, in addition to metadata services and this host
+	Open           []string       `json:"open,omitempty"`      // CIDRs that guests can reach, even if another rule closes them
 	CNI            CNIConfig      `json:"cni,omitzero"`
 	Leases         string         `json:"leases,omitempty"` // path of the lease file
 }
 
-// Pool keeps clones ready before anybody asks for them.
+// Pool configures clones that are prepared before they are requested.
 type Pool struct {
-	Size   int   `json:"size,omitempty"`   // of each snapshot that VMs are cloned from; default 0, none
-	Memory int64 `json:"memory,omitempty"` // bytes of memory that all their guests may have
+	Size   int   `json:"size,omitempty"`   // per snapshot that VMs are cloned from; default 0: none
+	Memory int64 `json:"memory,omitempty"` // maximum memory of all their guests together, in bytes
 }
 
-// Log says what is logged and how.
+// Log configures logging.
 type Log struct {
 	Level  string `json:"level,omitempty"`
 	Format string `json:"format,omitempty"`
 }
 
-// Defaults of a machine-wide daemon.
+// Defaults for a machine-wide daemon.
 const (
 	DefaultStateDir = "/var/lib/cocoon"
 	DefaultRunDir   = "/run/cocoon"
 	DefaultGroup    = "cocoon"
 )
 
-// load reads the file, if one is named, over nothing.
+// load reads the file into an empty configuration, if a file is named.
 func load(path string) (Config, error) {
 	var c Config
 	if path == "" {
@@ -133,8 +134,8 @@ func load(path string) (Config, error) {
 	return c, nil
 }
 
-// flags binds the configuration to the command line. Only flags that were given override: their defaults are empty here
-// and filled in by complete.
+// flags binds the configuration to the command line. Only flags that were given override the file: the flag defaults
+// are empty here, and complete fills them in.
 func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.StateDir, "state-dir", "", "images, disks and journal (default "+DefaultStateDir+")")
 	f.StringVar(&c.RunDir, "run-dir", "", "sockets (default "+DefaultRunDir+")")
@@ -158,7 +159,7 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Network.Subnet, "subnet", "", "IPv4 subnet of the VMs (default: a free /24)")
 }
 
-// complete fills in defaults and refuses what cannot be meant.
+// complete fills in defaults and rejects invalid settings.
 func (c *Config) complete() error {
 	for _, d := range []struct {
 		field *string
@@ -224,7 +225,7 @@ func (c *Config) complete() error {
 	return loopback(c.MetricsAddr)
 }
 
-// loopback refuses to show metrics to a network: they are not authenticated.
+// loopback rejects metrics addresses that a network can reach: metrics are not authenticated.
 func loopback(addr string) error {
 	if addr == "" {
 		return nil

@@ -32,7 +32,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// daemon is what can be made without touching the host.
+// daemon is everything that can be made without touching the host.
 type daemon struct {
 	cfg     Config
 	log     *slog.Logger
@@ -60,7 +60,7 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 	return d, nil
 }
 
-// host is what exists once the folders are ours: everything that run and shutdown have in common.
+// host is everything that exists once the folders are locked: the common part of run and shutdown.
 type host struct {
 	engine    *engine.Engine
 	records   *records.Keeper
@@ -69,7 +69,7 @@ type host struct {
 	close     func()
 }
 
-// open takes the folders, opens the journal and makes the engine. close gives all of it back.
+// open locks the folders, opens the journal and makes the engine. close releases all of it.
 func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if os.Geteuid() != 0 && d.cfg.Driver != fake.Name {
 		return nil, errdefs.Preconditionf("cocoond makes taps and starts unprivileged processes and so needs root: run it with sudo")
@@ -85,7 +85,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 			closeAll()
 		}
 	}()
-	// Hypervisor processes have users of their own and must pass through, not look.
+	// Hypervisor processes run as other users: they may traverse these folders but not list them.
 	netCfg := d.cfg.bridge()
 	for _, dir := range []string{d.cfg.StateDir, d.cfg.RunDir, netCfg.StateDir, filepath.Dir(netCfg.LeasePath)} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
@@ -133,12 +133,12 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
 }
 
-// ownerOf is the owner of what was made before there were owners, of which the labels of a virtual node tell.
+// ownerOf is the owner of objects made before owners existed, taken from the labels of a virtual node.
 func ownerOf(labels map[string]string) vm.Owner {
 	return vm.Owner{Namespace: labels[contract.VMLabelPodNamespace], PodUID: labels[contract.VMLabelPodUID]}
 }
 
-// present returns path if it is there, "" otherwise: then the engine refuses what needs it, with its own words.
+// present returns path if it exists, otherwise "": then the engine rejects what needs it, with its own message.
 func (d *daemon) present(path string) string {
 	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		d.log.Warn("guest file missing, container images will not boot; `make guest` makes it", "path", path)
@@ -173,14 +173,14 @@ func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
 
 func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// run serves until ctx ends. Doors close first, then the engine lets go of its VMs, which go on.
+// run serves until ctx ends. Doors close first, then the engine releases its VMs, which keep running.
 func (d *daemon) run(ctx context.Context) error {
 	h, err := d.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer h.close()
-	if err := d.nets.setup(ctx); err != nil { // links and rules stay, which VMs may be using
+	if err := d.nets.setup(ctx); err != nil { // links and rules stay, because VMs may use them
 		return err
 	}
 	served := d.serve(h)
@@ -205,7 +205,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner.Go(func() error { return h.engine.Run(ictx) })
 	inner.Go(func() error { return d.nets.run(ictx) })
 	inner.Go(func() error { return h.records.Run(ictx) })
-	// The doors must not go on without what they stand on.
+	// The doors must stop when the engine, the networks or the records stop.
 	outer.Go(func() error {
 		select {
 		case <-ictx.Done():
@@ -228,7 +228,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.log.Info("stopping; VMs keep running")
 	stopInner()
 	if innerErr := inner.Wait(); innerErr != nil {
-		return innerErr // the cause, of which err is only the echo
+		return innerErr // the cause; err only follows from it
 	}
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return nil
@@ -236,7 +236,7 @@ func (d *daemon) run(ctx context.Context) error {
 	return err
 }
 
-// announce says that the daemon is ready: VMs are recovered and clients are served.
+// announce reports that the daemon is ready: VMs are recovered and clients are served.
 func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Server) error {
 	for _, ready := range []<-chan struct{}{e.Recovered(), api.Ready()} {
 		select {
@@ -247,7 +247,7 @@ func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Se
 	}
 	d.log.Info("ready", "op", "start", "socket", d.cfg.Socket)
 	service.Ready(d.log)
-	// Alive is whoever answers a client: the socket accepts, the API has a free hand, the engine is not stuck.
+	// Alive means that a client gets an answer: the socket accepts, the API can serve, the engine is not stuck.
 	return service.Watchdog(ctx, func(ctx context.Context) error {
 		c, err := nodeclient.Dial(d.cfg.Socket)
 		if err != nil {
@@ -259,8 +259,8 @@ func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Se
 	}, d.log)
 }
 
-// shutdown ends every VM, with at most grace for each, and takes the network down, which need not be up, nor able to come up.
-// The daemon must not be running.
+// shutdown ends every VM, with at most grace for each, and takes the network down. The network need not be up or able
+// to come up. The daemon must not be running.
 func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 	h, err := d.open(ctx)
 	if err != nil {

@@ -17,8 +17,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestVMDiskFull has a guest write more than its host has room for. It stands and says so, also to the next cocoond, cannot be
-// saved, and goes on by itself when there is room: nothing that it wrote is lost. The host's file system is the test's own.
+// TestVMDiskFull makes a guest write more than its host has space for. The guest is paused and reports it, also to the
+// next cocoond, and cannot be saved. It continues by itself when there is space, and no written data is lost. The
+// host's file system is the test's own.
 func TestVMDiskFull(t *testing.T) {
 	const size = 160 << 20
 	dir := t.TempDir()
@@ -42,7 +43,8 @@ func TestVMDiskFull(t *testing.T) {
 	} else {
 		t.Log(err)
 	}
-	// What is left for root alone on most file systems is enough for cocoond, and not for the guest to be let go.
+	// The space that most file systems reserve for root is enough for cocoond, but not enough to let the guest
+	// continue.
 	if st, err := os.Stat(other); err != nil || os.Truncate(other, st.Size()-1<<20) != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +68,7 @@ func TestVMDiskFull(t *testing.T) {
 	}
 }
 
-// reason is that of the VM called sleeper.
+// reason is the reason of the VM called sleeper.
 func (n *node) reason() string {
 	r, err := n.Inspect(n.t.Context(), "sleeper")
 	if err != nil {
@@ -75,7 +77,7 @@ func (n *node) reason() string {
 	return r.Reason
 }
 
-// leave fills the file system of dir with the file path, up to some bytes.
+// leave fills the file system of dir with the file path, and leaves room bytes free.
 func leave(t *testing.T, dir, path string, room int64) {
 	t.Helper()
 	var st unix.Statfs_t

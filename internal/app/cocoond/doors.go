@@ -11,18 +11,18 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 )
 
-// A virtual node in this process has the engine itself and the catalog of its snapshots.
+// A virtual node in this process uses the engine directly, and the catalog of its snapshots.
 var (
 	_ podprovider.Snapshots = (*served)(nil)
 	_ vkcocoon.Informer     = (*served)(nil)
 )
 
-// door is a way in that runs in this process, on the engine, until ctx ends.
+// door is an API that runs in this process, on top of the engine, until ctx ends.
 type door interface {
 	Run(ctx context.Context) error
 }
 
-// bridgeAddress stands for this host's address on the VMs' network, which may be known only once that is up.
+// bridgeAddress stands for this host's address on the VMs' network, which may be unknown until that network is up.
 const bridgeAddress = "bridge"
 
 func (d *daemon) gateway() (string, error) {
@@ -34,7 +34,7 @@ func (d *daemon) gateway() (string, error) {
 	return "", errdefs.Preconditionf("the virtual node is to have the address of the bridge, and there is none")
 }
 
-// doors makes those that the configuration asks for, besides the node API.
+// doors makes the configured doors, except the node API.
 func (d *daemon) doors(s *served) ([]door, error) {
 	if d.cfg.VirtualNode == nil {
 		return nil, nil

@@ -14,9 +14,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestVMClonesGrow gives clones larger disks than their snapshots have: those that go on and those that boot see all of
-// it, what was on the disk is there, and the file system is sound. 20 GiB take more blocks of group descriptors than the
-// file system was made with, of which 64 MiB are one group.
+// TestVMClonesGrow gives clones larger disks than their snapshots have. Clones that resume and clones that boot see the
+// whole size, the data on the disk is intact, and the file system is sound. 20 GiB need more blocks of group
+// descriptors than the file system was made with, whose 64 MiB are one group.
 func TestVMClonesGrow(t *testing.T) {
 	n := newNode(t)
 	n.counting("source")
@@ -60,7 +60,7 @@ func TestVMClonesGrow(t *testing.T) {
 		if got := n.sh(c.name, sum); got != data {
 			t.Errorf("%s reads %s, its source wrote %s", c.name, got, data)
 		}
-		if c.name == "live" { // more than the source's disk could take, and it is there when the caches are not
+		if c.name == "live" { // more than the source's disk could hold, and it is there without the caches
 			n.sh(c.name, "dd if=/dev/urandom of=/more bs=1M count=70 2>/dev/null && sync && sha256sum </more >/sum && "+sum+" >/dev/null && [ \"$(sha256sum </more)\" = \"$(cat /sum)\" ]")
 		}
 		if got := n.sh(c.name, sum); got != data {
@@ -82,7 +82,7 @@ func TestVMClonesGrow(t *testing.T) {
 	}
 }
 
-// sound has the file system on the writable disk of a VM that is stopped checked, where the tools are.
+// sound checks the file system on the writable disk of a stopped VM, if the tools are installed.
 func (n *node) sound(ref string) {
 	n.t.Helper()
 	const fsck = "/usr/sbin/e2fsck"
@@ -104,7 +104,7 @@ func (n *node) sound(ref string) {
 		}
 	}
 	defer os.Remove(raw)
-	// The journal of a guest that was not asked to stop is played first; then nothing may be wrong.
+	// The journal of a guest that was not shut down is replayed first; then nothing may be wrong.
 	_ = exec.Command(fsck, "-p", "-E", "journal_only", raw).Run()
 	if out, err := exec.Command(fsck, "-f", "-n", raw).CombinedOutput(); err != nil {
 		n.t.Errorf("the file system of %s: %v\n%s", ref, err, strings.TrimSpace(string(out)))

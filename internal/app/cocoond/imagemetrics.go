@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// imageMetrics is what Prometheus sees of images. It is a pull.Observer.
+// imageMetrics are the Prometheus metrics of images. It is a pull.Observer.
 type imageMetrics struct {
 	pulls    *prometheus.CounterVec
 	took     prometheus.Histogram
@@ -52,7 +52,7 @@ func (m imageMetrics) Ended(kind string, took time.Duration, err error) {
 	m.pulls.WithLabelValues(result, kind).Inc()
 }
 
-// sizer and problemer are what is counted whenever Prometheus asks.
+// sizer and problemer supply the values that are read at every scrape.
 type sizer interface {
 	Usage(ctx context.Context) (int64, error)
 }
@@ -89,7 +89,7 @@ func (c imageCollector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.NewInvalidMetric(mappingProblems, err)
 		return
 	}
-	n := map[string]int{"files": 0, "kubernetes": 0} // none is worth a zero
+	n := map[string]int{"files": 0, "kubernetes": 0} // report zero for a kind without problems
 	for _, p := range problems {
 		n[p.Source]++
 	}

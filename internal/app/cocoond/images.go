@@ -21,17 +21,17 @@ import (
 	"cocoonstack.io/cocoon/internal/version"
 )
 
-// Images says where images come from and when they go. Durations are written as 30s or 5m.
+// Images configures the sources of images and when they are removed. Durations are written as 30s or 5m.
 type Images struct {
-	Mappings          string              `json:"mappings,omitempty"`          // folder of mapping files, read again whenever they change
-	DownloadProtocol  string              `json:"downloadProtocol,omitempty"`  // of names without one: https or http
-	RegexpTranslation setting             `json:"regexpTranslation,omitempty"` // mappings by regular expression count
+	Mappings          string              `json:"mappings,omitempty"`          // folder of mapping files, reloaded on every change
+	DownloadProtocol  string              `json:"downloadProtocol,omitempty"`  // for names without one: https or http
+	RegexpTranslation setting             `json:"regexpTranslation,omitempty"` // enables mappings by regular expression
 	Registries        map[string]Registry `json:"registries,omitempty"`        // by host[:port]
 	MaxParallelPulls  int                 `json:"maxParallelPulls,omitempty"`
-	StallTimeout      string              `json:"stallTimeout,omitempty"`                // of a connection without a byte
-	Allow             []string            `json:"allow,omitempty"`                       // where pods' URLs and registries may lead beside public addresses
+	StallTimeout      string              `json:"stallTimeout,omitempty"`                // timeout of a connection without data
+	Allow             []string            `json:"allow,omitempty"`                       // where pods' URLs and registries may lead besides public addresses
 	PrivateRegistries *bool               `json:"privateRegistries,omitempty"`           // pods' registries may be in private networks; default true
-	Verification      string              `json:"pullCredentialsVerification,omitempty"` // who may use what is here, as the kubelet has it
+	Verification      string              `json:"pullCredentialsVerification,omitempty"` // who may use an image that is present, as in the kubelet
 	GC                GC                  `json:"gc,omitzero"`
 
 	reach  pull.Reach
@@ -40,24 +40,24 @@ type Images struct {
 	limits image.GCLimits
 }
 
-// Registry is what is special about one registry.
+// Registry holds the special settings of one registry.
 type Registry struct {
-	Mirrors  []string `json:"mirrors,omitempty"`  // host[:port][/path], asked first, in order
-	CA       string   `json:"ca,omitempty"`       // PEM file, trusted besides the system's
+	Mirrors  []string `json:"mirrors,omitempty"`  // host[:port][/path], tried first, in order
+	CA       string   `json:"ca,omitempty"`       // PEM file, trusted in addition to the system's
 	Insecure bool     `json:"insecure,omitempty"` // plain HTTP, and certificates are not verified
 }
 
-// GC says when images go that nobody uses. Empty fields do not bound, but for the ones with a default.
+// GC configures when unused images are removed. Empty fields without a default set no limit.
 type GC struct {
 	Interval string `json:"interval,omitempty"` // between collections; default 5m, "off" for none
-	MinAge   string `json:"minAge,omitempty"`   // what was used later than this ago stays; default 2m
-	MaxAge   string `json:"maxAge,omitempty"`   // images unused for longer go
-	MaxSize  string `json:"maxSize,omitempty"`  // of the store, such as 50Gi; the images used longest ago go
-	High     int    `json:"high,omitempty"`     // percent of the disk used at which images go; default 85
-	Low      int    `json:"low,omitempty"`      // until it is down to this; default 80, or high when that is lower
+	MinAge   string `json:"minAge,omitempty"`   // images used more recently stay; default 2m
+	MaxAge   string `json:"maxAge,omitempty"`   // images unused for longer are removed
+	MaxSize  string `json:"maxSize,omitempty"`  // of the store, such as 50Gi; the least recently used images are removed
+	High     int    `json:"high,omitempty"`     // disk usage in percent at which removal starts; default 85
+	Low      int    `json:"low,omitempty"`      // usage at which it stops; default 80, or high when that is lower
 }
 
-// setting is a text that may be written as a YAML boolean too.
+// setting is a text that may also be written as a YAML boolean.
 type setting string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -80,7 +80,7 @@ const (
 	defaultGCLow      = 80
 )
 
-// environment takes what Virtlet's users set there. It wins over the file; flags win over it.
+// environment reads the variables that Virtlet's users set. They win over the file; flags win over them.
 func (c *Config) environment(getenv func(string) string) {
 	if v := getenv("VIRTLET_DOWNLOAD_PROTOCOL"); v != "" {
 		c.Images.DownloadProtocol = v
@@ -90,7 +90,7 @@ func (c *Config) environment(getenv func(string) string) {
 	}
 }
 
-// complete fills in defaults and refuses what cannot be meant.
+// complete fills in defaults and rejects invalid settings.
 func (i *Images) complete() error {
 	i.Mappings = cmp.Or(i.Mappings, DefaultMappings)
 	dir, err := filepath.Abs(i.Mappings)
@@ -159,7 +159,7 @@ func (d *daemon) pullConfig() pull.Config {
 	}
 }
 
-// namedStore is the store as everybody but the puller sees it: names mean the same wherever they are used.
+// namedStore is the store as everything except the puller uses it: names resolve the same way everywhere.
 type namedStore struct {
 	*local.Store
 	puller *pull.Puller
@@ -169,14 +169,14 @@ func (s namedStore) Get(ctx context.Context, ref string) (image.Image, error) {
 	return s.puller.Get(ctx, ref)
 }
 
-// collect frees what images occupy for nothing, at start and every now and then. Images that were imported stay: nobody
-// could bring them back, and `cocoon image gc` takes them when a person says so.
+// collect removes unused images, at start and then regularly. Imported images stay, because they cannot be pulled
+// again; `cocoon image gc` removes them on request.
 func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 	if d.cfg.Images.every <= 0 {
 		return nil
 	}
 	select {
-	case <-e.Recovered(): // until then every image passes for used
+	case <-e.Recovered(): // until then every image counts as used
 	case <-ctx.Done():
 		return nil
 	}
@@ -199,7 +199,7 @@ func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 	}
 }
 
-// collectPulled is a collection that spares images without an origin.
+// collectPulled is a collection that keeps images without an origin.
 func collectPulled(ctx context.Context, store image.Store, limits image.GCLimits, inUse func(string) bool) (image.Collected, error) {
 	all, err := store.List(ctx)
 	if err != nil {

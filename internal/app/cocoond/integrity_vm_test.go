@@ -14,8 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestVMDamagedMemory writes 2 MiB of garbage into the memory of a hibernated VM: it does not wake, nothing of it is removed,
-// and with its memory as it was it goes on.
+// TestVMDamagedMemory writes 2 MiB of garbage into the memory of a hibernated VM. The VM does not wake, and nothing of
+// it is removed; with the original memory it resumes.
 func TestVMDamagedMemory(t *testing.T) {
 	n := newNode(t)
 	n.counting("sleeper")
@@ -56,7 +56,7 @@ func TestVMDamagedMemory(t *testing.T) {
 	}
 }
 
-// garbage overwrites 2 MiB in the middle of a file, and returns what takes that back.
+// garbage overwrites 2 MiB in the middle of a file, and returns the function that restores them.
 func garbage(t *testing.T, path string) (heal func()) {
 	t.Helper()
 	was, err := os.ReadFile(path)

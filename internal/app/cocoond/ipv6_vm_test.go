@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestVMHasIPv6 gives guests a prefix: a VM and its clone each have the address that their record tells, which they make
-// themselves or are told, reach the router and are reached, and the clone has nothing left of its source's.
+// TestVMHasIPv6 gives guests a prefix. A VM and its clone each have the address in their record, which they make
+// themselves or are told. They reach the router and can be reached, and the clone keeps no address of its source.
 func TestVMHasIPv6(t *testing.T) {
 	for mode, length := range map[string]string{"slaac": "/64", "stateful": "/128"} {
 		t.Run(mode, func(t *testing.T) { hasIPv6(t, mode, length) })

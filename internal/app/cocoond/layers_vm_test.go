@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A VM that is saved and put to sleep again and again does not stand on ever more layers, and each snapshot has of its
-// memory only what has changed; it loses nothing by that.
+// A VM that is saved and hibernated repeatedly does not collect ever more layers, and each snapshot holds only the
+// changed part of its memory; no data is lost.
 func TestVMLayersAreMerged(t *testing.T) {
 	n := newNode(t)
 	n.counting("web")
@@ -60,7 +60,7 @@ func TestVMLayersAreMerged(t *testing.T) {
 	}
 	n.ready("web")
 	all()
-	if _, err := n.Restart(t.Context(), "web", 0); err != nil { // what is on disk, without the guest's caches
+	if _, err := n.Restart(t.Context(), "web", 0); err != nil { // only what is on disk, without the guest's caches
 		t.Fatal(err)
 	}
 	n.ready("web")
@@ -81,7 +81,8 @@ func TestVMLayersAreMerged(t *testing.T) {
 	}
 }
 
-// clonesOfDelta clones a snapshot whose memory stands on that of another, which is gone, and what it is elsewhere.
+// clonesOfDelta clones a snapshot whose memory builds on a removed snapshot, and the copy of it that export and import
+// make.
 func (n *node) clonesOfDelta(name string) {
 	t := n.t
 	t.Helper()
@@ -130,7 +131,7 @@ func occupied(t *testing.T, path string) int64 {
 	return sparse.Occupied(info)
 }
 
-// deepest is how many files the largest chain of r's disks has.
+// deepest is the number of files in the longest chain of r's disks.
 func deepest(r vm.Record) (most int) {
 	for _, d := range r.Disks {
 		count := 0

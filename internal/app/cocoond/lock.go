@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/filelock"
 )
 
-// lockDir makes this process the only cocoond of a state folder, until the file is closed or the process ends.
+// lockDir makes this process the only cocoond on a state folder, until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := filelock.Take(filepath.Join(dir, "cocoond.lock"))
 	switch {

@@ -20,7 +20,7 @@ const (
 	headerTimeout  = 5 * time.Second
 )
 
-// metrics is what Prometheus sees of the daemon.
+// metrics are the Prometheus metrics of the daemon.
 type metrics struct {
 	registry   *prometheus.Registry
 	operations *prometheus.HistogramVec
@@ -47,7 +47,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// operation is deferred with the time an operation began and its error.
+// operation is deferred with the start time of an operation and its error.
 func (m *metrics) operation(op string, began time.Time, err *error) {
 	outcome := "ok"
 	if *err != nil {
@@ -60,7 +60,7 @@ type lister interface {
 	List(ctx context.Context) ([]vm.Record, error)
 }
 
-// watch adds the number of VMs in each state, counted whenever Prometheus asks.
+// watch adds the number of VMs in each state, counted at every scrape.
 func (m *metrics) watch(l lister) { m.registry.MustRegister(vmCount{l}) }
 
 type vmCount struct{ lister }
@@ -94,7 +94,7 @@ func (c vmCount) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// countTroubles counts VMs by what is wrong with them; what no VM has is counted as zero.
+// countTroubles counts VMs by problem; a problem that no VM has counts zero.
 func countTroubles(all []vm.Record) map[string]int64 {
 	n := map[string]int64{vm.ReasonDiskFull: 0, vm.ReasonDiskError: 0, vm.ReasonDataLoss: 0}
 	for _, r := range all {
@@ -105,7 +105,7 @@ func countTroubles(all []vm.Record) map[string]int64 {
 	return n
 }
 
-// countByState counts VMs; states without any are counted too, as zero.
+// countByState counts VMs by state; a state without VMs counts zero.
 func countByState(all []vm.Record) map[string]int64 {
 	n := map[string]int64{}
 	for _, s := range []vm.State{vm.StateCreating, vm.StateCreated, vm.StateRunning, vm.StateStopped, vm.StateHibernated, vm.StateError} {

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// empty is a node that has nothing.
+// empty is a node without any objects.
 type empty struct{}
 
 func (empty) List(context.Context) ([]vm.Record, error)                { return nil, nil }
@@ -27,7 +27,7 @@ type emptyCatalog struct{}
 
 func (emptyCatalog) List(context.Context) ([]snapshot.Snapshot, error) { return nil, nil }
 
-// described is a collector that is only asked what it has.
+// described is a collector that is only used for its descriptions.
 type described struct{ prometheus.Collector }
 
 func (described) Collect(chan<- prometheus.Metric) {}

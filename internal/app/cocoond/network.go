@@ -8,14 +8,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// keptNetwork is a network that can be torn down and comes up again by itself when a VM needs it: after a reset nothing
-// is left on the host, and still the daemon goes on.
+// keptNetwork is a network that can be torn down and is set up again when a VM needs it: a reset leaves nothing on the
+// host, but the daemon keeps running.
 type keptNetwork struct {
 	network.Network
 
 	mu   sync.Mutex
 	up   bool
-	why  error         // it is not up, although Setup was called
+	why  error         // why it is not up although Setup was called
 	turn chan struct{} // closed and replaced whenever up changes
 }
 
@@ -23,7 +23,7 @@ func keep(n network.Network) *keptNetwork {
 	return &keptNetwork{Network: n, turn: make(chan struct{})}
 }
 
-// set notes a change. Preconditions: mu is held.
+// set records a change. Preconditions: mu is held.
 func (k *keptNetwork) set(up bool) {
 	if k.up != up {
 		k.up = up
@@ -38,7 +38,7 @@ func (k *keptNetwork) state() (up bool, turn <-chan struct{}) {
 	return k.up, k.turn
 }
 
-// Setup brings the network up, if it is not.
+// Setup sets the network up, if it is not up.
 func (k *keptNetwork) Setup(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -87,7 +87,7 @@ func (k *keptNetwork) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve runs the network until the turn. What fails because the network is being torn down is no failure.
+// serve runs the network until turn is closed. Errors caused by the teardown of the network are ignored.
 func (k *keptNetwork) serve(ctx context.Context, turn <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -11,7 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// counted is a network that counts what is done to it. Its Run fails when it is torn down underneath, as a real one may.
+// counted is a network that counts its calls. Its Run fails when the network is torn down meanwhile, as with a real
+// one.
 type counted struct {
 	network.Network
 	setups, teardowns, running atomic.Int32

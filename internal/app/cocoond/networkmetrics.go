@@ -6,7 +6,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/bridge"
 )
 
-// networkCollector tells of the bridge network, asked whenever Prometheus asks.
+// networkCollector reports on the bridge network, at every scrape.
 type networkCollector struct{ net *bridge.Network }
 
 var (

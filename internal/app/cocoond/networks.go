@@ -24,28 +24,29 @@ const (
 	modeCNI    = "cni"    // conflists only
 )
 
-// CNIConfig says where CNI files are.
+// CNIConfig holds the paths of CNI files.
 type CNIConfig struct {
-	ConfDir   string   `json:"confDir,omitempty"`   // conflists, each a network of its name; mode cni: /etc/cni/net.d
+	ConfDir   string   `json:"confDir,omitempty"`   // conflists, each a network of its own name; mode cni: /etc/cni/net.d
 	BinDirs   []string `json:"binDirs,omitempty"`   // plugins
-	Default   string   `json:"default,omitempty"`   // conflist of VMs that name no network in mode cni; the first one
+	Default   string   `json:"default,omitempty"`   // conflist for VMs that name no network in mode cni; default: the first one
 	Exclusive []string `json:"exclusive,omitempty"` // conflists that only this daemon uses: leftovers are collected
 }
 
-// networks are all networks of the node, with those of conflists that came after the daemon. The first is the default one
-// and must come up; that another does not is told to those who ask for it. No networks: VMs have no interfaces.
+// networks are all networks of the node, including those of conflists that were added after the daemon started. The
+// first is the default network and must come up. If another one fails to, only its users get the error. No networks:
+// VMs have no interfaces.
 type networks struct {
 	cfg    Config
-	bridge *bridge.Network // nil without
+	bridge *bridge.Network // nil without a bridge
 	log    *slog.Logger
 
 	mu  sync.Mutex
-	all []*keptNetwork // it only grows: who has interfaces of a conflist that is gone must still be rid of them
+	all []*keptNetwork // only grows: VMs with interfaces of a removed conflist must still be able to release them
 }
 
 var _ network.Networks = (*networks)(nil)
 
-// newNetworks makes what the configuration says. It reads the names of conflists and touches nothing.
+// newNetworks makes the configured networks. It reads the names of conflists and changes nothing on the host.
 func newNetworks(cfg Config, log *slog.Logger) (*networks, error) {
 	n := &networks{cfg: cfg, log: log.With("component", "network")}
 	if !yes(cfg.Network.Enabled) {
@@ -83,7 +84,7 @@ func newNetworks(cfg Config, log *slog.Logger) (*networks, error) {
 	return n, nil
 }
 
-// add takes a conflist up. Preconditions: mu is held, or n is nobody else's yet.
+// add adopts a conflist. Preconditions: mu is held, or n is not shared yet.
 func (n *networks) add(name string) error {
 	if n.bridge != nil && name == n.bridge.Name() {
 		return errdefs.Invalidf("a conflist in %s is called %q like the bridge network; set network.name", n.cfg.Network.CNI.ConfDir, name)
@@ -108,7 +109,7 @@ func (n *networks) cni(name string) cni.Config {
 	return out
 }
 
-// look takes up the conflists that are new. One that cannot be taken up keeps no other from it.
+// look adopts new conflists. If one fails, the others are still adopted.
 func (n *networks) look() {
 	if n.cfg.Network.CNI.ConfDir == "" || !yes(n.cfg.Network.Enabled) {
 		return
@@ -142,7 +143,7 @@ func (n *networks) find(name string) *keptNetwork {
 	return nil
 }
 
-// Get implements network.Networks. Asked for a name it does not know, it looks for new conflists.
+// Get implements network.Networks. If it does not know a name, it looks for new conflists.
 func (n *networks) Get(name string) network.Network {
 	for looked := false; ; looked = true {
 		n.mu.Lock()
@@ -194,7 +195,7 @@ func (n *networks) setup(ctx context.Context) error {
 	return nil
 }
 
-// run serves the networks that are there now; those that come later are CNI's, and have nothing to serve.
+// run serves the networks that exist now. Networks that are added later are CNI's and need no service.
 func (n *networks) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, k := range n.known() {
@@ -208,7 +209,7 @@ func (n *networks) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// teardown goes backwards: what stands on the bridge goes before it.
+// teardown works in reverse order: networks that use the bridge are removed before it.
 func (n *networks) teardown(ctx context.Context) error {
 	var errs []error
 	for _, k := range slices.Backward(n.known()) {
@@ -217,13 +218,13 @@ func (n *networks) teardown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// describe tells the doors about the networks, new conflists among them.
+// describe reports the networks to the doors, including new conflists.
 func (n *networks) describe(ctx context.Context) []nodewire.Network {
 	n.look()
 	var out []nodewire.Network
 	for i, k := range n.known() {
 		if i > 0 {
-			_ = k.Setup(ctx) // what is wrong is told below
+			_ = k.Setup(ctx) // errors are reported below
 		}
 		d := nodewire.Network{Name: k.Name(), Kind: modeCNI, Default: i == 0}
 		k.mu.Lock()

@@ -41,7 +41,7 @@ func TestNewConflistsAreFound(t *testing.T) {
 		t.Error("there is a network that nobody made")
 	}
 	conflist(t, dir, "20-b.conflist", "beta")
-	conflist(t, dir, "30-c.conflist", "default") // the bridge's name is taken
+	conflist(t, dir, "30-c.conflist", "default") // the bridge already has this name
 	if got := n.Get("beta"); got == nil || got.Name() != "beta" {
 		t.Errorf("the new conflist is not found: %v", got)
 	}

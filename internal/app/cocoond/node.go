@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// node answers what clients ask of the machine and the daemon.
+// node answers client requests about the machine and the daemon.
 type node struct {
 	cfg      Config
 	engine   *engine.Engine
@@ -88,7 +88,7 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	}, false), nil
 }
 
-// TeardownNetworks removes what the networks made, unless a VM that runs stands on it.
+// TeardownNetworks removes everything that the networks made, unless a running VM uses it.
 func (n *node) TeardownNetworks(ctx context.Context) error {
 	all, err := n.engine.List(ctx)
 	if err != nil {
@@ -105,7 +105,7 @@ func (n *node) TeardownNetworks(ctx context.Context) error {
 	return n.nets.teardown(ctx)
 }
 
-// noStrayTaps refuses to take the network from VMs that are kept aside and may run.
+// noStrayTaps refuses to remove the network of stray VMs, which may be running.
 func (n *node) noStrayTaps(ctx context.Context) error {
 	all, err := n.engine.Strays(ctx)
 	if err != nil {
@@ -119,15 +119,15 @@ func (n *node) noStrayTaps(ctx context.Context) error {
 	return nil
 }
 
-// Strays lists what this host has of VMs that the journal does not know.
+// Strays lists the VMs on this host that the journal does not know.
 func (n *node) Strays(ctx context.Context) ([]vm.Stray, error) { return n.engine.Strays(ctx) }
 
-// AdoptStray makes one of them a VM again.
+// AdoptStray makes a stray a VM again.
 func (n *node) AdoptStray(ctx context.Context, ref, name string) (vm.Record, error) {
 	return n.engine.AdoptStray(ctx, ref, name)
 }
 
-// RemoveStray removes one of them.
+// RemoveStray removes a stray.
 func (n *node) RemoveStray(ctx context.Context, ref string) error {
 	return n.engine.RemoveStray(ctx, ref)
 }

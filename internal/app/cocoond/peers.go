@@ -12,12 +12,12 @@ import (
 
 // Peer names the files, all PEM, with which this node is a client of other nodes, to fetch snapshots from them.
 type Peer struct {
-	CA   string `json:"ca,omitempty"`   // of the other nodes' certificates
-	Cert string `json:"cert,omitempty"` // that they accept: signed by their clientCA
+	CA   string `json:"ca,omitempty"`   // authority for the other nodes' certificates
+	Cert string `json:"cert,omitempty"` // client certificate that they accept: signed by their clientCA
 	Key  string `json:"key,omitempty"`
 }
 
-// complete refuses half a configuration and files that are none.
+// complete rejects an incomplete configuration and invalid files.
 func (p Peer) complete() error {
 	if p == (Peer{}) {
 		return nil
@@ -29,7 +29,7 @@ func (p Peer) complete() error {
 	return err
 }
 
-// tls reads the files, which may be renewed while we run.
+// tls reads the files, which may be renewed while the process runs.
 func (p Peer) tls() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(p.Cert, p.Key)
 	if err != nil {
@@ -46,7 +46,7 @@ func (p Peer) tls() (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool}, nil
 }
 
-// dial returns how other nodes are reached, nil when they are not.
+// dial returns the function that connects to other nodes, nil when they cannot be reached.
 func (p Peer) dial() func(addr string) (nodeapi.Peer, error) {
 	if p == (Peer{}) {
 		return nil

@@ -42,7 +42,7 @@ func TestTransfersAreCounted(t *testing.T) {
 	m := newSnapshotMetrics(r)
 	var seen []int64
 	watched, done := m.transfer("push", func(p snapshot.Progress) { seen = append(seen, p.Moved) })
-	for _, n := range []int64{5, 9, 7, 12} { // reports may overtake each other
+	for _, n := range []int64{5, 9, 7, 12} { // reports may arrive out of order
 		watched(snapshot.Progress{Moved: n})
 	}
 	err := error(nil)

@@ -6,7 +6,7 @@ import (
 	"cocoonstack.io/cocoon/internal/engine"
 )
 
-// poolCollector asks how the pool of clones is doing whenever Prometheus does.
+// poolCollector reads the state of the clone pool at every scrape.
 type poolCollector struct{ pooler }
 
 type pooler interface{ Pool() engine.PoolStats }

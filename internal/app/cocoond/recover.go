@@ -54,7 +54,7 @@ func (d *daemon) openJournal(ctx context.Context) (*records.Keeper, error) {
 
 var _ journal.Journal = (*records.Keeper)(nil)
 
-// rebuild puts a journal made of the records of the VMs in the place of the old one, and says what became of each.
+// rebuild replaces the journal with one made from the records of the VMs, and reports the result for each.
 func (d *daemon) rebuild(ctx context.Context, out io.Writer) error {
 	lock, err := lockDir(d.cfg.StateDir)
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// TestVMJournalLost takes the journal away under guests that run, sleep and are stopped. cocoond does not start until
-// somebody has chosen; what it does not know goes on; and made anew from the VMs' folders the journal has them all.
+// TestVMJournalLost removes the journal while guests run, are hibernated and are stopped. cocoond does not start until
+// the operator has chosen. Guests that it does not know keep running. A journal rebuilt from the VMs' folders has all
+// of them.
 func TestVMJournalLost(t *testing.T) {
 	n := newNode(t)
 	n.counting("runs")

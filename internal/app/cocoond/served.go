@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// served is the engine as the doors get it: operations are timed, and a reset includes the network.
+// served is the engine as the doors use it: operations are timed, and a reset includes the network.
 type served struct {
 	*engine.Engine
 	image.Puller
@@ -24,7 +24,7 @@ type served struct {
 	node    *node
 }
 
-// serve joins what the doors get.
+// serve assembles what the doors use.
 func (d *daemon) serve(h *host) *served {
 	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h)}
 	s.Catalog = &nodeapi.Catalog{
@@ -33,7 +33,7 @@ func (d *daemon) serve(h *host) *served {
 	return s
 }
 
-// remote talks to registries of snapshots.
+// remote connects to registries of snapshots.
 func (d *daemon) remote(h *host) snapshot.Remote {
 	return registry.New(registry.Config{
 		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, OwnerOf: ownerOf, Log: d.log.With("component", "snapshot"),
@@ -73,7 +73,7 @@ func (s *served) Remove(ctx context.Context, ref string, force bool) (err error)
 	return s.Engine.Remove(ctx, ref, force)
 }
 
-// SaveSnapshot is the engine's.
+// SaveSnapshot calls the engine.
 func (s *served) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snap snapshot.Snapshot, err error) {
 	defer s.metrics.operation("save", time.Now(), &err)
 	snap, err = s.Engine.SaveSnapshot(ctx, ref, spec)
@@ -83,45 +83,45 @@ func (s *served) SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec)
 	return snap, err
 }
 
-// Clone is the engine's.
+// Clone calls the engine.
 func (s *served) Clone(ctx context.Context, spec vm.CloneSpec) (r vm.Record, err error) {
 	defer s.metrics.operation("clone", time.Now(), &err)
 	return s.Engine.Clone(ctx, spec)
 }
 
-// Restore is the engine's.
+// Restore calls the engine.
 func (s *served) Restore(ctx context.Context, ref, snap string) (r vm.Record, err error) {
 	defer s.metrics.operation("restore", time.Now(), &err)
 	return s.Engine.Restore(ctx, ref, snap)
 }
 
-// Hibernate is the engine's.
+// Hibernate calls the engine.
 func (s *served) Hibernate(ctx context.Context, ref, name string) (r vm.Record, err error) {
 	defer s.metrics.operation("hibernate", time.Now(), &err)
 	return s.Engine.Hibernate(ctx, ref, name)
 }
 
-// Wake is the engine's.
+// Wake calls the engine.
 func (s *served) Wake(ctx context.Context, ref string) (r vm.Record, err error) {
 	defer s.metrics.operation("wake", time.Now(), &err)
 	return s.Engine.Wake(ctx, ref)
 }
 
-// PushSnapshot is the catalog's.
+// PushSnapshot calls the catalog.
 func (s *served) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
 	watched, done := s.metrics.transfer("push", progress)
 	defer done(&err)
 	return s.Catalog.PushSnapshot(ctx, ref, to, auth, watched)
 }
 
-// PullSnapshot is the catalog's.
+// PullSnapshot calls the catalog.
 func (s *served) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
 	watched, done := s.metrics.transfer("pull", progress)
 	defer done(&err)
 	return s.Catalog.PullSnapshot(ctx, from, name, auth, watched)
 }
 
-// Reset removes every VM and then what the network made. The network comes up again with the next VM.
+// Reset removes every VM and then everything that the network made. The network is set up again with the next VM.
 func (s *served) Reset(ctx context.Context) error {
 	err := s.Engine.Reset(ctx)
 	if err == nil {

@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// TestSilentGuest stops the process of a guest while a command runs in it: it stands for a kernel that has died, of which
-// no stream tells.
+// TestSilentGuest stops the process of a guest while a command runs in it. That simulates a kernel that has died, which
+// no stream reports.
 func TestSilentGuest(t *testing.T) {
 	n := newNode(t, "guest: {silenceSeconds: 4}")
 	rec := n.counting("web")
@@ -51,7 +51,7 @@ func TestSilentGuest(t *testing.T) {
 	n.until("its log goes on", func() bool { return len(n.counts("web")) > before })
 }
 
-// first hands over what is written first.
+// first sends the first bytes written to it.
 type first struct{ said chan<- string }
 
 func (f first) Write(p []byte) (int, error) {

@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
-// snapshotMetrics is what Prometheus sees of snapshots, besides the operations on VMs.
+// snapshotMetrics are the Prometheus metrics of snapshots, in addition to the operations on VMs.
 type snapshotMetrics struct {
 	pause     prometheus.Histogram
 	transfers *prometheus.CounterVec
@@ -39,7 +39,7 @@ func newSnapshotMetrics(r prometheus.Registerer) snapshotMetrics {
 	return m
 }
 
-// transfer counts one transfer: watched stands around progress, done is deferred with its error.
+// transfer counts one transfer: watched wraps progress, done is deferred with the transfer's error.
 func (m snapshotMetrics) transfer(op string, progress func(snapshot.Progress)) (watched func(snapshot.Progress), done func(*error)) {
 	began := time.Now()
 	bytes := m.moved.WithLabelValues(op)
@@ -47,7 +47,7 @@ func (m snapshotMetrics) transfer(op string, progress func(snapshot.Progress)) (
 	var counted int64
 	watched = func(p snapshot.Progress) {
 		mu.Lock()
-		if p.Moved > counted { // reports may overtake each other
+		if p.Moved > counted { // reports may arrive out of order
 			bytes.Add(float64(p.Moved - counted))
 			counted = p.Moved
 		}
@@ -70,7 +70,7 @@ type snapshotLister interface {
 	List(ctx context.Context) ([]snapshot.Snapshot, error)
 }
 
-// snapshotCollector is counted whenever Prometheus asks.
+// snapshotCollector counts at every scrape.
 type snapshotCollector struct{ store snapshotLister }
 
 var (

@@ -24,7 +24,7 @@ import (
 
 const demo = "demo:latest"
 
-// node is a cocoond of the test's own, as a process that can be killed.
+// node is the test's own cocoond, as a process that can be killed.
 type node struct {
 	*nodeclient.Client
 	t       *testing.T
@@ -33,7 +33,8 @@ type node struct {
 	process *exec.Cmd
 }
 
-// newNode starts cocoond with the demo image and more settings in YAML, and clears away everything when the test ends.
+// newNode starts cocoond with the demo image and additional settings in YAML, and removes everything when the test
+// ends.
 func newNode(t *testing.T, config ...string) *node {
 	t.Helper()
 	need.Tun(t)
@@ -43,7 +44,7 @@ func newNode(t *testing.T, config ...string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // hypervisors have users of their own
+	if err := os.Chmod(dir, 0o755); err != nil { // hypervisors run as other users
 		t.Fatal(err)
 	}
 	n := &node{t: t, dir: dir, flags: []string{
@@ -97,7 +98,7 @@ func (n *node) start() {
 	n.until("cocoond answers", func() bool { _, err := n.Info(n.t.Context()); return err == nil })
 }
 
-// crash is kill -9 of cocoond, and its next start.
+// crash kills cocoond with kill -9 and starts it again.
 func (n *node) crash() {
 	n.t.Helper()
 	_ = n.process.Process.Kill()
@@ -120,7 +121,7 @@ func (n *node) until(what string, ok func() bool) {
 	}
 }
 
-// state is that of the VM called sleeper.
+// state is the state of the VM called sleeper.
 func (n *node) state() vm.State {
 	r, err := n.Inspect(n.t.Context(), "sleeper")
 	if err != nil {
@@ -146,8 +147,8 @@ func (n *node) counting(name string) vm.Record {
 	return n.countingEvery(name, "0.1")
 }
 
-// countingEvery is counting with a pause in seconds. Each step is two processes of an emulated processor: many guests that
-// hurry leave nothing to what is tested.
+// countingEvery is counting with a pause in seconds. Each step is two processes on an emulated CPU: many fast guests
+// would leave no CPU time for what is tested.
 func (n *node) countingEvery(name, pause string) vm.Record {
 	n.t.Helper()
 	_, err := n.Launch(n.t.Context(), vm.Spec{
@@ -174,7 +175,7 @@ func (n *node) shIn(ref, container, script string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// endIn runs a script that ends the container it runs in, which may take the script along.
+// endIn runs a script that ends the container it runs in. That may end the script as well.
 func (n *node) endIn(ref, container, script string) {
 	n.t.Helper()
 	code, err := n.Exec(n.t.Context(), ref, guest.Exec{Container: container, Command: []string{"sh", "-c", script}}, guest.Streams{})
@@ -183,7 +184,7 @@ func (n *node) endIn(ref, container, script string) {
 	}
 }
 
-// counts is what ref has counted so far, from its log, which must have no gap and no line twice.
+// counts are the numbers that ref has counted so far, from its log, which must have no gap and no repeated line.
 func (n *node) counts(ref string) []int { return n.countsIn(ref, "") }
 
 func (n *node) countsIn(ref, container string) []int {
@@ -205,10 +206,10 @@ func (n *node) countsIn(ref, container string) []int {
 	return all
 }
 
-// goesOn waits until ref has counted beyond what it had.
+// goesOn waits until ref has counted further.
 func (n *node) goesOn(ref string) { n.goesOnIn(ref, "", 0) }
 
-// goesOnIn is goesOn for a container, which has counted to had at least. It returns what it has counted by then.
+// goesOnIn is goesOn for a container that has counted to had at least. It returns the numbers counted by then.
 func (n *node) goesOnIn(ref, container string, had int) []int {
 	n.t.Helper()
 	if c := n.countsIn(ref, container); len(c) > 0 {
@@ -224,7 +225,7 @@ func sums(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || d.Name() == "snapshot.json" { // which notes when it was used
+		if err != nil || d.IsDir() || d.Name() == "snapshot.json" { // it records when it was used
 			return err
 		}
 		f, err := os.Open(path)
@@ -245,7 +246,8 @@ func sums(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// containersGoOn hibernates, wakes and clones a VM of two containers that count, each for itself. One has a read-only root.
+// containersGoOn hibernates, wakes and clones a VM of two containers that count independently. One has a read-only
+// root.
 func containersGoOn(t *testing.T, n *node) {
 	t.Helper()
 	const script = "echo $$ >/dev/shm/$0; n=0; while :; do n=$((n+1)); echo count $n; sleep 0.1; done"
@@ -259,7 +261,7 @@ func containersGoOn(t *testing.T, n *node) {
 		t.Fatal(err)
 	}
 	was := n.ready("pair")
-	// The left one has been started again before, and has left a machine id behind.
+	// The left container has been restarted before, and has written a machine id.
 	n.goesOnIn("pair", "left", 0)
 	n.endIn("pair", "left", "echo 0123456789abcdef0123456789abcdef >/etc/machine-id; kill $(cat /dev/shm/left)")
 	n.until("the left one runs again", func() bool {
@@ -367,7 +369,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 	wake()
 	same()
 
-	// begin runs do beside the test, and returns when the moment has come, or it is over.
+	// begin runs do in parallel, and returns when the moment has come or do has ended.
 	begin := func(do func(*nodeclient.Client), moment func() bool) (wait func()) {
 		done, client := make(chan struct{}), n.Client
 		go func() { defer close(done); do(client) }()
@@ -383,7 +385,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 	}
 	hibernate := func(c *nodeclient.Client) { _, _ = c.Hibernate(t.Context(), "sleeper", "") }
 	rouse := func(c *nodeclient.Client) { _, _ = c.Wake(t.Context(), "sleeper") }
-	written := func(least int64) func() bool { // bytes of a snapshot that is being made
+	written := func(least int64) func() bool { // bytes of a snapshot in progress
 		return func() bool {
 			var size int64
 			_ = filepath.WalkDir(filepath.Join(n.dir, "state"), func(path string, d os.DirEntry, err error) error {
@@ -427,7 +429,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		}
 		same()
 	}
-	// QEMU dies while it is woken: either it has not begun to go on, or it has ended as any VM whose process dies.
+	// QEMU dies during a wake: the VM either has not resumed, or has ended like any VM whose process dies.
 	sleep()
 	wait := begin(rouse, func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 })
 	if r, err := n.Inspect(t.Context(), "sleeper"); err == nil && r.PID > 0 && !r.AgentReady {

@@ -17,8 +17,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestVMStatsAreTrue compares what is told of a VM with what its guest did: computing, filling memory, receiving and
-// sending. Then the VM is started again, and no counter falls.
+// TestVMStatsAreTrue compares the reported values of a VM with the work of its guest: computing, filling memory,
+// receiving and sending. Then the VM is restarted, and no counter decreases.
 func TestVMStatsAreTrue(t *testing.T) {
 	n := newNode(t)
 	spec := vm.Spec{
@@ -68,7 +68,7 @@ func TestVMStatsAreTrue(t *testing.T) {
 		}
 	}
 
-	// A guest does not see that it waits for a CPU of a busy host: it takes that for computing.
+	// A guest does not see that it waits for a CPU of a busy host: it counts that time as computing.
 	const compute = "i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done; cut -d' ' -f1 /proc/$$/schedstat" // nanoseconds
 	number("i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; echo 0")                                     // is translated
 	before, wait := measure(), waiting(t, rec.PID)
@@ -76,10 +76,10 @@ func TestVMStatsAreTrue(t *testing.T) {
 	after := measure()
 	told, waited := after.Process.CPU-before.Process.CPU, waiting(t, rec.PID)-wait
 	t.Logf("CPU: told %s, and %s waited for one", told, waited)
-	// Nor does it see what the host's own host takes away, which nobody here can: up to as much again is allowed for that.
+	// CPU time taken by the host's own host is invisible here, too: allow as much again for it.
 	near("CPU in ms", float64((told + waited).Milliseconds()), computed/1e6, computed/1e6*0.05)
 
-	// What the guest gave back since it was booted is used again first, so it is used up before.
+	// Memory that the guest has returned since boot is reused first, so use it up before measuring.
 	const fill = "mkdir -p /mem && (mountpoint -q /mem || mount -t tmpfs -o size=100% tmpfs /mem) && dd if=/dev/zero bs=1M count=%M of=/mem/%N 2>/dev/null"
 	n.sh("busy", strings.NewReplacer("%M", "160", "%N", "first").Replace(fill))
 	before = measure()
@@ -95,7 +95,7 @@ func TestVMStatsAreTrue(t *testing.T) {
 	near("bytes sent", float64(after.Network.TxBytes-before.Network.TxBytes), tx, 2048)
 
 	n.sh("busy", "dd if=/dev/urandom of=/data bs=1M count=16 2>/dev/null; sync")
-	near("bytes of disk", float64(*measure().Disk-*before.Disk), 16<<20, 4<<20) // and the file system's own
+	near("bytes of disk", float64(*measure().Disk-*before.Disk), 16<<20, 4<<20) // plus the file system's own data
 
 	last := measure()
 	if _, err := n.Restart(t.Context(), "busy", 0); err != nil {
@@ -111,7 +111,7 @@ func TestVMStatsAreTrue(t *testing.T) {
 	}
 }
 
-// waiting is how long the virtual CPUs of a process have waited for real ones.
+// waiting is how long the virtual CPUs of a process have waited for physical ones.
 func waiting(t *testing.T, pid int) (sum time.Duration) {
 	t.Helper()
 	threads, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*")
@@ -136,7 +136,7 @@ func waiting(t *testing.T, pid int) (sum time.Duration) {
 	return sum
 }
 
-// exchange sends the guest 2 MiB and has it send as much back.
+// exchange sends the guest 2 MiB and makes it send as much back.
 func exchange(t *testing.T, n *node, ip string) {
 	t.Helper()
 	n.sh("busy", "(nc -l -p 9000 >/got; nc -l -p 9001 </got) >/dev/null 2>&1 &")

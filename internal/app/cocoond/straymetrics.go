@@ -2,7 +2,7 @@ package cocoond
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// strayCollector asks how many VMs are kept aside whenever Prometheus does.
+// strayCollector counts stray VMs at every scrape.
 type strayCollector struct{ strayKeeper }
 
 type strayKeeper interface{ StrayCount() int }

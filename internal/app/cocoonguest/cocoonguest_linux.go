@@ -1,4 +1,4 @@
-// Package cocoonguest wires the agent inside a VM: as PID 1 it brings the machine up first, elsewhere it serves as an
+// Package cocoonguest wires the agent inside a VM: as PID 1 it sets the machine up first, otherwise it runs as an
 // ordinary service. It contains no behaviour of its own.
 package cocoonguest
 
@@ -18,18 +18,18 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/volumes"
 )
 
-// version names the sources of this agent; guest/build.sh sets it.
+// version identifies the sources of this agent; guest/build.sh sets it.
 var version = "unknown"
 
-// buttonGrace is what the main process gets when the machine's power button is pressed.
+// buttonGrace is the grace period of the main process after the machine's power button is pressed.
 const buttonGrace = 30 * time.Second
 
-// Run is the agent. As PID 1 it does not return: whatever ends it powers the machine off.
+// Run is the agent. As PID 1 it does not return: every way to end it powers the machine off.
 func Run(ctx context.Context, console io.Writer) error {
 	if os.Getpid() != 1 {
 		return serve(ctx, boot.Result{}, false)
 	}
-	fmt.Fprintf(console, "cocoon-guest %s\n", version) // for whoever reads the serial log: the kernel is done, we begin
+	fmt.Fprintf(console, "cocoon-guest %s\n", version) // for readers of the serial log: the kernel is done, the agent starts
 	err := asInit(ctx)
 	if err != nil {
 		fmt.Fprintf(console, "cocoon-guest: %v; powering off\n", err)
@@ -39,7 +39,7 @@ func Run(ctx context.Context, console io.Writer) error {
 }
 
 func asInit(ctx context.Context) error {
-	debug.SetGCPercent(-1) // nothing of the boot is worth collecting
+	debug.SetGCPercent(-1) // the boot makes no garbage worth collecting
 	result, err := boot.Root()
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 		return err
 	}
 	cfg := guestagent.Config{Version: version, Init: init}
-	if init { // elsewhere the folders are somebody else's
+	if init { // if not PID 1, other programs own the folders
 		cfg.Volumes, cfg.Rooms = volumes.New(), rooms.New(booted.Disk)
 	}
 	srv := guestagent.New(cfg, machine.New(init, booted.Disk))
@@ -68,7 +68,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 	go func() {
 		defer close(done)
 		if booted.Late != nil {
-			_ = booted.Late() // a guest without entropy device, balloon or power button works
+			_ = booted.Late() // the guest works without entropy device, balloon or power button
 			boot.WatchPowerButton(ctx, func() { srv.PowerButton(buttonGrace) })
 		}
 	}()

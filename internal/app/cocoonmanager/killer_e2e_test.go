@@ -14,8 +14,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// killer stands between a manager and the API server. After each write of the manager, and before it hears of it, the
-// manager is killed and another one started: what happens next is what a manager does that knows nothing of the write.
+// killer is a proxy between a manager and the API server. After each write of the manager, and before the response
+// reaches it, the manager is killed and another one started. So the next steps are those of a manager that does not
+// know of the write.
 type killer struct {
 	server  *httptest.Server
 	manager *process
@@ -23,7 +24,7 @@ type killer struct {
 
 	mu    sync.Mutex
 	off   bool
-	kills map[string]int // by what was written
+	kills map[string]int // by the kind of write
 }
 
 func newKiller(t *testing.T, config *rest.Config) *killer {
@@ -42,7 +43,7 @@ func newKiller(t *testing.T, config *rest.Config) *killer {
 		Transport: transport, FlushInterval: -1,
 		ModifyResponse: func(r *http.Response) error { k.wrote(r.Request, r.StatusCode); return nil },
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil { // its manager lives
+			if r.Context().Err() == nil { // its manager is alive
 				t.Errorf("%s %s: %v", r.Method, r.URL, err)
 			}
 			w.WriteHeader(http.StatusBadGateway)
@@ -53,7 +54,7 @@ func newKiller(t *testing.T, config *rest.Config) *killer {
 	return k
 }
 
-// mostKills keeps a manager that gets nowhere from being started for ever.
+// mostKills stops the endless restart of a manager that makes no progress.
 const mostKills = 200
 
 func (k *killer) wrote(r *http.Request, code int) {
@@ -86,7 +87,7 @@ func (k *killer) total() int {
 	return n
 }
 
-// stop has the manager live, and returns the kills so far.
+// stop lets the manager live, and returns the kills so far.
 func (k *killer) stop() map[string]int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -94,7 +95,7 @@ func (k *killer) stop() map[string]int {
 	return k.kills
 }
 
-// resource is the resource of a path in the API, with its subresource and without names.
+// resource is the resource of an API path, with its subresource and without names.
 func resource(path string) string {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if len(parts) > 2 && parts[0] == "apis" {

@@ -1,6 +1,6 @@
 // Package cocoonmanager is the cocoon-manager binary: the controllers of Cocoon's custom resources.
 //
-// It wires them; what they do stands in internal/kube/controller.
+// It only wires them; their behaviour is in internal/kube/controller.
 package cocoonmanager
 
 import (
@@ -42,18 +42,18 @@ import (
 	"cocoonstack.io/cocoon/internal/version"
 )
 
-// leaseName is the lock of the one manager that acts.
+// leaseName is the lock that makes one manager the leader.
 const leaseName = "cocoon-operator.cocoonset.cocoonstack.io"
 
-// Config is what the manager is told.
+// Config is the configuration of the manager.
 type Config struct {
 	Kubeconfig   string // "": the credentials of the pod it runs in
 	Namespace    string // of the leader's lease
 	LeaderElect  bool
 	MetricsAddr  string // HOST:PORT, "0": none
 	ProbeAddr    string // of /healthz and /readyz
-	Sets         int    // CocoonSets at a time
-	Hibernations int    // CocoonHibernations at a time
+	Sets         int    // CocoonSets reconciled at a time
+	Hibernations int    // CocoonHibernations reconciled at a time
 	LogLevel     string
 	LogFormat    string
 	Epoch        epochclient.Settings
@@ -68,7 +68,7 @@ snapshot registry, is a variable only: a command line is everybody's to read. Se
 Usage:
 `
 
-// parse reads flags, then variables.
+// parse reads flags, then environment variables.
 func parse(args []string, env func(string) string, out io.Writer) (Config, error) {
 	c := Config{Epoch: epochclient.Settings{Token: env("EPOCH_TOKEN")}}
 	f := pflag.NewFlagSet("cocoon-manager", pflag.ContinueOnError)
@@ -202,10 +202,10 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	return m.Start(ctx)
 }
 
-// cached says what of the cluster the manager keeps a copy of.
+// cached selects the cluster objects that the manager caches.
 func (c Config) cached() map[client.Object]cache.ByObject {
 	kept := map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: slim}, &corev1.Node{}: {Transform: slimNode}}
-	if c.Webhook.own() { // by name, so that rights to those alone suffice
+	if c.Webhook.own() { // by name, so that rights to these two objects are enough
 		configuration := cache.ByObject{Field: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookConfiguration)}
 		kept[&admissionv1.ValidatingWebhookConfiguration{}], kept[&admissionv1.MutatingWebhookConfiguration{}] = configuration, configuration
 		kept[&corev1.Secret{}] = cache.ByObject{Namespaces: map[string]cache.Config{c.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookSecret)}}}
@@ -213,7 +213,7 @@ func (c Config) cached() map[client.Object]cache.ByObject {
 	return kept
 }
 
-// slim drops what nobody here reads from the pods that the informer keeps.
+// slim drops fields that the manager does not read from the pods in the cache.
 func slim(obj any) (any, error) {
 	if pod, ok := obj.(*corev1.Pod); ok {
 		pod.ManagedFields = slices.DeleteFunc(pod.ManagedFields, func(f metav1.ManagedFieldsEntry) bool { return f.Operation != metav1.ManagedFieldsOperationApply })
@@ -222,7 +222,7 @@ func slim(obj any) (any, error) {
 	return obj, nil
 }
 
-// slimNode does so for nodes.
+// slimNode does the same for nodes.
 func slimNode(obj any) (any, error) {
 	if node, ok := obj.(*corev1.Node); ok {
 		node.ManagedFields, node.Status.Images = nil, nil

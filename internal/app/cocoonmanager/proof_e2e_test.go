@@ -23,8 +23,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// TestManager has real managers, with the shipped rights, make sets true on nodes whose VMs are records, while what they
-// stand on goes away: themselves, the registry, nodes.
+// TestManager lets real managers, with the shipped rights, reconcile sets on nodes whose VMs exist only as records,
+// while their dependencies fail: the managers themselves, the registry, nodes.
 func TestManager(t *testing.T) {
 	r := newRig(t)
 	before := r.denied(t)
@@ -38,7 +38,7 @@ func TestManager(t *testing.T) {
 	}
 }
 
-// births notes the pods that are created in a namespace: the UIDs of each name, in the order of their creation.
+// births records the pods created in a namespace: the UIDs of each name, in the order of creation.
 type births struct {
 	mu   sync.Mutex
 	seen map[string][]types.UID
@@ -76,7 +76,7 @@ func (b *births) count(pod string) int {
 	return len(b.seen[pod])
 }
 
-// upgrade stores sets under the schema of the seed, replaces it by ours and has the manager work on them.
+// upgrade stores sets under the schema of the seed, replaces it with ours and lets the manager reconcile them.
 func upgrade(t *testing.T, r *rig) {
 	ns := "upgrade"
 	r.namespace(t, ns)
@@ -110,7 +110,8 @@ spec: {agent: {image: demo, mode: run}, toolboxes: [{name: "0", image: demo}]}
 	m := r.manager(t, nil, "--leader-elect=false")
 	m.start(t)
 	defer m.kill()
-	// The backend that the old schema wrote into every set is not this node's, which says so and does nothing else.
+	// The old schema wrote a backend into every set that this node does not have. The manager reports that and does
+	// nothing else.
 	r.state(t, ns, "old", "Failed 0/2 0/1")
 	c := meta.FindStatusCondition(r.set(t, ns, "old").Status.Conditions, v1.ConditionReady)
 	if c == nil || !strings.Contains(c.Message, "cloud-hypervisor") {
@@ -118,7 +119,7 @@ spec: {agent: {image: demo, mode: run}, toolboxes: [{name: "0", image: demo}]}
 	}
 	r.patch(t, ns, "old", `{"spec":{"agent":{"backend":null},"toolboxes":[{"name":"db","image":"demo"}]}}`)
 	r.state(t, ns, "old", "Running 2/2 1/1")
-	// What is against a new rule can be gone over to what is not, and deleted.
+	// An object that violates a new rule can be changed to a valid one, and deleted.
 	if err := r.api.Delete(t.Context(), r.set(t, ns, "odd")); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ spec: {agent: {image: demo, mode: run}, toolboxes: [{name: "0", image: demo}]}
 	}
 }
 
-// killed goes through the life of a set with a manager that is killed after each of its writes.
+// killed runs a set through its life with a manager that is killed after each of its writes.
 func killed(t *testing.T, r *rig) {
 	ns := "killed"
 	r.namespace(t, ns)
@@ -206,7 +207,7 @@ func killed(t *testing.T, r *rig) {
 	if code := r.tag(t, contract.Repository(ns, contract.VMName(ns, "team-0")), contract.HibernateSnapshotTag); code != http.StatusNotFound {
 		t.Errorf("the set is gone and the registry answers %d for its hibernated state", code)
 	}
-	for pod, want := range map[string]int{"team-0": 2, "team-1": 1, "team-db": 1} { // the main VM's seat was given up once
+	for pod, want := range map[string]int{"team-0": 2, "team-1": 1, "team-db": 1} { // the main VM's slot was given up once
 		if n := seen.count(pod); n != want {
 			t.Errorf("pod %s was created %d times, not %d", pod, n, want)
 		}

@@ -14,10 +14,10 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 )
 
-// registryLimit is how long one question to the registry may take, its retries included.
+// registryLimit is the timeout of one request to the registry, including retries.
 const registryLimit = 10 * time.Second
 
-// registry asks an OCI registry for tags. It implements controller.Registry.
+// registry queries an OCI registry for tags. It implements controller.Registry.
 type registry struct {
 	base string // URL
 	auth snapshot.Auth
@@ -58,7 +58,7 @@ func (r registry) Delete(ctx context.Context, of controller.VM, tag string) erro
 		return nil
 	}
 	switch whose, err := r.whose(ctx, repo, tag); {
-	case errdefs.IsNotFound(err) || err == nil && whose != of.Namespace: // nothing, or not surely the VM's
+	case errdefs.IsNotFound(err) || err == nil && whose != of.Namespace: // it does not exist, or is not certainly the VM's
 		return nil
 	case err != nil:
 		return err
@@ -76,10 +76,10 @@ func (r registry) remove(ctx context.Context, repo, tag string) error {
 	return err
 }
 
-// maxRecord is the size of a snapshot's record that is still believed to be one.
+// maxRecord is the maximum size of a snapshot's record; larger ones are ignored.
 const maxRecord = 16 << 20
 
-// whose is the namespace that the snapshot in repo says it is of, "" when it does not say. NotFound.
+// whose returns the namespace recorded in the snapshot in repo, "" when it records none. NotFound.
 func (r registry) whose(ctx context.Context, repo, tag string) (namespace string, err error) {
 	err = r.session(ctx, repo, tag, "pull", func(ctx context.Context, s *ociclient.Session) error {
 		raw, _, err := s.Manifest(ctx, tag)
@@ -88,7 +88,7 @@ func (r registry) whose(ctx context.Context, repo, tag string) (namespace string
 		}
 		var m ociclient.Manifest
 		if json.Unmarshal(raw, &m) != nil {
-			return nil // no snapshot of ours
+			return nil // not a Cocoon snapshot
 		}
 		for _, l := range m.Layers {
 			if l.MediaType != artifact.MediaVMConfig || l.Annotations[artifact.AnnotationTitle] != artifact.TitleVMConfig || l.Size > maxRecord {

@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// catalog is a registry in this process, which may be down.
+// catalog is a registry in this process, which may be unavailable.
 type catalog struct {
 	t    *testing.T
 	down bool
@@ -79,7 +79,7 @@ func recordOf(t *testing.T, x snapshot.Snapshot) string {
 	return string(raw)
 }
 
-// has reports whether REPOSITORY:TAG is there.
+// has reports whether REPOSITORY:TAG exists.
 func (s *catalog) has(repo, tag string) bool {
 	s.t.Helper()
 	err := s.session(s.t.Context(), repo, tag, ociclient.Pull, func(ctx context.Context, session *ociclient.Session) error {
@@ -92,15 +92,15 @@ func (s *catalog) has(repo, tag string) bool {
 	return err == nil
 }
 
-// What earlier releases left at the root of the registry counts for a VM unless it says that it is another namespace's, and is
-// deleted with the VM only if it says that it is of the VM's namespace.
+// Snapshots that earlier releases left at the root of the registry count for a VM unless they record another namespace.
+// They are deleted with the VM only if they record the VM's namespace.
 func TestWhatEarlierReleasesLeft(t *testing.T) {
 	const tag = contract.HibernateSnapshotTag
 	labels := func(namespace string) string {
 		return recordOf(t, snapshot.Snapshot{Labels: map[string]string{contract.VMLabelPodNamespace: namespace, contract.VMLabelPodName: "db"}})
 	}
 	for name, tc := range map[string]struct {
-		repo          string // "": nothing is there
+		repo          string // "": nothing exists
 		media, record string
 		vm            string
 		had, deleted  bool
@@ -136,7 +136,7 @@ func TestWhatEarlierReleasesLeft(t *testing.T) {
 			if has, err := s.Has(t.Context(), of, tag); !has || err != nil {
 				t.Errorf("in its place is %v, %v", has, err)
 			}
-			for range 2 { // what is gone is no error
+			for range 2 { // a missing tag is no error
 				if err := s.Delete(t.Context(), of, tag); err != nil {
 					t.Fatal(err)
 				}
@@ -151,7 +151,7 @@ func TestWhatEarlierReleasesLeft(t *testing.T) {
 	}
 }
 
-// What nobody can tell is said, and nothing is deleted on a guess.
+// An unknown state is reported as an error, and nothing is deleted on a guess.
 func TestARegistryThatDoesNotAnswer(t *testing.T) {
 	s := newCatalog(t)
 	of := controller.VM{Namespace: "prod", Name: "vk-prod-db"}

@@ -33,8 +33,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
-// rig is a control plane with what deploy/ ships, a registry and a node whose VMs are records. Managers and nodes have the
-// shipped rights and no others.
+// rig is a control plane with the content of deploy/, a registry and a node whose VMs exist only as records. Managers
+// and nodes have the shipped rights and no others.
 type rig struct {
 	*kubetest.Cluster
 	api   client.Client
@@ -47,7 +47,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	// Nodes that say nothing are away after 16 s instead of 50: they speak up every 10 s.
+	// Silent nodes count as away after 16 s instead of 50: nodes report every 10 s.
 	r := &rig{Cluster: kubetest.Up(t, "--extra-config", "controllerManager.node-monitor-grace-period=16s", "--extra-config", "controllerManager.node-monitor-period=500ms")}
 	r.Install(t)
 	scheme := runtime.NewScheme()
@@ -71,8 +71,8 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// startNode runs a node until the test ends. Then its object goes too: in a cluster most of whose nodes are away nobody is
-// evicted.
+// startNode runs a node until the test ends. Then its Node object is removed too: a cluster in which most nodes are
+// away evicts no pods.
 func (r *rig) startNode(t *testing.T, name, pool string) *fakenode.Node {
 	t.Helper()
 	t.Cleanup(func() {
@@ -99,7 +99,7 @@ func (r *rig) nodeReady(t *testing.T, name string) string {
 	return ""
 }
 
-// manager is a process that is not started yet. It reaches the API server through via, if that is not nil.
+// manager is a process that is not started yet. It reaches the API server through via, if via is not nil.
 func (r *rig) manager(t *testing.T, via *httptest.Server, flags ...string) *process {
 	t.Helper()
 	return newProcess(t, "cocoon-manager", append([]string{
@@ -108,7 +108,7 @@ func (r *rig) manager(t *testing.T, via *httptest.Server, flags ...string) *proc
 	}, flags...)...)
 }
 
-// namespace makes one in which pods can be created.
+// namespace makes a namespace in which pods can be created.
 func (r *rig) namespace(t *testing.T, name string) {
 	t.Helper()
 	if err := r.api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
@@ -146,7 +146,8 @@ func (r *rig) set(t *testing.T, ns, name string) *v1.CocoonSet {
 	return set
 }
 
-// state waits until the set is in a phase with so many agents and toolboxes ready, as "Running 2/2 1/1".
+// state waits until the set is in a phase with the given numbers of ready agents and toolboxes, as in "Running 2/2
+// 1/1".
 func (r *rig) state(t *testing.T, ns, name, want string) {
 	t.Helper()
 	defer func() {
@@ -178,7 +179,7 @@ func (r *rig) pods(t *testing.T, ns string) map[string]corev1.Pod {
 	return pods
 }
 
-// boot is the boot of the guest of a pod: it changes with every boot, and with nothing else.
+// boot is the boot id of a pod's guest: it changes with every boot, and only then.
 func boot(t *testing.T, n *fakenode.Node, ns, pod string) string {
 	t.Helper()
 	g := n.Guest(contract.VMName(ns, pod))
@@ -188,7 +189,7 @@ func boot(t *testing.T, n *fakenode.Node, ns, pod string) string {
 	return g.BootID
 }
 
-// tag is the status with which the registry answers for a tag of a VM.
+// tag is the HTTP status of the registry for a tag of a VM.
 func (r *rig) tag(t *testing.T, repo, tag string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, r.url+"/v2/"+repo+"/manifests/"+tag, nil)
@@ -206,11 +207,12 @@ func (r *rig) tag(t *testing.T, repo, tag string) int {
 
 var forbidden = regexp.MustCompile(`(?m)^apiserver_request_total\{code="403",(.*)\} (\S+)$`)
 
-// early are requests of a node about a pod that the Node authorizer has not heard of yet, or knows to be gone: the node asks again.
+// early matches requests of a node about a pod that the Node authorizer does not know yet, or knows as removed: the
+// node retries.
 var early = regexp.MustCompile(`resource="serviceaccounts",.*subresource="token"|resource="(secrets|configmaps)",.*verb="(GET|WATCH)"`)
 
-// denied counts the requests that the API server has refused for lack of rights, by what they were. Those of nodes that were
-// only early are none.
+// denied counts the requests that the API server rejected for lack of rights, by kind. Early requests of nodes do not
+// count.
 func (r *rig) denied(t *testing.T) map[string]int {
 	t.Helper()
 	text, err := r.kube.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
@@ -239,7 +241,7 @@ func freeAddr(t *testing.T) string {
 	return addr
 }
 
-// process is a program of ours that can be killed and started again.
+// process is one of our programs; it can be killed and restarted.
 type process struct {
 	name, path string
 	args       []string
@@ -253,7 +255,7 @@ type process struct {
 func newProcess(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	p := &process{name: name, path: need.Built(t, "bin/"+name, "make binaries")}
-	if name == "cocoon-manager" { // where it tells whether it is well is its own affair
+	if name == "cocoon-manager" { // its health address is its own choice
 		args = append(args, "--probe-addr", freeAddr(t))
 	}
 	p.args = args
@@ -298,7 +300,7 @@ func (p *process) run() error {
 	return nil
 }
 
-// kill is kill -9. It returns when the process is gone.
+// kill is kill -9. It returns when the process has ended.
 func (p *process) kill() {
 	p.mu.Lock()
 	cmd, ended := p.cmd, p.ended
@@ -309,7 +311,7 @@ func (p *process) kill() {
 	}
 }
 
-// led counts how often its log says that it became the leader.
+// led counts how often the process became the leader, according to its log.
 func (p *process) led() int {
 	log, _ := os.ReadFile(p.log.Name())
 	return strings.Count(string(log), "Successfully acquired lease")

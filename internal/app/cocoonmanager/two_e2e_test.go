@@ -18,14 +18,14 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// withTwo has two managers run, as shipped, while one of them, the registry and a node go away.
+// withTwo runs two managers, as shipped, while one of them, the registry and a node go away.
 func withTwo(t *testing.T, r *rig) {
 	managers := []*process{r.manager(t, nil), r.manager(t, nil)}
 	for _, m := range managers {
 		m.start(t)
 		defer m.kill()
 	}
-	t.Run("while", func(t *testing.T) { // its sub-tests are over when it returns
+	t.Run("while", func(t *testing.T) { // its sub-tests have ended when it returns
 		t.Run("the leader is killed", func(t *testing.T) { t.Parallel(); leader(t, r, managers) })
 		t.Run("the registry is away", func(t *testing.T) { t.Parallel(); registryAway(t, r) })
 		t.Run("forks", func(t *testing.T) { t.Parallel(); forkElsewhere(t, r) })
@@ -33,13 +33,13 @@ func withTwo(t *testing.T, r *rig) {
 	})
 }
 
-// leader kills the manager that acts while it makes many sets. The other one goes on, and nothing is made twice.
+// leader kills the leading manager while it makes many sets. The other one takes over, and nothing is made twice.
 func leader(t *testing.T, r *rig, managers []*process) {
 	ns, count := "leader", 20
 	r.namespace(t, ns)
 	limits := corev1.LimitRangeItem{Type: corev1.LimitTypeContainer, Default: corev1.ResourceList{corev1.ResourceMemory: quantity.MustParse("128Mi")}}
 	if err := r.api.Create(t.Context(), &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "sizes"}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{limits}}}); err != nil {
-		t.Fatal(err) // what it adds to the pods is no reason to make them anew
+		t.Fatal(err) // fields that it adds to pods are no reason to recreate them
 	}
 	seen := r.births(t, ns)
 	first, second := managers[0], managers[1]
@@ -74,7 +74,7 @@ func leader(t *testing.T, r *rig, managers []*process) {
 	first.start(t) // and waits now
 }
 
-// registryAway stops the registry: nothing is called Suspended, and no set goes that has something there.
+// registryAway stops the registry: no set is called Suspended, and no set that has snapshots there is deleted.
 func registryAway(t *testing.T, r *rig) {
 	ns := "registry"
 	r.namespace(t, ns)
@@ -99,7 +99,7 @@ func registryAway(t *testing.T, r *rig) {
 		t.Error("the guest has booted: what was in its memory is lost")
 	}
 
-	r.patch(t, ns, "team", `{"spec":{"snapshotPolicy":"never"}}`) // the pod is made anew: the policy is the node's to know
+	r.patch(t, ns, "team", `{"spec":{"snapshotPolicy":"never"}}`) // the pod is recreated: the node must know the policy
 	r.state(t, ns, "team", "Running 1/1 0/0")
 	r.epoch.kill()
 	set := r.set(t, ns, "team")
@@ -125,8 +125,8 @@ func registryAway(t *testing.T, r *rig) {
 	}
 }
 
-// forkElsewhere has no room for a fork on the main VM's node: it goes on from the main VM's memory on another one, and what
-// was in the registry for it goes with the set.
+// forkElsewhere leaves no room for a fork on the main VM's node. The fork resumes from the main VM's memory on another
+// node, and its snapshot in the registry is removed with the set.
 func forkElsewhere(t *testing.T, r *rig) {
 	ns := "forks"
 	r.namespace(t, ns)
@@ -164,7 +164,8 @@ func forkElsewhere(t *testing.T, r *rig) {
 	}
 }
 
-// nodeAway stops a node until the cluster evicts its pods, and for some time more. The set's pods and VMs are not touched.
+// nodeAway stops a node until the cluster evicts its pods, and for some time after. The set's pods and VMs stay
+// unchanged.
 func nodeAway(t *testing.T, r *rig) {
 	ns := "away"
 	r.namespace(t, ns)

@@ -27,18 +27,18 @@ const (
 	webhookConfiguration = "cocoon-manager"         // both kinds
 )
 
-// WebhookConfig says how the manager answers the API server's admission webhooks.
+// WebhookConfig configures how the manager answers the API server's admission webhooks.
 type WebhookConfig struct {
-	Addr  string // HOST:PORT, "0": not at all
-	Hosts string // of the certificate that the manager keeps, by comma
-	Cert  string // PEM file of one that somebody else keeps
+	Addr  string // HOST:PORT, "0": disabled
+	Hosts string // of the certificate that the manager keeps, separated by commas
+	Cert  string // PEM file of a certificate that is managed elsewhere
 	Key   string
-	Lives servingcert.Lives // of a kept one; zero: as is usual
+	Lives servingcert.Lives // of a kept one; zero: the defaults
 
-	CloneDirs string // absolute folders of the nodes, by comma, that pods may be cloned from
+	CloneDirs string // absolute folders of the nodes, separated by commas, that pods may be cloned from
 
-	ClientCA    string   // PEM file with the authorities of who may ask; "": everybody may
-	ClientNames []string // common names of who may; none: whoever has a certificate of theirs
+	ClientCA    string   // PEM file with the authorities of allowed clients; "": all clients are allowed
+	ClientNames []string // common names of allowed clients; none: all with a certificate of those authorities
 }
 
 func (w WebhookConfig) on() bool { return w.Addr != "0" && w.Addr != "" }
@@ -80,8 +80,8 @@ func (w WebhookConfig) listen() (host string, port int, err error) {
 	return host, port, nil
 }
 
-// serveWebhooks has m serve the webhooks, in every replica, if they are wanted. m is ready only when the API server can
-// reach and trusts them.
+// serveWebhooks makes m serve the webhooks, in every replica, if they are enabled. m becomes ready only when the API
+// server can reach and trusts them.
 func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) error {
 	if !c.Webhook.on() {
 		return nil
@@ -108,7 +108,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 			return err
 		}
 	} else {
-		// The server watches the files. Its folder is joined with both names, and so may be the root.
+		// The server watches the files. It joins its folder with both names, so the folder may be the root.
 		o.CertDir = "/"
 		if o.CertName, err = filepath.Abs(c.Webhook.Cert); err != nil {
 			return err
@@ -129,7 +129,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 		if err != nil {
 			return errdefs.Preconditionf("authorities of who may ask the webhooks: %w", err)
 		}
-		if err := m.Add(inEveryReplica(func(ctx context.Context) error { file.Run(ctx, 1); return nil })); err != nil { // follows the file
+		if err := m.Add(inEveryReplica(func(ctx context.Context) error { file.Run(ctx, 1); return nil })); err != nil { // reloads the file when it changes
 			return err
 		}
 		server = admission.Clients{Authorities: file.VerifyOptions, Names: c.Webhook.ClientNames}.Guarded(server)
@@ -149,8 +149,8 @@ func (c Config) hosts() []string {
 	return strings.Split(c.Webhook.Hosts, ",")
 }
 
-// inEveryReplica runs whether the manager leads or not, once the caches are there. As a webhook.Server the webhooks would be
-// started before them, and wait for a certificate that only a controller can make.
+// inEveryReplica runs in every replica, leading or not, after the caches are ready. If the webhooks were a
+// webhook.Server, they would start before the caches, and wait for a certificate that only a controller can make.
 type inEveryReplica func(context.Context) error
 
 func (f inEveryReplica) Start(ctx context.Context) error { return f(ctx) }

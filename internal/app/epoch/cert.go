@@ -12,8 +12,8 @@ import (
 
 const lookEvery = 10 * time.Second
 
-// certificate is a serving certificate that is read again when its files change, as those that renew it expect. While the
-// new files are wrong the old certificate stays.
+// certificate is a serving certificate that is reloaded when its files change, so that it can be renewed without a
+// restart. While the new files are invalid, the old certificate stays in use.
 type certificate struct {
 	cert, key string
 	log       *slog.Logger

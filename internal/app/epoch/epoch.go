@@ -1,6 +1,6 @@
 // Package epoch is the registry binary: configuration, construction and what it serves.
 //
-// It wires and decides nothing itself: requests are package registry's business, what is stored package content's.
+// It only wires and makes no decisions: package registry handles requests, package content handles stored data.
 package epoch
 
 import (
@@ -111,11 +111,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// Config is everything about one registry.
+// Config is the configuration of one registry.
 type Config struct {
 	Addr, PublicURL  string
 	Data, TokenFile  string
-	StaticToken      string // from the environment only: a command line can be seen by everybody
+	StaticToken      string // from the environment only: all users can see a command line
 	TLSCert, TLSKey  string
 	AnonymousPull    bool
 	VerifyReads      bool
@@ -130,7 +130,7 @@ type Config struct {
 	LogLevel         string
 	LogFormat        string
 	MetricsAddr      string
-	S3               s3.Config // Endpoint "": the data are in the folder
+	S3               s3.Config // Endpoint "": the data is in the folder
 	s3Secure         bool
 	quota            int64
 	shutdownPatience time.Duration
@@ -145,7 +145,7 @@ func defaults() *Config {
 	}
 }
 
-// flags declares the flags of serve; the environment gives their defaults.
+// flags declares the flags of serve; the environment supplies their defaults.
 func (c *Config) flags(f *pflag.FlagSet, env func(string) string) error {
 	f.SortFlags = false
 	f.StringVar(&c.Addr, "addr", c.Addr, "HOST:PORT to serve on")
@@ -172,7 +172,7 @@ func (c *Config) flags(f *pflag.FlagSet, env func(string) string) error {
 	return environment(f, env)
 }
 
-// s3Flags declares where a bucket is. Its keys come from the environment only.
+// s3Flags declares the flags of the bucket. Its keys come from the environment only.
 func (c *Config) s3Flags(f *pflag.FlagSet, env func(string) string) {
 	f.StringVar(&c.S3.Endpoint, "s3-endpoint", "", "HOST[:PORT] of an S3-compatible service that keeps everything but uploads in progress; keys: $EPOCH_S3_ACCESS_KEY, $EPOCH_S3_SECRET_KEY")
 	f.StringVar(&c.S3.Bucket, "s3-bucket", "", "bucket there; one registry each")
@@ -182,7 +182,7 @@ func (c *Config) s3Flags(f *pflag.FlagSet, env func(string) string) {
 	c.S3.Access, c.S3.Secret = env("EPOCH_S3_ACCESS_KEY"), env("EPOCH_S3_SECRET_KEY")
 }
 
-// store opens where the objects are.
+// store opens the object store.
 func (c *Config) store(ctx context.Context) (objects.Store, error) {
 	local, err := folder.New(c.Data)
 	if err != nil || c.S3.Endpoint == "" {
@@ -196,7 +196,7 @@ func (c *Config) store(ctx context.Context) (objects.Store, error) {
 	return s3.New(ctx, cfg)
 }
 
-// environment gives flags their defaults from variables: --token-file is EPOCH_TOKEN_FILE.
+// environment takes the defaults of flags from variables: --token-file is EPOCH_TOKEN_FILE.
 func environment(f *pflag.FlagSet, env func(string) string) error {
 	var failed error
 	f.VisitAll(func(flag *pflag.Flag) {
@@ -228,7 +228,7 @@ func envName(flag string) string {
 	return string(b)
 }
 
-// complete checks what can be checked without doing anything.
+// complete validates everything that can be checked without side effects.
 func (c *Config) complete() (err error) {
 	if c.quota, err = parseSize(c.Quota); err != nil {
 		return errdefs.Invalidf("--quota: %w", err)
@@ -259,7 +259,7 @@ func (c *Config) complete() (err error) {
 	return nil
 }
 
-// parseSize reads bytes: a number, with Ki, Mi, Gi, Ti or k, M, G, T behind it or not.
+// parseSize reads a size in bytes: a number, optionally followed by Ki, Mi, Gi, Ti or k, M, G, T.
 func parseSize(text string) (int64, error) {
 	units := []struct {
 		name string
@@ -279,7 +279,7 @@ func parseSize(text string) (int64, error) {
 	return n * unit, nil
 }
 
-// lines prints to standard output and tells when that is not possible.
+// lines prints to standard output and reports when that fails.
 func lines(cmd *cobra.Command, format string, args ...any) error {
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), format, args...)
 	return err

@@ -30,7 +30,7 @@ import (
 
 const childEnv = "EPOCH_TEST_CHILD"
 
-// TestMain lets the test binary be the registry, so that it can be killed.
+// TestMain lets the test binary act as the registry, so that it can be killed.
 func TestMain(m *testing.M) {
 	if args := os.Getenv(childEnv); args != "" {
 		os.Exit(Main(context.Background(), strings.Split(args, " "), os.Getenv, os.Stdout, os.Stderr))
@@ -127,7 +127,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// child is a registry in a process of its own.
+// child is a registry in a separate process.
 type child struct {
 	cmd *exec.Cmd
 	url string
@@ -186,7 +186,7 @@ func (c *child) do(method, path string, body []byte) (int, http.Header, []byte, 
 	return resp.StatusCode, resp.Header, data, err
 }
 
-// push is a client: blobs that are not there in chunks, then the manifest. It stops at the first failure.
+// push is a client: it sends missing blobs in chunks, then the manifest. It stops at the first failure.
 func (c *child) push(repo, tag string, layers ...[]byte) error {
 	type desc struct {
 		MediaType string        `json:"mediaType"`
@@ -239,8 +239,8 @@ func noise(seed, n int) []byte {
 	return b
 }
 
-// A registry that is killed at any moment of pushes serves, after its next start, every manifest that it had confirmed,
-// whole, and takes the pushes that were cut off.
+// A registry that is killed at any moment during pushes serves, after its next start, every manifest that it had
+// confirmed, complete, and accepts the interrupted pushes.
 func TestKillDuringPushes(t *testing.T) {
 	dir, tokens := t.TempDir(), tokenFile(t)
 	confirmed := map[string][][]byte{}
@@ -296,7 +296,7 @@ func TestKillDuringPushes(t *testing.T) {
 		t.Error(err)
 	}
 
-	// The data has one owner; after it is gone the verbs work offline.
+	// The data has one owner; after the owner has ended, the verbs work offline.
 	if code, _, errs := run("scrub", "--data", dir); code != 1 || !strings.Contains(errs, "another epoch") {
 		t.Errorf("scrub under a running registry: %d, %s", code, errs)
 	}
@@ -312,7 +312,7 @@ func TestKillDuringPushes(t *testing.T) {
 	if code, out, errs := run("gc", "--data", dir, "--gc-grace", "0s"); code != 0 || !strings.Contains(out, `"blobs":`) {
 		t.Errorf("gc: %d, %s%s", code, out, errs)
 	}
-	for tag, layers := range confirmed { // and took nothing that is named
+	for tag, layers := range confirmed { // and removed nothing that has a name
 		hex := digest.FromBytes(layers[0]).Encoded()
 		if _, err := os.Stat(filepath.Join(dir, "blobs", "sha256", hex[:2], hex)); err != nil {
 			t.Errorf("%s: %v", tag, err)

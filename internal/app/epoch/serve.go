@@ -29,10 +29,10 @@ const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
-	streamWindow  = 4 << 20 // what a client may send ahead in HTTP/2; the default is slow over a distance
+	streamWindow  = 4 << 20 // what a client may send ahead in HTTP/2; the default is slow over long distances
 )
 
-// server is a registry with its doors.
+// server is a registry with its listeners.
 type server struct {
 	cfg      *Config
 	log      *slog.Logger
@@ -41,7 +41,7 @@ type server struct {
 	lock     *os.File
 }
 
-// newServer opens the data. Nothing is served yet.
+// newServer opens the data. It serves nothing yet.
 func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, error) {
 	tokens, err := access.Open(cfg.TokenFile, cfg.StaticToken, log)
 	if err != nil {
@@ -71,7 +71,7 @@ func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, err
 	return s, nil
 }
 
-// run serves until ctx ends, then lets requests finish for a while.
+// run serves until ctx ends, then gives open requests some time to finish.
 func (s *server) run(ctx context.Context) error {
 	defer s.lock.Close()
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.Addr)
@@ -124,7 +124,8 @@ func (s *server) run(ctx context.Context) error {
 	return nil
 }
 
-// alive asks the registry what its clients may ask: it fails when the data cannot be reached, and hangs when it does.
+// alive sends the registry a request as a client would: it fails when the data cannot be reached, and blocks when
+// access to the data blocks.
 func (s *server) alive(ctx context.Context) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "/healthz", http.NoBody)
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *server) alive(ctx context.Context) error {
 	return nil
 }
 
-// answer is a response whose status alone is of interest.
+// answer is a response of which only the status is used.
 type answer struct {
 	header http.Header
 	status int
@@ -154,7 +155,7 @@ func (a *answer) Header() http.Header {
 func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
 func (a *answer) WriteHeader(status int)      { a.status = status }
 
-// serveMetrics is for networks where the registry itself is not to be asked.
+// serveMetrics is for networks that must not reach the registry itself.
 func (s *server) serveMetrics(ctx context.Context) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.MetricsAddr)
 	if err != nil {
@@ -168,7 +169,7 @@ func (s *server) serveMetrics(ctx context.Context) error {
 	return srv.Serve(l)
 }
 
-// lockDir makes this process the only one that uses a data folder, until the file is closed or the process ends.
+// lockDir makes this process the only user of a data folder, until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := filelock.Take(filepath.Join(dir, "epoch.lock"))
 	switch {

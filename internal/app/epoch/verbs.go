@@ -29,7 +29,7 @@ served any more; the next push of the same content mends it. The exit code is 1 
 With --server it runs in the registry that serves. Without, the registry that owns --data must not be running.`},
 }
 
-// workCommand is gc or scrub: in the server, or on the data of one that is stopped.
+// workCommand is gc or scrub: in the running server, or on the data of a stopped one.
 func workCommand(verb string, env func(string) string) *cobra.Command {
 	cfg := defaults()
 	var server string
@@ -81,9 +81,9 @@ func workCommand(verb string, env func(string) string) *cobra.Command {
 	return cmd
 }
 
-// local works on the data of a registry that is stopped.
+// local works on the data of a stopped registry.
 func local(ctx context.Context, cfg *Config, verb string, log *slog.Logger) (any, error) {
-	if _, err := folder.Open(cfg.Data); err != nil { // not to make one where a path is mistyped
+	if _, err := folder.Open(cfg.Data); err != nil { // do not create a folder for a mistyped path
 		return nil, err
 	}
 	store, err := cfg.store(ctx)
@@ -105,7 +105,7 @@ func local(ctx context.Context, cfg *Config, verb string, log *slog.Logger) (any
 	return c.Scrub(ctx)
 }
 
-// remote has the server do it.
+// remote makes the server do the work.
 func remote(ctx context.Context, server, verb, token string) (any, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(server, "/")+"/api/"+verb, nil)
 	if err != nil {

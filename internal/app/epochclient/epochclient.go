@@ -1,5 +1,5 @@
-// Package epochclient reads where the registry of snapshots is and the credentials for it, as every binary that talks to it
-// is told. It sends nothing.
+// Package epochclient reads the URL of the snapshot registry and the credentials for it, in the same way for every
+// binary that uses it. It sends nothing.
 package epochclient
 
 import (
@@ -12,12 +12,12 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
-// Settings are what a user says of the registry.
+// Settings are the user's settings for the registry.
 type Settings struct {
 	URL       string // [http[s]://]HOST[:PORT][/PREFIX]; "": none
 	Token     string // bearer token; secret
 	TokenFile string // file that holds the token, when Token is empty
-	CACert    string // PEM file with who signs its certificate, beside the system's
+	CACert    string // PEM file with the authority of its certificate, in addition to the system's
 }
 
 // Read returns the URL, without a slash at its end, and the credentials.
@@ -53,7 +53,7 @@ func (s Settings) Read() (string, snapshot.Auth, error) {
 	return base, auth, nil
 }
 
-// checkURL refuses what is no registry's URL. Credentials in it would end up in logs.
+// checkURL rejects what is not a registry's URL. Credentials in it would appear in logs.
 func checkURL(text string) (string, error) {
 	if text == "" {
 		return "", nil
@@ -64,7 +64,7 @@ func checkURL(text string) (string, error) {
 	}
 	u, err := url.Parse(full)
 	switch {
-	case err != nil: // whose text may hold a password
+	case err != nil: // the text of err may contain a password
 		return "", errdefs.Invalidf("the URL of the snapshot registry cannot be read; it is like https://epoch.example:8443")
 	case u.User != nil:
 		return "", errdefs.Invalidf("the URL of the snapshot registry must not hold credentials; use EPOCH_TOKEN")

@@ -1,4 +1,5 @@
-// Package restconfig reads the credentials for a cluster, as every binary that talks to one is told. It sends nothing.
+// Package restconfig reads the credentials for a cluster, in the same way for every binary that uses one. It sends
+// nothing.
 package restconfig
 
 import (

@@ -1,6 +1,6 @@
-// Package service tells systemd how a daemon is: ready, stopping, alive. Without systemd it does nothing.
+// Package service reports the state of a daemon to systemd: ready, stopping, alive. Without systemd it does nothing.
 //
-// What alive means is the daemon's to say; the package only asks it in time.
+// The daemon defines what alive means; the package only calls it in time.
 package service
 
 import (
@@ -11,10 +11,10 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Ready says that the daemon serves.
+// Ready reports that the daemon serves.
 func Ready(log *slog.Logger) { notify(daemon.SdNotifyReady, log) }
 
-// Stopping says that the daemon ends by its own will.
+// Stopping reports that the daemon ends on purpose.
 func Stopping(log *slog.Logger) { notify(daemon.SdNotifyStopping, log) }
 
 func notify(state string, log *slog.Logger) {
@@ -23,8 +23,8 @@ func notify(state string, log *slog.Logger) {
 	}
 }
 
-// Watchdog asks alive at half of the interval that systemd waits (WatchdogSec) and passes the answer on, until ctx ends. A
-// daemon that hangs in alive, or says that it is broken, is restarted by systemd. alive is given half the interval.
+// Watchdog calls alive at half of systemd's interval (WatchdogSec) and reports the result, until ctx ends. systemd
+// restarts a daemon that blocks in alive or reports an error. alive has a timeout of half the interval.
 func Watchdog(ctx context.Context, alive func(context.Context) error, log *slog.Logger) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

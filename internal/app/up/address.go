@@ -7,8 +7,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// settleAddress finds the address of the i-th node, which its daemon has chosen, keeps it, and has the node's certificate
-// name it. The kubelet API takes up a certificate that was renewed.
+// settleAddress finds the address that the daemon of the i-th node has chosen, stores it, and adds it to the node's
+// certificate. The kubelet API reloads a renewed certificate.
 func (in *instance) settleAddress(i int) error {
 	addr, err := addressOf(bridgeName(in.node(in.settings, i)))
 	if err != nil || in.settings.Nodes[i].Address == addr {
@@ -21,7 +21,7 @@ func (in *instance) settleAddress(i int) error {
 	return in.pki.ensure(in.settings)
 }
 
-// addressOf is this host's IPv4 address on a bridge.
+// addressOf returns this host's IPv4 address on a bridge.
 func addressOf(bridge string) (string, error) {
 	link, err := net.InterfaceByName(bridge)
 	if err != nil {

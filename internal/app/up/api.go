@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// apiClient asks the API server the few things a start must wait for. It is plain HTTP on purpose: the CLI that holds
-// this code stays free of client-go.
+// apiClient makes the few API server requests that a start must wait for. It is plain HTTP on purpose: the CLI, which
+// contains this code, does not depend on client-go.
 type apiClient struct {
 	base string
 	http *http.Client
@@ -85,13 +85,13 @@ func (c *apiClient) labelNode(ctx context.Context, name string) error {
 
 func (c *apiClient) ready(ctx context.Context) bool { return c.get(ctx, "/readyz", nil) }
 
-// hasDefaultServiceAccount: pods in the default namespace can be created only once it exists.
+// hasDefaultServiceAccount reports whether the default service account exists; pods in the default namespace need it.
 func (c *apiClient) hasDefaultServiceAccount(ctx context.Context) bool {
 	return c.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
 }
 
-// nodeReady reports whether the node is Ready and its lease was renewed after since: a Ready left over from an earlier
-// run does not count.
+// nodeReady reports whether the node is Ready and its lease was renewed after since: a Ready condition left from an
+// earlier run does not count.
 func (c *apiClient) nodeReady(ctx context.Context, name string, since time.Time) bool {
 	var lease struct {
 		Spec struct {

@@ -5,7 +5,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Assets are the files an instance is made of.
+// Assets are the files that an instance needs.
 type Assets struct {
 	ControlPlane string // cocoon-up, which also is kubectl
 	Daemon       string // cocoond
@@ -16,7 +16,7 @@ type Assets struct {
 	DemoImage    string
 }
 
-// FindAssets returns the files of this installation. That they exist is checked where they are needed.
+// FindAssets returns the files of this installation. Callers check where needed that they exist.
 func FindAssets() Assets {
 	return Assets{
 		ControlPlane: assets.Path("cocoon-up"),

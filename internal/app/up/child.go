@@ -18,19 +18,19 @@ type child struct {
 	path string
 	args []string
 	env  []string
-	log  string        // file that takes its output
+	log  string        // file for its output
 	stop time.Duration // between SIGTERM and SIGKILL
 }
 
 const (
 	restartFirst = time.Second
 	restartMost  = 30 * time.Second
-	steady       = time.Minute // a child that lived this long starts over with the shortest back-off
-	maxLog       = 32 << 20    // bytes of a child's log before it is put aside at the next start
+	steady       = time.Minute // a child that ran this long restarts with the shortest back-off
+	maxLog       = 32 << 20    // size in bytes at which a child's log is rotated at the next start
 )
 
 // spawner starts children from one OS thread that never ends before the supervisor does. The kernel ties the
-// parent-death signal to the thread that forked, and that signal is what ends our children if we are killed.
+// parent-death signal to the thread that forked, and that signal ends the children if the supervisor is killed.
 type spawner struct{ requests chan spawnRequest }
 
 type spawnRequest struct {
@@ -59,7 +59,7 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it ended
-	err  error         // how, valid once done is closed
+	err  error         // exit error, valid once done is closed
 }
 
 func (s *spawner) run(c child) (*process, error) {
@@ -76,7 +76,7 @@ func (s *spawner) run(c child) (*process, error) {
 	cmd := exec.Command(c.path, c.args...)
 	cmd.Env = append(os.Environ(), c.env...)
 	cmd.Stdout, cmd.Stderr = out, out
-	// A group of its own: Ctrl-C on the terminal reaches the supervisor, which stops children in order.
+	// A separate process group: Ctrl-C on the terminal reaches the supervisor, which stops children in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := s.start(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.name, err)
@@ -89,7 +89,7 @@ func (s *spawner) run(c child) (*process, error) {
 	return p, nil
 }
 
-// halt asks p to end and insists after the child's grace.
+// halt asks p to end, and kills it after the child's grace.
 func (p *process) halt(c child, log *slog.Logger) {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -101,8 +101,8 @@ func (p *process) halt(c child, log *slog.Logger) {
 	}
 }
 
-// keep runs c until ctx ends, starting it again with back-off whenever it ends by itself. started is closed once the
-// first process runs; ended gets the first end of the first process, for a caller that waits for its readiness.
+// keep runs c until ctx ends, and restarts it with back-off when it ends by itself. started is closed when the first
+// process runs; ended receives the exit error of the first process, for a caller that waits until it is ready.
 func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended chan<- error) {
 	wait := restartFirst
 	for first := true; ; first = false {

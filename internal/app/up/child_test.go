@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// eventually asks ok until it says yes.
+// eventually polls ok until it returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); {
@@ -22,11 +22,11 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 func logged(path string) string {
-	data, _ := os.ReadFile(path) // not there yet: nothing logged
+	data, _ := os.ReadFile(path) // does not exist yet: nothing logged
 	return string(data)
 }
 
-// kept runs c under a supervisor and returns how to end it, which returns when the child has ended.
+// kept runs c under a supervisor and returns a function that stops the child and returns when it has ended.
 func kept(t *testing.T, c child) (ended chan error, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

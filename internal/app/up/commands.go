@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/logging"
 )
 
-// reportFD is where a detached supervisor tells its parent how the start goes.
+// reportFD is the file descriptor on which a detached supervisor reports the progress of the start to its parent.
 const reportFD = 3
 
 // message is one line of that report.
@@ -129,7 +129,7 @@ func runForeground(ctx context.Context, o Options, out, errOut io.Writer) error 
 	return Run(ctx, o, log, printStep(out), func() { printReady(out, o.Dir) })
 }
 
-// runDetached starts a supervisor in a session of its own and follows its report until the cluster is ready.
+// runDetached starts a supervisor in its own session and follows its report until the cluster is ready.
 func runDetached(ctx context.Context, o Options, out io.Writer) error {
 	if err := preflight(o); err != nil {
 		return err
@@ -192,7 +192,7 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 		}
 		switch {
 		case m.Error != "":
-			_ = cmd.Wait() // it has cleaned up by then
+			_ = cmd.Wait() // it has already cleaned up
 			return errdefs.New(m.Class, "%s", m.Error)
 		case m.Ready:
 			printReady(out, o.Dir)
@@ -210,7 +210,7 @@ func superviseDetached(ctx context.Context, o Options) error {
 	defer stop()
 	syscall.CloseOnExec(reportFD)
 	report := os.NewFile(reportFD, "report")
-	signal.Ignore(syscall.SIGPIPE) // the parent may be gone
+	signal.Ignore(syscall.SIGPIPE) // the parent may have ended
 	enc := json.NewEncoder(report)
 	log, err := logging.New(os.Stderr, "info", "text")
 	if err != nil {
@@ -232,7 +232,7 @@ func superviseDetached(ctx context.Context, o Options) error {
 	return err
 }
 
-// kubeconfigOf is the path to show: it must hold from any folder the user goes to.
+// kubeconfigOf returns the path to show to the user. It is valid from any working folder.
 func kubeconfigOf(dir string) string {
 	path := layout{dir}.kubeconfig()
 	if abs, err := filepath.Abs(path); err == nil {

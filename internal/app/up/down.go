@@ -17,11 +17,11 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// downLimit is how long a supervisor may take to stop everything.
+// downLimit is the timeout for a supervisor to stop everything.
 const downLimit = 2 * time.Minute
 
-// Down stops the instance in dir: VMs, daemons, links and rules. What is on disk stays, so that Run brings it back.
-// An instance that is not up is cleaned of what a killed supervisor may have left; that is no error.
+// Down stops the instance in dir: VMs, daemons, links and rules. Files on disk stay, so that Run can start it again. If
+// the instance is not up, Down removes what a killed supervisor may have left; that is no error.
 // Errors: NotFound when dir holds no instance, FailedPrecondition without root.
 func Down(ctx context.Context, dir string, a Assets) error {
 	if err := needRoot("down"); err != nil {
@@ -49,7 +49,8 @@ func Down(ctx context.Context, dir string, a Assets) error {
 	return stopVMsOf(ctx, l, a)
 }
 
-// endProcess sends SIGTERM to pid if mine still says that it is ours, and waits for its end through a pidfd.
+// endProcess sends SIGTERM to pid if mine still confirms that the process is ours, and waits for its end through a
+// pidfd.
 func endProcess(ctx context.Context, pid int, mine func() bool) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -60,7 +61,7 @@ func endProcess(ctx context.Context, pid int, mine func() bool) error {
 	}
 	f := os.NewFile(uintptr(fd), "pidfd")
 	defer f.Close()
-	if !mine() { // it ended between the question and the open; the number may be another's by now
+	if !mine() { // it ended before the open; the pid may belong to another process now
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -81,8 +82,8 @@ func endProcess(ctx context.Context, pid int, mine func() bool) error {
 	}
 }
 
-// stopVMsOf stops every VM of an instance whose daemons are not running, and takes their networks down. It goes by the
-// configurations that were written: a node that is no longer wanted may have left VMs too.
+// stopVMsOf stops every VM of an instance whose daemons are not running, and takes their networks down. It uses the
+// written configuration files: a node that is no longer wanted may also have left VMs.
 func stopVMsOf(ctx context.Context, l layout, a Assets) error {
 	configs, err := filepath.Glob(l.config("cocoond*.yaml"))
 	if err != nil {

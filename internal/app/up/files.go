@@ -12,10 +12,10 @@ import (
 	"cocoonstack.io/cocoon/internal/atomicfile"
 )
 
-// object is a YAML document in the making.
+// object is a YAML document under construction.
 type object = map[string]any
 
-// writeYAML writes v to path for the owner alone: configurations may name secrets.
+// writeYAML writes v to path, readable by the owner only: configurations may contain secrets.
 func writeYAML(path string, v any) error {
 	data, err := yaml.Marshal(v)
 	if err != nil {
@@ -24,7 +24,7 @@ func writeYAML(path string, v any) error {
 	return atomicfile.WriteFile(path, data, 0o600)
 }
 
-// writeKubeconfig writes a kubeconfig with everything inside, so that the one file can be copied elsewhere.
+// writeKubeconfig writes a self-contained kubeconfig, so that the single file can be copied elsewhere.
 func writeKubeconfig(path string, p pki, s Settings, user string) error {
 	var b64 [3]string
 	for i, f := range []string{p.crt("ca"), p.crt(user), p.key(user)} {
@@ -78,7 +78,7 @@ func controlPlaneConfig(l layout, p pki, s Settings) object {
 	}
 }
 
-// instanceID tells the nodes of one machine apart in names of links, tables and cgroups.
+// instanceID distinguishes the nodes of one machine in names of links, tables and cgroups.
 func instanceID(n nodeLayout) string {
 	id := fnv.New32a()
 	_, _ = id.Write([]byte(filepath.Dir(n.folder("state")))) // never fails
@@ -99,7 +99,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 	virtualNode := object{
 		"kubeconfig":     n.kubeconfig(),
 		"nodeName":       n.name,
-		"nodeIP":         "bridge", // the API server forwards nobody to loopback
+		"nodeIP":         "bridge", // the API server forwards nothing to loopback
 		"noRole":         true,     // see labelNode
 		"reservePercent": 20,
 		"bindAddress":    "bridge",
@@ -108,7 +108,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"tlsCert":        p.crt(n.suffixed("kubelet")),
 		"tlsKey":         p.key(n.suffixed("kubelet")),
 		"clientCA":       p.crt("ca"),
-		// The instance is ours alone: a VM whose pod was deleted while we were down has nobody else to remove it.
+		// The instance is ours alone: if a pod was deleted while the instance was down, nobody else can remove its VM.
 		"orphans": "destroy",
 	}
 	images := object{"mappings": n.mappings()}

@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// lockInstance takes the one lock of an instance. The kernel gives it back when the process ends, however it ends, and
-// tells others our pid, so that no stale pid file can ever point at somebody else.
+// lockInstance takes the single lock of an instance. The kernel releases it when the process ends for any reason, and
+// gives the owner's pid to other processes, so that no stale pid file can name a wrong process.
 func lockInstance(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -31,7 +31,7 @@ func lockInstance(path string) (*os.File, error) {
 	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
-// lockHolder returns the pid of the process that holds the lock, 0 if nobody does.
+// lockHolder returns the pid of the process that holds the lock, 0 if none does.
 func lockHolder(path string) (int, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

@@ -13,8 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// lockHelper is the environment variable that turns the test binary into the holder of a lock: locks are between
-// processes, one process cannot test them.
+// lockHelper is the environment variable that turns the test binary into the holder of a lock: locks work between
+// processes, so one process cannot test them.
 const lockHelper = "COCOON_TEST_HOLD_LOCK"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// holder starts a process that locks path, and returns it once it has said what came of it.
+// holder starts a process that locks path, and returns it once it has reported the result.
 func holder(t *testing.T, path string) (cmd *exec.Cmd, said string) {
 	t.Helper()
 	cmd = exec.Command(os.Args[0])
@@ -77,7 +77,7 @@ func TestLockIsHeldOnce(t *testing.T) {
 	if _, said := holder(t, path); !strings.HasPrefix(said, "refused: ") {
 		t.Errorf("second process: %s", said)
 	}
-	// kill -9 gives it back, at once and by itself.
+	// After kill -9 the kernel releases the lock at once.
 	if err := first.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestEndProcess(t *testing.T) {
 	if err := endProcess(ctx, c.Process.Pid, yes); err != nil {
 		t.Errorf("one that listens: %v", err)
 	}
-	// The number may have become somebody else's: he is left alone.
+	// The pid may belong to another process now, which is left alone.
 	c = start("exec sleep 60")
 	if err := endProcess(ctx, c.Process.Pid, func() bool { return false }); err != nil {
 		t.Errorf("one that is not ours: %v", err)
@@ -116,7 +116,7 @@ func TestEndProcess(t *testing.T) {
 	if err := c.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("one that is not ours was ended: %v", err)
 	}
-	// One that is gone needs no end, one that does not listen is reported.
+	// A process that has ended needs no signal; one that ignores the signal is reported.
 	_ = c.Process.Kill()
 	_ = c.Wait()
 	if err := endProcess(ctx, c.Process.Pid, yes); err != nil {

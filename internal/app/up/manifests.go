@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// collections are where the objects of our manifests live, by kind.
+// collections are the API paths of the objects in our manifests, by kind.
 var collections = map[string]string{
 	"CustomResourceDefinition":         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 	"Namespace":                        "/api/v1/namespaces",
@@ -32,12 +32,12 @@ var collections = map[string]string{
 	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
 }
 
-// baseManifests hold the objects that every instance has: the custom resources we read, and what its nodes may do and may not.
+// baseManifests hold the objects that every instance has: our custom resources, and the rights of its nodes.
 var baseManifests = [][]byte{
 	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements, vkcocoon.Rights, vkcocoon.Policies, vkcocoon.Bootstrap,
 }
 
-// manifest is one object to be there.
+// manifest is one object that must exist in the cluster.
 type manifest struct {
 	path string // of the object in the API
 	body []byte // JSON
@@ -72,8 +72,8 @@ func manifests(texts ...[]byte) ([]manifest, error) {
 	return out, nil
 }
 
-// installManifests makes the cluster have the objects of texts as this version has them. A control plane that just started may
-// lack the namespace yet: it is asked until ctx ends or the child does.
+// installManifests applies the objects of texts as this version has them. A control plane that has just started may
+// still lack the namespace, so it retries until ctx or the child ends.
 func (in *instance) installManifests(ctx context.Context, ended <-chan error, texts ...[]byte) error {
 	list, err := manifests(texts...)
 	if err != nil {
@@ -82,7 +82,7 @@ func (in *instance) installManifests(ctx context.Context, ended <-chan error, te
 	return in.install(ctx, list, in.controlPlane(), ended)
 }
 
-// install applies manifests; it gives up when the child c ends.
+// install applies manifests; it stops when the child c ends.
 func (in *instance) install(ctx context.Context, list []manifest, c child, ended <-chan error) error {
 	for _, m := range list {
 		var failed error
@@ -100,8 +100,9 @@ func (in *instance) install(ctx context.Context, list []manifest, c child, ended
 	return nil
 }
 
-// apply makes an object be as m has it, by server-side apply: nothing changes if it is, and what others added stays.
-// Errors: Unavailable for what time may mend.
+// apply brings an object to the state of m, by server-side apply: it changes nothing if the state is right, and keeps
+// fields that others added.
+// Errors: Unavailable for failures that a retry may fix.
 func (c *apiClient) apply(ctx context.Context, m manifest) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPatch, c.base+m.path+"?fieldManager=cocoon-up&force=true", bytes.NewReader(m.body))
 	if err != nil {

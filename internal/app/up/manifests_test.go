@@ -65,7 +65,7 @@ func TestMetricsServerManifests(t *testing.T) {
 	}
 }
 
-// A registration of ours goes with its component; somebody else's stays.
+// Our own registration is removed with its component; one made by others stays.
 func TestRegistrationIsTakenBack(t *testing.T) {
 	for by, want := range map[string]bool{"cocoon-up": true, "helm": false, "": false} {
 		deleted := false

@@ -24,7 +24,7 @@ const (
 //go:embed metricsserver.yaml
 var metricsServerManifest string
 
-// metricsServer is the part but for the address that it listens on, which is there when a node is.
+// metricsServer is the part without the address that it listens on, which is known once a node exists.
 func (in *instance) metricsServer() part {
 	kubeconfig := in.config("metrics-server.kubeconfig")
 	return part{
@@ -45,15 +45,15 @@ func (in *instance) metricsServer() part {
 	}
 }
 
-// runMetricsServer starts metrics-server and registers its API, or takes back the registration of an earlier start: an API
-// that is registered and not served keeps namespaces from going away.
+// runMetricsServer starts metrics-server and registers its API, or removes the registration of an earlier start: an API
+// that is registered but not served blocks the deletion of namespaces.
 func (in *instance) runMetricsServer(ctx context.Context, launch func(child) <-chan error) error {
 	if !in.settings.with(partMetricsServer) {
 		return in.api.remove(ctx, metricsServerAPI)
 	}
 	began := time.Now()
-	// The API server reaches aggregated APIs at the endpoints of Services, which may not be on loopback. Guests are kept from
-	// this address by the rules of the bridge.
+	// The API server reaches aggregated APIs at the endpoints of Services, which may not be on loopback. The rules of
+	// the bridge block guests from this address.
 	addr := in.settings.Nodes[0].Address
 	list, err := in.metricsServerManifests(addr)
 	if err != nil {
@@ -91,7 +91,7 @@ func (in *instance) metricsServerManifests(addr string) ([]manifest, error) {
 	return manifests(text.Bytes())
 }
 
-// remove deletes an object that a manifest of ours made; what others made stays, and none is as good.
+// remove deletes an object that one of our manifests made; objects made by others stay. A missing object is no error.
 func (c *apiClient) remove(ctx context.Context, path string) error {
 	var there struct {
 		Metadata struct {

@@ -15,28 +15,28 @@ import (
 	"cocoonstack.io/cocoon/internal/atomicfile"
 )
 
-// What can run beside the control plane and the nodes, in the order of their start.
+// Parts that can run beside the control plane and the nodes, in the order of their start.
 const (
-	partEpoch         = "epoch"          // the registry, known to every node
+	partEpoch         = "epoch"          // the registry; every node knows it
 	partManager       = "manager"        // the controllers
-	partScheduler     = "scheduler"      // cocoon-scheduler in place of the control plane's own
+	partScheduler     = "scheduler"      // cocoon-scheduler, replaces the control plane's own
 	partMetricsServer = "metrics-server" // kubectl top, autoscaling
 )
 
 var parts = []string{partEpoch, partManager, partScheduler, partMetricsServer}
 
-// part is one of them.
+// part is one such program.
 type part struct {
 	child
 	prepare func() error // writes its files; idempotent
 	install [][]byte     // manifests that it needs
 	ready   func(context.Context) bool
-	late    bool // it needs a node
+	late    bool // starts after a node
 }
 
 const stopPart = 10 * time.Second
 
-// part returns the one called name. Preconditions: name is in parts.
+// part returns the part called name. Preconditions: name is in parts.
 func (in *instance) part(name string) part {
 	switch name {
 	case partEpoch:
@@ -60,7 +60,7 @@ func (in *instance) epoch() part {
 		},
 		prepare: func() error {
 			if _, err := os.Stat(in.epochTokens()); !errors.Is(err, fs.ErrNotExist) {
-				return err // the user may have put more tokens there
+				return err // the user may have added tokens to the file
 			}
 			return atomicfile.WriteFile(in.epochTokens(), []byte(rand.Text()+"\n"), 0o600)
 		},
@@ -87,13 +87,13 @@ func (in *instance) webhookAddr() string {
 	return fmt.Sprintf("%s:%d", nodeIP, in.settings.WebhookPort)
 }
 
-// webhooks are the configurations of the webhooks, for a manager beside the API server and not in its cluster.
+// webhooks are the webhook configurations for a manager that runs beside the API server and not in its cluster.
 func (in *instance) webhooks() []byte {
 	return bytes.ReplaceAll(manager.WebhooksAt("https://"+in.webhookAddr()), []byte("\n  labels:\n"), []byte("\n  labels:\n    app.kubernetes.io/managed-by: cocoon-up\n"))
 }
 
-// unregisterWebhooks takes back what an earlier start with a manager registered: nobody would answer, and what the webhooks
-// are asked about would be refused.
+// unregisterWebhooks removes the registration of an earlier start with a manager: nothing would answer, so the API
+// server would reject the requests that the webhooks cover.
 func (in *instance) unregisterWebhooks(ctx context.Context) error {
 	list, err := manifests(in.webhooks())
 	if err != nil {
@@ -114,8 +114,8 @@ metadata:
   name: cocoon-system
 `
 
-// managerBinding gives the manager of an instance, who is known by a certificate, its rights. It has not the name of the one
-// in deploy/, which may be installed beside it.
+// managerBinding gives the manager of an instance, which is identified by a certificate, its rights. Its name differs
+// from the binding in deploy/, which may be installed as well.
 const managerBinding = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -145,7 +145,7 @@ subjects:
     name: cocoon-manager
 `
 
-// answers asks a URL on loopback whether it is fine.
+// answers reports whether a URL on loopback answers that all is well.
 func answers(ctx context.Context, url string) bool {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

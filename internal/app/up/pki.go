@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Life times of certificates. Leaves are issued anew by any start that finds less than leafRenew left.
+// Lifetimes of certificates. A start renews a leaf that has less than leafRenew left.
 const (
 	caLife    = 10 * 365 * 24 * time.Hour
 	leafLife  = 365 * 24 * time.Hour
@@ -40,7 +40,7 @@ type authority struct {
 	key  crypto.Signer
 }
 
-// leaf says what a certificate is for.
+// leaf describes a certificate to issue.
 type leaf struct {
 	name    string // of the files
 	cn      string
@@ -55,7 +55,7 @@ func (p pki) join(file string) string { return filepath.Join(p.dir, file) }
 func (p pki) crt(name string) string  { return filepath.Join(p.dir, name+".crt") }
 func (p pki) key(name string) string  { return filepath.Join(p.dir, name+".key") }
 
-// ensure makes every certificate of an instance that is missing, expiring or for another name. Existing keys are kept.
+// ensure makes every certificate of an instance that is missing, expiring or for other names. It keeps existing keys.
 func (p pki) ensure(s Settings) error {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return fmt.Errorf("make certificates folder: %w", err)
@@ -145,7 +145,7 @@ func (p pki) leaf(l leaf) error {
 	return err
 }
 
-// current reports whether cert still serves for l: same key, same names, same signer, enough time left.
+// current reports whether cert is still valid for l: same key, same names, same signer, enough time left.
 func (p pki) current(cert *x509.Certificate, l leaf, key crypto.Signer) bool {
 	return belongs(cert, key) &&
 		cert.Subject.CommonName == l.cn &&
@@ -156,7 +156,7 @@ func (p pki) current(cert *x509.Certificate, l leaf, key crypto.Signer) bool {
 		p.now.Add(leafRenew).Before(cert.NotAfter)
 }
 
-// belongs reports whether cert is about key. The user may have removed a damaged key to have it made anew.
+// belongs reports whether cert is for key. The user may have removed a damaged key so that a new one is made.
 func belongs(cert *x509.Certificate, key crypto.Signer) bool {
 	pub, ok := cert.PublicKey.(*ecdsa.PublicKey)
 	return ok && pub.Equal(key.Public())
@@ -168,7 +168,7 @@ func (p pki) sign(name string, tmpl *x509.Certificate, key crypto.Signer, by *au
 		return nil, fmt.Errorf("make certificate %s: %w", name, err)
 	}
 	tmpl.SerialNumber = serial
-	tmpl.NotBefore = p.now.Add(-5 * time.Minute) // clocks of one machine agree, those of its guests may not
+	tmpl.NotBefore = p.now.Add(-5 * time.Minute) // clocks of one machine agree, but those of its guests may not
 	parent, signer := tmpl, key
 	if by != nil {
 		parent, signer = by.cert, by.key
@@ -227,7 +227,7 @@ func (p pki) serviceAccountKey() error {
 	return p.write(filepath.Join(p.dir, "sa.pub"), "PUBLIC KEY", der, 0o644)
 }
 
-// write leaves a file alone that has this content already, so that a restart touches nothing.
+// write does not touch a file that already has this content, so that a restart changes nothing.
 func (p pki) write(path, kind string, der []byte, mode os.FileMode) error {
 	data := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {

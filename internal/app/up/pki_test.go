@@ -93,7 +93,7 @@ func TestCertificatesFitTheirUse(t *testing.T) {
 			}
 		})
 	}
-	// Front proxies are told apart from clients by their authority alone.
+	// Only the authority distinguishes front proxies from clients.
 	front, err := p.loadCert("front-proxy-client")
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestAnotherNodeNameIsAnotherCertificate(t *testing.T) {
 	}
 }
 
-// Whichever file a killed start has not written, or the user has removed, the next start makes a set that fits together.
+// Whichever file a killed start has not written, or the user has removed, the next start makes a consistent set.
 func TestMissingFilesAreMadeAnew(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	s := Settings{Nodes: []NodeSettings{{Name: "n1"}}}
@@ -189,7 +189,7 @@ func TestMissingFilesAreMadeAnew(t *testing.T) {
 	}
 }
 
-// A damaged certificate is made anew from its key; a damaged key is not replaced behind the user's back.
+// A damaged certificate is made again from its key; a damaged key is not silently replaced.
 func TestDamagedFiles(t *testing.T) {
 	s := Settings{Nodes: []NodeSettings{{Name: "n1"}}}
 	for _, name := range []string{"ca.key", "admin.key", "sa.key", "ca.crt", "admin.crt"} {
@@ -212,7 +212,7 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
-// A real handshake: what clients and servers of an instance do all day.
+// A real handshake, as between clients and servers of an instance.
 func TestHandshake(t *testing.T) {
 	p := made(t, t.TempDir(), time.Now(), Settings{Nodes: []NodeSettings{{Name: "n1"}}})
 	server, err := tls.LoadX509KeyPair(p.crt("kubelet"), p.key("kubelet"))

@@ -8,12 +8,12 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// leftoverLimit is how long processes of an earlier supervisor may take to end.
+// leftoverLimit is the timeout for processes of an earlier supervisor to end.
 const leftoverLimit = 20 * time.Second
 
-// ports are the TCP ports of one instance. A server binds its port seconds after it was chosen; until then, and as long
-// as the supervisor lives, an abstract unix socket of the port's name tells other supervisors that it is taken. The
-// kernel gives it back when the process ends, however it ends.
+// ports are the TCP ports of one instance. A server binds its port seconds after it was chosen. From the choice until
+// the supervisor ends, an abstract unix socket named after the port tells other supervisors that the port is taken. The
+// kernel releases it when the process ends for any reason.
 type ports struct{ held []net.Listener }
 
 func (p *ports) Close() {
@@ -22,8 +22,8 @@ func (p *ports) Close() {
 	}
 }
 
-// choose returns the port that was asked for or kept from before, which must be free, else the usual one if it is free,
-// else any free one: two instances on one machine do not get into each other's way.
+// choose returns the port that was requested or kept from an earlier start, which must be free. Otherwise it returns
+// the usual one if free, else any free one, so that two instances on one machine do not conflict.
 func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
 	fixed := asked
 	if fixed == 0 {
@@ -43,7 +43,7 @@ func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
 	return 0, errdefs.Exhaustedf("no port from %d on is free for the %s; choose one with %s", usual, what, flag)
 }
 
-// wait takes a port, and if patient gives the processes of a supervisor that was just killed the time to end.
+// wait takes a port. If patient, it gives the processes of a supervisor that was just killed time to end.
 func (p *ports) wait(port int, patient bool) bool {
 	deadline := time.Now().Add(leftoverLimit)
 	for !p.take(port) {

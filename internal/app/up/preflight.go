@@ -11,7 +11,7 @@ import (
 
 const tunDevice = "/dev/net/tun"
 
-// preflight refuses what can only fail, before anything of an instance is made.
+// preflight rejects starts that cannot succeed, before anything of an instance is made.
 // Errors: InvalidArgument, FailedPrecondition.
 func preflight(o Options) error {
 	if err := o.check(); err != nil {
@@ -33,8 +33,8 @@ func needRoot(verb string) error {
 	return nil
 }
 
-// haveTun asks for the device of which every interface of a VM is made. It opens it: in a container it may be there and
-// forbidden.
+// haveTun checks the device from which VM interfaces are made. It opens it, because in a container the device may exist
+// but be forbidden.
 func haveTun(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {

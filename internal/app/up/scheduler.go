@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/deploy/scheduler"
 )
 
-// scheduler is the part that takes the place of the control plane's own scheduler, under its name and with its rights.
+// scheduler is the part that replaces the control plane's own scheduler, under its name and with its rights.
 func (in *instance) scheduler() part {
 	config := in.config("scheduler.yaml")
 	kubeconfig := in.config("scheduler.kubeconfig")
@@ -40,7 +40,7 @@ func (in *instance) scheduler() part {
 	}
 }
 
-// schedulerBinding gives the scheduler of an instance, who is known by a certificate, its rights.
+// schedulerBinding gives the scheduler of an instance, which is identified by a certificate, its rights.
 const schedulerBinding = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// There is one scheduler: the part, with its credentials, or the control plane's own.
+// There is one scheduler: either the part, with its credentials, or the control plane's own.
 func TestOneScheduler(t *testing.T) {
 	in := &instance{layout: layout{t.TempDir()}, settings: Settings{With: []string{partScheduler}, SchedulerPort: 1234}}
 	if err := os.MkdirAll(in.join("etc"), 0o700); err != nil {

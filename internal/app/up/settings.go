@@ -32,7 +32,7 @@ const (
 	mostNodes          = 16
 )
 
-// Settings are the choices of an instance that must outlive a restart. They are kept in DIR/up.json.
+// Settings are the choices of an instance that must survive a restart. They are stored in DIR/up.json.
 type Settings struct {
 	APIPort   int            `json:"apiPort"`
 	Nodes     []NodeSettings `json:"nodes"`
@@ -40,18 +40,18 @@ type Settings struct {
 	EpochPort int            `json:"epochPort,omitempty"`
 	// ServerPort is metrics-server's.
 	ServerPort int `json:"metricsServerPort,omitempty"`
-	// ManagerPort is where the manager says whether it is well.
+	// ManagerPort is the port of the manager's health checks.
 	ManagerPort int `json:"managerPort,omitempty"`
 	// ExtraConfig are flags of the control plane's components, each COMPONENT.FLAG=VALUE.
 	ExtraConfig []string `json:"extraConfig,omitempty"`
-	// AllowImages is where pods' images may come from beside public addresses.
+	// AllowImages is where pods' images may come from, in addition to public addresses.
 	AllowImages []string `json:"allowImages,omitempty"`
-	// SchedulerPort is where cocoon-scheduler says whether it is well.
+	// SchedulerPort is the port of cocoon-scheduler's health checks.
 	SchedulerPort int `json:"schedulerPort,omitempty"`
-	// WebhookPort is where the manager answers the API server's admission webhooks.
+	// WebhookPort is the port of the manager's admission webhooks.
 	WebhookPort int `json:"webhookPort,omitempty"`
 
-	// As instances with one node kept it.
+	// NodeName is from the format of instances with a single node.
 	NodeName string `json:"nodeName,omitempty"`
 	NodePort int    `json:"nodePort,omitempty"`
 }
@@ -61,10 +61,10 @@ type NodeSettings struct {
 	Name        string `json:"name"`
 	Port        int    `json:"port"`              // the kubelet API
 	MetricsPort int    `json:"metricsPort"`       // Prometheus
-	Address     string `json:"address,omitempty"` // of its bridge, where the kubelet API is; known once it is up
+	Address     string `json:"address,omitempty"` // of its bridge, where the kubelet API listens; known once the bridge is up
 }
 
-// layout is where an instance keeps its files.
+// layout knows the paths of an instance's files.
 type layout struct{ dir string }
 
 func (l layout) join(parts ...string) string {
@@ -77,10 +77,11 @@ func (l layout) log(name string) string {
 	return l.join("log", name+".log")
 }
 func (l layout) config(name string) string { return l.join("etc", name) }
-func (l layout) mappings() string          { return l.join("etc", "images.d") } // image name mappings, the user's to fill
+func (l layout) mappings() string          { return l.join("etc", "images.d") } // image name mappings, filled by the user
 func (l layout) epochTokens() string       { return l.config("epoch-tokens") }
 
-// nodeLayout is where one virtual node keeps its files. Those of the first stand where `cocoon --dir DIR` looks for them.
+// nodeLayout knows the paths of one virtual node's files. Those of the first node are where `cocoon --dir DIR` expects
+// them.
 type nodeLayout struct {
 	layout
 	name  string
@@ -111,7 +112,7 @@ func (n nodeLayout) suffixed(name string) string {
 
 var nodeNameRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
-// check refuses options that no instance can have.
+// check rejects invalid options.
 func (o Options) check() error {
 	if o.NodeName != "" && (len(o.NodeName) > 63 || !nodeNameRE.MatchString(o.NodeName)) {
 		return errdefs.Invalidf("node name %q is not a DNS name of at most 63 characters", o.NodeName)
@@ -142,7 +143,7 @@ func (o Options) check() error {
 
 var extraConfigRE = regexp.MustCompile(`^(apiServer|controllerManager|scheduler)\.([a-z0-9-]+)=(.*)$`)
 
-// extraArgs are the flags of one component that are not ours. Preconditions: s was checked.
+// extraArgs are the user's flags for one component. Preconditions: s was checked.
 func (s Settings) extraArgs(component string) map[string]string {
 	args := map[string]string{}
 	for _, text := range s.ExtraConfig {
@@ -153,7 +154,7 @@ func (s Settings) extraArgs(component string) map[string]string {
 	return args
 }
 
-// nodeName is the name of the i-th node beside one called first: a number at the end counts on.
+// nodeName is the name of the i-th node when the first is called first: a number at its end is counted up.
 func nodeName(first string, i int) string {
 	if i == 0 {
 		return first
@@ -167,7 +168,7 @@ func nodeName(first string, i int) string {
 	return fmt.Sprintf("%s-%d", base, i)
 }
 
-// check refuses what no instance can have chosen.
+// check rejects settings that no instance can have stored.
 func (s Settings) check() error {
 	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, AllowImages: s.AllowImages}).check(); err != nil {
 		return err
@@ -184,8 +185,8 @@ func (s Settings) with(part string) bool { return slices.Contains(s.With, part) 
 
 func (s Settings) epochURL() string { return fmt.Sprintf("http://%s:%d", nodeIP, s.EpochPort) }
 
-// settle merges what was asked with what an earlier start decided, picks free ports for the rest and keeps the result.
-// The ports are the caller's until it closes p. Preconditions: o.check() found nothing.
+// settle merges the requested options with the choices of an earlier start, picks free ports for the rest and stores
+// the result. The caller holds the ports until it closes p. Preconditions: o.check() returned no error.
 func settle(l layout, o Options, p *ports) (Settings, error) {
 	var s Settings
 	switch data, err := os.ReadFile(l.settings()); {

@@ -52,7 +52,7 @@ func TestSettle(t *testing.T) {
 	if want := (Settings{APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}); !reflect.DeepEqual(s, want) {
 		t.Errorf("got %+v, want %+v", s, want)
 	}
-	// What was chosen once stays, until something else is asked for.
+	// A choice stays until another one is requested.
 	three := 3
 	s = settled(Options{NodeName: "other-7", Nodes: &three, With: []string{partEpoch}, EpochPort: registry})
 	if len(s.Nodes) != 3 || s.Nodes[0] != (NodeSettings{Name: "other-7", Port: node, MetricsPort: metrics}) || s.Nodes[1].Name != "other-8" || s.Nodes[2].Port == s.Nodes[1].Port || s.EpochPort != registry || !s.with(partEpoch) {
@@ -159,7 +159,7 @@ func TestPortsOfTwoInstances(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nobody listens on the first's port yet, and still it is not given twice.
+	// Nothing listens on the first instance's port yet, and still the port is not given twice.
 	b, err := second.choose("API server", "--api-port", 0, 0, usual)
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestPortsOfTwoInstances(t *testing.T) {
 }
 
 func TestPortsRunOut(t *testing.T) {
-	// Above 65535 there are none.
+	// There are no ports above 65535.
 	ln, err := net.Listen("tcp", net.JoinHostPort(nodeIP, "65535"))
 	if err == nil {
 		defer ln.Close()

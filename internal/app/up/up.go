@@ -1,7 +1,7 @@
 // Package up runs a whole cluster on one machine: a Kubernetes control plane, cocoond with the virtual node in it, and
-// what belongs to them, all under one folder, on loopback and on bridges of their own.
+// their supporting programs, all in one folder, on loopback and on private bridges.
 //
-// It is a supervisor of processes and a writer of their configurations; it does none of their work.
+// It supervises processes and writes their configurations; it does none of their work.
 package up
 
 import (
@@ -18,12 +18,12 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
-// Options are what the user asked of `cocoon up`. Zero values keep what an earlier start of the instance chose.
+// Options are the user's options for `cocoon up`. Zero values keep the choice of an earlier start of the instance.
 type Options struct {
 	Dir         string
-	Nodes       *int     // number of virtual nodes; with none the instance is a control plane alone
+	Nodes       *int     // number of virtual nodes; with 0 the instance is only a control plane
 	NodeName    string   // of the first node
-	With        []string // what runs beside them: the names in parts
+	With        []string // what runs besides them: the names in parts
 	APIPort     int
 	NodePort    int // of the first node
 	MetricsPort int // of the first node
@@ -31,16 +31,16 @@ type Options struct {
 	ManagerPort int
 	WebhookPort int
 	ExtraConfig []string // flags of the control plane's components: COMPONENT.FLAG=VALUE
-	AllowImages []string // where pods' images may come from beside public addresses; nil: as before
+	AllowImages []string // sources of pods' images besides public addresses; nil: keep the earlier choice
 	Assets      Assets
 }
 
-// Report tells one finished step and how long it took.
+// Report is called after each step, with the time that it took.
 type Report func(step string, took time.Duration)
 
 const (
 	readyLimit  = 3 * time.Minute       // for the whole start
-	pollReady   = 25 * time.Millisecond // between questions to a server that is starting
+	pollReady   = 25 * time.Millisecond // between checks of a server that is starting
 	stopControl = 15 * time.Second      // between SIGTERM and SIGKILL of the control plane
 	stopDaemon  = 20 * time.Second      // the same for cocoond
 	stopGuests  = 60 * time.Second      // for all VMs of the instance to stop on `cocoon down`
@@ -60,8 +60,8 @@ type instance struct {
 	spawner  *spawner
 }
 
-// Run brings the instance up, calls ready, supervises it until ctx ends and then takes it down in order.
-// Errors: AlreadyExists when the folder's instance is up, InvalidArgument, ResourceExhausted for a taken port,
+// Run starts the instance, calls ready, supervises it until ctx ends and then stops it in order.
+// Errors: AlreadyExists when the instance of the folder is up, InvalidArgument, ResourceExhausted for a taken port,
 // FailedPrecondition where the host lacks something, Canceled when ctx ends before the cluster is ready.
 func Run(ctx context.Context, o Options, log *slog.Logger, report Report, ready func()) error {
 	if err := preflight(o); err != nil {
@@ -235,7 +235,7 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	return r
 }
 
-// await asks ok until it says yes. It gives up when the child ends before that or time runs out.
+// await polls ok until it returns true. It fails when the child ends first or ctx ends.
 func (in *instance) await(ctx context.Context, c child, ended <-chan error, ok func(context.Context) bool) error {
 	tick := time.NewTicker(pollReady)
 	defer tick.Stop()
@@ -299,7 +299,7 @@ func (n nodeLayout) answers(ctx context.Context) bool {
 	return err == nil
 }
 
-// importDemo makes the demo image available without any network. An instance that has it keeps it.
+// importDemo makes the demo image available without network access. An instance that has the image keeps it.
 func (n nodeLayout) importDemo(ctx context.Context, a Assets) error {
 	c, err := nodeclient.Dial(n.socket())
 	if err != nil {

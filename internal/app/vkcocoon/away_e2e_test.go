@@ -21,13 +21,14 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// moment is how long the certificates of the node are good at first.
+// moment is the first lifetime of the node's certificates.
 const moment = 8 * time.Second
 
-// A node lives on certificates that expire all the time, and is without an API server until both have expired, and for some
-// time after. Its guests are not touched, and are cared for; when the API server is back the node catches up by itself.
+// The node's certificates expire all the time. The node is without an API server until both have expired, and for some
+// time after. Its guests keep running and are still managed. When the API server is back, the node catches up by
+// itself.
 func TestExpiryAndAbsence(t *testing.T) {
-	refresh := transport.CertCallbackRefreshDuration // client-go looks every five minutes whether its certificate was renewed
+	refresh := transport.CertCallbackRefreshDuration // client-go checks every five minutes whether its certificate was renewed
 	transport.CertCallbackRefreshDuration = 100 * time.Millisecond
 	t.Cleanup(func() { transport.CertCallbackRefreshDuration = refresh })
 	cluster := kubetest.Up(t, "--extra-config", "controllerManager.controllers=*,-certificatesigningrequest-approving-controller,-certificatesigningrequest-signing-controller")
@@ -52,7 +53,7 @@ func TestExpiryAndAbsence(t *testing.T) {
 	n.await(t, "crashes", "Running true 0")
 	calm, crashes := n.boot("calm"), n.boot("crashes")
 
-	// Both certificates are renewed, and what is done with the next ones works.
+	// Both certificates are renewed, and the next ones work.
 	first := n.signed(t, nil)
 	second := n.signed(t, first)
 	<-time.After(time.Until(first.NotAfter))
@@ -60,7 +61,7 @@ func TestExpiryAndAbsence(t *testing.T) {
 	n.await(t, "renewed", "Running true 0")
 	n.signed(t, second)
 
-	// The API server goes away, and the certificates expire.
+	// The API server is stopped, and the certificates expire.
 	cluster.Stop(t)
 	n.Crash(t, contract.VMName("default", "crashes"))
 	kubetest.Eventually(t, "the guest that crashed runs again", func() string {
@@ -75,7 +76,8 @@ func TestExpiryAndAbsence(t *testing.T) {
 		t.Error("a guest was touched while the API server was away")
 	}
 
-	// It is back: the node asks for new certificates as a new one does, and tells what it could not.
+	// The API server is back: the node requests new certificates as a new node does, and reports what it could not
+	// report before.
 	life.Store(int64(time.Hour))
 	cluster.Start(t)
 	n.await(t, "crashes", "Running true 1")
@@ -145,7 +147,7 @@ func (n *lone) boot(pod string) string {
 	return ""
 }
 
-// signed waits until the kubelet API serves a certificate that the cluster signed, other than old.
+// signed waits until the kubelet API serves a cluster-signed certificate other than old.
 func (n *lone) signed(t *testing.T, old *x509.Certificate) (cert *x509.Certificate) {
 	t.Helper()
 	kubetest.Eventually(t, "the serving certificate is another, and signed by the cluster", func() string {
@@ -158,7 +160,7 @@ func (n *lone) signed(t *testing.T, old *x509.Certificate) (cert *x509.Certifica
 	return cert
 }
 
-// serving is the certificate that the kubelet API serves now, and why the cluster does not trust it.
+// serving is the certificate that the kubelet API serves now, and the error if the cluster does not trust it.
 func (n *lone) serving(t *testing.T) (*x509.Certificate, error) {
 	t.Helper()
 	c, err := tls.Dial("tcp", n.Addr(), &tls.Config{InsecureSkipVerify: true}) // verified below

@@ -14,7 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// The pace of requests to the API server. client-go's default (5 a second) would make pods queue for their status.
+// Rate limits for requests to the API server. With client-go's default (5 a second), status updates of pods would
+// queue.
 const (
 	mainQPS, mainBurst   = 1000, 2000
 	eventQPS, eventBurst = 200, 1000
@@ -27,7 +28,7 @@ type clients struct {
 	custom dynamic.Interface // of custom resources
 }
 
-// connect reads the credentials and makes the clients. Nothing is sent yet.
+// connect reads the credentials and makes the clients. It sends nothing yet.
 func connect(cfg Config) (clients, error) {
 	rc, err := restconfig.Load(cfg.Kubeconfig)
 	if err != nil {
@@ -54,9 +55,9 @@ func connect(cfg Config) (clients, error) {
 	return c, nil
 }
 
-// clientCA is whose client certificates the kubelet API takes: a file of its own, followed when it changes, else the
-// authority by which the kubeconfig knows the API server, which signs its clients too in the usual cluster. Nil: nobody's.
-// A file is followed by run.
+// clientCA is the authority for client certificates of the kubelet API: a separate file, reloaded when it changes, or
+// otherwise the authority of the API server in the kubeconfig, which in most clusters also signs client certificates.
+// Nil: no client certificate is accepted. run watches the file.
 func clientCA(cfg Config, rc *rest.Config) (ca dynamiccertificates.CAContentProvider, run func(context.Context) error, err error) {
 	run = func(context.Context) error { return nil }
 	if cfg.ClientCA != "" {

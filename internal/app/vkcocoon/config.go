@@ -17,44 +17,44 @@ import (
 	"cocoonstack.io/cocoon/internal/version"
 )
 
-// Config is everything about one virtual node. Empty fields take the defaults of the seed, where it has one.
+// Config is the configuration of one virtual node. Empty fields take the defaults of the seed, where it has one.
 type Config struct {
 	Kubeconfig string `json:"kubeconfig,omitempty"`       // path; "": the credentials of the pod this runs in
 	NodeName   string `json:"nodeName,omitempty"`         // default cocoon-pool
 	NodeIP     string `json:"nodeIP,omitempty"`           // default: the first IPv4 address of this host that is not loopback
 	Pool       string `json:"pool,omitempty"`             // default "default"
-	CPUClass   string `json:"snapshotCPUClass,omitempty"` // label: nodes of one class go on with each other's snapshots of memory; "": none
+	CPUClass   string `json:"snapshotCPUClass,omitempty"` // label: nodes of one class can resume each other's memory snapshots; "": none
 	ProviderID string `json:"providerID,omitempty"`
-	NoRole     bool   `json:"noRole,omitempty"` // leave the role label to an admin: with the credentials of a node it is forbidden
+	NoRole     bool   `json:"noRole,omitempty"` // do not set the role label: a node's own credentials may not set it
 	Version    string `json:"-"`                // default: of this build
 
-	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"` // path; with it Kubeconfig is made, for an identity of the node's own
+	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"` // path; with it Kubeconfig is made, for the node's own identity
 	CertDir             string `json:"certDir,omitempty"`             // folder of the certificates that the cluster signs; default /var/lib/vk-cocoon/pki
-	ServingCSR          bool   `json:"servingCSR,omitempty"`          // the cluster signs the serving certificate too, instead of TLSCert and TLSKey
+	ServingCSR          bool   `json:"servingCSR,omitempty"`          // the cluster signs the serving certificate too; replaces TLSCert and TLSKey
 
 	BindAddress string `json:"bindAddress,omitempty"` // of the kubelet API; default: all
 	KubeletPort int    `json:"kubeletPort,omitempty"` // default 10250
-	TLSCert     string `json:"tlsCert,omitempty"`     // serving certificate; a self-signed one while the files are missing or expired
+	TLSCert     string `json:"tlsCert,omitempty"`     // serving certificate; self-signed while the files are missing or expired
 	TLSKey      string `json:"tlsKey,omitempty"`
-	ClientCA    string `json:"clientCA,omitempty"`    // PEM file with who signs client certificates; default: the kubeconfig's authority
+	ClientCA    string `json:"clientCA,omitempty"`    // PEM file with the authority for client certificates; default: the kubeconfig's authority
 	MetricsAddr string `json:"metricsAddr,omitempty"` // host:port; "": none
 
-	LeasesPath string `json:"leasesPath,omitempty"` // lease file that tells addresses by MAC
+	LeasesPath string `json:"leasesPath,omitempty"` // lease file with addresses by MAC
 	RootDir    string `json:"rootDir,omitempty"`    // folder of the VMs' disks, whose file system is the node's storage
 	Orphans    string `json:"orphans,omitempty"`    // alert, destroy, keep
 
 	EpochURL       string `json:"epochURL,omitempty"`       // registry of snapshots, [http[s]://]HOST[:PORT][/PREFIX]; "": none
 	EpochToken     string `json:"-"`                        // bearer token for it; secret
 	EpochTokenFile string `json:"epochTokenFile,omitempty"` // file that holds the token, when EpochToken is empty
-	EpochCACert    string `json:"epochCACert,omitempty"`    // PEM file with who signs its certificate, beside the system's
-	Peers          string `json:"peers,omitempty"`          // HOST:PORT of other nodes' node APIs, by comma
+	EpochCACert    string `json:"epochCACert,omitempty"`    // PEM file with the authority of its certificate, besides the system's
+	Peers          string `json:"peers,omitempty"`          // HOST:PORT of other nodes' node APIs, separated by commas
 
-	StaticForwardNetworks string `json:"staticForwardNetworks,omitempty"` // CIDRs, by comma, to whose machines static pods forward ports; "": none
+	StaticForwardNetworks string `json:"staticForwardNetworks,omitempty"` // CIDRs, separated by commas, to whose machines static pods forward ports; "": none
 
-	PublicRepositories string `json:"publicRepositories,omitempty"` // of the registry, by comma, that every namespace may clone from
-	TrustOldSnapshots  bool   `json:"trustOldSnapshots,omitempty"`  // that do not say whose they are, for what their names say
+	PublicRepositories string `json:"publicRepositories,omitempty"` // of the registry, separated by commas; every namespace may clone from them
+	TrustOldSnapshots  bool   `json:"trustOldSnapshots,omitempty"`  // without a recorded owner: take the owner from the name
 
-	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, kept for itself
+	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, reserved for the host
 	CPU            string `json:"cpu,omitempty"`
 	Memory         string `json:"memory,omitempty"`
 	Storage        string `json:"storage,omitempty"`
@@ -119,7 +119,7 @@ func (c Config) complete() (Config, error) {
 		c.CertDir = defaultCertDir
 	}
 	if c.BootstrapKubeconfig != "" {
-		c.NoRole = true // a node's own credentials may not set it
+		c.NoRole = true // a node's own credentials may not set the role
 		if c.Kubeconfig == "" {
 			c.Kubeconfig = filepath.Join(c.CertDir, "kubeconfig")
 		}
@@ -154,7 +154,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// firstIPv4 is this host's first address that others can reach, "" without one.
+// firstIPv4 is this host's first address that other hosts can reach, "" without one.
 func firstIPv4() string {
 	all, err := net.InterfaceAddrs()
 	if err != nil {

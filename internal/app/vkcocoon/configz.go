@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/node"
 )
 
-// configz serves the settings in force as the kubelet does: those that a kubelet has too under "kubeletconfig", all of
-// the virtual node's under "vkcocoon". Secrets are in neither.
+// configz serves the settings in force as the kubelet does: under "kubeletconfig" those that a kubelet also has, under
+// "vkcocoon" all of the virtual node's. Neither contains secrets.
 func (c Config) configz() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -25,25 +25,25 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// clientsFor makes a client of credentials; tests have one of their own.
+// clientsFor makes a client from credentials; tests replace it.
 type clientsFor func(*rest.Config) (kubernetes.Interface, error)
 
 func clientset(rc *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(rc) }
 
-// nodeSubject is who a node is by its certificate, as the Node authorizer and NodeRestriction know it.
+// nodeSubject is the certificate subject of a node, as the Node authorizer and NodeRestriction expect it.
 func nodeSubject(name string) pkix.Name {
 	return pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
 }
 
-// bootstrap gets the node an identity of its own: it asks the API server, with the credentials that all new nodes share,
-// to sign a certificate for system:node:NAME, and writes the kubeconfig that uses it. It returns when the certificate is
-// there, which an approver of the cluster decides; until stop is called the certificate is renewed in time. client-go
-// takes up renewed files by itself.
+// bootstrap gets the node its own identity: it asks the API server, with the credentials that all new nodes share, to
+// sign a certificate for system:node:NAME, and writes the kubeconfig that uses it. It returns when the certificate
+// exists, which needs an approver in the cluster. Until stop is called the certificate is renewed in time. client-go
+// reloads renewed files by itself.
 func (c Config) bootstrap(ctx context.Context, clients clientsFor, log *slog.Logger) (stop func(), err error) {
 	from := c.BootstrapKubeconfig
 	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(c.Kubeconfig); err == nil {
-			from = c.Kubeconfig // the shared credentials were used and taken away, as they should be
+			from = c.Kubeconfig // the shared credentials were removed after use, as they should be
 		}
 	}
 	shared, err := clientcmd.BuildConfigFromFlags("", from)
@@ -94,8 +94,8 @@ func (c Config) bootstrap(ctx context.Context, clients clientsFor, log *slog.Log
 	return m.Stop, nil
 }
 
-// writeKubeconfig writes credentials that consist of the certificate and key in pem. Credentials of another kind that are
-// there already are somebody's and stay: FailedPrecondition.
+// writeKubeconfig writes credentials that use the certificate and key in pem. It does not replace credentials of
+// another kind: FailedPrecondition.
 func writeKubeconfig(path string, server *rest.Config, pem string) error {
 	if there, err := clientcmd.LoadFromFile(path); err == nil {
 		if a := there.AuthInfos["node"]; a == nil || a.ClientCertificate != pem {
@@ -138,8 +138,8 @@ func (c Config) store(name string) (certificate.FileStore, error) {
 	return store, nil
 }
 
-// serving has the serving certificate of the kubelet API signed by the cluster and renewed in time, until ctx ends. path is
-// the file with certificate and key, which does not exist until an approver has agreed.
+// serving makes the cluster sign the serving certificate of the kubelet API and renews it in time, until ctx ends. path
+// is the file with certificate and key, which does not exist until an approver has approved the request.
 func (c Config) serving(client kubernetes.Interface) (path string, run func(context.Context) error, err error) {
 	store, err := c.store("vk-serving")
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// A real control plane approves and signs what a new node asks for with the rights that bootstrap.yaml gives it. What the
-// node then is may have its own Node and nobody else's; its serving certificate waits for somebody.
+// A real control plane approves and signs the request of a new node with the rights in bootstrap.yaml. The node's new
+// identity may access its own Node and no other; its serving certificate waits for approval.
 func TestBootstrapWithTheRealSigner(t *testing.T) {
 	cluster := kubetest.Up(t)
 	c, err := Config{BootstrapKubeconfig: cluster.Bootstrap(t), CertDir: filepath.Join(t.TempDir(), "pki"), NodeName: "n1", NodeIP: "10.1.2.3"}.complete()

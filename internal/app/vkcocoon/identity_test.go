@@ -30,7 +30,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// signer is an API server that signs what is asked for. It is good for one certificate: its watches do not select by name.
+// signer is an API server that signs requests. It works for one certificate: its watches do not select by name.
 func signer(ctx context.Context, t *testing.T) *fake.Clientset {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -39,7 +39,7 @@ func signer(ctx context.Context, t *testing.T) *fake.Clientset {
 	api := fake.NewClientset()
 	named := 0
 	api.PrependReactor("create", "certificatesigningrequests", func(a k8stesting.Action) (bool, runtime.Object, error) {
-		if r, ok := a.(k8stesting.CreateAction).GetObject().(*certificates.CertificateSigningRequest); ok { // the fake gives no names
+		if r, ok := a.(k8stesting.CreateAction).GetObject().(*certificates.CertificateSigningRequest); ok { // the fake client generates no names
 			named++
 			r.Name = fmt.Sprintf("csr-%d", named)
 		}
@@ -59,7 +59,7 @@ func signer(ctx context.Context, t *testing.T) *fake.Clientset {
 	return api
 }
 
-// A node that has only what all new nodes share gets an identity of its own, and has it again after a restart.
+// A node with only the credentials that all new nodes share gets its own identity, and has it again after a restart.
 func TestBootstrap(t *testing.T) {
 	dir := t.TempDir()
 	shared := kubeconfig(t, "https://127.0.0.1:1")

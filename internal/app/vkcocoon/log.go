@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// vkLogger gives virtual-kubelet's chatter to slog, one level quieter than it sees itself: what matters to an operator the
-// provider says itself.
+// vkLogger forwards virtual-kubelet's log to slog, one level lower: the provider itself logs what matters to an
+// operator.
 type vkLogger struct{ log *slog.Logger }
 
 var _ vklog.Logger = vkLogger{}
@@ -44,8 +44,8 @@ func (l vkLogger) WithFields(f vklog.Fields) vklog.Logger {
 	return vkLogger{l.log.With(args...)}
 }
 
-// silence swallows virtual-kubelet's own events ("Create pod in provider successfully"): they cost a write each and tell
-// nobody anything that the provider's do not.
+// silence drops virtual-kubelet's own events ("Create pod in provider successfully"): each costs a write, and the
+// provider's events already say the same.
 type silence struct{}
 
 var _ record.EventRecorder = silence{}

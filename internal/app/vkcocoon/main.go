@@ -43,7 +43,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	klog.SetSlogLogger(log.With("component", "client-go"))
-	if o.BootstrapKubeconfig == "" { // who has no credentials is told so at once, not when cocoond has answered
+	if o.BootstrapKubeconfig == "" { // report missing credentials at once, not after cocoond has answered
 		if _, err := restconfig.Load(o.Kubeconfig); err != nil {
 			return err
 		}

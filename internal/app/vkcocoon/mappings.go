@@ -8,14 +8,14 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/imagemapping"
 )
 
-// settleLimit is how long the first pods wait for the cluster's image mappings. Without them a name may mean another
-// image; for ever, a broken API would keep pods from being deleted.
+// settleLimit is how long the first pods wait for the cluster's image mappings. Without the mappings a name may mean
+// another image. An unlimited wait would keep pods from being deleted while the API is broken.
 const settleLimit = 10 * time.Second
 
-// mappings is the watcher of the cluster's image mappings; the zero value is none.
+// mappings is the watcher of the cluster's image mappings; the zero value has no watcher.
 type mappings struct{ *imagemapping.Watcher }
 
-// mappings returns the watcher if the runtime takes mappings.
+// mappings returns the watcher if the runtime accepts mappings.
 func (n *Node) mappings(c clients) (mappings, error) {
 	syncer, ok := n.runtime.(imagemapping.Syncer)
 	if !ok {
@@ -32,14 +32,14 @@ func (m mappings) run(ctx context.Context) error {
 	return m.Run(ctx)
 }
 
-// poke hands the mappings over again: a runtime that is back may have been restarted.
+// poke sends the mappings again: a runtime that has come back may have been restarted.
 func (m mappings) poke() {
 	if m.Watcher != nil {
 		m.Poke()
 	}
 }
 
-// settle waits for the mappings of the cluster to count.
+// settle waits until the mappings of the cluster are in force.
 func (m mappings) settle(ctx context.Context, log *slog.Logger) {
 	if m.Watcher == nil {
 		return

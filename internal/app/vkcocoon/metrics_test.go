@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics that ask nobody who they are stay on the machine, unless an operator says otherwise, which the log does not hide.
+// Unauthenticated metrics stay on the machine, unless an operator configures otherwise, which the log then reports.
 func TestMetricsStayOnTheMachine(t *testing.T) {
 	if host, _, err := net.SplitHostPort(defaults().MetricsAddr); err != nil || !net.ParseIP(host).IsLoopback() {
 		t.Errorf("by default they are served on %s", defaults().MetricsAddr)

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write docs/reference.md anew")
 
 const docs = "../../../docs/"
 
-// docs/reference.md is made of the code: `go test ./internal/app/vkcocoon -run TestReference -update`.
+// docs/reference.md is generated from the code: `go test ./internal/app/vkcocoon -run TestReference -update`.
 func TestReference(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# Reference\n\nMade from the code (`go test ./internal/app/vkcocoon -run TestReference -update`); a test fails when it is stale.\n\n## Settings of vk-cocoon\n\n" +

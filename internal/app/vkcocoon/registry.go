@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 )
 
-// Environment takes from the environment what is said there of the registry and not in c. The token is only there.
+// Environment reads registry settings that c lacks from the environment. The token comes only from there.
 func (c *Config) Environment(env func(string) string) {
 	for _, v := range []struct {
 		key string
@@ -23,7 +23,7 @@ func (c *Config) Environment(env func(string) string) {
 	}
 }
 
-// registry reads where snapshots are kept, and the credentials for it. Nothing is sent.
+// registry reads the address of the snapshot registry and the credentials for it. It sends nothing.
 func (c Config) registry() (podprovider.Registry, error) {
 	var r podprovider.Registry
 	var err error

@@ -16,17 +16,17 @@ var (
 	_ podprovider.Snapshots = (*nodecli.Client)(nil)
 )
 
-// The ways to the VMs.
+// Ways to reach the VMs.
 const (
-	runtimeAuto = "auto" // the node API if it answers, else the binary if there is one, else the node API once it answers
+	runtimeAuto = "auto" // the node API if it answers, else the binary if it exists, else the node API once it answers
 	runtimeAPI  = "api"
 	runtimeCLI  = "cli"
 )
 
-// answerLimit is how long the node API may take to answer before the binary is used: cocoond may be starting too.
+// answerLimit is how long to wait for the node API before the binary is used: cocoond may also be starting.
 const answerLimit = 5 * time.Second
 
-// chooseRuntime opens the way to the VMs; stop closes it.
+// chooseRuntime opens the connection to the VMs; stop closes it.
 func (o options) chooseRuntime(ctx context.Context, log *slog.Logger) (r Runtime, stop func(), err error) {
 	switch o.Runtime {
 	case runtimeCLI:
@@ -74,7 +74,7 @@ func (o options) fallback(ctx context.Context, api *nodeclient.Client, log *slog
 	}
 }
 
-// command is the binary. It is told of the socket only when that is not where the binary looks by itself.
+// command is the binary. It gets the socket as an argument only when that is not the binary's default.
 func (o options) command() (*nodecli.Client, error) {
 	socket := o.Socket
 	if socket == defaultSocket {

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// services are the Services of the cluster, of which guests are told.
+// services are the Services of the cluster that guests are told about.
 type services struct {
 	factory informers.SharedInformerFactory
 	synced  cache.InformerSynced
@@ -24,7 +24,7 @@ type services struct {
 	log     *slog.Logger
 
 	once   sync.Once
-	denied chan struct{} // closed when this node turns out to have no right to list them
+	denied chan struct{} // closed when this node has no right to list them
 }
 
 func newServices(client kubernetes.Interface, log *slog.Logger) (*services, error) {
@@ -42,7 +42,7 @@ func newServices(client kubernetes.Interface, log *slog.Logger) (*services, erro
 	})
 }
 
-// run follows the Services until ctx ends.
+// run watches the Services until ctx ends.
 func (s *services) run(ctx context.Context) error {
 	s.factory.Start(ctx.Done())
 	<-ctx.Done()
@@ -50,7 +50,7 @@ func (s *services) run(ctx context.Context) error {
 	return nil
 }
 
-// wait returns when they are known, or never will be.
+// wait returns when they are known, or when this node may not list them.
 func (s *services) wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -75,7 +75,7 @@ func (s *services) wait(ctx context.Context) error {
 // list implements podprovider.ServiceLister.
 func (s *services) list(namespace string) ([]*corev1.Service, error) {
 	select {
-	case <-s.denied: // none, until the right is given
+	case <-s.denied: // there are none until the right is granted
 	default:
 		if !s.synced() {
 			return nil, errdefs.Unavailablef("the Services of the cluster are not known yet")
@@ -84,7 +84,7 @@ func (s *services) list(namespace string) ([]*corev1.Service, error) {
 	return s.lister.Services(namespace).List(labels.Everything())
 }
 
-// slimService keeps of a Service what guests are told.
+// slimService keeps the fields of a Service that guests are told.
 func slimService(obj any) (any, error) {
 	if s, ok := obj.(*corev1.Service); ok {
 		s.ManagedFields, s.Annotations, s.Labels, s.Spec.Selector = nil, nil, nil, nil

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Pods wait until the Services are known, and do without where the node may not know them.
+// Pods wait until the Services are known, and start without them where the node may not list them.
 func TestServices(t *testing.T) {
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.2"}}
 	forbidden := apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("no such right"))
@@ -54,7 +54,7 @@ func TestServices(t *testing.T) {
 		})
 	}
 
-	// Nobody waits for an API server longer than the node lives.
+	// Nothing waits for an API server longer than the node lives.
 	client := fake.NewClientset()
 	client.PrependReactor("list", "services", func(ktesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewInternalError(errors.New("away"))

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodecli"
 )
 
-// options are what the vk-cocoon binary can be told beyond a Config, in the words of its YAML file.
+// options are the settings of the vk-cocoon binary beyond a Config, with the keys of its YAML file.
 type options struct {
 	Config
 
@@ -25,7 +25,7 @@ type options struct {
 	LogFormat string `json:"logFormat,omitempty"`
 }
 
-// Setting is one thing that can be said in three ways. Of several, the flag counts, then the variable, then the file.
+// Setting is one setting that can be given in three ways. The flag wins, then the variable, then the file.
 type Setting struct {
 	Flag    string
 	Env     string
@@ -35,7 +35,7 @@ type Setting struct {
 	value   pflag.Value
 }
 
-// settings are all of them, bound to the fields of o. Their defaults are what o holds.
+// settings are all settings, bound to the fields of o. Their defaults are the values in o.
 func (o *options) settings() []Setting {
 	text := func(p *string) pflag.Value { return (*textValue)(p) }
 	number := func(p *int) pflag.Value { return (*numberValue)(p) }
@@ -92,7 +92,7 @@ func defaults() options {
 	}}
 }
 
-// Settings describes every setting of vk-cocoon, for its reference.
+// Settings describes every setting of vk-cocoon, for its reference documentation.
 func Settings() []Setting {
 	o := defaults()
 	return o.settings()
@@ -105,7 +105,7 @@ EPOCH_TOKEN, the bearer token of the snapshot registry, is a variable only: a co
 
 `
 
-// parse reads flags, then variables, then the file, then defaults, in this order of weight.
+// parse reads flags, variables, the file and defaults; the first of these wins.
 func parse(args []string, env func(string) string, help io.Writer) (options, error) {
 	o := defaults()
 	settings := o.settings()
@@ -130,7 +130,7 @@ func parse(args []string, env func(string) string, help io.Writer) (options, err
 	if flags.NArg() > 0 {
 		return o, errdefs.Invalidf("vk-cocoon takes no arguments, only flags; %q is one", flags.Arg(0))
 	}
-	given := map[string]string{} // flags write over what comes later here
+	given := map[string]string{} // flags overwrite the values that are set below
 	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
 	path := *config
 	o = defaults() // settings stay bound to the same fields
@@ -153,10 +153,10 @@ func parse(args []string, env func(string) string, help io.Writer) (options, err
 	return o, nil
 }
 
-// maxFile is the size of a file of settings that is still believed to be one.
+// maxFile is the maximum size of a settings file; larger ones are rejected.
 const maxFile = 1 << 20
 
-// read takes what the file says; "" is no file. Keys that nobody knows are refused.
+// read reads the file; "" means no file. Unknown keys are an error.
 func (o *options) read(path string) error {
 	if path == "" {
 		return nil

@@ -40,10 +40,10 @@ import (
 	"cocoonstack.io/cocoon/internal/nodewire"
 )
 
-// Runtime runs the VMs: the engine itself, or the client of a node API. Both keep snapshots too.
+// Runtime runs the VMs: the engine itself, or the client of a node API. Both also keep snapshots.
 type Runtime = podprovider.Runtime
 
-// Informer is a Runtime that can tell what it runs VMs on.
+// Informer is a Runtime that can report what it runs VMs on.
 type Informer interface {
 	Info(ctx context.Context) (nodewire.NodeInfo, error)
 }
@@ -54,7 +54,7 @@ var (
 	_ podprovider.Snapshots = (*nodeclient.Client)(nil)
 )
 
-// podWorkers is how many of virtual-kubelet's calls run at a time. They only leave word with the provider.
+// podWorkers is how many calls of virtual-kubelet run at a time. They only queue work for the provider.
 const podWorkers = 16
 
 // Node is one virtual node.
@@ -62,10 +62,10 @@ type Node struct {
 	cfg     Config
 	runtime Runtime
 	log     *slog.Logger
-	service bool // this process is the node alone: systemd is told how it is
+	service bool // the process runs only this node: report its state to systemd
 }
 
-// New checks the configuration. Nothing is opened before Run.
+// New validates the configuration. Nothing is opened before Run.
 func New(cfg Config, runtime Runtime, log *slog.Logger) (*Node, error) {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -77,8 +77,9 @@ func New(cfg Config, runtime Runtime, log *slog.Logger) (*Node, error) {
 	return &Node{cfg: cfg, runtime: runtime, log: log.With("component", "virtual-node", "node", cfg.NodeName)}, nil
 }
 
-// Run serves the node until ctx ends and returns when all of it has stopped; VMs keep running. An API server or a runtime
-// that is away is waited for. It fails at once for what waiting cannot mend: a bad kubeconfig, a port that is taken.
+// Run serves the node until ctx ends and returns when all of it has stopped; VMs keep running. It waits for an API
+// server or a runtime that is unavailable. It fails at once where waiting cannot help: a bad kubeconfig, a port that is
+// taken.
 func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -102,7 +103,7 @@ func (n *Node) Run(ctx context.Context) error {
 		if path, renew, err = n.cfg.serving(clients.main); err != nil {
 			return err
 		}
-		n.cfg.TLSCert, n.cfg.TLSKey = path, path // followed when it changes
+		n.cfg.TLSCert, n.cfg.TLSKey = path, path // reloaded when the file changes
 	}
 	parts, err := n.build(ctx, clients)
 	if err != nil {
@@ -135,8 +136,8 @@ func (n *Node) Run(ctx context.Context) error {
 	if n.service {
 		run("watchdog", func(ctx context.Context) error {
 			return service.Watchdog(ctx, func(context.Context) error {
-				// Whether the runtime and the API server answer is not the question: a restart mends neither. That they are
-				// asked, and that nobody holds the provider or the node for ever, is.
+				// Whether the runtime and the API server answer does not matter here: a restart fixes neither. The
+				// check is that they are asked, and that no goroutine holds the provider or the node forever.
 				_ = parts.provider.Health()
 				_ = parts.node.Object()
 				return nil
@@ -146,7 +147,7 @@ func (n *Node) Run(ctx context.Context) error {
 	adopted := make(chan struct{})
 	run("pods", func(ctx context.Context) error {
 		select {
-		case <-parts.node.Claimed(): // before that, the pods may be another machine's
+		case <-parts.node.Claimed(): // before that, the pods may belong to another machine
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -175,14 +176,14 @@ func (n *Node) Run(ctx context.Context) error {
 	return nil
 }
 
-// parts are what a running node is made of.
+// parts are the components of a running node.
 type parts struct {
 	clients  clients
 	registry *prometheus.Registry
 	events   record.EventBroadcaster
 	provider *podprovider.Provider
 	stats    *stats.Collector
-	pinger   *probe.Pinger // nil: nobody can be pinged
+	pinger   *probe.Pinger // nil: no address can be pinged
 	node     *node.Node
 	kubelet  *kubelet.Server
 	mappings mappings
@@ -248,7 +249,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	return p, err
 }
 
-// strays returns how to ask for VMs that are not on record; nil when nobody knows.
+// strays returns the function that counts VMs that are not on record; nil when the runtime cannot tell.
 func (n *Node) strays() func(context.Context) (int, error) {
 	informer, ok := n.runtime.(Informer)
 	if !ok {
@@ -260,7 +261,7 @@ func (n *Node) strays() func(context.Context) (int, error) {
 	}
 }
 
-// hypervisor returns how to ask what VMs run on by default; nil when nobody knows.
+// hypervisor returns the function that reports the default hypervisor; nil when the runtime cannot tell.
 func (n *Node) hypervisor() func(context.Context) (string, error) {
 	informer, ok := n.runtime.(Informer)
 	if !ok {
@@ -310,7 +311,7 @@ func (n *Node) kubelet(p *parts) (*kubelet.Server, error) {
 	})
 }
 
-// routes are those of the kubelet API that are not asked of the provider.
+// routes are those of the kubelet API that the provider does not serve.
 func (n *Node) routes(p *parts) map[string]http.Handler {
 	all := p.stats.Routes()
 	all["GET /configz"] = n.cfg.configz()
@@ -318,7 +319,8 @@ func (n *Node) routes(p *parts) map[string]http.Handler {
 	return all
 }
 
-// record starts writing events and returns how to stop. Events have a client of their own: statuses never queue behind them.
+// record starts writing events and returns the function that stops it. Events have their own client, so that statuses
+// never queue behind them.
 func (p *parts) record() (stop func()) {
 	w := p.events.StartRecordingToSink(&typed.EventSinkImpl{Interface: p.clients.events.CoreV1().Events("")})
 	return func() {
@@ -329,10 +331,10 @@ func (p *parts) record() (stop func()) {
 
 // control runs virtual-kubelet's pod controller.
 func (p *parts) control(ctx context.Context) error {
-	quick := func() workqueue.TypedRateLimiter[any] { // the default lets through ten pods a second
+	quick := func() workqueue.TypedRateLimiter[any] { // the default allows ten pods a second
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[any](time.Millisecond, 10*time.Second)
 	}
-	// Never started: the provider reads ConfigMaps and Secrets one by one; virtual-kubelet only wants to be given listers.
+	// Never started: the provider reads ConfigMaps and Secrets one by one; virtual-kubelet only requires listers.
 	idle := informers.NewSharedInformerFactory(p.clients.main, 0).Core().V1()
 	controller, err := vknode.NewPodController(vknode.PodControllerConfig{
 		PodClient: p.provider.PodClient(), PodInformer: p.provider.PodInformer(p.pods.Core().V1().Pods()), Provider: p.provider, EventRecorder: silence{},
@@ -350,7 +352,7 @@ func (p *parts) control(ctx context.Context) error {
 	return controller.Run(ctx, podWorkers)
 }
 
-// slim drops what nobody here reads from the objects that the informer keeps.
+// slim drops fields that nothing here reads from the objects in the cache.
 func slim(obj any) (any, error) {
 	if pod, ok := obj.(*corev1.Pod); ok {
 		pod.ManagedFields = nil
@@ -358,7 +360,8 @@ func slim(obj any) (any, error) {
 	return obj, nil
 }
 
-// serveMetrics serves Prometheus in the clear, as the address says whom to. A port that is taken costs the metrics only.
+// serveMetrics serves Prometheus in plain HTTP; the listen address limits who can reach it. If the port is taken, only
+// metrics are missing.
 func (n *Node) serveMetrics(ctx context.Context, registry *prometheus.Registry) error {
 	if n.cfg.MetricsAddr == "" {
 		return nil

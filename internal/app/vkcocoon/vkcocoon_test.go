@@ -99,7 +99,7 @@ func TestSettingsByWeight(t *testing.T) {
 	}
 }
 
-// Every setting can be said in three ways, and the weightier way wins.
+// Every setting can be given in three ways, and the way with the highest priority wins.
 func TestEachSettingInThreeWays(t *testing.T) {
 	say := map[string][3]string{"string": {"of-file", "of-env", "of-flag"}, "int": {"11", "12", "13"}, "bool": {"true", "false", "true"}}
 	for i, s := range Settings() {
@@ -129,7 +129,7 @@ func TestEachSettingInThreeWays(t *testing.T) {
 	}
 }
 
-// The documented variables have the documented defaults. EPOCH_URL is the exception that docs/compat.md gives reasons for.
+// The documented variables have the documented defaults. EPOCH_URL is an exception; docs/compat.md gives the reasons.
 func TestDocumentedDefaults(t *testing.T) {
 	want := map[string]string{
 		"KUBECONFIG": "", "VK_NODE_NAME": "cocoon-pool", "VK_LOG_LEVEL": "info", "EPOCH_URL": "", "EPOCH_CA_CERT": "", "VK_COCOON_BIN": "/usr/local/bin/cocoon",
@@ -217,7 +217,7 @@ func TestPublicRepositories(t *testing.T) {
 		}
 		env := map[string]string{"VK_PUBLIC_REPOSITORIES": bad, "KUBECONFIG": kubeconfig}
 		var out bytes.Buffer
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for one that is taken
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a port that is taken
 		code := Main(ctx, nil, func(k string) string { return env[k] }, &out, &out)
 		cancel()
 		if code == 0 || !strings.Contains(out.String(), "public repository") {
@@ -310,7 +310,7 @@ func TestATakenPortIsSaid(t *testing.T) {
 	}
 }
 
-// An API server that answers only errors is waited for: the node neither gives up nor hangs when it is told to stop.
+// The node waits for an API server that answers only errors: it neither gives up nor hangs when it is told to stop.
 func TestAnAbsentServerIsWaitedFor(t *testing.T) {
 	var asked atomic.Int64
 	enough := make(chan struct{})

@@ -1,5 +1,6 @@
-// Package fakenode gives a test a virtual node whose VMs are records: the real node, engine, journal and snapshot store,
-// on the fake hypervisor and with guests in memory. Hundreds of pods run on it, sleep in a real registry and wake again.
+// Package fakenode gives a test a virtual node whose VMs exist only as records: the real node, engine, journal and
+// snapshot store, on the fake hypervisor and with guests in memory. Hundreds of pods can run on it, hibernate to a real
+// registry and wake again.
 //
 // It runs no guest code: nothing can be executed in its VMs, and they print nothing.
 package fakenode
@@ -30,22 +31,22 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Image is the one image that such nodes have.
+// Image is the only image that these nodes have.
 const Image = "demo"
 
-// Options are how a node is different from others.
+// Options configure a node.
 type Options struct {
 	Name           string
 	Pool           string // "": the default one
 	Kubeconfig     string // path
-	Identity       string // path of one with the node's own identity, instead of Kubeconfig
-	Bootstrap      string // path of credentials with which the node gets its own, and its serving certificate, instead of Kubeconfig
+	Identity       string // path of a kubeconfig with the node's own identity, instead of Kubeconfig
+	Bootstrap      string // path of bootstrap credentials, for its own identity and serving certificate, instead of Kubeconfig
 	EpochURL       string // registry of snapshots; "": none
 	EpochTokenFile string
-	Dir            string   // of everything; "": one of the test's
-	CloneDirs      []string // that namespaces may clone from
+	Dir            string   // for all files; "": a temporary one of the test
+	CloneDirs      []string // folders that namespaces may clone from
 
-	// Images puts what else there is beside the node's own images, of which Image is one; nil: nothing.
+	// Images adds images and a puller to the node's own, of which Image is one; nil: nothing.
 	Images func(image.Store, image.Puller) (image.Store, image.Puller)
 }
 
@@ -59,7 +60,7 @@ type Node struct {
 	guests *guests
 	net    *loopback
 	port   int
-	on     *Machine // nil: it is stopped
+	on     *Machine // nil: stopped
 	end    func() error
 }
 
@@ -72,7 +73,7 @@ func Start(t testing.TB, o Options) *Node {
 	return n
 }
 
-// Alone runs what a node stands on until the test ends, and no node: its caller has a provider of its own on the Machine.
+// Alone runs the Machine of a node until the test ends, but no node: the caller has its own provider on the Machine.
 func Alone(t testing.TB, o Options) *Node {
 	t.Helper()
 	n := prepare(t, o)
@@ -109,24 +110,24 @@ func prepare(t testing.TB, o Options) *Node {
 	return n
 }
 
-// Machine is what the node stands on.
+// Machine is the machine that the node runs on.
 func (n *Node) Machine() *Machine { return n.on }
 
-// GuestOf is what the guest of the VM with that id is, nil when it does not run.
+// GuestOf is the guest of the VM with that id, nil when it does not run.
 func (n *Node) GuestOf(id vm.ID) *Guest { return n.guests.of(id) }
 
 func (n *Node) state() string { return filepath.Join(n.dir, "state") }
 
-// Guest is what the guest of the VM of that name is, nil when it does not run.
+// Guest is the guest of the VM of that name, nil when it does not run.
 func (n *Node) Guest(vmName string) *Guest { return n.guests.find(vmName) }
 
-// Running counts the VMs that run.
+// Running returns the number of running VMs.
 func (n *Node) Running() int { return len(n.host.Running()) }
 
-// Addr is where the kubelet API is.
+// Addr is the address of the kubelet API.
 func (n *Node) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port)) }
 
-// Crash ends the guest of the VM of that name as a fault of its kernel does.
+// Crash ends the guest of the VM of that name, as a fault of its kernel would.
 func (n *Node) Crash(t testing.TB, vmName string) {
 	t.Helper()
 	if err := n.host.End(n.guests.id(vmName), fake.Reset); err != nil {
@@ -142,8 +143,8 @@ func (n *Node) Save(t testing.TB, vmName, name string) {
 	}
 }
 
-// Stop ends the node as a machine that is cut off does: its VMs go on, and nobody tells the cluster. Stopping twice is
-// fine.
+// Stop ends the node abruptly, like a machine that lost its network: its VMs keep running, and the cluster is not told.
+// Stopping twice is no error.
 func (n *Node) Stop(t testing.TB) {
 	t.Helper()
 	if n.end == nil {
@@ -155,7 +156,7 @@ func (n *Node) Stop(t testing.TB) {
 	n.end = nil
 }
 
-// Start starts a node that was stopped.
+// Start starts a stopped node.
 func (n *Node) Start(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -179,16 +180,16 @@ func (n *Node) Start(t testing.TB) {
 	n.end = func() error {
 		cancel()
 		err := <-nodeEnded
-		return errors.Join(err, closeMachine()) // it outlives the node that stands on it
+		return errors.Join(err, closeMachine()) // the machine outlives the node that runs on it
 	}
 }
 
-// ownerOf is the owner of what was made before there were owners, as cocoond finds it.
+// ownerOf is the owner of objects made before owners existed, found as cocoond does.
 func ownerOf(labels map[string]string) vm.Owner {
 	return vm.Owner{Namespace: labels[contract.VMLabelPodNamespace], PodUID: labels[contract.VMLabelPodUID]}
 }
 
-// open starts the machine and returns how to stop it.
+// open starts the machine and returns the function that stops it.
 func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 	j, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(n.state(), "journal.db")})
 	if err != nil {

@@ -19,16 +19,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Guest is what a guest knows. All of it is in its memory: it is saved and goes on with it.
+// Guest is the state of a guest. All of it is in its memory: it is saved and resumed with the memory.
 type Guest struct {
-	BootID   string                     `json:"bootID"` // changes with every boot, and with nothing else
+	BootID   string                     `json:"bootID"` // changes with every boot, and only then
 	Hostname string                     `json:"hostname"`
 	Env      map[string]string          `json:"env"` // of the main process
 	Volumes  map[string][]vm.VolumeFile `json:"volumes"`
 	SetUp    bool                       `json:"setUp"`
 }
 
-// guests are those of a node. They implement guest.Connector.
+// guests are the guests of a node. They implement guest.Connector.
 type guests struct {
 	host *fake.Host
 
@@ -41,7 +41,7 @@ func newGuests(host *fake.Host) *guests {
 	return &guests{host: host, exits: map[vm.ID]chan struct{}{}, names: map[string]vm.ID{}}
 }
 
-// id of the VM of that name; "" when it was never seen.
+// id of the VM of that name; "" when it was never dialled.
 func (g *guests) id(name string) vm.ID {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -60,7 +60,7 @@ func (g *guests) of(id vm.ID) *Guest {
 
 func (g *guests) recall(id vm.ID) (x Guest) {
 	text, _ := g.host.Memory(id)
-	_ = json.Unmarshal([]byte(text), &x) // a guest that has just booted remembers nothing
+	_ = json.Unmarshal([]byte(text), &x) // a guest that has just booted has no state
 	return x
 }
 
@@ -76,7 +76,7 @@ func (g *guests) change(id vm.ID, f func(*Guest)) error {
 	return g.host.Remember(id, string(text))
 }
 
-// dial is the guest's end of the channel: it says who it is, and then nothing.
+// dial is the guest's end of the channel: it sends its id, and then nothing.
 func (g *guests) dial(_ context.Context, p hypervisor.Plan) (net.Conn, error) {
 	g.mu.Lock()
 	g.names[p.Name] = p.ID
@@ -141,7 +141,7 @@ func (s *session) Info(context.Context) (guest.Info, error) {
 
 // Setup implements guest.Agent.
 func (s *session) Setup(_ context.Context, setup guest.Setup) error {
-	if !s.all.recall(s.id).SetUp { // it has just booted, perhaps not for the first time
+	if !s.all.recall(s.id).SetUp { // it has just booted, perhaps again
 		s.all.mu.Lock()
 		s.all.exits[s.id] = make(chan struct{})
 		s.all.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Machine is what a virtual node stands on.
+// Machine is what a virtual node runs on.
 type Machine struct {
 	*engine.Engine
 	*nodeapi.Catalog
@@ -31,10 +31,10 @@ var (
 	_ podprovider.Snapshots = (*Machine)(nil)
 )
 
-// diskSize is that of the disk with what a VM writes, bytes. It is a hole.
+// diskSize is the size of a VM's writable disk, in bytes. The file is sparse.
 const diskSize = 16 << 20
 
-// images are the world's, with a disk that snapshots can be made of.
+// images are enginetest's images, with a disk that snapshots can be made of.
 type images struct{ enginetest.Images }
 
 // Prepare implements image.Store.
@@ -50,7 +50,7 @@ func (i images) Prepare(ctx context.Context, img image.Image, dir string, size i
 	return fs, os.Truncate(cow, diskSize)
 }
 
-// puller finds every image that it is asked for where it is already. It implements image.Puller.
+// puller reports every requested image as already present. It implements image.Puller.
 type puller struct{ images }
 
 var _ image.Puller = puller{}

@@ -1,5 +1,5 @@
 // Package kubetest gives a test a real Kubernetes control plane: API server, scheduler and controllers, without a node.
-// It starts what `make build` made, installs what deploy/ ships, and holds nothing of the product.
+// It starts the output of `make build`, installs the content of deploy/, and contains no product code.
 package kubetest
 
 import (
@@ -25,7 +25,7 @@ import (
 	"cocoonstack.io/cocoon/deploy/manager"
 )
 
-// Namespace is where deploy/ puts what runs in a cluster.
+// Namespace is the namespace that deploy/ uses in a cluster.
 const Namespace = "cocoon-system"
 
 // Cluster is a control plane.
@@ -36,14 +36,14 @@ type Cluster struct {
 }
 
 // Start runs a control plane until the test ends and returns an administrator's access to it. The custom resources of
-// Cocoon are installed. args are further arguments of `cocoon up`. It takes about three seconds: start one for a package
-// and give each test a namespace of its own.
+// Cocoon are installed. args are additional arguments of `cocoon up`. It takes about three seconds: start one per
+// package and give each test its own namespace.
 func Start(t *testing.T, args ...string) *rest.Config {
 	t.Helper()
 	return Up(t, args...).Config
 }
 
-// Up is Start for who needs the instance too.
+// Up is Start for tests that need the instance too.
 func Up(t *testing.T, args ...string) *Cluster {
 	t.Helper()
 	// Not t.TempDir: the names of unix sockets must stay short.
@@ -63,7 +63,7 @@ func Up(t *testing.T, args ...string) *Cluster {
 	return c
 }
 
-// Stop takes the control plane away from who uses it; its objects stay. Stopping twice is fine.
+// Stop stops the control plane; its objects stay. Stopping twice is no error.
 func (c *Cluster) Stop(t *testing.T) {
 	t.Helper()
 	if out, err := exec.Command(bin(t, "cocoon"), "down", "--dir", c.Dir).CombinedOutput(); err != nil {
@@ -71,7 +71,7 @@ func (c *Cluster) Stop(t *testing.T) {
 	}
 }
 
-// Start brings a control plane that was stopped back where it was.
+// Start restarts a stopped control plane at the same address.
 func (c *Cluster) Start(t *testing.T) {
 	t.Helper()
 	if out, err := exec.Command(bin(t, "cocoon"), c.up...).CombinedOutput(); err != nil {
@@ -89,7 +89,7 @@ func (c *Cluster) Kubectl(t *testing.T, input string, args ...string) string {
 	return out
 }
 
-// TryKubectl is Kubectl of what may fail.
+// TryKubectl is Kubectl for commands that may fail.
 func (c *Cluster) TryKubectl(t *testing.T, input string, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.Command(bin(t, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.Dir, "kubeconfig")}, args...)...)
@@ -98,8 +98,8 @@ func (c *Cluster) TryKubectl(t *testing.T, input string, args ...string) (string
 	return string(out), err
 }
 
-// Install applies everything that deploy/ ships. Deployments are scaled to nothing: no node here runs containers. The
-// webhooks are not registered, because nobody here could reach their Service; see Webhooks.
+// Install applies everything in deploy/. Deployments are scaled to zero, because no node here runs containers. The
+// webhooks are not registered, because their Service is unreachable here; see Webhooks.
 func (c *Cluster) Install(t *testing.T) {
 	t.Helper()
 	var shipped []string
@@ -118,14 +118,14 @@ func (c *Cluster) Webhooks(t *testing.T, addr string) {
 	c.Kubectl(t, string(manager.WebhooksAt("https://"+addr)), "apply", "--server-side", "-f", "-")
 }
 
-// ServiceAccount writes a kubeconfig with the rights of a service account in Namespace, and no others, and returns its path.
-// It reaches the API server through via, a TLS server, when that is not nil.
+// ServiceAccount writes a kubeconfig with the rights of a service account in Namespace, and no others, and returns its
+// path. If via, a TLS server, is not nil, the kubeconfig reaches the API server through it.
 func (c *Cluster) ServiceAccount(t *testing.T, name string, via *httptest.Server) string {
 	t.Helper()
 	return c.account(t, name, via, nil)
 }
 
-// NodeAccount is ServiceAccount with a token that is bound to a node, which is made when it is not there.
+// NodeAccount is ServiceAccount with a token bound to a node. It makes the node if it does not exist.
 func (c *Cluster) NodeAccount(t *testing.T, name, node string) string {
 	t.Helper()
 	kube, err := kubernetes.NewForConfig(c.Config)
@@ -177,7 +177,7 @@ func (c *Cluster) kubeconfig(t *testing.T, name string, cluster *clientcmdapi.Cl
 	return path
 }
 
-// Wide lets nodes come with the service account vk-cocoon, as deploy/vk-cocoon/wide says.
+// Wide lets nodes join with the service account vk-cocoon, as deploy/vk-cocoon/wide allows.
 func (c *Cluster) Wide(t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{{"-f", filepath.Join(root(t), "deploy", "namespace.yaml")}, {"-k", filepath.Join(root(t), "deploy", "vk-cocoon", "wide")}} {
@@ -185,7 +185,7 @@ func (c *Cluster) Wide(t *testing.T) {
 	}
 }
 
-// patience is how long Eventually waits: a machine that tests share may be busy.
+// patience is the timeout of Eventually: a machine that tests share may be busy.
 const patience = 4 * time.Minute
 
 // Eventually waits until get returns want.
@@ -208,7 +208,7 @@ func Eventually(t *testing.T, what string, get func() string, want string) {
 	}
 }
 
-// bin is the path of a program that `make build` makes.
+// bin is the path of a program built by `make build`.
 func bin(t *testing.T, name string) string {
 	t.Helper()
 	return filepath.Join(root(t), "bin", name)

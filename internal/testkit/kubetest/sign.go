@@ -23,9 +23,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Sign approves and signs the certificates that are asked for until ctx ends. Each is good from now on, for as long as
-// life says then; the signer that a cluster has gives five minutes into the past, of which a life of seconds would be over at once. An API
-// server that is away is waited for.
+// Sign approves and signs requested certificates until ctx ends. Each is valid from now for the duration that life
+// returns at that time. The signer of a cluster backdates by five minutes, so a certificate with a life of seconds
+// would already be expired. Sign waits for an API server that is unavailable.
 func Sign(ctx context.Context, t *testing.T, client kubernetes.Interface, ca tls.Certificate, life func() time.Duration) {
 	requests := client.CertificatesV1().CertificateSigningRequests()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -48,7 +48,7 @@ func Sign(ctx context.Context, t *testing.T, client kubernetes.Interface, ca tls
 			approved.Status.Conditions = append(approved.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: certificates.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"})
 			if now, err := requests.UpdateApproval(ctx, r.Name, approved, metav1.UpdateOptions{}); err == nil {
 				now.Status.Certificate = r.Status.Certificate
-				_, _ = requests.UpdateStatus(ctx, now, metav1.UpdateOptions{}) // else in the next round
+				_, _ = requests.UpdateStatus(ctx, now, metav1.UpdateOptions{}) // on failure, the next round retries
 			}
 		}
 		select {
@@ -58,7 +58,7 @@ func Sign(ctx context.Context, t *testing.T, client kubernetes.Interface, ca tls
 	}
 }
 
-// sign makes the certificate that request, in PEM, asks for.
+// sign makes the certificate requested by request, in PEM.
 func sign(request []byte, ca tls.Certificate, life time.Duration) ([]byte, error) {
 	block, _ := pem.Decode(request)
 	asked, err := x509.ParseCertificateRequest(block.Bytes)
@@ -91,7 +91,8 @@ func (c *Cluster) Authority(t *testing.T) tls.Certificate {
 	return ca
 }
 
-// Identity writes a kubeconfig with the identity that a node has once the cluster has signed its certificate, and returns its path.
+// Identity writes a kubeconfig with the identity of a node whose certificate the cluster has signed, and returns its
+// path.
 func (c *Cluster) Identity(t *testing.T, node string) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -114,8 +115,8 @@ func (c *Cluster) Identity(t *testing.T, node string) string {
 		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})})
 }
 
-// Bootstrap writes a kubeconfig with the rights of who has a bootstrap token, as deploy/vk-cocoon gives them with approval by the
-// cluster, and returns its path.
+// Bootstrap writes a kubeconfig with the rights of a bootstrap token, which deploy/vk-cocoon grants with approval by
+// the cluster, and returns its path.
 func (c *Cluster) Bootstrap(t *testing.T) string {
 	t.Helper()
 	for _, folder := range []string{"vk-cocoon", "vk-cocoon/approve"} {

@@ -1,4 +1,5 @@
-// Package leak lists what Cocoon could leave on a machine, so that a test can tell before from after.
+// Package leak lists what Cocoon could leave behind on a machine, so that a test can compare the state before and
+// after.
 //
 // It only looks; it removes nothing.
 package leak
@@ -13,7 +14,7 @@ import (
 	"strings"
 )
 
-// Names of processes that are ours or started by us.
+// Names of processes that are ours or that we start.
 var names = []string{"cocoon", "cocoond", "cocoon-up", "vk-cocoon", "kubectl"}
 
 // Snapshot lists processes, links, namespaces, mounts, nftables tables, cgroups and files, one line each, sorted.
@@ -34,7 +35,7 @@ func Snapshot() []string {
 	return all
 }
 
-// New returns what is in after and not in before.
+// New returns the entries of after that are not in before.
 func New(before, after []string) []string {
 	return slices.DeleteFunc(slices.Clone(after), func(s string) bool { return slices.Contains(before, s) })
 }

@@ -1,5 +1,5 @@
-// Package metricsdoc keeps docs/metrics.md true: a program's test checks that its section lists the families that its
-// registry has, by name, type, labels and help. It measures nothing.
+// Package metricsdoc keeps docs/metrics.md correct: a program's test checks that its section lists the metric families
+// of its registry, by name, type, labels and help. It measures nothing.
 package metricsdoc
 
 import (
@@ -17,7 +17,8 @@ import (
 
 var update = flag.Bool("update-metrics", false, "write the section of docs/metrics.md anew")
 
-// Check compares the section with what r has. Families of Go and of the process are left out: they are the library's.
+// Check compares the section with the families of r. Families of Go and of the process are left out: they belong to the
+// library.
 func Check(t *testing.T, section string, r *prometheus.Registry) {
 	t.Helper()
 	path := filepath.Join(root(t), "docs", "metrics.md")
@@ -74,7 +75,7 @@ func here(t *testing.T) string {
 	return rel
 }
 
-// The library tells what a description holds only as text.
+// The library offers the content of a description only as text.
 var described = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}\}$`)
 
 func table(t *testing.T, r *prometheus.Registry) string {
@@ -113,7 +114,7 @@ func table(t *testing.T, r *prometheus.Registry) string {
 	return "| family | type | labels | what it says |\n|---|---|---|---|\n" + strings.Join(slices.Compact(rows), "")
 }
 
-// byName is the type of a family that has no series yet, by the rules of its name.
+// byName is the type of a family that has no series yet, derived from its name.
 func byName(name string) string {
 	switch {
 	case strings.HasSuffix(name, "_total"):

@@ -48,7 +48,7 @@ func IPv6(t testing.TB) {
 	l.Close()
 }
 
-// KVM needs /dev/kvm and a CPU that says it virtualises, as accel auto does.
+// KVM needs /dev/kvm and a CPU that reports virtualisation, as accel auto does.
 func KVM(t testing.TB) {
 	t.Helper()
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
@@ -90,7 +90,7 @@ func GuestKernel(t testing.TB) (kernel, initramfs string) {
 	return Built(t, "bin/guest/vmlinux", "make guest"), Built(t, "bin/guest/initramfs", "make guest")
 }
 
-// Built needs a file that a make word leaves in the checkout, and returns its absolute path.
+// Built needs a file that a make target puts in the checkout, and returns its absolute path.
 func Built(t testing.TB, path, command string) string {
 	t.Helper()
 	root, err := moduleRoot()
@@ -105,10 +105,10 @@ func Built(t testing.TB, path, command string) string {
 	return full
 }
 
-// Required reports whether a missing thing is a failure here.
+// Required reports whether a missing prerequisite is a failure here.
 func Required() bool { return os.Getenv(RequireEnv) == "1" }
 
-// Missing skips the test, which says what it lacks, or fails it where nothing may be missing.
+// Missing skips the test with the reason why, or fails it where nothing may be missing.
 func Missing(t testing.TB, why string) {
 	t.Helper()
 	if Required() {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// recorder is a testing.TB that notes what a gate did to it.
+// recorder is a testing.TB that records what a gate did to it.
 type recorder struct {
 	testing.TB
 	skipped, failed string

@@ -1,9 +1,9 @@
-// Package netns gives tests network namespaces of their own, so that no test ever touches the host's network.
+// Package netns gives tests their own network namespaces, so that no test ever touches the host's network.
 //
 // Main runs a whole test binary in a fresh network and mount namespace: every goroutine and every child is inside, and
-// the kernel removes links, rules and mounts when the last process ends, even after kill -9. New adds further ones.
-// Without root Main runs the tests as they are and Require skips those that need isolation. Product code has its own
-// way into namespaces; this package is for tests only.
+// the kernel removes links, rules and mounts when the last process ends, even after kill -9. New adds further
+// namespaces. Without root, Main runs the tests as they are and Require skips those that need isolation. Product code
+// enters namespaces in another way; this package is for tests only.
 package netns
 
 import (
@@ -55,9 +55,9 @@ func Require(t testing.TB) {
 	}
 }
 
-// again runs this very test binary in new namespaces and returns its exit code.
+// again runs this test binary in new namespaces and returns its exit code.
 func again() (int, error) {
-	// The child dies with this thread, so the thread must live as long as we do.
+	// The child dies with this thread, so the thread must live as long as this process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -78,7 +78,7 @@ func again() (int, error) {
 	go func() { done <- cmd.Wait() }()
 	for {
 		select {
-		case s := <-signals: // the time limit of go test arrives as SIGQUIT: the child prints its goroutines
+		case s := <-signals: // the time limit of go test sends SIGQUIT: the child prints its goroutines
 			_ = cmd.Process.Signal(s)
 		case err := <-done:
 			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
@@ -92,7 +92,7 @@ func again() (int, error) {
 	}
 }
 
-// settle makes the new namespaces usable: mounts stay ours, loopback is up.
+// settle makes the new namespaces usable: mounts are private, loopback is up.
 func settle() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -108,8 +108,8 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// New makes one more network namespace with loopback up, removed when the test ends, and returns its path.
-// The path works for other processes of the test too, as that of `ip netns add` would.
+// New makes one more network namespace with loopback up, removed when the test ends, and returns its path. The path
+// also works for other processes of the test, like that of `ip netns add`.
 func New(t testing.TB) string {
 	t.Helper()
 	Require(t)
@@ -137,8 +137,8 @@ func New(t testing.TB) string {
 	return path
 }
 
-// Do runs fn on a thread inside the namespace at path. Goroutines that fn starts are outside; sockets and children
-// that it makes stay inside.
+// Do runs fn on a thread inside the namespace at path. Goroutines that fn starts are outside; sockets and children that
+// it makes stay inside.
 func Do(t testing.TB, path string, fn func() error) {
 	t.Helper()
 	err := onThread(func() error {
@@ -159,7 +159,7 @@ func Do(t testing.TB, path string, fn func() error) {
 
 const threadNS = "/proc/thread-self/ns/net"
 
-// onThread runs fn on a thread that is thrown away afterwards: it is never unlocked.
+// onThread runs fn on a thread that ends afterwards: the thread is never unlocked.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Own gives the test's namespace addresses besides loopback: 10.77.0.1 and 2 and fd77::1 of a link, own0, and a whole network
-// that is local, 10.78.0.0/24.
+// Own gives the test's namespace addresses besides loopback: 10.77.0.1, 10.77.0.2 and fd77::1 on the link own0, and the
+// whole local network 10.78.0.0/24.
 func Own(t testing.TB) {
 	t.Helper()
 	Require(t)

@@ -50,13 +50,13 @@ func HardLink(name, target string) Entry { return Entry{Name: name, Type: tar.Ty
 // Device is a character device.
 func Device(name string) Entry { return Entry{Name: name, Type: tar.TypeChar} }
 
-// Whiteout hides name of the layers below.
+// Whiteout hides name of lower layers.
 func Whiteout(dir, name string) Entry { return File(dir+"/.wh."+name, "") }
 
-// Opaque hides everything that the layers below put into dir.
+// Opaque hides everything that lower layers put into dir.
 func Opaque(dir string) Entry { return File(dir+"/.wh..wh..opq", "") }
 
-// Tar writes entries as they are, however hostile.
+// Tar writes entries unchanged, including hostile ones.
 func Tar(entries ...Entry) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -88,7 +88,7 @@ func Tar(entries ...Entry) []byte {
 	return buf.Bytes()
 }
 
-// Layer is one layer: an uncompressed tar and how it travels.
+// Layer is one layer: an uncompressed tar and its compression for transfer.
 type Layer struct {
 	Tar      []byte
 	Compress string // "", "gzip", "zstd"
@@ -97,7 +97,7 @@ type Layer struct {
 // Of is an uncompressed layer of entries.
 func Of(entries ...Entry) Layer { return Layer{Tar: Tar(entries...)} }
 
-// Blob returns the layer as it travels, and its media type.
+// Blob returns the layer as it is transferred, and its media type.
 func (l Layer) Blob() ([]byte, string) {
 	const media = "application/vnd.oci.image.layer.v1.tar"
 	switch l.Compress {
@@ -126,7 +126,7 @@ func Zstd(b []byte) []byte {
 	return w.EncodeAll(b, nil)
 }
 
-// Image is an image to be written.
+// Image is an image to write.
 type Image struct {
 	Layers     []Layer
 	OS, Arch   string // "" is linux, amd64
@@ -136,7 +136,7 @@ type Image struct {
 	Env        []string
 	User       string
 	WorkDir    string
-	DiffIDs    []string // instead of the true ones
+	DiffIDs    []string // instead of the correct ones
 }
 
 // Config returns the image's configuration, whose digest is the image's id.
@@ -184,7 +184,7 @@ func (i Image) Blobs(l *Layout) Descriptor {
 	return l.Add(MediaManifest, encode(map[string]any{"schemaVersion": 2, "mediaType": MediaManifest, "config": cfg, "layers": layers}))
 }
 
-// Layout is an OCI image layout in the making: a list of files a test may tamper with before writing them.
+// Layout is an OCI image layout under construction: a list of files that a test may change before writing them.
 type Layout struct{ Files []Entry }
 
 // Add stores a blob under its digest.
@@ -205,7 +205,7 @@ func (l *Layout) Index(manifests ...Descriptor) Descriptor {
 	return l.Add(MediaIndex, index(manifests))
 }
 
-// Close adds what makes the files a layout whose index lists manifests.
+// Close adds the files that complete a layout whose index lists manifests.
 func (l *Layout) Close(manifests ...Descriptor) {
 	l.Files = append(l.Files, File("oci-layout", `{"imageLayoutVersion":"1.0.0"}`), File("index.json", string(index(manifests))))
 }
@@ -268,7 +268,7 @@ func or(s, fallback string) string {
 	return s
 }
 
-// must panics: in a test the fixture itself is broken.
+// must panics on an error: in a test it means that the fixture itself is broken.
 func must(err error) {
 	if err != nil {
 		panic(err)

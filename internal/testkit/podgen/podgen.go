@@ -1,6 +1,7 @@
-// Package podgen makes pods out of bytes, for fuzz tests: most are near those that run, and any field may hold anything.
+// Package podgen makes pods out of bytes, for fuzz tests: most are close to pods that run, and any field may hold any
+// value.
 //
-// It knows the annotations of the contract. It does not know what a node or an admission makes of a pod.
+// It knows the annotations of the contract. It does not know how a node or an admission handles a pod.
 package podgen
 
 import (
@@ -17,10 +18,10 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Pod is the pod that data stands for; the same for the same data. It is what the API server could send: it has survived
-// JSON.
+// Pod is the pod for data; the same data gives the same pod. The API server could send it: it has been encoded as JSON
+// and decoded.
 func Pod(data []byte) *corev1.Pod {
-	var which byte // of the changes; none is a pod that is wild altogether
+	var which byte // bit set of changes; 0: a completely random pod
 	if len(data) > 0 {
 		which, data = data[0], data[1:]
 	}
@@ -38,11 +39,11 @@ func Pod(data []byte) *corev1.Pod {
 	return sent(pod)
 }
 
-// sent is pod as it comes out of JSON.
+// sent is pod after encoding to JSON and decoding.
 func sent(pod *corev1.Pod) *corev1.Pod {
 	text, err := json.Marshal(pod)
 	if err != nil {
-		panic(err) // no value of a pod's is without JSON
+		panic(err) // every value of a pod encodes as JSON
 	}
 	out := &corev1.Pod{}
 	if err := json.Unmarshal(text, out); err != nil {
@@ -51,7 +52,7 @@ func sent(pod *corev1.Pod) *corev1.Pod {
 	return out
 }
 
-// plain is a pod that every node runs.
+// plain is a pod that every node accepts.
 func plain() *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "uid-1"},
@@ -59,7 +60,7 @@ func plain() *corev1.Pod {
 	}
 }
 
-// changes take parts of another pod over, or add what is good.
+// changes copy parts of another pod, or add valid values.
 var changes = [8]func(to, from *corev1.Pod){
 	func(to, _ *corev1.Pod) {
 		always := corev1.ContainerRestartPolicyAlways
@@ -92,7 +93,7 @@ var changes = [8]func(to, from *corev1.Pod){
 	},
 }
 
-// words are what texts are made of mostly.
+// words are the usual parts of generated texts.
 var words = []string{
 	"", "a", "web", "default", "c0", "i0", "true", "false", "run", "clone", "static", "always", "never", "main-only", "wait", "10Gi", "5m",
 	"qemu", "linux", "windows", "80", "-1", "65536", "/srv/x", "../x", "/", "10.0.0.1", "fe80::1%eth0", "vk-default-web", "vk-other-db:hibernate",
@@ -100,7 +101,7 @@ var words = []string{
 	"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "\x1b[2J", "ü", "a\nb",
 }
 
-// amounts are sizes at which arithmetic may go wrong.
+// amounts are sizes at which arithmetic may fail.
 var amounts = []string{"0", "1", "100m", "2", "96Mi", "256Mi", "1Gi", "-1Gi", "9223372036854775807", "8Ei", "1e30", "1n", "10Gi"}
 
 func filler(data []byte) *randfill.Filler {
@@ -154,7 +155,7 @@ func filler(data []byte) *randfill.Filler {
 	)
 }
 
-// Seeds are data for a corpus, which between them reach every change.
+// Seeds are corpus data that together reach every change.
 func Seeds() (out [][]byte) {
 	for i := range 256 {
 		seed := slices.Repeat([]byte{byte(i * 37), byte(i), byte(255 - i), byte(i * 11)}, 40)

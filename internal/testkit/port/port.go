@@ -1,6 +1,6 @@
-// Package port finds addresses for servers that a test starts later, or kills and starts again where they were.
+// Package port finds addresses for servers that a test starts later, or kills and restarts at the same address.
 //
-// A server that tells where it listens needs none of it: it listens at port 0.
+// A server that reports its address does not need it: it can listen on port 0.
 package port
 
 import (
@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 )
 
-// The kernel gives ports from 32768 on to whoever connects or listens at port 0, so one of these that was free may be
-// taken by the time it is wanted. Kubernetes' own are below 12000, its node ports begin at 30000.
+// The kernel gives ports from 32768 on to processes that connect or listen on port 0, so a free one may be taken before
+// it is used. Kubernetes' own ports are below 12000, and its node ports begin at 30000.
 const (
 	first = 12000
 	count = 18000
@@ -20,7 +20,7 @@ const (
 
 var given atomic.Int64
 
-// Free returns an address of the loopback, HOST:PORT, at which nobody listens. Processes that ask at the same time get
+// Free returns a loopback address, HOST:PORT, on which nothing listens. Processes that call it at the same time get
 // different ones.
 func Free() (string, error) {
 	for range count {

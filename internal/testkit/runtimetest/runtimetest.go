@@ -1,7 +1,7 @@
-// Package runtimetest is the suite that every way to the VMs must pass: the node API, the cocoon binary, and the fake that
-// tests of doors use.
+// Package runtimetest is the test suite for every Runtime: the node API, the cocoon binary, and the fake that tests of
+// doors use.
 //
-// It needs no guest that answers; what guests do is for the tests of guests.
+// It needs no guest that answers; other suites test guests.
 package runtimetest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Runtime is the part of podprovider.Runtime that can be tried without a guest.
+// Runtime is the part of podprovider.Runtime that can be tested without a guest.
 type Runtime interface {
 	Launch(ctx context.Context, spec vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
@@ -29,14 +29,14 @@ type Runtime interface {
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
-// T is the part of a test that the suite needs; a script has one too.
+// T is the part of a test that the suite needs; a script provides it too.
 type T interface {
 	Context() context.Context
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// Run tries r, which has no VMs and the image. It leaves no VM behind.
+// Run tests r, which must have no VMs and the image img. It leaves no VM behind.
 func Run(t T, r Runtime, img string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -129,7 +129,7 @@ func await(ctx context.Context, t T, r Runtime, what string, is func(vm.Event) b
 	after(ctx, t, r, -1, what, is)
 }
 
-// after waits until an event after the revision is what the test wants.
+// after waits for a matching event after the revision.
 func after(ctx context.Context, t T, r Runtime, revision int64, what string, is func(vm.Event) bool) {
 	seen := errors.New("seen")
 	err := r.Watch(ctx, revision, func(e vm.Event) error {
