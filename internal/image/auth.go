@@ -10,8 +10,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// ParseDockerConfig reads the credentials of a docker configuration ({"auths": {...}}), sorted by registry. Credential
-// helpers in it are not asked. Errors are InvalidArgument and never quote what they are about.
+// ParseDockerConfig reads the credentials of a docker configuration ({"auths": {...}}), sorted by registry. It does not
+// run the credential helpers named there. Errors are InvalidArgument and never quote the input.
 func ParseDockerConfig(data []byte) ([]RegistryAuth, error) {
 	var config struct {
 		Auths map[string]dockerAuth `json:"auths"`
@@ -22,7 +22,7 @@ func ParseDockerConfig(data []byte) ([]RegistryAuth, error) {
 	return decodeAuths(config.Auths)
 }
 
-// ParseDockerCfg is ParseDockerConfig for the old form, which is what stands in "auths" alone.
+// ParseDockerCfg is ParseDockerConfig for the old form, which holds only the content of "auths".
 func ParseDockerCfg(data []byte) ([]RegistryAuth, error) {
 	var auths map[string]dockerAuth
 	if json.Unmarshal(data, &auths) != nil {
@@ -35,7 +35,7 @@ func ParseDockerCfg(data []byte) ([]RegistryAuth, error) {
 type dockerAuth struct {
 	Username      string `json:"username"`
 	Password      string `json:"password"`
-	Auth          string `json:"auth"` // base64 of user:password; wins over the two
+	Auth          string `json:"auth"` // base64 of user:password; wins over the two fields above
 	IdentityToken string `json:"identitytoken"`
 	RegistryToken string `json:"registrytoken"`
 }
@@ -60,7 +60,7 @@ func (d dockerAuth) decode(registry string) (RegistryAuth, bool) {
 	if d.Auth == "" {
 		return a, true
 	}
-	// Some tools leave the padding out.
+	// Some tools omit the padding.
 	plain, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(d.Auth, "="))
 	if err != nil {
 		return RegistryAuth{}, false

@@ -1,6 +1,6 @@
 // Package image is the contract of the image store: named, content-addressed bytes that VMs boot from.
 //
-// It neither starts VMs nor knows where a name comes from; implementations own their folder on disk and nothing else.
+// It does not start VMs and does not know where a name comes from. Implementations own only their folder on disk.
 package image
 
 import (
@@ -15,79 +15,80 @@ import (
 // Store keeps images. All methods are safe for concurrent use, by several processes too.
 type Store interface {
 	// Import reads an image from r, recognises it by content (OCI image layout tar, docker-save tar, raw or qcow2 disk)
-	// and names it name[:tag] (tag "latest" when absent). The same content is stored once. Either the image is there
-	// completely and durably, or nothing is. progress may be nil; it is called with bytes read so far.
-	// Errors: InvalidArgument (bad name, unknown or hostile content), DataLoss (truncated, digest mismatch), ResourceExhausted (disk).
+	// and names it name[:tag] (tag "latest" when absent). The same content is stored once. Import stores the image
+	// completely and durably, or stores nothing. progress may be nil; it is called with bytes read so far.
+	// Errors: InvalidArgument (bad name, unknown or hostile content), DataLoss (truncated, digest mismatch),
+	// ResourceExhausted (disk).
 	Import(ctx context.Context, name string, r io.Reader, progress func(bytes int64)) (Image, error)
 
-	// Get resolves a name, name:tag, name@sha256:<hex>, id or unique id prefix. NotFound if there is none, or if the
-	// digest is not that of the name's image.
+	// Get resolves a name, name:tag, name@sha256:<hex>, id or unique id prefix. NotFound if nothing matches, or if the
+	// name's image has another digest.
 	Get(ctx context.Context, ref string) (Image, error)
 
 	// List returns every image, sorted by name. One image with two names appears twice.
 	List(ctx context.Context) ([]Image, error)
 
-	// Remove forgets ref; content no name refers to is deleted, except what inUse reports.
+	// Remove removes the name or id ref. Content without a name is deleted, unless inUse reports it.
 	Remove(ctx context.Context, ref string, inUse func(digest string) bool) error
 
-	// Prepare makes the disks of a VM in dir: the shared read-only ones by reference and a private writable one of
-	// storage bytes. It is idempotent: disks that are there already are kept, with their content.
+	// Prepare makes the disks of a VM in dir: the shared read-only ones by reference and a private writable one of storage
+	// bytes. It is idempotent: existing disks are kept, with their content.
 	// Errors: InvalidArgument when storage is smaller than the image.
 	Prepare(ctx context.Context, img Image, dir string, storage int64) (Rootfs, error)
 
-	// Base returns the disks that Prepare would give a VM, and makes nothing: those that would be the VM's own have no path,
-	// and stand on what they would stand on.
+	// Base returns the disks that Prepare would give a VM, but creates nothing. A disk that would be private to the VM has
+	// no path; its backing is set.
 	Base(ctx context.Context, img Image) ([]vm.Disk, error)
 
-	// Export writes the image as Import would take it: an OCI image layout tar, or the disk's file.
+	// Export writes the image in a form that Import reads: an OCI image layout tar, or the disk's file.
 	Export(ctx context.Context, ref string, w io.Writer) error
 
-	// Collect frees what limits allow to free: first content that no name refers to, then the images used longest ago.
-	// It never touches an import in progress, what inUse reports, or what it does not know.
+	// Collect frees what limits allow: first content without a name, then the images that were unused for the longest
+	// time. It never touches an import in progress, what inUse reports, or what it does not know.
 	Collect(ctx context.Context, limits GCLimits, inUse func(digest string) bool) (Collected, error)
 }
 
-// Puller brings images from where their names say into a Store.
+// Puller fetches images into a Store from the places that their names stand for.
 type Puller interface {
-	// Pull makes sure that the image is there, as r.Policy says, and returns it. Parallel pulls of one image are one
-	// transfer; when every caller has gone away, it is given up and leaves nothing. progress may be nil.
-	// Errors: InvalidArgument (name), NotFound (no such image there, or none here with PullNever), AlreadyExists (PullAlways
-	// of an image that was imported and so has no origin that could have a newer one), FailedPrecondition (credentials,
-	// certificates, a mapping that does not count), DataLoss (digest, truncated), Unavailable (server, network),
-	// ResourceExhausted (disk), Unsupported (another architecture).
-	// progress is called when the network is used, and only then.
+	// Pull makes sure that the store has the image, as r.Policy says, and returns it. Parallel pulls of one image share
+	// one transfer; it is cancelled when every caller is gone, and then leaves nothing. progress may be nil.
+	// Errors: InvalidArgument (name), NotFound (no such image at the origin, or none here with PullNever), AlreadyExists
+	// (PullAlways of an image that was imported and so has no origin to check for a newer one), FailedPrecondition
+	// (credentials, certificates, a mapping that is not active), DataLoss (digest, truncated), Unavailable (server,
+	// network), ResourceExhausted (disk), Unsupported (another architecture).
+	// progress is called only when the network is used.
 	Pull(ctx context.Context, r PullRequest, progress func(Progress)) (Image, error)
 
-	// Explain says step by step what a name means here and where it would be pulled from. It uses no network.
+	// Explain says step by step what a name means here and where it would be pulled from. It does not use the network.
 	Explain(ctx context.Context, name string) (Explanation, error)
 
-	// SyncMappings replaces the name mappings that source (e.g. "kubernetes") brings, and returns what is wrong with
-	// them. A broken rule disables only itself.
+	// SyncMappings replaces the name mappings of source (e.g. "kubernetes") and returns their problems. A broken rule
+	// disables only itself.
 	SyncMappings(ctx context.Context, source string, mappings []Mapping) ([]MappingProblem, error)
 
-	// Problems returns what is wrong with all mappings of all sources as they are now.
+	// Problems returns the current problems of all mappings of all sources.
 	Problems(ctx context.Context) ([]MappingProblem, error)
 }
 
 // Pusher sends images of a Store to OCI registries.
 type Pusher interface {
-	// Push makes the image r.Ref there as r.To and returns the digest of its manifest once the registry has confirmed it.
-	// What the registry has already is not sent again. progress may be nil.
-	// Errors: InvalidArgument (To), NotFound (Ref), FailedPrecondition (credentials refused), Unavailable (network, server),
-	// ResourceExhausted (quota).
+	// Push stores the image r.Ref in a registry as r.To and returns the digest of its manifest once the registry has
+	// confirmed it. What the registry already has is not sent again. progress may be nil.
+	// Errors: InvalidArgument (To), NotFound (Ref), FailedPrecondition (credentials refused), Unavailable (network,
+	// server), ResourceExhausted (quota).
 	Push(ctx context.Context, r PushRequest, progress func(Progress)) (digest string, err error)
 }
 
-// PushRequest names an image and where it goes. Credentials are secret: never logged, never stored. Without any, the
+// PushRequest names an image and its destination. Credentials are secret: never logged, never stored. If it has none, the
 // host's own are used.
 type PushRequest struct {
-	Ref string // of the image here
+	Ref string // of the image in this store
 	To  string // [http[s]://]HOST[:PORT]/REPOSITORY[:TAG]
 
 	Token    string // bearer token, instead of the two below
 	Username string
 	Password string
-	CA       []byte // PEM: trusted beside the system's certificates; not secret
+	CA       []byte // PEM: trusted in addition to the system's certificates; not secret
 }
 
 // PullPolicy says when the network is used. The values are those of Kubernetes.
@@ -96,7 +97,7 @@ type PullPolicy string
 // The pull policies.
 const (
 	PullAlways       PullPolicy = "Always"       // ask the origin whether it has something newer
-	PullIfNotPresent PullPolicy = "IfNotPresent" // never touch the network when the name is here
+	PullIfNotPresent PullPolicy = "IfNotPresent" // never use the network when the store has the name
 	PullNever        PullPolicy = "Never"
 )
 
@@ -104,7 +105,7 @@ const (
 type PullRequest struct {
 	Name   string
 	Policy PullPolicy     // "" is PullAlways
-	Force  bool           // fetch anew even what has not changed
+	Force  bool           // fetch again even what has not changed
 	Auth   []RegistryAuth // tried before the host's own credentials, in order
 }
 
@@ -127,7 +128,7 @@ type Progress struct {
 type Explanation struct {
 	Name      string   `json:"name"`
 	Kind      string   `json:"kind"`                // mapped, url, registry or local
-	Key       string   `json:"key"`                 // what the store calls it
+	Key       string   `json:"key"`                 // its key in the store
 	URL       string   `json:"url,omitempty"`       // where it would be fetched from, without credentials
 	Source    string   `json:"source,omitempty"`    // the mapping's file or object
 	Rule      string   `json:"rule,omitempty"`      // the mapping's rule
@@ -142,7 +143,7 @@ type Mapping struct {
 	YAML []byte // prefix, translations, transports
 }
 
-// MappingProblem is one thing that is wrong with a mapping.
+// MappingProblem is one problem of a mapping.
 type MappingProblem struct {
 	Source  string `json:"source"`  // files or kubernetes
 	Mapping string `json:"mapping"` // of the file or object
@@ -150,19 +151,19 @@ type MappingProblem struct {
 	Message string `json:"message"` // one sentence
 }
 
-// GCLimits bound what a store keeps. Zero values do not bound.
+// GCLimits limit what a store keeps. A zero value means no limit.
 type GCLimits struct {
-	MinAge  time.Duration // what was used later than this ago is kept, whatever the other limits say
-	MaxAge  time.Duration // images unused for longer go
+	MinAge  time.Duration // content used more recently than this is kept, whatever the other limits say
+	MaxAge  time.Duration // images unused for longer are removed
 	MaxSize int64         // bytes that the store may occupy
-	High    int           // percent of the file system used at which images go …
+	High    int           // percent of the file system in use at which images are removed …
 	Low     int           // … until it is down to this
-	DryRun  bool          // only say what would go
+	DryRun  bool          // only report what would be removed
 }
 
 // Collected is what a collection freed.
 type Collected struct {
-	Images []Image `json:"images"` // those whose names went, or would go
+	Images []Image `json:"images"` // those whose names were removed, or would be
 	Freed  int64   `json:"freed"`  // bytes
 }
 
@@ -177,10 +178,10 @@ type Image struct {
 	Arch      string       `json:"arch,omitempty"`
 	Digest    string       `json:"digest,omitempty"` // sha256:<hex> of the registry's manifest, or of a file that was served compressed
 	Source    string       `json:"source,omitempty"` // URL it was fetched from, without credentials
-	UsedAt    time.Time    `json:"used_at,omitzero"` // last time a VM was made of it or it was pulled
+	UsedAt    time.Time    `json:"used_at,omitzero"` // last time it was pulled or a VM was made from it
 }
 
-// Seeder makes the disk by which a cloud image learns who it is.
+// Seeder makes the disk that configures a cloud image through cloud-init.
 type Seeder interface {
 	// Seed writes the seed of a VM into dir and returns it as a read-only disk. It is idempotent and replaces an older one.
 	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used.
@@ -189,16 +190,16 @@ type Seeder interface {
 
 // Rootfs is what a VM of an image needs to boot.
 type Rootfs struct {
-	Disks []vm.Disk // the first is what a firmware boots; of an OCI guest the layers, lowest first, then the writable one
+	Disks []vm.Disk // the first is what a firmware boots; for an OCI guest the layers, lowest first, then the writable one
 }
 
-// SerialCOW is the serial of an OCI guest's private writable disk, by which our init finds it.
+// SerialCOW is the serial of an OCI guest's private writable disk. Our init finds the disk by it.
 const SerialCOW = "cocoon-cow"
 
 // SerialLayer is the serial of the read-only disk with layer n of an OCI guest's image, the lowest being 0.
 func SerialLayer(n int) string { return fmt.Sprintf("cocoon-l%03d", n) }
 
-// SerialContainerLayer is the serial of the read-only disk n with a layer of an image that only containers stand on.
+// SerialContainerLayer is the serial of read-only disk n, which holds an image layer that only containers use.
 func SerialContainerLayer(n int) string { return fmt.Sprintf("cocoon-i%03d", n) }
 
 // SerialDisk is the serial of a disk guest's one disk.

@@ -1,6 +1,6 @@
-// Package compress undoes the compression that images come in: gzip, xz and zstd, recognised by content.
+// Package compress removes the compression of images: gzip, xz and zstd, recognised by content.
 //
-// It writes nothing, compresses nothing, and does not bound how much comes out: whoever keeps the result does.
+// It writes nothing, compresses nothing, and does not limit the output size: the caller that stores the result does.
 package compress
 
 import (
@@ -16,10 +16,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Kind is a way to compress.
+// Kind is a compression format.
 type Kind string
 
-// The kinds. None is content that is in none of the others.
+// The kinds. None is content in no known format.
 const (
 	None Kind = ""
 	Gzip Kind = "gzip"
@@ -27,8 +27,8 @@ const (
 	Zstd Kind = "zstd"
 )
 
-// maxWindow is how far back a stream may refer, which is what it costs in memory: 128 MiB is twice that of `xz -9` and
-// what `zstd --ultra` makes.
+// maxWindow is how far back a stream may refer, which is also its memory use: 128 MiB is twice that of `xz -9` and equal
+// to that of `zstd --ultra`.
 const maxWindow = 128 << 20
 
 var magics = []struct {
@@ -40,9 +40,9 @@ var magics = []struct {
 	{Zstd, "\x28\xb5\x2f\xfd"},
 }
 
-// Reader returns the plain content of r: decompressed once, or as it is when it is not compressed. An error of r itself
-// comes through as it is; damaged and truncated streams, and those that want too much memory, are DataLoss or Unsupported.
-// r is read up to its end before the result ends. Closing the result frees memory and does not close r.
+// Reader returns the plain content of r: decompressed once, or unchanged if it is not compressed. An error of r itself is
+// returned unchanged. Damaged and truncated streams, and those that need too much memory, are DataLoss or Unsupported. r
+// is read to its end before the result ends. Closing the result frees memory and does not close r.
 func Reader(r io.Reader) (io.ReadCloser, Kind, error) {
 	in := &source{r: r}
 	buf := bufio.NewReaderSize(in, 1<<18)
@@ -82,7 +82,7 @@ func Reader(r io.Reader) (io.ReadCloser, Kind, error) {
 	return p, kind, nil
 }
 
-// source remembers its own error, so that it is not mistaken for damage.
+// source remembers its own error, so that it is not taken for damage.
 type source struct {
 	r      io.Reader
 	failed error
@@ -119,7 +119,7 @@ func (p *plain) Close() error {
 	return nil
 }
 
-// classify says what a decoder's error means.
+// classify returns the error class of a decoder's error.
 func (p *plain) classify(err error) error {
 	switch {
 	case p.in.failed != nil:

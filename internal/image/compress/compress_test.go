@@ -41,7 +41,7 @@ func zst(t testing.TB, p []byte) []byte {
 	return w.EncodeAll(p, nil)
 }
 
-// xzOf makes an .xz stream of one block that stores p as it is. check is CRC32, dict the encoded dictionary size.
+// xzOf makes an .xz stream of one block that stores p uncompressed. check is CRC32, dict the encoded dictionary size.
 func xzOf(p []byte, dict byte) []byte {
 	flags := []byte{0, 1}
 	out := append([]byte("\xfd7zXZ\x00"), flags...)
@@ -53,7 +53,7 @@ func xzOf(p []byte, dict byte) []byte {
 		n := min(len(rest), 1<<16)
 		control := byte(2)
 		if len(data) == 0 {
-			control = 1 // with a fresh dictionary
+			control = 1 // with a new dictionary
 		}
 		data = append(data, control, byte((n-1)>>8), byte(n-1))
 		data, rest = append(data, rest[:n]...), rest[n:]
@@ -117,7 +117,7 @@ func TestContentIsRecognisedAndDecompressed(t *testing.T) {
 	}
 }
 
-// mixed is what the files in testdata hold, as `xz` packed it: text, noise, and what the x86 filter takes for calls.
+// mixed is the content of the files in testdata, packed by `xz`: text, noise, and what the x86 filter takes for calls.
 func mixed() []byte {
 	out := bytes.Clone(text[:1000])
 	for i := range 1000 {
@@ -216,11 +216,11 @@ func FuzzReader(f *testing.F) {
 			return
 		}
 		defer z.Close()
-		_, _ = io.CopyN(io.Discard, z, 1<<20) // neither panics nor takes memory without end
+		_, _ = io.CopyN(io.Discard, z, 1<<20) // neither panics nor uses unlimited memory
 	})
 }
 
-// FuzzXZBlock fuzzes what the check sums of xz's headers keep other fuzzing from: the compressed bytes of a block.
+// FuzzXZBlock fuzzes the compressed bytes of a block. Other fuzzing does not get past the checksums of xz's headers.
 func FuzzXZBlock(f *testing.F) {
 	head := xzOf(nil, 10)[:24] // of stream and block
 	for _, name := range []string{"testdata/lzma.xz", "testdata/x86.xz"} {

@@ -18,26 +18,26 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Converter makes qcow2 disks of other formats with qemu-img. Nothing that a disk can do to qemu-img reaches further
-// than its output: it runs without a network, without capabilities, under a user id of its own when we are root, with
-// bounded memory, time and output, and dies with us.
+// Converter converts disks of other formats to qcow2 with qemu-img. A hostile disk can affect nothing but qemu-img's
+// output: qemu-img runs without network and capabilities, with its own user id if we are root, and with limited memory,
+// time and output. It dies with us.
 type Converter struct {
-	Path string // of qemu-img; "" looks for it
-	UID  uint32 // user and group id it runs as when we are root
+	Path string // of qemu-img; "" searches for it
+	UID  uint32 // user and group id for qemu-img when we are root
 }
 
 // DefaultConverterUID is below the ids that the processes of VMs get.
 const DefaultConverterUID = 0x6fffffff
 
-// What a conversion may take.
+// Limits of one conversion.
 const (
 	convertMemory = 2 << 30     // bytes of address space; threads reserve much of it without using it
 	convertCPU    = 2 * 60 * 60 // seconds
 	convertTime   = 2 * time.Hour
-	convertSays   = 300 // characters of what it says that are passed on
+	convertSays   = 300 // characters of its output that are passed on
 )
 
-// Check reports whether a disk that is to be converted is whole and stands alone, and how large it is for the guest.
+// Check checks that a disk to be converted is complete and has no parent, and returns its size for the guest.
 func Check(format vm.DiskFormat, r io.ReaderAt, size int64) (virtual int64, err error) {
 	switch format {
 	case FormatVMDK:
@@ -46,14 +46,15 @@ func Check(format vm.DiskFormat, r io.ReaderAt, size int64) (virtual int64, err 
 		return CheckVHDX(r, size)
 	case FormatVHD:
 		return CheckVHD(r, size)
-	case vm.DiskRaw, vm.DiskQCOW2: // as they are
+	case vm.DiskRaw, vm.DiskQCOW2: // these are not converted
 	}
 	return 0, errdefs.Invalidf("disks of the format %q are not converted", format)
 }
 
-// Convert writes the disk in, which passed Check, to out as qcow2 of at most limit bytes. scratch is an empty file for
-// what qemu-img says. in and out are ordinary files of ours; none of them is synced.
-// Errors: InvalidArgument when qemu-img cannot read it, ResourceExhausted past limit, FailedPrecondition without qemu-img.
+// Convert writes the disk in, which passed Check, to out as qcow2 of at most limit bytes. scratch is an empty file for the
+// output of qemu-img. in and out are regular files of ours; none of them is synced.
+// Errors: InvalidArgument when qemu-img cannot read the disk, ResourceExhausted beyond limit, FailedPrecondition without
+// qemu-img.
 func (c Converter) Convert(ctx context.Context, format vm.DiskFormat, in, out, scratch *os.File, limit int64) error {
 	tool, err := c.find()
 	if err != nil {
@@ -62,7 +63,7 @@ func (c Converter) Convert(ctx context.Context, format vm.DiskFormat, in, out, s
 	s := proc.Spec{
 		Path: tool, Args: []string{
 			"qemu-img", "convert", "-q", "-O", "qcow2",
-			// The format is said and not guessed, and there is no backing file whatever the disk says.
+			// The format is given, never guessed, and there is no backing file, whatever the disk says.
 			fmt.Sprintf(`json:{"driver":%q,"backing":null,"file":{"driver":"file","filename":"/proc/self/fd/3","locking":"off"}}`, format),
 			"/proc/self/fd/4",
 		},
@@ -74,7 +75,7 @@ func (c Converter) Convert(ctx context.Context, format vm.DiskFormat, in, out, s
 			uid = DefaultConverterUID
 		}
 		s.User, s.Isolated = &proc.User{UID: uid, GID: uid}, true
-		// It opens the files anew by their descriptors, which takes the rights of their owner.
+		// qemu-img opens the files again by their descriptors, so it must own them.
 		for _, f := range []*os.File{in, out} {
 			if err := f.Chown(int(uid), int(uid)); err != nil {
 				return fmt.Errorf("convert the disk: %w", err)
@@ -114,7 +115,7 @@ func verdict(exit proc.Exit, scratch *os.File, limit int64) error {
 	return errdefs.Invalidf("the disk cannot be converted: %s", printable(string(buf[:n])))
 }
 
-// printable is what qemu-img said, in one line. Parts of it come from the disk.
+// printable returns the output of qemu-img in one line. Parts of it come from the disk.
 func printable(said string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	line = strings.Map(func(r rune) rune {
@@ -123,7 +124,7 @@ func printable(said string) string {
 		}
 		return r
 	}, line)
-	if i := strings.LastIndex(line, "}': "); i >= 0 { // its name of our descriptor
+	if i := strings.LastIndex(line, "}': "); i >= 0 { // qemu-img's name of our descriptor
 		line = line[i+len("}': "):]
 	}
 	if len(line) > convertSays {

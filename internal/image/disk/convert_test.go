@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// convertible are the formats of other hypervisors, and how qemu-img makes them.
+// convertible lists the formats of other hypervisors, and how qemu-img makes them.
 var convertible = []struct {
 	name   string
 	format vm.DiskFormat
@@ -33,7 +33,7 @@ var convertible = []struct {
 
 const foreignSize = 5 << 20
 
-// foreign makes a disk with content in another hypervisor's format.
+// foreign makes a disk with content in the format of another hypervisor.
 func foreign(t testing.TB, format vm.DiskFormat, opts string) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -135,7 +135,7 @@ func TestConversionIsLimited(t *testing.T) {
 	}
 }
 
-// TestConversionRunsUnprivileged looks at a stand-in for qemu-img from the inside.
+// TestConversionRunsUnprivileged checks the sandbox from the inside, with a stand-in for qemu-img.
 func TestConversionRunsUnprivileged(t *testing.T) {
 	need.Root(t)
 	dir := t.TempDir()
@@ -164,7 +164,7 @@ func TestConversionRunsUnprivileged(t *testing.T) {
 	}
 }
 
-// vmdk is the smallest disk that passes, with a descriptor.
+// vmdk is the smallest accepted disk, with a descriptor.
 func vmdk(descriptor string) []byte {
 	b := make([]byte, 64<<10)
 	le := binary.LittleEndian
@@ -182,7 +182,7 @@ func vmdk(descriptor string) []byte {
 
 const plainVMDK = "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=ffffffff\ncreateType=\"monolithicSparse\"\nRW 2048 SPARSE \"x.vmdk\"\n"
 
-// vhdx is the smallest disk whose header passes.
+// vhdx is the smallest disk whose header is accepted.
 func vhdx() []byte {
 	b := make([]byte, 3<<20)
 	le := binary.LittleEndian
@@ -298,7 +298,7 @@ func TestStatement48_ForeignDisksThatAreRefused(t *testing.T) {
 	}
 }
 
-// FuzzVMDK and its siblings: whatever the bytes, the answer comes, has a class, and no accepted disk claims too much.
+// FuzzVMDK and its siblings: for any bytes, the check ends, its error has a class, and no accepted disk claims too much.
 func FuzzVMDK(f *testing.F) {
 	f.Add(vmdk(plainVMDK))
 	f.Add(vmdk(strings.Replace(plainVMDK, "ffffffff", "deadbeef", 1)))

@@ -1,8 +1,8 @@
-// Package disk recognises disk images by content, checks that an image is whole and refers to nothing outside of itself,
-// and has the formats that no hypervisor of ours opens converted to qcow2.
+// Package disk recognises disk images by content, checks that an image is complete and refers to nothing outside itself,
+// and converts formats that our hypervisors cannot open to qcow2.
 //
-// It parses headers written by strangers, so it allocates and reads only within bounds it checked, and does so before
-// any other program sees an image. It does not convert by itself: qemu-img does, locked in.
+// It parses untrusted headers, so it allocates and reads only within checked limits, and does so before any other program
+// sees an image. It does not convert by itself: qemu-img does, in a sandbox.
 package disk
 
 import (
@@ -14,18 +14,18 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// HeadSize is how much of the start of an image Recognise wants to see.
+// HeadSize is how much of the start of an image Recognise needs.
 const HeadSize = 128 << 10
 
-// Formats that Recognise tells and that are converted before anything boots from them. The names are QEMU's.
+// Formats that Recognise detects and that are converted before a VM boots from them. The names are QEMU's.
 const (
 	FormatVMDK vm.DiskFormat = "vmdk"
 	FormatVHDX vm.DiskFormat = "vhdx"
 	FormatVHD  vm.DiskFormat = "vpc"
 )
 
-// Recognise tells the format of a disk image from its first bytes.
-// Errors: InvalidArgument when it is nothing a VM could boot from; the sentence says what it looks like and what helps.
+// Recognise detects the format of a disk image from its first bytes.
+// Errors: InvalidArgument when no VM could boot from it; the message says what it looks like and what helps.
 func Recognise(head []byte) (vm.DiskFormat, error) {
 	if bytes.HasPrefix(head, []byte(qcow2.Magic)) {
 		return vm.DiskQCOW2, nil
@@ -53,7 +53,7 @@ type signature struct {
 	magic string
 }
 
-// What a raw disk begins with when something on it can boot or be mounted.
+// bootable lists the signatures of raw disks that hold something that can boot or be mounted.
 var bootable = []signature{
 	{510, "\x55\xaa"},          // MBR
 	{512, "EFI PART"},          // GPT
@@ -91,8 +91,8 @@ const (
 	extMagicAt = extSuper + 56
 )
 
-// CheckRaw reports whether a raw disk of size bytes is whole, as far as its own tables tell.
-// Errors: DataLoss when they speak of more than there is.
+// CheckRaw checks that a raw disk of size bytes is complete, as far as its own tables tell.
+// Errors: DataLoss when they describe more than size bytes.
 func CheckRaw(head []byte, size int64) error {
 	truncated := func(what string, want uint64) error {
 		return errdefs.DataLossf("the disk is truncated: its %s reaches to byte %d, but it has only %d; fetch it again", what, want, size)
@@ -121,14 +121,14 @@ func CheckRaw(head []byte, size int64) error {
 	return nil
 }
 
-// mbrStart returns the byte at which the last partition of an MBR begins, or 0 when the sector has no sane table: boot
-// sectors of file systems carry the same signature. Ends are not looked at: hybrid ISOs round them up.
+// mbrStart returns the byte at which the last partition of an MBR starts, or 0 when the sector has no valid table: boot
+// sectors of file systems have the same signature. Ends are ignored: hybrid ISOs round them up.
 func mbrStart(head []byte) (last uint64) {
 	for e := head[446:510]; len(e) >= 16; e = e[16:] {
 		if e[0] != 0 && e[0] != 0x80 {
 			return 0
 		}
-		if e[4] == 0xee { // protective, its length may be anything
+		if e[4] == 0xee { // protective: its length may have any value
 			return 0
 		}
 		if e[4] != 0 {

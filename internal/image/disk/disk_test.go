@@ -55,7 +55,7 @@ func TestRawDisksThatWereCut(t *testing.T) {
 	}
 }
 
-// FuzzRecognise gives the recogniser and the checks of raw disks any bytes.
+// FuzzRecognise passes any bytes to Recognise and to the checks of raw disks.
 func FuzzRecognise(f *testing.F) {
 	f.Add([]byte("QFI\xfb"), int64(4))
 	f.Add(make([]byte, 2048), int64(1<<20))

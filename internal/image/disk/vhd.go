@@ -21,7 +21,7 @@ const (
 	hvRemedy = "make it one whole disk with `Convert-VHD` or `qemu-img convert -O qcow2`"
 )
 
-// CheckVHD reads what a dynamic Hyper-V disk (VHD) of size bytes says of itself and refuses one that stands on a parent.
+// CheckVHD reads the metadata of a dynamic Hyper-V disk (VHD) of size bytes and refuses one that has a parent.
 // Errors: InvalidArgument, or DataLoss when it is truncated.
 func CheckVHD(r io.ReaderAt, size int64) (virtual int64, err error) {
 	buf := make([]byte, qcow2.SectorSize)
@@ -63,13 +63,13 @@ func plausible(what string, size uint64) (int64, error) {
 
 const (
 	vhdxMagic   = "vhdxfile"
-	vhdxHeaders = 64 << 10 // two of them, 64 KiB apart
+	vhdxHeaders = 64 << 10 // two headers, 64 KiB apart
 	vhdxRegions = 192 << 10
 	vhdxTable   = 64 << 10 // bytes of a region table and of the metadata table
-	vhdxEntries = 2047     // at most, in either
+	vhdxEntries = 2047     // maximum in either table
 )
 
-// GUIDs as they lie on the disk.
+// GUIDs in their form on disk.
 var (
 	vhdxMetadata = []byte{0x06, 0xa2, 0x7c, 0x8b, 0x90, 0x47, 0x9a, 0x4b, 0xb8, 0xfe, 0x57, 0x5f, 0x05, 0x0f, 0x88, 0x6e}
 	vhdxBAT      = []byte{0x66, 0x77, 0xc2, 0x2d, 0x23, 0xf6, 0x00, 0x42, 0x9d, 0x64, 0x11, 0x5e, 0x9b, 0xfd, 0x4a, 0x08}
@@ -78,8 +78,8 @@ var (
 	vhdxParent   = []byte{0x2d, 0x5f, 0xd3, 0xa8, 0x0b, 0xb3, 0x4d, 0x45, 0xab, 0xf7, 0xd3, 0xd8, 0x48, 0x34, 0xab, 0x0c}
 )
 
-// CheckVHDX reads what a Hyper-V disk (VHDX) of size bytes says of itself and refuses one that stands on a parent, or
-// whose log would have to be replayed first.
+// CheckVHDX reads the metadata of a Hyper-V disk (VHDX) of size bytes and refuses one that has a parent, or whose log must
+// be replayed first.
 // Errors: InvalidArgument, or DataLoss when it is truncated.
 func CheckVHDX(r io.ReaderAt, size int64) (virtual int64, err error) {
 	if err := vhdxLog(r); err != nil {
@@ -140,7 +140,7 @@ func vhdxHasParent() error {
 	return errdefs.Invalidf("the Hyper-V disk stands on a parent and is not complete by itself; %s", hvRemedy)
 }
 
-// vhdxLog looks at both headers. Either may be the current one, so neither may have an open log.
+// vhdxLog checks both headers. Either may be the current one, so neither may have an open log.
 func vhdxLog(r io.ReaderAt) error {
 	buf := make([]byte, 4<<10)
 	found := false
@@ -162,7 +162,7 @@ func vhdxLog(r io.ReaderAt) error {
 	return nil
 }
 
-// newest reports whether header i, in buf, has a sequence number not below that of the other.
+// newest reports whether the sequence number of header i, in buf, is at least that of the other.
 func newest(r io.ReaderAt, i int64, buf []byte) bool {
 	other := make([]byte, 16)
 	if err := readAt(r, other, vhdxHeaders*(2-i)); err != nil || string(other[:4]) != "head" {
@@ -171,7 +171,7 @@ func newest(r io.ReaderAt, i int64, buf []byte) bool {
 	return binary.LittleEndian.Uint64(buf[8:]) >= binary.LittleEndian.Uint64(other[8:])
 }
 
-// vhdxRegion returns where the metadata begin. All regions must lie inside the file, in both copies of the table.
+// vhdxRegion returns where the metadata start. All regions must lie inside the file, in both copies of the table.
 func vhdxRegion(r io.ReaderAt, size int64) (at int64, err error) {
 	table := make([]byte, vhdxTable)
 	le := binary.LittleEndian

@@ -13,17 +13,17 @@ import (
 
 const (
 	vmdkMagic     = "KDMV"
-	vmdkHeader    = 79                    // bytes of the header that mean something
-	vmdkAtEnd     = ^uint64(0)            // place of the grain directory when it is in the footer
+	vmdkHeader    = 79                    // bytes of the header that are used
+	vmdkAtEnd     = ^uint64(0)            // value of gdAt when the grain directory is in the footer
 	vmdkFooter    = 3 * qcow2.SectorSize  // marker, footer, end of stream
-	vmdkMaxDesc   = 20 * qcow2.SectorSize // QEMU reads that much, and we refuse longer ones
+	vmdkMaxDesc   = 20 * qcow2.SectorSize // QEMU reads this much; we refuse longer ones
 	vmdkNoParent  = "ffffffff"
-	vmdkMaxGrain  = 2048 // sectors: 1 MiB, as QEMU
+	vmdkMaxGrain  = 2048 // sectors: 1 MiB, as in QEMU
 	vmdkFooterTag = 3    // type of the marker before the footer
 	vmdkRemedy    = "make it one whole disk with `qemu-img convert -O qcow2`"
 )
 
-// sparse is the header of a sparse VMDK extent. Places and sizes are sectors.
+// sparse is the header of a sparse VMDK extent. Offsets and sizes are in sectors.
 type sparse struct {
 	version, flags      uint32
 	capacity, grainSize uint64
@@ -49,7 +49,7 @@ func parseSparse(b []byte) (sparse, error) {
 	switch {
 	case h.version < 1 || h.version > 3:
 		return sparse{}, errdefs.Invalidf("the VMware disk has version %d; 1 to 3 are known", h.version)
-	case h.capacity == 0: // then QEMU looks for the data in the files that the descriptor names
+	case h.capacity == 0: // QEMU would then look for the data in the files that the descriptor names
 		return sparse{}, errdefs.Invalidf("the VMware disk holds no data of its own: refused")
 	case h.capacity > qcow2.MaxVirtualSize/qcow2.SectorSize:
 		return sparse{}, errdefs.Invalidf("the VMware disk claims a size of %d sectors; at most %d (64 TiB) are possible", h.capacity, int64(qcow2.MaxVirtualSize/qcow2.SectorSize))
@@ -63,8 +63,8 @@ func parseSparse(b []byte) (sparse, error) {
 	return h, nil
 }
 
-// CheckVMDK reads what a VMware disk of size bytes (monolithicSparse or streamOptimized) says of itself and refuses
-// what would make a reader open another file: parents and extents.
+// CheckVMDK reads the metadata of a VMware disk of size bytes (monolithicSparse or streamOptimized) and refuses anything
+// that would make a reader open another file: parents and extents.
 // Errors: InvalidArgument, or DataLoss when it is truncated.
 func CheckVMDK(r io.ReaderAt, size int64) (virtual int64, err error) {
 	head := make([]byte, min(size, qcow2.SectorSize))
@@ -108,9 +108,9 @@ func footer(r io.ReaderAt, size int64) (sparse, error) {
 	return parseSparse(buf[qcow2.SectorSize:])
 }
 
-// descriptor checks the text inside the disk, which can name a parent and files with the data.
+// descriptor checks the text inside the disk, which can name a parent and data files.
 func (h sparse) descriptor(r io.ReaderAt, size int64) error {
-	if h.descAt == 0 { // none: there is nothing that could refer to anything
+	if h.descAt == 0 { // no descriptor, so it refers to nothing
 		return nil
 	}
 	if h.descAt > 1<<40 || h.descSize*qcow2.SectorSize > vmdkMaxDesc || h.descSize > vmdkMaxDesc {

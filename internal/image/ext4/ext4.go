@@ -1,8 +1,8 @@
 // Package ext4 writes read-only ext4 file systems in one pass, and reads back those it wrote.
 //
-// The writer takes the content of files as it comes and everything else at the end, so a stream of unknown length becomes
-// a file system without a scratch copy, a mount or a privilege. It knows nothing of images. The reader is for file
-// systems of this writer only: it understands neither journals nor hashed folders, and answers anything else with DataLoss.
+// The writer writes the content of files as it arrives and everything else at the end, so a stream of unknown length
+// becomes a file system without a scratch copy, a mount or a privilege. It knows nothing of images. The reader is only for
+// file systems of this writer: it does not understand journals or hashed folders, and reports anything else as DataLoss.
 package ext4
 
 import (
@@ -20,7 +20,7 @@ const (
 	TypeSymlink = 0o120000
 )
 
-// Inode is a file of any type. The device number of a TypeChar is 0:0, which is what overlayfs calls a whiteout.
+// Inode is a file of any type. The device number of a TypeChar is 0:0, which overlayfs calls a whiteout.
 type Inode struct {
 	Mode     uint16 // type and permissions
 	UID, GID uint32
@@ -34,12 +34,12 @@ type Inode struct {
 	block  [60]byte // i_block
 	flags  uint32
 	size   int64
-	blocks uint32 // occupied
-	xblock uint32 // with extended attributes
+	blocks uint32 // blocks in use
+	xblock uint32 // block with extended attributes
 	inline []byte // extended attributes in the inode
 }
 
-// Node is a name of an inode. Hard links are nodes that share one.
+// Node is a name of an inode. Hard links are nodes that share an inode.
 type Node struct {
 	*Inode
 	Children map[string]*Node // of a folder
@@ -48,16 +48,16 @@ type Node struct {
 // IsFolder reports whether the inode is a folder.
 func (i *Inode) IsFolder() bool { return i.Mode&TypeMask == TypeFolder }
 
-// Extent is a stretch of content in the file system.
+// Extent is a contiguous range of content in the file system.
 type Extent struct {
-	Block uint32 // the first, 0 when there is no content
+	Block uint32 // the first block, 0 when there is no content
 	Size  int64  // bytes
 }
 
-// Offset returns where the content begins in the file system, in bytes.
+// Offset returns where the content starts in the file system, in bytes.
 func (e Extent) Offset() int64 { return int64(e.Block) * BlockSize }
 
-// File is where a file system is written. What was never written must read as zeros.
+// File is the file to which a file system is written. Bytes that were never written must read as zeros.
 type File interface {
 	io.WriterAt
 	Truncate(size int64) error
@@ -88,9 +88,9 @@ const (
 	featureCompat   = 0x200 | 0x8                  // sparse_super2, ext_attr
 	featureIncompat = 0x2 | 0x40 | 0x200           // filetype, extent, flex_bg
 	featureRO       = 0x2 | 0x8 | 0x40 | 0x1000    // large_file, huge_file, extra_isize, read-only
-	maxLinks        = 65000                        // of one inode, sub-folders of a folder included
+	maxLinks        = 65000                        // of one inode, including the sub-folders of a folder
 	maxBlocks       = reservedTable * 128 * 0x8000 // what the group descriptors can describe
 )
 
-// MaxFile is the size of the largest file, bytes.
+// MaxFile is the maximum size of a file, in bytes.
 const MaxFile = int64(leafExtents) * maxExtent * BlockSize

@@ -34,7 +34,7 @@ func sound(t *testing.T, f *os.File) {
 	}
 }
 
-var when = time.Unix(3_000_000_000, 123456789) // behind the end of 32 bits
+var when = time.Unix(3_000_000_000, 123456789) // after the end of 32-bit time
 
 func folder(children map[string]*ext4.Node) *ext4.Node {
 	return &ext4.Node{Inode: &ext4.Inode{Mode: ext4.TypeFolder | 0o755, ModTime: when}, Children: children}
@@ -49,12 +49,12 @@ func regular(t testing.TB, w *ext4.Writer, body string) *ext4.Node {
 	return &ext4.Node{Inode: &ext4.Inode{Mode: ext4.TypeRegular | 0o4711, UID: 70000, GID: 1 << 20, ModTime: when, Content: e}}
 }
 
-// zeros is a file of zeros that costs nothing.
+// zeros is a file of zeros that uses no space.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// holes is a file that keeps zeros as holes, so that a test can write one of many gigabytes.
+// holes is a file that keeps zeros as holes, so that a test can write many gigabytes.
 type holes struct{ *os.File }
 
 var nothing = make([]byte, 1<<20)
@@ -187,7 +187,7 @@ func TestMoreInodesThanOneGroupHolds(t *testing.T) {
 	sound(t, f)
 }
 
-// FuzzRead walks damaged file systems: the answer is an error or a tree, never a panic or a loop.
+// FuzzRead reads damaged file systems: the result is an error or a tree, never a panic or a loop.
 func FuzzRead(f *testing.F) {
 	out := file(f)
 	w := ext4.NewWriter(out)

@@ -25,7 +25,7 @@ type Entry struct {
 	listed map[string]uint32
 }
 
-// maxFolder bounds what is read of one folder, bytes.
+// maxFolder limits what is read of one folder, in bytes.
 const maxFolder = 1 << 30
 
 func damaged(what string) error {
@@ -80,7 +80,7 @@ func (f *FS) inode(number uint32) (*Entry, error) {
 	return e, e.attributes()
 }
 
-// content finds where the bytes are; they always lie in one stretch.
+// content finds where the bytes are; they are always contiguous.
 func (e *Entry) content() error {
 	kind := e.Mode & TypeMask
 	if kind == TypeSymlink && e.size <= maxFastLink {
@@ -145,7 +145,7 @@ func (e *Entry) Open() *io.SectionReader {
 	return io.NewSectionReader(e.fs.r, e.Content.Offset(), e.Content.Size)
 }
 
-// Lookup returns what a folder holds under a name, or nil.
+// Lookup returns the entry of a name in a folder, or nil.
 func (e *Entry) Lookup(name string) (*Entry, error) {
 	list, err := e.List()
 	if err != nil || list[name] == 0 {
@@ -181,5 +181,5 @@ func (e *Entry) List() (map[string]uint32, error) {
 	return list, nil
 }
 
-// FS returns the file system that the entry is in.
+// FS returns the file system of the entry.
 func (e *Entry) FS() *FS { return e.fs }

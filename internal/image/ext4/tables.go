@@ -13,8 +13,8 @@ import (
 type geometry struct {
 	groups   uint32
 	perGroup uint32 // inodes
-	table    uint32 // first block of the inode tables, which follow each other
-	bitmaps  uint32 // first block of the bitmaps: for each group that of blocks, then that of inodes
+	table    uint32 // first block of the inode tables, which are contiguous
+	bitmaps  uint32 // first block of the bitmaps: for each group first the block bitmap, then the inode bitmap
 	blocks   uint32 // of the file system
 }
 
@@ -41,7 +41,7 @@ func layout(table uint32, inodes int) (geometry, error) {
 	}
 }
 
-// metadata writes inode tables, bitmaps, group descriptors and the superblock, and returns the size of the whole.
+// metadata writes inode tables, bitmaps, group descriptors and the superblock, and returns the total size.
 func (w *Writer) metadata(id [16]byte) (int64, error) {
 	g, err := layout(w.block(), len(w.inodes))
 	if err != nil {
@@ -61,7 +61,7 @@ func (w *Writer) metadata(id [16]byte) (int64, error) {
 	w.mark(0, 1+descriptors)
 	w.mark(g.table, g.bitmaps-g.table+2*g.groups)
 	w.used = slices.Grow(w.used, int(g.groups)*BlockSize)[:int(g.groups)*BlockSize]
-	for b := g.blocks; b < g.groups*blocksPerGroup; b++ { // what is behind the end is not free
+	for b := g.blocks; b < g.groups*blocksPerGroup; b++ { // blocks after the end are not free
 		w.used[b/8] |= 1 << (b % 8)
 	}
 	var gdt []byte
@@ -109,7 +109,7 @@ func (w *Writer) metadata(id [16]byte) (int64, error) {
 	return int64(g.blocks) * BlockSize, w.err
 }
 
-// superOffset is where the superblock begins, bytes.
+// superOffset is where the superblock starts, in bytes.
 const superOffset = 1024
 
 func superblock(g geometry, freeBlocks, freeInodes uint32, id [16]byte) []byte {
@@ -124,7 +124,7 @@ func superblock(g geometry, freeBlocks, freeInodes uint32, id [16]byte) []byte {
 		binary.LittleEndian.PutUint16(b[off:], v)
 	}
 	copy(b[104:], id[:])
-	b[372] = 31 // the tables of all groups lie together
+	b[372] = 31 // the tables of all groups are together
 	return b
 }
 
@@ -146,7 +146,7 @@ func (i *Inode) encode(b []byte) {
 	}
 	le.PutUint16(b[24:], uint16(i.GID))
 	le.PutUint16(b[26:], uint16(i.links))
-	le.PutUint32(b[28:], i.blocks*(BlockSize/512)) // MaxFile is far from where this would overflow
+	le.PutUint32(b[28:], i.blocks*(BlockSize/512)) // cannot overflow: MaxFile is far below the limit
 	le.PutUint32(b[32:], i.flags)
 	copy(b[40:100], i.block[:])
 	le.PutUint32(b[104:], i.xblock)
@@ -157,7 +157,7 @@ func (i *Inode) encode(b []byte) {
 	copy(b[128+extraSize:], i.inline)
 }
 
-// stamp is a time as inodes hold it: seconds, and nanoseconds with two more bits of seconds.
+// stamp converts a time to the form of inodes: seconds, and nanoseconds with two more bits of seconds.
 func stamp(t time.Time) (sec, extra uint32) {
 	const first, last = -1 << 31, 1<<34 - 1<<31 - 1
 	s := min(max(t.Unix(), first), last)

@@ -13,8 +13,8 @@ import (
 // Writer writes one file system. Content may be called any number of times, then Finish once.
 type Writer struct {
 	f    File
-	buf  []byte // not yet written, ends at next
-	at   int64  // where buf goes
+	buf  []byte // not written yet, ends at next
+	at   int64  // file offset of buf
 	zero []byte
 
 	inodes []*Inode // by number-1
@@ -24,7 +24,7 @@ type Writer struct {
 
 const bufferSize = 1 << 20
 
-// NewWriter returns a writer of f, which is empty.
+// NewWriter returns a writer to f, which must be empty.
 func NewWriter(f File) *Writer {
 	return &Writer{f: f, at: (1 + reservedTable) * BlockSize, buf: make([]byte, 0, bufferSize), zero: make([]byte, BlockSize)}
 }
@@ -51,21 +51,22 @@ func (w *Writer) write(p []byte) {
 	}
 }
 
-// pad fills up the last block.
+// pad fills the last block with zeros.
 func (w *Writer) pad() {
 	if rest := int(w.pos() % BlockSize); rest != 0 {
 		w.write(w.zero[:BlockSize-rest])
 	}
 }
 
-// skip leaves blocks as a hole.
+// skip leaves a hole of that many blocks.
 func (w *Writer) skip(blocks int64) {
 	w.flush()
 	w.at += blocks * BlockSize
 }
 
-// Content copies exactly size bytes of r. Blocks are taken even when the caller drops the extent; they are free then.
-// Errors are those of r, io.ErrUnexpectedEOF when it is shorter, those of the file, and ResourceExhausted.
+// Content copies exactly size bytes of r. It uses blocks even if the caller drops the extent; they are then free in the
+// file system.
+// Errors are those of r, io.ErrUnexpectedEOF when r is shorter, those of the file, and ResourceExhausted.
 func (w *Writer) Content(r io.Reader, size int64) (Extent, error) {
 	switch {
 	case size == 0:
@@ -93,11 +94,11 @@ func (w *Writer) Content(r io.Reader, size int64) (Extent, error) {
 	return e, w.err
 }
 
-// Finish writes the tree and closes the file system, which then has size bytes. id makes it distinguishable. Equal
+// Finish writes the tree and completes the file system, which then has size bytes. id makes it distinguishable. Equal
 // calls give equal bytes.
 // Errors: InvalidArgument for what ext4 cannot hold, ResourceExhausted when it is too large, and those of the file.
 func (w *Writer) Finish(root *Node, id [16]byte) (size int64, err error) {
-	if _, ok := root.Children["lost+found"]; !ok { // checkers insist on one
+	if _, ok := root.Children["lost+found"]; !ok { // file system checkers require it
 		root = &Node{Inode: root.Inode, Children: maps.Clone(root.Children)}
 		if root.Children == nil {
 			root.Children = map[string]*Node{}
@@ -163,7 +164,7 @@ func (w *Writer) number(root *Node) error {
 // Names returns the names in a folder, sorted.
 func Names(dir *Node) []string { return slices.Sorted(maps.Keys(dir.Children)) }
 
-// place writes what of an inode lies outside of it, folders' entries excepted.
+// place writes the parts of an inode that are stored outside of it, except the entries of folders.
 func (w *Writer) place(i *Inode) error {
 	if err := w.attributes(i); err != nil {
 		return err
@@ -189,7 +190,7 @@ func (w *Writer) place(i *Inode) error {
 
 func blocksOf(size int64) uint32 { return uint32((size + BlockSize - 1) / BlockSize) }
 
-// extents makes size bytes from block on the content of i.
+// extents sets size bytes, starting at block, as the content of i.
 func (w *Writer) extents(i *Inode, block uint32, size int64) {
 	i.size, i.flags = size, i.flags|flagExtents
 	n := blocksOf(size)
@@ -226,7 +227,7 @@ func header(b []byte, entries, room, depth int) {
 	binary.LittleEndian.PutUint16(b[6:], uint16(depth))
 }
 
-// mark books blocks as used.
+// mark marks blocks as used.
 func (w *Writer) mark(block, n uint32) {
 	if need := int(block+n)/8 + 1; need > len(w.used) {
 		w.used = append(w.used, make([]byte, need-len(w.used))...)
@@ -246,9 +247,9 @@ var kinds = map[uint16]byte{TypeRegular: 1, TypeFolder: 2, TypeChar: 3, TypeFIFO
 // folders writes the entries of dir and of all folders below it.
 func (w *Writer) folders(dir, parent *Node) error {
 	var b []byte
-	start, last := w.block(), 0 // last entry of the block in the making
+	start, last := w.block(), 0 // last entry of the current block
 	blocks := uint32(0)
-	end := func() { // the last entry reaches to the end of its block
+	end := func() { // the last entry extends to the end of its block
 		binary.LittleEndian.PutUint16(b[last+4:], uint16(BlockSize-last))
 		w.write(b)
 		w.write(w.zero[:BlockSize-len(b)])

@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// prefixes are the name spaces that ext4 writes as a number. The first that fits is taken.
+// prefixes are the name spaces that ext4 stores as a number. The first match is used.
 var prefixes = []struct {
 	index  byte
 	prefix string
@@ -32,7 +32,7 @@ type xattr struct {
 func (x xattr) entry() int { return 16 + (len(x.name)+3)&^3 }
 func (x xattr) room() int  { return x.entry() + (len(x.value)+3)&^3 }
 
-// attributes puts the extended attributes of i into the inode, and what does not fit into a block of its own.
+// attributes puts the extended attributes of i into the inode, and what does not fit into a separate block.
 func (w *Writer) attributes(i *Inode) error {
 	if len(i.Xattrs) == 0 {
 		return nil
@@ -76,7 +76,7 @@ func (w *Writer) attributes(i *Inode) error {
 	if len(outside) > 0 {
 		b := make([]byte, BlockSize)
 		binary.LittleEndian.PutUint32(b, xattrMagic)
-		binary.LittleEndian.PutUint32(b[4:], 1) // one file refers to it
+		binary.LittleEndian.PutUint32(b[4:], 1) // reference count: one file
 		binary.LittleEndian.PutUint32(b[8:], 1) // blocks
 		pack(b[32:], outside, 32)
 		i.xblock = w.block()
@@ -87,7 +87,7 @@ func (w *Writer) attributes(i *Inode) error {
 	return w.err
 }
 
-// pack writes entries from the front and values from the back of b, which begins delta bytes behind what offsets count from.
+// pack writes entries from the front and values from the back of b. Offsets are relative to the byte delta bytes before b.
 func pack(b []byte, list []xattr, delta int) {
 	at, end := 0, len(b)
 	for _, x := range list {

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// chunk is the size of reads when the reader leaves the choice to us.
+	// chunk is the read size when the caller does not choose one.
 	chunk = 1 << 20
-	// progress is how many bytes a connection must bring for earlier failures to be forgotten.
+	// progress is the number of bytes that a connection must deliver before earlier failures no longer count.
 	progress = 64 << 10
 )
 
@@ -24,37 +24,37 @@ var (
 	errClosed  = errors.New("the body was closed")
 )
 
-// Body is a file while it is fetched. Reading it survives lost connections. io.EOF comes only when everything was read
-// and has the digest that was asked for: whoever stores what is read must read up to it, or call Drain.
+// Body is a file that is being fetched. Reads continue after lost connections. io.EOF comes only after all bytes were read
+// and match the requested digest: a caller that stores the bytes must read up to io.EOF, or call Drain.
 //
-// It is for one goroutine; to end a read that waits, end the context of Get. It must be closed.
+// It is for one goroutine. To end a blocked read, end the context of Get. It must be closed.
 type Body struct {
 	s      *session
-	ctx    context.Context // of Get: a body is a request under way
+	ctx    context.Context // of Get: the body is a running request
 	cancel func()
 	from   location
-	want   string // hex digits of the digest, "" for any
+	want   string // hex digits of the digest, "" if any is accepted
 
-	conn    io.ReadCloser // the answer that is read; nil when there is none
+	conn    io.ReadCloser // the response that is read; nil when there is none
 	hangUp  context.CancelCauseFunc
-	watch   *time.Timer // hangs up when a read stalls
-	tries   int         // requests in a row that brought next to nothing
-	arrived int64       // bytes of this connection
+	watch   *time.Timer // closes the connection when a read stalls
+	tries   int         // requests in a row that delivered almost nothing
+	arrived int64       // bytes from this connection
 
-	fetched bool // an answer with content was accepted once
-	same    bool // the answer was: not modified
+	fetched bool // a response with content was accepted once
+	same    bool // the response was: not modified
 	off     int64
-	size    int64 // -1: not known
+	size    int64 // -1: unknown
 	now     validators
 	hash    hasher
 	sum     string
-	err     error // of all further reads
+	err     error // returned by all further reads
 }
 
-// validators tell versions of a file apart.
+// validators identify a version of a file.
 type validators struct{ etag, modified string }
 
-// strong is what If-Range accepts, "" if there is nothing.
+// strong is the validator for If-Range, "" if there is none.
 func (v validators) strong() string {
 	if v.etag != "" && !strings.HasPrefix(v.etag, "W/") {
 		return v.etag
@@ -62,19 +62,19 @@ func (v validators) strong() string {
 	return v.modified
 }
 
-// NotModified reports that the server has nothing newer than what the request named. Such a body cannot be read.
+// NotModified reports that the server has nothing newer than the version named in the request. Such a body cannot be read.
 func (b *Body) NotModified() bool { return b.same }
 
-// Size is the number of bytes served, -1 when the server does not say. Until the first byte was read it may change.
+// Size is the number of bytes served, -1 if the server does not say. It may change until the first byte was read.
 func (b *Body) Size() int64 { return b.size }
 
-// ETag is the server's, "" if it gives none.
+// ETag is the server's ETag, "" if there is none.
 func (b *Body) ETag() string { return b.now.etag }
 
-// LastModified is the server's, as it says it, "" if it does not.
+// LastModified is the server's header as it was sent, "" if there is none.
 func (b *Body) LastModified() string { return b.now.modified }
 
-// Sum is "sha256:<hex>" of the bytes as served, once all of them were read; "" before.
+// Sum is "sha256:<hex>" of the bytes as served, after all of them were read; "" before.
 func (b *Body) Sum() string { return b.sum }
 
 // Read implements io.Reader.
@@ -84,7 +84,7 @@ func (b *Body) Read(p []byte) (int, error) {
 	}
 	for b.err == nil {
 		if b.size >= 0 && int64(len(p)) > b.size-b.off {
-			p = p[:max(b.size-b.off, 1)] // one more than there should be is noticed
+			p = p[:max(b.size-b.off, 1)] // one byte more, to detect a body that is too long
 		}
 		b.watch.Reset(b.s.c.opts.Stall)
 		n, err := b.conn.Read(p)
@@ -94,7 +94,7 @@ func (b *Body) Read(p []byte) (int, error) {
 			if b.err != nil {
 				break
 			}
-			return n, nil // an error of this read comes again at the next
+			return n, nil // an error of this read returns at the next one
 		}
 		switch {
 		case err == nil:
@@ -107,7 +107,7 @@ func (b *Body) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// take accounts for bytes that came.
+// take counts the received bytes.
 func (b *Body) take(p []byte) {
 	b.off += int64(len(p))
 	b.arrived += int64(len(p))
@@ -118,7 +118,7 @@ func (b *Body) take(p []byte) {
 	b.hash.write(p)
 }
 
-// finish is the end of a whole file: io.EOF, or that it is not the one that was asked for.
+// finish handles the end of the file: io.EOF, or an error if the digest is not the requested one.
 func (b *Body) finish() error {
 	b.disconnect(nil)
 	sum := b.hash.sum()
@@ -155,7 +155,7 @@ func (b *Body) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-// Drain reads what is left. It returns nil when the whole file was read and is the one that was asked for.
+// Drain reads the rest. It returns nil if the whole file was read and is the requested one.
 func (b *Body) Drain() error {
 	_, err := b.WriteTo(io.Discard)
 	return err
@@ -172,7 +172,7 @@ func (b *Body) Close() error {
 	return nil
 }
 
-// resume replaces a connection that was lost.
+// resume replaces a lost connection.
 func (b *Body) resume(cause error) error {
 	b.disconnect(nil)
 	if err := contextError(b.ctx, b.from); err != nil {
@@ -192,7 +192,7 @@ func (b *Body) resume(cause error) error {
 	return b.connect(b.ctx, validators{}, &failure{err: why, retry: true})
 }
 
-// disconnect gives the connection up.
+// disconnect closes the connection.
 func (b *Body) disconnect(cause error) {
 	if b.conn == nil {
 		return
@@ -203,7 +203,7 @@ func (b *Body) disconnect(cause error) {
 	b.conn = nil
 }
 
-// connect asks until an answer can be read from b.off on. last is why that is needed, nil at first.
+// connect sends requests until a response can be read from b.off on. last is why that is needed, nil the first time.
 func (b *Body) connect(ctx context.Context, have validators, last *failure) error {
 	for {
 		if last != nil {
@@ -218,7 +218,7 @@ func (b *Body) connect(ctx context.Context, have validators, last *failure) erro
 	}
 }
 
-// pause waits before another attempt, or returns why there is none.
+// pause waits before another attempt, or returns why there will be none.
 func (b *Body) pause(ctx context.Context, f *failure) error {
 	o := b.s.c.opts
 	switch {
@@ -277,7 +277,7 @@ func set(h http.Header, key, value string) {
 	}
 }
 
-// accept judges the head of an answer.
+// accept checks the status and header of a response.
 func (b *Body) accept(res *http.Response, at location, have validators) *failure {
 	got := validators{etag: res.Header.Get("ETag"), modified: res.Header.Get("Last-Modified")}
 	switch {
@@ -301,7 +301,7 @@ func (b *Body) accept(res *http.Response, at location, have validators) *failure
 	return statusFailure(res, at)
 }
 
-// continues reports whether a partial answer is the rest of what was read so far.
+// continues reports whether a partial response is the rest of what was read so far.
 func (b *Body) continues(res *http.Response, got validators) bool {
 	r, ok := parseContentRange(res.Header.Get("Content-Range"))
 	if !ok || r.first != b.off {

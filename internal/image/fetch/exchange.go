@@ -16,24 +16,24 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// defaultRedirects is how many redirects are followed when a profile does not say.
+// defaultRedirects is the maximum number of redirects when a profile does not set it.
 const defaultRedirects = 9
 
-// failure is an error of one exchange, and whether trying again may help.
+// failure is the error of one exchange, and whether a retry may help.
 type failure struct {
 	err   error         // classified, one sentence
 	retry bool          // the same request may succeed later
 	after time.Duration // the server asked to wait this long; 0: it did not
 }
 
-// exchange asks for l, follows redirects, and returns the final answer, whatever its status, and where it came from.
+// exchange requests l, follows redirects, and returns the final response, whatever its status, and its location.
 func (s *session) exchange(ctx context.Context, l location, header http.Header) (*http.Response, location, *failure) {
 	limit := defaultRedirects
 	if s.profile != nil && s.profile.MaxRedirects != nil {
 		limit = *s.profile.MaxRedirects
 	}
 	first, seen := l, []string{}
-	known := l.who // credentials stay with the origin they were given for, and are not resumed once it was left
+	known := l.who // credentials are sent only to their origin, and not sent again after it was left
 	for {
 		res, err := s.roundTrip(ctx, l, known, header)
 		if err != nil {
@@ -53,7 +53,7 @@ func (s *session) exchange(ctx context.Context, l location, header http.Header) 
 			return nil, l, &failure{err: errdefs.Preconditionf("fetch %s: it redirects in a circle, by way of %s", first, next)}
 		case len(seen) > limit:
 			return nil, l, &failure{err: errdefs.Preconditionf("fetch %s: it redirects more than %d times, which maxRedirects does not allow", first, limit)}
-		case next.who != nil: // the server says who to be there
+		case next.who != nil: // the redirect itself has credentials
 			known = next.who
 		case !next.sameOrigin(l):
 			known = nil
@@ -78,7 +78,7 @@ func (s *session) roundTrip(ctx context.Context, l location, who *url.Userinfo, 
 	req.Header = header.Clone()
 	req.Header.Set("User-Agent", s.c.opts.UserAgent)
 	req.Header.Set("Accept", "*/*")
-	req.Header.Set("Accept-Encoding", "identity") // digests and ranges are those of the file
+	req.Header.Set("Accept-Encoding", "identity") // digests and ranges refer to the file
 	if who != nil {
 		password, _ := who.Password()
 		req.SetBasicAuth(who.Username(), password)
@@ -86,7 +86,7 @@ func (s *session) roundTrip(ctx context.Context, l location, who *url.Userinfo, 
 	return s.transport.RoundTrip(req)
 }
 
-// discard gives an answer back unread, but for a little that lets the connection be used again.
+// discard drops a response. It reads only a little of it, so that the connection can be reused.
 func discard(res *http.Response) {
 	_, _ = io.CopyN(io.Discard, res.Body, 4<<10)
 	res.Body.Close()
@@ -131,7 +131,7 @@ func networkFailure(ctx context.Context, l location, err error) *failure {
 	return &failure{err: errdefs.Unavailablef("fetch %s: %w", l, err), retry: true}
 }
 
-// contextError says why ctx ended, nil if it did not.
+// contextError says why ctx ended, nil if it has not ended.
 func contextError(ctx context.Context, l location) error {
 	switch {
 	case ctx.Err() == nil:
@@ -142,7 +142,7 @@ func contextError(ctx context.Context, l location) error {
 	return fmt.Errorf("fetch %s: %w", l, ctx.Err())
 }
 
-// statusFailure classifies an answer that is none of those that were hoped for.
+// statusFailure classifies a response with an unexpected status.
 func statusFailure(res *http.Response, l location) *failure {
 	f := &failure{}
 	switch code := res.StatusCode; {
@@ -160,7 +160,7 @@ func statusFailure(res *http.Response, l location) *failure {
 	return f
 }
 
-// status is a status line in our words: the server's own text is not repeated.
+// status is a status line in our words: the server's own text is not quoted.
 func status(res *http.Response) string {
 	if text := http.StatusText(res.StatusCode); text != "" {
 		return fmt.Sprintf("%d %s", res.StatusCode, text)

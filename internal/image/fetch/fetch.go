@@ -1,7 +1,7 @@
-// Package fetch downloads over HTTP and HTTPS as a stream: through proxies and redirects, with client certificates, going
-// on where a broken connection left off, and hashing what is served while it is read.
+// Package fetch downloads over HTTP and HTTPS as a stream: through proxies and redirects, with client certificates. It
+// resumes broken downloads and hashes the served bytes while it reads them.
 //
-// It neither decompresses nor stores, knows no image names, and speaks to no registry.
+// It does not decompress or store, knows no image names and uses no registry protocol.
 package fetch
 
 import (
@@ -23,23 +23,23 @@ import (
 
 // Options tune a Client. Zero values are replaced by the defaults named here.
 type Options struct {
-	Log       *slog.Logger  // nil: silence
+	Log       *slog.Logger  // nil: no log
 	UserAgent string        // "": cocoon
-	Stall     time.Duration // a connection that brings no byte for this long is given up; 30 s
-	Dial      time.Duration // for a connection to be made; 30 s
-	Handshake time.Duration // for TLS; 10 s
-	Attempts  int           // in a row that bring nothing, before a fetch fails; 5
+	Stall     time.Duration // a connection without a byte for this long is closed; 30 s
+	Dial      time.Duration // timeout to connect; 30 s
+	Handshake time.Duration // timeout of the TLS handshake; 10 s
+	Attempts  int           // attempts in a row without progress before a fetch fails; 5
 	Backoff   time.Duration // before the second attempt, doubled for each further one; 500 ms
-	MaxWait   time.Duration // the longest wait between attempts, whatever a server asks for; 30 s
-	Reach     *reach.Policy // where URLs may lead; nil: everywhere
+	MaxWait   time.Duration // maximum wait between attempts, whatever a server asks for; 30 s
+	Reach     *reach.Policy // allowed destinations of URLs; nil: all
 }
 
-// Client fetches. It is safe for concurrent use and reuses connections between fetches of one transport profile.
+// Client fetches files. It is safe for concurrent use and reuses connections between fetches of one transport profile.
 type Client struct {
 	opts Options
 
 	mu         sync.Mutex
-	transports map[[sha256.Size]byte]*http.Transport // by hash of what is configured: the key holds no secret
+	transports map[[sha256.Size]byte]*http.Transport // by hash of the configuration: the key holds no secret
 }
 
 // New returns a client. It opens nothing.
@@ -67,7 +67,7 @@ func fill(d *time.Duration, def time.Duration) {
 	}
 }
 
-// Close drops the connections that are kept for later. Fetches under way go on.
+// Close closes idle connections. Running fetches continue.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,19 +82,19 @@ func (c *Client) Close() error {
 type Request struct {
 	URL          string             // http or https; its userinfo becomes Basic authorization
 	Profile      *translate.Profile // nil: the defaults of the system
-	ETag         string             // of the copy we have: the answer may be that nothing changed
-	LastModified string             // likewise, as the server said it
-	Digest       string             // "sha256:<hex>" that the bytes must have as served; "": any
+	ETag         string             // of our copy: the server may answer that nothing changed
+	LastModified string             // of our copy, as the server sent it
+	Digest       string             // required "sha256:<hex>" of the bytes as served; "": any
 	Checksums    string             // URL of a SHA256SUMS file that lists the URL's base name; "": none
 }
 
-// errTimeout is the cause of a context that a profile's timeout ended.
+// errTimeout is the cause when a profile's timeout ends a context.
 var errTimeout = errors.New("the timeout of the transport profile passed")
 
-// Get starts the fetch of r.URL and returns when its body can be read, or it is known not to have changed. ctx ends the
-// whole fetch, reading included.
+// Get starts the fetch of r.URL. It returns when the body can be read, or when the file is known not to have changed. ctx
+// ends the whole fetch, including reads.
 //
-// Errors, of Get and of reading: InvalidArgument (URL, digest, profile), NotFound (404, 410), FailedPrecondition (refused:
+// Errors, of Get and of reads: InvalidArgument (URL, digest, profile), NotFound (404, 410), FailedPrecondition (refused:
 // credentials, certificates, redirects), DataLoss (digest), Unavailable (network, server, profile's timeout).
 func (c *Client) Get(ctx context.Context, r Request) (*Body, error) {
 	from, err := parseURL(r.URL)
@@ -133,14 +133,14 @@ func (c *Client) Get(ctx context.Context, r Request) (*Body, error) {
 	return b, nil
 }
 
-// session is what the requests of one Get have in common.
+// session is shared by all requests of one Get.
 type session struct {
 	c         *Client
 	transport *http.Transport
 	profile   *translate.Profile
 }
 
-// parseDigest returns the hex digits of d, "" for none.
+// parseDigest returns the hex digits of d, "" if d is empty.
 func parseDigest(d string) (string, error) {
 	if d == "" {
 		return "", nil
@@ -159,7 +159,7 @@ func hexDigest(digits string) (string, error) {
 	return strings.ToLower(digits), nil
 }
 
-// checkProfile refuses what could only fail later, half-way.
+// checkProfile refuses settings that would fail only later.
 func checkProfile(p *translate.Profile) error {
 	if p != nil && p.MaxRedirects != nil && *p.MaxRedirects < 0 {
 		return errdefs.Invalidf("maxRedirects is %d; it must not be negative", *p.MaxRedirects)

@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/translate"
 )
 
-// quick makes clients that do not wait between attempts.
+// quick makes clients retry without a wait.
 var quick = Options{Backoff: time.Nanosecond, MaxWait: time.Nanosecond, Attempts: 4}
 
 func client(t testing.TB, o Options) *Client {
@@ -31,7 +31,7 @@ func client(t testing.TB, o Options) *Client {
 	return c
 }
 
-// get fetches whole.
+// get fetches a whole file.
 func get(t testing.TB, c *Client, r Request) ([]byte, *Body, error) {
 	t.Helper()
 	b, err := c.Get(t.Context(), r)
@@ -55,7 +55,7 @@ func digestOf(p []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// origin serves one file as real servers do, and remembers what it was asked for.
+// origin serves one file as real servers do, and records the requests.
 type origin struct {
 	data     []byte
 	etag     string
@@ -182,7 +182,7 @@ func TestStatement30_AnyFinalStatusButOKIsAnError(t *testing.T) {
 		{204, errdefs.FailedPrecondition, 1},
 		{206, errdefs.FailedPrecondition, 1},
 		{300, errdefs.FailedPrecondition, 1},
-		{304, errdefs.FailedPrecondition, 1}, // nobody asked whether it changed
+		{304, errdefs.FailedPrecondition, 1}, // the request did not ask whether it changed
 		{400, errdefs.FailedPrecondition, 1},
 		{401, errdefs.FailedPrecondition, 1},
 		{403, errdefs.FailedPrecondition, 1},
@@ -356,7 +356,7 @@ func TestChecksumFile(t *testing.T) {
 		o.ServeHTTP(w, r)
 	})
 	url = strings.Replace(url, "http://", "http://u:p@", 1)
-	beside := strings.Replace(url, "u:p@", "", 1) + "/d/SHA256SUMS" // of one origin: the same credentials serve
+	beside := strings.Replace(url, "u:p@", "", 1) + "/d/SHA256SUMS" // same origin: the same credentials apply
 	for _, tc := range []struct {
 		name, sums, demanded string
 		class                errdefs.Class
@@ -406,7 +406,7 @@ func TestStatement36_AnEndedFetchHoldsNoConnection(t *testing.T) {
 	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after cancel: %v", err)
 	}
-	<-gone // the server saw us leave before Close
+	<-gone // the server saw the client leave before Close
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}

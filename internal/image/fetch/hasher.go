@@ -7,12 +7,12 @@ import (
 )
 
 const (
-	hashBlock  = 256 << 10 // fits a core's cache
-	hashBlocks = 4         // that wait at most
+	hashBlock  = 256 << 10 // fits into a core's cache
+	hashBlocks = 4         // maximum of waiting blocks
 )
 
-// hasher computes a SHA-256 beside the goroutine that reads: on a second core, the digest costs a fetch no time. The zero
-// value is ready. Short content is hashed in place.
+// hasher computes a SHA-256 in a second goroutine. On a second core, the digest costs a fetch no time. The zero value is
+// ready to use. Short content is hashed by the caller itself.
 type hasher struct {
 	h    hash.Hash
 	cur  []byte      // being filled
@@ -34,7 +34,7 @@ func (h *hasher) write(p []byte) {
 	}
 }
 
-// block is a free one.
+// block returns a free block.
 func (h *hasher) block() []byte {
 	if h.free == nil {
 		h.free = make(chan []byte, hashBlocks)
@@ -48,7 +48,7 @@ func (h *hasher) block() []byte {
 	return make([]byte, 0, hashBlock)
 }
 
-// hand gives the full block to the second goroutine, which the first one starts. sum and close end it.
+// hand passes the full block to the second goroutine, which the first call starts. sum and close end it.
 func (h *hasher) hand() {
 	if h.work == nil {
 		h.h = sha256.New()
@@ -65,7 +65,7 @@ func (h *hasher) hand() {
 	h.cur = nil
 }
 
-// sum ends the hash and returns its hex digits.
+// sum finishes the hash and returns its hex digits.
 func (h *hasher) sum() string {
 	h.close()
 	if h.h == nil {

@@ -8,13 +8,13 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// location is a URL that prints without what may be secret in it: userinfo, query and fragment.
+// location is a URL that prints without its possible secrets: userinfo, query and fragment.
 type location struct {
 	url *url.URL // without userinfo and fragment
 	who *url.Userinfo
 }
 
-// parseURL accepts absolute http and https URLs. Its errors do not repeat the text, which may hold a password.
+// parseURL accepts absolute http and https URLs. Its errors do not quote the text, which may hold a password.
 func parseURL(raw string) (location, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Hostname() == "" || u.Opaque != "" {
@@ -32,7 +32,7 @@ func located(u *url.URL) location {
 	return l
 }
 
-// String is l for people and logs.
+// String is l for people and logs, with the query hidden.
 func (l location) String() string {
 	u := *l.url
 	if u.RawQuery != "" || u.ForceQuery {
@@ -41,7 +41,7 @@ func (l location) String() string {
 	return u.String()
 }
 
-// base is the name of the file.
+// base is the file name.
 func (l location) base() string { return path.Base(l.url.Path) }
 
 func (l location) port() string {
@@ -51,13 +51,13 @@ func (l location) port() string {
 	return map[string]string{"http": "80", "https": "443"}[l.url.Scheme]
 }
 
-// sameOrigin reports whether what is said to one may be said to the other.
+// sameOrigin reports whether credentials for one location may be sent to the other.
 func (l location) sameOrigin(o location) bool {
 	return l.url.Scheme == o.url.Scheme && l.port() == o.port() &&
 		strings.EqualFold(l.url.Hostname(), o.url.Hostname())
 }
 
-// follow resolves the Location of a redirect that l answered with.
+// follow resolves the Location header of a redirect from l.
 func (l location) follow(to string) (location, error) {
 	ref, err := url.Parse(to)
 	if err != nil || to == "" {

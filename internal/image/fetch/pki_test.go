@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/translate"
 )
 
-// pki is an authority with an intermediate one below it.
+// pki is an authority with an intermediate authority.
 type pki struct{ root, intermediate *entity }
 
 // entity is a certificate and its key.
@@ -48,7 +48,7 @@ func ecKey(t *testing.T) crypto.Signer {
 	return key
 }
 
-// issue signs template with by, or itself when by is nil.
+// issue signs template with the key of by, or with its own key if by is nil.
 func issue(t *testing.T, by *entity, key crypto.Signer, template *x509.Certificate) *entity {
 	t.Helper()
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
@@ -99,7 +99,7 @@ func (p *pki) serving(t *testing.T, c *x509.Certificate) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{e.cert.Raw}, PrivateKey: e.key}
 }
 
-// server is for 127.0.0.1 and example.com.
+// server is a certificate for 127.0.0.1 and example.com.
 func (p *pki) server(t *testing.T) tls.Certificate {
 	return p.valid(t, time.Unix(0, 0), time.Now().Add(time.Hour))
 }
@@ -125,7 +125,7 @@ func (p *pki) pool() *x509.CertPool {
 
 func (p *pki) rootPEM() string { return p.root.certPEM() }
 
-// trusting is a profile that knows p, and nothing else of its own.
+// trusting is a profile that trusts p and has no other settings.
 func trusting(p *pki) *translate.Profile {
 	return &translate.Profile{TLS: &translate.TLS{Certificates: []translate.Certificate{{Cert: p.rootPEM()}}}}
 }
@@ -134,7 +134,7 @@ func (e *entity) certPEM() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: e.cert.Raw}))
 }
 
-// keyPEM is the key as pkcs8, pkcs1 or sec1.
+// keyPEM returns the key as pkcs8, pkcs1 or sec1.
 func (e *entity) keyPEM(t *testing.T, form string) string {
 	t.Helper()
 	b := &pem.Block{Type: "PRIVATE KEY"}

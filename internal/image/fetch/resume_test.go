@@ -33,7 +33,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 
 func drop() { panic(http.ErrAbortHandler) }
 
-// lossy serves o; the first len(cuts) answers end after so many bytes.
+// lossy serves o; the first len(cuts) responses end after that many bytes.
 func lossy(o *origin, cuts ...int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if n := len(o.asked()); n < len(cuts) {
@@ -85,7 +85,7 @@ func TestALostConnectionGoesOn(t *testing.T) {
 }
 
 func TestALostConnectionBeforeTheFirstByteStartsAgain(t *testing.T) {
-	o := &origin{data: content(1000)} // no ETag is needed for that
+	o := &origin{data: content(1000)} // this works without an ETag
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if len(o.asked()) == 0 {
 			o.seen(r)
@@ -106,9 +106,9 @@ func TestAStalledConnectionIsGivenUp(t *testing.T) {
 	o := &origin{data: content(100 << 10), etag: `"a"`}
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch len(o.asked()) {
-		case 0: // sends something, then nothing until we hang up
+		case 0: // sends something, then nothing until the client disconnects
 			w = &cutter{w, 80 << 10, func() { <-r.Context().Done(); drop() }}
-		case 1: // does not even answer
+		case 1: // sends no response at all
 			o.seen(r)
 			<-r.Context().Done()
 			return
@@ -139,7 +139,7 @@ func TestAServerThatStallsForEver(t *testing.T) {
 }
 
 func TestASlowReaderIsNoStall(t *testing.T) {
-	o := &origin{data: content(8 << 20)} // without ETag: a second connection could not go on
+	o := &origin{data: content(8 << 20)} // without ETag: a second connection could not resume
 	opts := quick
 	opts.Stall = time.Second
 	b, err := client(t, opts).Get(t.Context(), Request{URL: serve(t, o.ServeHTTP)})
@@ -150,7 +150,7 @@ func TestASlowReaderIsNoStall(t *testing.T) {
 	if _, err := io.CopyN(io.Discard, b, 100); err != nil {
 		t.Fatal(err)
 	}
-	<-time.After(1100 * time.Millisecond) // longer than Stall: what is tested is that this time does not count
+	<-time.After(1100 * time.Millisecond) // longer than Stall: the test checks that this time does not count
 	if err := b.Drain(); err != nil || len(o.asked()) != 1 {
 		t.Errorf("%v, asked %d times", err, len(o.asked()))
 	}

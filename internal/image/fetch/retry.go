@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// backoff is how long to wait after the given number of attempts: what the server asked for, or twice as long each time,
-// give or take a quarter so that many nodes do not return at once; never longer than the client allows. After progress
-// there is no wait.
+// backoff returns the wait after that many attempts: what the server asked for, or a wait that doubles each time, plus or
+// minus a quarter so that many nodes do not retry at once. It never exceeds the client's limit. After progress there is no
+// wait.
 func backoff(o Options, tries int, asked time.Duration) time.Duration {
 	if asked > 0 {
 		return min(asked, o.MaxWait)
@@ -22,9 +22,9 @@ func backoff(o Options, tries int, asked time.Duration) time.Duration {
 	return min(wait*3/4+rand.N(wait/2+1), o.MaxWait)
 }
 
-// retryAfter reads the header of that name: seconds or a date. What cannot be understood asks for nothing.
+// retryAfter reads the Retry-After header: seconds or a date. An invalid value counts as no wait.
 func retryAfter(value string, now time.Time) time.Duration {
-	const longest = 24 * time.Hour // far beyond any bound, and far from overflow
+	const longest = 24 * time.Hour // far above any limit, and far from overflow
 	if seconds, err := strconv.ParseUint(value, 10, 63); err == nil {
 		return min(time.Duration(min(seconds, uint64(longest/time.Second)))*time.Second, longest)
 	}
@@ -34,7 +34,7 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return 0
 }
 
-// contentRange is what part of a file an answer holds, both ends included. total is -1 when the server does not know.
+// contentRange is the part of a file in a response, both ends included. total is -1 if the server does not know it.
 type contentRange struct{ first, last, total int64 }
 
 // parseContentRange reads "bytes 0-99/100".
@@ -66,7 +66,7 @@ func parseContentRange(value string) (contentRange, bool) {
 	return r, r.first <= r.last && (r.total < 0 || r.last < r.total)
 }
 
-// number reads digits only: no sign, which ParseInt would take.
+// number reads only digits: no sign, which ParseInt would accept.
 func number(s string) (int64, error) {
 	n, err := strconv.ParseUint(s, 10, 63)
 	return int64(n), err

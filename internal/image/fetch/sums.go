@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// maxSums bounds a checksum file.
+// maxSums is the maximum size of a checksum file.
 const maxSums = 1 << 20
 
-// listed returns the digest that the checksum file at raw gives for l. want is what was demanded besides; both must agree.
+// listed returns the digest of l from the checksum file at raw. want is a digest that was also required; both must agree.
 func (s *session) listed(ctx context.Context, raw string, l location, want string) (string, error) {
 	at, err := parseURL(raw)
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *session) listed(ctx context.Context, raw string, l location, want strin
 	return digest, nil
 }
 
-// small fetches a small file whole.
+// small fetches a whole small file.
 func (s *session) small(ctx context.Context, l location) ([]byte, error) {
 	b := &Body{s: s, ctx: ctx, cancel: func() {}, from: l, size: -1}
 	defer b.Close()
@@ -57,15 +57,15 @@ func (s *session) small(ctx context.Context, l location) ([]byte, error) {
 	return text, nil
 }
 
-// The two styles: "HEX  NAME", as sha256sum writes (a '*' before NAME marks binary mode, a '\' before HEX an escaped name),
-// and "SHA256 (NAME) = HEX" of BSD.
+// The two styles: "HEX  NAME" of sha256sum (a '*' before NAME marks binary mode, a '\' before HEX an escaped name), and
+// "SHA256 (NAME) = HEX" of BSD.
 var (
 	gnuLine = regexp.MustCompile(`^(\\?)([0-9A-Fa-f]{64}) [ *](.+)$`)
 	bsdLine = regexp.MustCompile(`^SHA256 ?\((.+)\) ?= ?([0-9A-Fa-f]{64})$`)
 )
 
-// lookup finds the digest of the file called name, in whatever folder. Other lines, such as comments, signatures and
-// other algorithms, are passed over.
+// lookup finds the digest of the file called name, in any folder. It ignores other lines, such as comments, signatures and
+// other algorithms.
 func lookup(text []byte, name string) (string, error) {
 	found := ""
 	lines := bufio.NewScanner(bytes.NewReader(text))

@@ -13,8 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/image/translate"
 )
 
-// tlsConfig is t for the standard library. Authorities are added to those of the system. What cannot be read in a PEM text
-// is passed over, with a line in the log that names only its place.
+// tlsConfig converts t for the standard library. Authorities are added to those of the system. It skips what it cannot
+// read in a PEM text and logs only its place.
 func (c *Client) tlsConfig(t *translate.TLS) (*tls.Config, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t == nil {
@@ -51,7 +51,7 @@ func (c *Client) tlsConfig(t *translate.TLS) (*tls.Config, error) {
 
 func systemPool() *x509.CertPool {
 	pool, err := x509.SystemCertPool()
-	if err != nil { // a host without any: then only ours count
+	if err != nil { // the host has no authorities: use only ours
 		return x509.NewCertPool()
 	}
 	return pool
@@ -66,7 +66,7 @@ func onlyAuthorities(certs []*x509.Certificate) bool {
 	return true
 }
 
-// readPEM reads the certificates of a pair, and its private keys: those of Key come first.
+// readPEM reads the certificates of a pair, and its private keys: the keys from Key come first.
 func (c *Client) readPEM(pair translate.Certificate, index int) (certs []*x509.Certificate, keys []crypto.Signer) {
 	skip := func(field string, block int, why string) {
 		c.opts.Log.Warn("part of a certificate is passed over",
@@ -111,7 +111,7 @@ func (c *Client) readPEM(pair translate.Certificate, index int) (certs []*x509.C
 	return certs, keys
 }
 
-// parseKey reads PKCS #1, PKCS #8 and SEC 1 keys, whatever the block is called.
+// parseKey reads PKCS #1, PKCS #8 and SEC 1 keys, whatever the type of the block.
 func parseKey(block *pem.Block) (crypto.Signer, bool) {
 	if x509.IsEncryptedPEMBlock(block) { //nolint:staticcheck // recognised to be refused, not used
 		return nil, false
@@ -129,8 +129,8 @@ func parseKey(block *pem.Block) (crypto.Signer, bool) {
 	return nil, false
 }
 
-// chainsOf returns a client certificate for each of certs that key belongs to, with those that lead from it to an
-// authority: servers that know only the authority can verify it then.
+// chainsOf returns a client certificate for each of certs that matches key, with the chain from it to an authority.
+// Servers that know only the authority can then verify it.
 func chainsOf(certs []*x509.Certificate, key crypto.Signer) []tls.Certificate {
 	public, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	if !ok {
@@ -153,7 +153,7 @@ func chainsOf(certs []*x509.Certificate, key crypto.Signer) []tls.Certificate {
 	return chains
 }
 
-// issuer finds who signed cert. A self-signed authority is not part of a chain: the server has to know it anyway.
+// issuer finds the signer of cert. A self-signed authority is not part of a chain: the server must know it anyway.
 func issuer(cert *x509.Certificate, among []*x509.Certificate) *x509.Certificate {
 	for _, c := range among {
 		if c.IsCA && !bytes.Equal(c.RawSubject, c.RawIssuer) && bytes.Equal(cert.RawIssuer, c.RawSubject) && cert.CheckSignatureFrom(c) == nil {

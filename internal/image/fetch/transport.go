@@ -16,10 +16,10 @@ import (
 	"cocoonstack.io/cocoon/internal/image/translate"
 )
 
-// maxTransports bounds the cache: profiles come and go with the files that hold them.
+// maxTransports limits the cache: profiles change with the files that hold them.
 const maxTransports = 64
 
-// transport returns the one for p. Profiles that connect alike share it, and with it their connections.
+// transport returns the transport for p. Profiles with equal settings share it and its connections.
 func (c *Client) transport(p *translate.Profile) (*http.Transport, error) {
 	if p == nil {
 		p = &translate.Profile{}
@@ -69,9 +69,9 @@ func (c *Client) newTransport(p *translate.Profile) (*http.Transport, error) {
 		ResponseHeaderTimeout: c.opts.Stall,
 		IdleConnTimeout:       time.Minute,
 		MaxIdleConnsPerHost:   4,
-		DisableCompression:    true,     // digests and ranges are those of the file
-		ReadBufferSize:        64 << 10, // larger reads pass it by
-		// HTTP/2 stays off: one long stream gains nothing by it, and a lost connection must cost one fetch only.
+		DisableCompression:    true,     // digests and ranges refer to the file
+		ReadBufferSize:        64 << 10, // larger reads bypass it
+		// HTTP/2 stays off: it does not help one long stream, and a lost connection must affect only one fetch.
 		MaxResponseHeaderBytes: 1 << 18,
 		OnProxyConnectResponse: proxyAnswer,
 	}
@@ -81,13 +81,13 @@ func (c *Client) newTransport(p *translate.Profile) (*http.Transport, error) {
 	return t, nil
 }
 
-// proxyOf is the profile's proxy for every URL, or what the environment says.
+// proxyOf returns the profile's proxy for every URL, or the proxy of the environment.
 func proxyOf(raw string) (func(*http.Request) (*url.URL, error), error) {
 	if raw == "" {
 		ask := httpproxy.FromEnvironment().ProxyFunc()
 		return func(r *http.Request) (*url.URL, error) {
 			u, err := ask(r.URL)
-			if err != nil { // its text is that of the variable, which may hold a password
+			if err != nil { // the error quotes the variable, which may hold a password
 				return nil, errdefs.Preconditionf("the proxy that the environment names for %s is no URL", r.URL.Scheme)
 			}
 			return u, nil

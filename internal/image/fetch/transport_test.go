@@ -40,7 +40,7 @@ func TestStatement24_WithoutAProfileTheDefaultsOfTheSystemCount(t *testing.T) {
 		if _, _, err := get(t, client(t, quick), Request{URL: serve(t, o.ServeHTTP), Profile: p}); err != nil {
 			t.Error(err)
 		}
-		// No system trusts our authority.
+		// The system does not trust our authority.
 		_, _, err := get(t, client(t, quick), Request{URL: secure(t, newPKI(t).server(t), o.ServeHTTP, nil), Profile: p})
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "add its CA") {
 			t.Error(err)
@@ -74,7 +74,7 @@ func TestStatement26_TimeoutIsForTheWholeRequest(t *testing.T) {
 	}
 }
 
-// redirector redirects as many times as its path says.
+// redirector redirects as often as its path says.
 func redirector(o *origin) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n, err := strconv.Atoi(strings.Trim(r.URL.Path, "/"))
@@ -143,11 +143,11 @@ func TestARedirectFromHTTPSToHTTPIsRefused(t *testing.T) {
 	}
 }
 
-// proxy is a forward proxy: it sends requests in absolute form to target, whatever host they are for, and tunnels likewise.
+// proxy is a forward proxy. It sends requests in absolute form to target, whatever their host, and its tunnels go there, too.
 type proxy struct {
 	origin
-	target string // host:port of everything
-	status int    // refuses instead
+	target string // host:port of all destinations
+	status int    // status of its refusal, if it refuses
 }
 
 func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -199,7 +199,7 @@ func TestStatement29_ProxyOfTheProfileOrOfTheEnvironment(t *testing.T) {
 	for _, tc := range []struct {
 		name, profile, env string
 	}{
-		{"profile", "http://user:hush@%s", "http://192.0.2.1:1"}, // the environment's would not work
+		{"profile", "http://user:hush@%s", "http://192.0.2.1:1"}, // the environment's proxy would not work
 		{"profile without scheme", "%s", ""},
 		{"environment", "", "http://%s"},
 	} {
@@ -271,7 +271,7 @@ func TestStatement31_AuthoritiesAreAddedAndKeysMakeClientCertificates(t *testing
 	url := secure(t, ca.server(t), o.ServeHTTP, nil)
 	client1 := ca.leaf(t, "client")
 	both := &translate.Profile{TLS: &translate.TLS{Certificates: []translate.Certificate{
-		{Cert: stranger.rootPEM()}, {Cert: ca.rootPEM()}, {Cert: client1.certPEM()}, // without a key: of no use, and no harm
+		{Cert: stranger.rootPEM()}, {Cert: ca.rootPEM()}, {Cert: client1.certPEM()}, // without a key: useless but harmless
 	}}}
 	if _, _, err := get(t, client(t, quick), Request{URL: url, Profile: both}); err != nil {
 		t.Error(err)
@@ -334,7 +334,7 @@ func TestStatement32_KeysOfAnyFormAreFoundInKeyAndThenInCert(t *testing.T) {
 	}
 }
 
-// demanding runs an HTTPS server that wants a client certificate of ca, and knows only its root.
+// demanding runs an HTTPS server that requires a client certificate of ca and knows only its root.
 func demanding(t *testing.T, ca *pki, o *origin) string {
 	return secure(t, ca.server(t), o.ServeHTTP, func(cfg *tls.Config) {
 		cfg.ClientAuth, cfg.ClientCAs = tls.RequireAndVerifyClientCert, ca.pool()
@@ -377,7 +377,7 @@ func TestStatement33_ClientCertificatesAreSentAsAChain(t *testing.T) {
 func TestStatement34_ServerNameAndInsecure(t *testing.T) {
 	ca := newPKI(t)
 	o := &origin{data: content(10)}
-	url := secure(t, ca.named(t, "images.example.org"), o.ServeHTTP, nil) // and not for 127.0.0.1
+	url := secure(t, ca.named(t, "images.example.org"), o.ServeHTTP, nil) // not valid for 127.0.0.1
 	if _, _, err := get(t, client(t, quick), Request{URL: url, Profile: trusting(ca)}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "serverName") {
 		t.Errorf("another name: %v", err)
 	}

@@ -1,6 +1,6 @@
-// Package imagetest is the suite that every image.Store must pass.
+// Package imagetest is the test suite that every image.Store must pass.
 //
-// It brings no images of its own: the caller supplies small ones, so that the suite depends on no format.
+// It has no images of its own: the caller supplies small ones, so that the suite depends on no format.
 package imagetest
 
 import (
@@ -20,7 +20,7 @@ import (
 // Fixtures are images to import.
 type Fixtures struct {
 	OCI   []byte // a container image with an entrypoint
-	Other []byte // another one
+	Other []byte // a different container image
 	Disk  []byte // a disk of DiskSize bytes
 	Size  int64  // virtual size of Disk
 }

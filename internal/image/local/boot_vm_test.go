@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// script is the init of the test guest: it mounts the two disks as our real init does, and says what it sees.
+// script is the init of the test guest: it mounts the two disks as our real init does, and prints what it sees.
 const script = `#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t devtmpfs dev /dev; $b mount -t proc proc /proc; $b mount -t sysfs sys /sys
@@ -56,7 +56,7 @@ $b dmesg | $b grep -i 'ext4.*error' > /dev/ttyS0
 $b sync; $b poweroff -f
 `
 
-// cpio writes an archive in the form the kernel unpacks over the initramfs before it.
+// cpio writes an archive that the kernel unpacks over the initramfs before it.
 func cpio(files map[string]string) []byte {
 	var b bytes.Buffer
 	entry := func(name, data string, mode int) {
@@ -112,8 +112,8 @@ func boot(t *testing.T, disks []vm.Disk) string {
 	return strings.ReplaceAll(string(out), "\r", "")
 }
 
-// TestVMGuestMountsItsDisks boots a guest twice on what Prepare made: the image is whole and read-only, the writable layer
-// has its size and keeps its content, and both are clean afterwards.
+// TestVMGuestMountsItsDisks boots a guest twice with the disks of Prepare: the image is complete and read-only, the
+// writable layer has its size and keeps its content, and both are clean afterwards.
 func TestVMGuestMountsItsDisks(t *testing.T) {
 	big := strings.Repeat("0123456789abcdef", 1<<19)
 	img := ociimage.Image{Layers: []ociimage.Layer{

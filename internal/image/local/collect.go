@@ -19,9 +19,9 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// Collect frees what limits allow to free. Content that no name refers to goes first, then images unused for too long,
-// then those used longest ago until the store is small enough and its file system empty enough. Layers go when no
-// record and no unfinished import names them any more.
+// Collect frees what limits allow. It removes content without a name first, then images that were unused for too long.
+// Then it removes the images that were unused for the longest time, until the store is small enough and its file system
+// has enough space. A layer is removed when no record and no unfinished import needs it.
 func (s *Store) Collect(ctx context.Context, limits image.GCLimits, inUse func(digest string) bool) (image.Collected, error) {
 	if err := checkLimits(limits); err != nil {
 		return image.Collected{}, err
@@ -44,7 +44,7 @@ func checkLimits(l image.GCLimits) error {
 	return nil
 }
 
-// collect plans and acts under the store's lock; only the deleting of what is out of sight already happens without it.
+// collect plans and acts under the store's lock. Only the deletion of hidden folders happens without it.
 func (s *Store) collect(limits image.GCLimits, inUse func(string) bool) (c image.Collected, err error) {
 	work, err := s.newWork()
 	if err != nil {
@@ -57,7 +57,7 @@ func (s *Store) collect(limits image.GCLimits, inUse func(string) bool) (c image
 	}
 	defer unlock()
 	if !limits.DryRun {
-		if err := s.sweepTemporary(); err != nil { // else what a dead import pinned would stay
+		if err := s.sweepTemporary(); err != nil { // else layers pinned by a dead import would stay
 			return c, err
 		}
 	}
@@ -77,27 +77,27 @@ func (s *Store) collect(limits image.GCLimits, inUse func(string) bool) (c image
 	return c, s.carryOut(p, work)
 }
 
-// item is one stored image, as a collection sees it.
+// item is one stored image during a collection.
 type item struct {
 	hex    string
 	images []image.Image // one for each of its names
 	used   time.Time
-	size   int64 // bytes of its own, without layers
+	size   int64 // bytes of its own files, without layers
 	layers []string
 	busy   bool
 }
 
-// inventory is everything in the store that could go.
+// inventory is everything in the store that may be removed.
 type inventory struct {
 	items  []item
 	layers map[string]int64 // bytes of each layer
-	pinned map[string]bool  // layers that must stay; nil: all
-	stale  []string         // origins of names that are not there
+	pinned map[string]bool  // layers that must be kept; nil: all
+	stale  []string         // origins of names that do not exist
 	total  int64            // bytes of the store
 	disk   diskUsage        // of its file system
 }
 
-// Preconditions: the exclusive lock is held.
+// inventory lists the content of the store. Preconditions: the exclusive lock is held.
 func (s *Store) inventory(inUse func(string) bool) (inv inventory, err error) {
 	names, err := s.names()
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *Store) inventory(inUse func(string) bool) (inv inventory, err error) {
 			it.used, it.layers = s.usedAt(rec), rec.Layers
 		case errdefs.IsNotFound(err): // no record, so nothing can boot from it
 		default:
-			// What it stands on is not known. It goes when its names have, unless a later version of us wrote it.
+			// Its layers are unknown. It is removed when it has no name, unless a later version of Cocoon wrote it.
 			s.cfg.Log.Warn("image record unreadable, so no layer is collected", "image", digest(it.hex), "err", err)
 			inv.pinned = nil
 			it.busy = it.busy || len(it.images) > 0 || !errdefs.Is(err, errdefs.DataLoss)
@@ -151,7 +151,7 @@ func (s *Store) inventory(inUse func(string) bool) (inv inventory, err error) {
 	return inv, nil
 }
 
-// plan is what a collection takes.
+// plan is what a collection removes.
 type plan struct {
 	items  []item
 	layers []string
@@ -159,7 +159,7 @@ type plan struct {
 	freed  int64
 }
 
-// plan chooses, without touching anything.
+// plan chooses what to remove and changes nothing.
 func (inv inventory) plan(l image.GCLimits, now time.Time) plan {
 	p := plan{stale: inv.stale}
 	refs := map[string]int{}
@@ -190,7 +190,7 @@ func (inv inventory) plan(l image.GCLimits, now time.Time) plan {
 	left := slices.DeleteFunc(slices.Clone(inv.items), func(it item) bool {
 		return it.busy || l.MinAge > 0 && now.Sub(it.used) < l.MinAge
 	})
-	slices.SortFunc(left, func(a, b item) int { // unnamed content, then what was used longest ago
+	slices.SortFunc(left, func(a, b item) int { // unnamed content first, then the longest unused
 		if a, b := len(a.images) == 0, len(b.images) == 0; a != b {
 			if a {
 				return -1
@@ -218,8 +218,8 @@ func uniq(in []string) []string {
 	return slices.Compact(out)
 }
 
-// carryOut removes in an order that is harmless to cut anywhere: content is marked to go before its names do, and what
-// stands on layers goes before the layers.
+// carryOut removes in an order that is safe to interrupt at any point: content is marked for removal before its names are
+// removed, and images are removed before their layers.
 // Preconditions: the exclusive lock is held.
 func (s *Store) carryOut(p plan, work *workdir) error {
 	for _, it := range p.items {
@@ -258,7 +258,7 @@ func (s *Store) forgetAll(it item) error {
 	return s.syncNames()
 }
 
-// forget removes a name. Its origin goes after it: alone it means nothing.
+// forget removes a name, then its origin, which means nothing alone.
 func (s *Store) forget(name string) error {
 	if err := os.Remove(s.namePath(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forget image name %s: %w", name, err)
@@ -266,7 +266,7 @@ func (s *Store) forget(name string) error {
 	return s.dropOrigin(name)
 }
 
-// hide moves a folder into work in one step. Whoever has a file of it open keeps it.
+// hide moves a folder into work in one step. Open files in it stay usable.
 func (s *Store) hide(work *workdir, path string) error {
 	err := os.Rename(path, work.join("gone-"+filepath.Base(filepath.Dir(path))+"-"+filepath.Base(path)))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -275,7 +275,7 @@ func (s *Store) hide(work *workdir, path string) error {
 	return nil
 }
 
-// staleOrigins returns the keys of origins that belong to no name.
+// staleOrigins returns the keys of origins that have no name.
 func (s *Store) staleOrigins(names []named) (keys []string, err error) {
 	entries, err := os.ReadDir(s.path("origins"))
 	if err != nil {
@@ -322,7 +322,7 @@ func (s *Store) pinnedLayers() (map[string]bool, error) {
 	return keep, err
 }
 
-// Usage returns how many bytes the store occupies, work in progress included.
+// Usage returns the bytes that the store uses, including work in progress.
 func (s *Store) Usage(ctx context.Context) (int64, error) {
 	if err := s.Open(ctx); err != nil {
 		return 0, err
@@ -351,10 +351,10 @@ func (s *Store) usage() (sum int64, err error) {
 
 // diskUsage is how full a file system is, in bytes.
 type diskUsage struct {
-	used, avail int64 // avail is what an ordinary user may still take
+	used, avail int64 // avail is what an unprivileged user may still use
 }
 
-// percent is what df says after freed bytes are freed.
+// percent is the usage that df shows after freed bytes are freed.
 func (d diskUsage) percent(freed int64) int {
 	total := d.used + d.avail
 	if total <= 0 {

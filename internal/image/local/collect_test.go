@@ -124,7 +124,7 @@ func TestUseKeepsAnImageYoung(t *testing.T) {
 
 func TestUnnamedContentGoesFirst(t *testing.T) {
 	s, _, ids := aged(t)
-	put(t, s, "c", "another", web) // the youngest content loses its name
+	put(t, s, "c", "another", web) // the newest content loses its name
 	got, err := s.Collect(t.Context(), image.GCLimits{MaxSize: 3 << 20}, nil)
 	if err != nil || len(got.Images) != 0 {
 		t.Errorf("%+v %v", got, err)
@@ -188,7 +188,7 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
-// TestLayersGoWithTheirLastImage makes up layers, as records of container images name them.
+// TestLayersGoWithTheirLastImage creates layers in the form in which records of container images name them.
 func TestLayersGoWithTheirLastImage(t *testing.T) {
 	s, dir, ids := aged(t)
 	for _, k := range []string{"1", "2", "3"} {

@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// spool is a scratch file in a temporary folder: written from its start, then read anywhere.
+// spool is a scratch file in a temporary folder: written once from its start, then read at any offset.
 type spool struct {
 	f *os.File
 	w *bufio.Writer
@@ -38,10 +38,10 @@ func (s *spool) Write(p []byte) (int, error)             { return s.w.Write(p) }
 func (s *spool) ReadFrom(r io.Reader) (int64, error)     { return s.w.ReadFrom(r) }
 func (s *spool) ReadAt(p []byte, off int64) (int, error) { return s.f.ReadAt(p, off) }
 
-// drop frees the file's space now rather than with the temporary folder.
+// drop frees the file's space now, before the temporary folder is removed.
 func (s *spool) drop() error { return errors.Join(s.f.Truncate(0), s.f.Close()) }
 
-// readArchive reads a container image to its end and chooses what to take.
+// readArchive reads a container image to its end and chooses the image to store.
 func (s *Store) readArchive(ctx context.Context, work *workdir, name string, in io.Reader, lim oci.Limits) (builder, error) {
 	blobs, err := newSpool(work.join("archive"))
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Store) readArchive(ctx context.Context, work *workdir, name string, in 
 	}}, nil
 }
 
-// readDisk takes in a disk image and checks that it is whole and stands alone.
+// readDisk reads a disk image and checks that it is complete and has no backing file.
 func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (builder, error) {
 	format, err := disk.Recognise(head)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (
 	case vm.DiskRaw:
 	case vm.DiskQCOW2:
 		rec.File = qcow2File
-		if q, err = qcow2.Parse(head); err != nil { // refused before it costs anything
+		if q, err = qcow2.Parse(head); err != nil { // refuse it before it uses any disk space
 			return builder{}, err
 		}
 		if rec.VirtualSize = q.VirtualSize; rec.VirtualSize > s.cfg.Disk {
@@ -128,7 +128,7 @@ func (s *Store) tooLarge(virtual int64) error {
 	return errdefs.Exhaustedf("the disk image claims a size of %s, and the limit is %s", human(virtual), human(s.cfg.Disk))
 }
 
-// convert makes a qcow2 disk of one in another format. What comes out is checked like any disk of a stranger.
+// convert converts a disk of another format to qcow2. The result is checked like any untrusted disk.
 func (s *Store) convert(ctx context.Context, work *workdir, rec record, from, to string) (_ record, err error) {
 	in, err := os.Open(from)
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *Store) convert(ctx context.Context, work *workdir, rec record, from, to
 	return rec, errors.Join(err, os.Remove(from))
 }
 
-// writeSynced makes a file that fill writes, syncs it, and returns its length.
+// writeSynced creates a file with the content that fill writes, syncs it, and returns its length.
 func writeSynced(path string, fill func(*os.File) error) (size int64, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
@@ -192,8 +192,8 @@ func writeSynced(path string, fill func(*os.File) error) (size int64, err error)
 	return info.Size(), nil
 }
 
-// copySparse copies r to f, leaving holes where r has zeros, and returns the length: at most limit, of which at most
-// room occupies the disk.
+// copySparse copies r to f, leaves holes where r has zeros, and returns the length: at most limit bytes, of which at most
+// room may use disk space.
 func copySparse(f *os.File, r io.Reader, limit, room int64) (int64, error) {
 	const chunk = 64 << 10
 	buf := make([]byte, chunk)
@@ -224,7 +224,7 @@ func copySparse(f *os.File, r io.Reader, limit, room int64) (int64, error) {
 	}
 }
 
-// ended tells the end of input, which ReadFull reports as unexpected, from a decompressor's truncated input.
+// ended tells the end of the input, which ReadFull reports as an unexpected EOF, from truncated compressed input.
 func ended(r io.Reader) bool {
 	n, err := r.Read(make([]byte, 1))
 	return n == 0 && errors.Is(err, io.EOF)

@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/internal/image/local"
 )
 
-// cycle does for ever what pulls, collections and removals do: content comes, moves, gets a second name, and goes. Every
-// name of it has an origin, and says which content it is of.
+// cycle repeats forever what pulls, collections and removals do: content is added, moves, gets a second name, and is
+// removed. Each of its names has an origin that says which content it is of.
 func cycle(ctx context.Context, s *local.Store) int {
 	put := func(key, body string) (image.Image, error) {
 		return s.Put(ctx, key, bytes.NewReader(diskOf(body)), local.PutOptions{Origin: originOf(body)})
@@ -58,7 +58,7 @@ func TestKilledAnywhereInTheLifeOfImages(t *testing.T) {
 		t.Run(pattern, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			for range 3 { // each on what the one before left
+			for range 3 { // each on what the previous one left
 				p := start(t, dir, childCycle+"=1")
 				p.until(t, func() bool { hits, _ := filepath.Glob(filepath.Join(dir, pattern)); return len(hits) > 0 })
 				p.kill()
@@ -71,7 +71,8 @@ func TestKilledAnywhereInTheLifeOfImages(t *testing.T) {
 	}
 }
 
-// sound checks that every name has whole content and the origin of just that, and that a collection leaves nothing else.
+// sound checks that every name has complete content and the origin of exactly that content, and that a collection leaves
+// nothing else.
 func sound(t *testing.T, dir string) {
 	t.Helper()
 	s := open(t, dir)
@@ -110,11 +111,11 @@ func sound(t *testing.T, dir string) {
 	}
 }
 
-// TestKilledConversion kills a store in the middle of a conversion: the converter dies with it.
+// TestKilledConversion kills a store during a conversion: the converter dies with it.
 func TestKilledConversion(t *testing.T) {
 	dir, bin := t.TempDir(), t.TempDir()
 	pid := filepath.Join(dir, "pid")
-	// A converter that says who it is and never ends.
+	// A converter that reports its process id and never ends.
 	script := "#!/bin/sh\necho $$ >/proc/self/fd/4\nexec sleep 600\n"
 	if err := os.WriteFile(filepath.Join(bin, "qemu-img"), []byte(script), 0o755); err != nil { //nolint:gosec // another user runs it
 		t.Fatal(err)
@@ -146,7 +147,7 @@ func TestKilledConversion(t *testing.T) {
 	whole(t, dir)
 }
 
-// waitGone waits until a process that was told to die has done so.
+// waitGone waits until a killed process is gone.
 func waitGone(t *testing.T, proc string) {
 	t.Helper()
 	tick, end := time.NewTicker(time.Millisecond), time.NewTimer(time.Minute)

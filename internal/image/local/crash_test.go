@@ -20,8 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
-// The test binary, started with these variables, imports its standard input or removes a name, and is killed while it
-// does so.
+// With these variables, the test binary imports its standard input or removes a name, and is killed during this work.
 const (
 	childDir    = "COCOON_TEST_IMAGE_DIR"
 	childRemove = "COCOON_TEST_IMAGE_REMOVE"
@@ -55,10 +54,10 @@ func child(dir string) int {
 	return 0
 }
 
-// large is an image that takes a moment.
+// large is an image whose import takes a moment.
 func large() ociimage.Image {
 	noise := make([]byte, 1<<20)
-	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // the same every time, and of no use to a compressor
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // the same every time, and not compressible
 	return ociimage.Image{Layers: []ociimage.Layer{{Tar: ociimage.Tar(ociimage.File("big", string(noise))), Compress: "gzip"}}}
 }
 
@@ -88,7 +87,7 @@ func start(t *testing.T, dir string, env ...string) *process {
 	return p
 }
 
-// until waits for cond, or for the process to end.
+// until waits for cond, or for the end of the process.
 func (p *process) until(t *testing.T, cond func() bool) {
 	t.Helper()
 	tick, end := time.NewTicker(50*time.Microsecond), time.NewTimer(time.Minute)
@@ -110,11 +109,11 @@ func (p *process) until(t *testing.T, cond func() bool) {
 func (p *process) kill() {
 	_ = p.Process.Kill()
 	if err := <-p.done; err == nil {
-		return // it had ended by itself
+		return // it ended by itself
 	}
 }
 
-// whole checks that the store holds nothing but whole, named images.
+// whole checks that the store holds only complete, named images.
 func whole(t *testing.T, dir string) {
 	t.Helper()
 	s := open(t, dir)
@@ -151,7 +150,7 @@ func whole(t *testing.T, dir string) {
 
 func TestKilledImportLeavesAllOrNothing(t *testing.T) {
 	data := large().OCI()
-	// Each pattern appears at one step of an import; the process is killed when it does.
+	// Each pattern appears at one step of an import; the process is killed when it appears.
 	for _, pattern := range []string{
 		"tmp/*", "tmp/*/archive", "tmp/*/out", "tmp/*/pins", "tmp/*/layer-0", "tmp/*/layer-0/layer.recipe",
 		"tmp/*/layer-0/layer.ext4", "tmp/*/layer-0/layer.json", "layers/*", "tmp/*/out/config.json", "tmp/*/out/unclaimed",
@@ -201,7 +200,7 @@ func TestKilledRemovalLeavesAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestSweepLeavesLivingImportsAlone opens the store again while another process and this one are in the middle of imports.
+// TestSweepLeavesLivingImportsAlone opens the store again while another process and this one run imports.
 func TestSweepLeavesLivingImportsAlone(t *testing.T) {
 	dir, data := t.TempDir(), large().OCI()
 	p := start(t, dir)
@@ -244,7 +243,7 @@ func TestSweepLeavesLivingImportsAlone(t *testing.T) {
 	}
 }
 
-// TestProcessesImportTheSameContentAtOnce has several processes race for one image and one name.
+// TestProcessesImportTheSameContentAtOnce lets several processes race for one image and one name.
 func TestProcessesImportTheSameContentAtOnce(t *testing.T) {
 	dir, data := t.TempDir(), large().OCI()
 	var all []*process

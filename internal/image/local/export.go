@@ -9,10 +9,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Export writes a disk image's file. It is the one that VMs boot from, so a disk that was converted when it came is
-// exported as qcow2, and importing that gives another id.
+// Export writes a disk image's file, the one that VMs boot from. A disk that was converted at import is exported as qcow2;
+// importing that gives another id.
 //
-// A container image becomes an OCI image layout with the layers it came with, uncompressed, and keeps its id.
+// A container image becomes an OCI image layout with its original layers, uncompressed, and keeps its id.
 // Errors: NotFound, Unsupported (layers that were merged), DataLoss.
 func (s *Store) Export(ctx context.Context, ref string, w io.Writer) error {
 	img, err := s.Get(ctx, ref)
@@ -33,7 +33,7 @@ func (s *Store) Export(ctx context.Context, ref string, w io.Writer) error {
 	return nil
 }
 
-// openDisk opens a disk's file, which stays readable should the image be removed meanwhile.
+// openDisk opens a disk's file. It stays readable if the image is removed meanwhile.
 func (s *Store) openDisk(id string) (*os.File, error) {
 	rec, err := s.use(id)
 	if err != nil {

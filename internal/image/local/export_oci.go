@@ -18,8 +18,8 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// exportOCI writes a container image as an OCI image layout. Its layers are the tars they were when they came,
-// uncompressed, so importing it gives the same id.
+// exportOCI writes a container image as an OCI image layout. Its layers are the original tars, uncompressed, so importing
+// it gives the same id.
 func (s *Store) exportOCI(ctx context.Context, img image.Image, w io.Writer) (err error) {
 	work, err := s.newWork()
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *Store) exportOCI(ctx context.Context, img image.Image, w io.Writer) (er
 	if err != nil {
 		return err
 	}
-	if err := s.pin(work, rec.Layers...); err != nil { // they stay should the image be removed meanwhile
+	if err := s.pin(work, rec.Layers...); err != nil { // they stay if the image is removed meanwhile
 		return err
 	}
 	hex, _ := hexOf(rec.ID)
@@ -91,7 +91,7 @@ func descriptor(media types.MediaType, data []byte) v1.Descriptor {
 	return v1.Descriptor{MediaType: media, Size: int64(len(data)), Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}
 }
 
-// layoutWriter writes the files of an image layout, equal ones once.
+// layoutWriter writes the files of an image layout, equal files only once.
 type layoutWriter struct {
 	tw   *tar.Writer
 	have map[string]bool

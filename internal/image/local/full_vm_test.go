@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
-// filling is a reader that uses up the disk when half of it was read.
+// filling is a reader that fills the disk after half of it was read.
 type filling struct {
 	io.Reader
 	left int
@@ -33,7 +33,7 @@ func (f *filling) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestVMDiskFullInTheMiddle needs a file system of its own, hence the namespace that tests of this tier run in.
+// TestVMDiskFullInTheMiddle needs its own file system, so it uses the namespace in which tests of this tier run.
 func TestVMDiskFullInTheMiddle(t *testing.T) {
 	const size = 24 << 20
 	dir := t.TempDir()

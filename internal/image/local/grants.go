@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	grantsFile    = "grants.json" // in data/<sha256>/: goes with the content
+	grantsFile    = "grants.json" // in data/<sha256>/: removed with the content
 	grantsVersion = 1
 	keyFile       = "grants.key"
 	keySize       = 32
-	maxKeys       = 100 // of one repository: credentials that change every hour must not make the file grow for ever
+	maxKeys       = 100 // per repository: credentials that change every hour must not make the file grow forever
 )
 
-// Grant says who has proved that they may have content, by the repository or URL that they had it from.
+// Grant says who has proved that they may have content, for one repository or URL that it came from.
 type Grant struct {
-	Public     bool     `json:"public,omitempty"`     // it came without credentials, or with those of the host
+	Public     bool     `json:"public,omitempty"`     // it came without credentials, or with the host's own
 	Keys       []string `json:"keys,omitempty"`       // fingerprints of credentials that it came with, the latest last
-	Namespaces []string `json:"namespaces,omitempty"` // on whose behalf one of these was shown
+	Namespaces []string `json:"namespaces,omitempty"` // on whose behalf one of these keys was shown
 }
 
 type grants struct {
@@ -39,7 +39,7 @@ type grants struct {
 	Of      map[string]Grant `json:"of"`
 }
 
-// Fingerprint is a keyed hash of a secret. It means nothing on another host, and nobody without this host's key can try
+// Fingerprint is a keyed hash of a secret. It is useless on another host, and nobody without this host's key can test
 // passwords against it.
 func (s *Store) Fingerprint(ctx context.Context, parts ...string) (string, error) {
 	if err := s.Open(ctx); err != nil {
@@ -58,8 +58,8 @@ func (s *Store) Fingerprint(ctx context.Context, parts ...string) (string, error
 	return hex.EncodeToString(mac.Sum(nil)), nil
 }
 
-// key reads the host's key and makes it when it is missing or damaged: then nobody's credentials are known any more, and
-// registries are asked anew.
+// key reads the host's key. It creates a new one if it is missing or damaged: all fingerprints are then invalid, and
+// registries are asked again.
 func (s *Store) key() ([]byte, error) {
 	path := s.path(keyFile)
 	if key, err := os.ReadFile(path); err == nil && len(key) == keySize {
@@ -94,7 +94,7 @@ func (s *Store) Grants(ctx context.Context, id string) (map[string]Grant, error)
 	return s.grants(hex)
 }
 
-// grants reads the file. What is damaged grants nothing: registries are asked anew.
+// grants reads the file. A damaged file grants nothing: registries are then asked again.
 func (s *Store) grants(hex string) (map[string]Grant, error) {
 	path := s.path("data", hex, grantsFile)
 	data, err := os.ReadFile(path)
@@ -112,8 +112,8 @@ func (s *Store) grants(hex string) (map[string]Grant, error) {
 	return g.Of, nil
 }
 
-// Grant adds to who may have the content of id by a repository or URL. It is durable when it returns.
-// Errors: NotFound when the content is not here any more.
+// Grant adds to the grants of the content of id, for one repository or URL. It is durable when it returns.
+// Errors: NotFound when the store no longer has the content.
 func (s *Store) Grant(ctx context.Context, id, repo string, more Grant) error {
 	if err := s.Open(ctx); err != nil {
 		return err
@@ -170,8 +170,8 @@ func (g Grant) equal(o Grant) bool {
 	return g.Public == o.Public && slices.Equal(g.Keys, o.Keys) && slices.Equal(g.Namespaces, o.Namespaces)
 }
 
-// Imported reports whether the operator put content here by hand: under the name given, or, without one, under any name
-// of the content of id. A name whose origin cannot be read was not.
+// Imported reports whether the operator imported the content by hand: under the name key, or, if key is empty, under any
+// name of the content of id. A name whose origin cannot be read does not count.
 func (s *Store) Imported(ctx context.Context, key, id string) (bool, error) {
 	if err := s.Open(ctx); err != nil {
 		return false, err

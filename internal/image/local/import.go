@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// Import reads an image from r, recognises it, and makes it durable under name before it returns.
+// Import reads an image from r, recognises its format, and stores it durably under name before it returns.
 func (s *Store) Import(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error) {
 	key, err := ParseName(name)
 	if err != nil {
@@ -31,12 +31,12 @@ func (s *Store) Import(ctx context.Context, name string, r io.Reader, progress f
 	return s.put(ctx, "import", target{key: shortRepo(repo) + ":" + tag}, &source{ctx: ctx, r: r, progress: progress})
 }
 
-// PutOptions say what is known of content that is put into the store.
+// PutOptions describe content that is put into the store.
 type PutOptions struct {
 	Origin   Origin
-	Total    int64                          // bytes that will be read; 0 or less when that is not known
+	Total    int64                          // bytes that will be read; 0 or less if unknown
 	Progress func(phase string, done int64) // may be nil; done counts the bytes read
-	Accept   func(id string) error          // may be nil; asked before anything is visible whether this is what was wanted
+	Accept   func(id string) error          // may be nil; decides, before anything is visible, whether this is the wanted content
 }
 
 // Phases that Put reports.
@@ -46,8 +46,8 @@ const (
 	PhaseConvert  = "converting"
 )
 
-// Put is Import for content that was fetched: it gets exactly the key given, and its origin is remembered. Content that
-// is here already is named and not stored again. r is read to its end, and an error it ends with is returned as it is.
+// Put is Import for fetched content: it uses exactly the given key and stores the origin. Content that the store already
+// has only gets the name. r is read to its end, and an error of r is returned unchanged.
 func (s *Store) Put(ctx context.Context, key string, r io.Reader, o PutOptions) (image.Image, error) {
 	if err := CheckKey(key); err != nil {
 		return image.Image{}, err
@@ -61,10 +61,10 @@ func (s *Store) Put(ctx context.Context, key string, r io.Reader, o PutOptions) 
 	return s.put(ctx, "store", t, src)
 }
 
-// target is where content goes.
+// target is the destination of content.
 type target struct {
 	key    string
-	origin Origin // zero: it was imported here
+	origin Origin // zero: imported here
 	accept func(id string) error
 	phase  func(string)
 	total  int64
@@ -82,7 +82,7 @@ func (s *Store) put(ctx context.Context, verb string, t target, src *source) (im
 	}
 	rec, err := s.take(ctx, t, src)
 	switch {
-	case src.failed != nil: // what the parsers made of the missing bytes does not matter
+	case src.failed != nil: // what the parsers say about the missing bytes does not matter
 		return image.Image{}, fmt.Errorf("%s image %s: read it: %w", verb, t.key, src.failed)
 	case err != nil:
 		return image.Image{}, fmt.Errorf("%s image %s: %w", verb, t.key, full(err))
@@ -90,7 +90,7 @@ func (s *Store) put(ctx context.Context, verb string, t target, src *source) (im
 	return s.describe(rec, t.key), nil
 }
 
-// source counts what is read and remembers an error of the reader itself, so that it is not mistaken for bad content.
+// source counts the bytes read and keeps an error of the reader itself, so that it is not taken for bad content.
 type source struct {
 	ctx      context.Context
 	r        io.Reader
@@ -115,7 +115,7 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// take does the work of an import in a temporary folder and publishes the result.
+// take does an import in a temporary folder and publishes the result.
 func (s *Store) take(ctx context.Context, t target, src *source) (rec record, err error) {
 	work, err := s.newWork()
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		b, err = s.readDisk(work, append([]byte(nil), head...), in, room)
 	}
 	if err == nil {
-		_, err = io.Copy(io.Discard, src) // to its end: a reader that checks a digest says so there
+		_, err = io.Copy(io.Discard, src) // read to the end: a reader that checks a digest reports it there
 	}
 	if err == nil && t.accept != nil {
 		err = t.accept(digest(b.hex))
@@ -164,8 +164,8 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 	return rec, err
 }
 
-// archiveLimits are the configured ones, and never so large that an import could fill the disk on which VMs write: while
-// one is read, it lies there twice.
+// archiveLimits are the configured limits, reduced so that an import cannot fill the disk on which VMs write: during an
+// import, an archive uses its space twice.
 func (s *Store) archiveLimits(room int64) oci.Limits {
 	lim := s.cfg.Limits
 	lim.Archive, lim.Unpacked = min(lim.Archive, room/2), min(lim.Unpacked, room/2)
@@ -174,7 +174,7 @@ func (s *Store) archiveLimits(room int64) oci.Limits {
 
 func badCompression(err error) error {
 	if errdefs.ClassOf(err) != errdefs.Internal {
-		return err // the decompressor knows better
+		return err // the decompressor's error is more precise
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		return errdefs.DataLossf("the compressed file is truncated; fetch it again")
@@ -185,12 +185,12 @@ func badCompression(err error) error {
 // builder is content that was read and identified.
 type builder struct {
 	hex   string
-	phase string                                                // what building it is called; "" is PhaseUnpack
-	build func(ctx context.Context, dir string) (record, error) // makes the files in dir, synced, once
+	phase string                                                // the phase that is reported while it is built; "" is PhaseUnpack
+	build func(ctx context.Context, dir string) (record, error) // creates the files in dir, synced; called once
 }
 
-// publish makes content and name visible, durable, in an order that a crash at any point leaves either all or, after
-// the next sweep, nothing.
+// publish makes content and name visible and durable. The order is such that a crash at any point leaves either everything
+// or, after the next sweep, nothing.
 func (s *Store) publish(ctx context.Context, work *workdir, t target, b builder) (record, error) {
 	for try := 0; ; try++ {
 		out := work.join("out")
@@ -202,7 +202,7 @@ func (s *Store) publish(ctx context.Context, work *workdir, t target, b builder)
 		}
 		rec, err := s.place(work, out, built, t, b.hex)
 		if try == 0 && !built && errdefs.IsNotFound(err) {
-			continue // removed between looking and locking
+			continue // removed between the check and the lock
 		}
 		return rec, err
 	}
@@ -252,7 +252,7 @@ func (s *Store) place(work *workdir, out string, built bool, t target, hex strin
 			return record{}, err
 		}
 	}
-	// The origin comes before the name, because a name without one would pass for an image that was imported here.
+	// The origin comes before the name: a name without an origin would count as imported here.
 	if !t.origin.IsZero() {
 		if err := s.setOrigin(work, t.key, hex, t.origin); err != nil {
 			return record{}, err

@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// maxKey keeps a key, escaped and with a suffix, a legal file name.
+// maxKey is the maximum length of a key, so that it is still a legal file name when escaped and with a suffix.
 const maxKey = 240
 
 var (
@@ -16,9 +16,9 @@ var (
 	digestRE  = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
-// CheckKey says whether key can name an image here. Keys are wider than the names of Import: a tag is not needed, a
-// digest (repo@sha256:<hex>) is possible, and so are the characters of web addresses; a percent sign is not, because
-// that is how a slash is written in the name of a link.
+// CheckKey checks whether key can name an image here. Keys allow more than the names of Import: the tag is optional, a
+// digest (repo@sha256:<hex>) is possible, and so are the characters of web addresses. A percent sign is not allowed,
+// because it stands for a slash in the name of a link.
 // Errors: InvalidArgument that says what is wrong.
 func CheckKey(key string) error {
 	repo, digest, has := strings.Cut(key, "@")
@@ -42,18 +42,18 @@ func badDigest(ref, digest string) error {
 	return errdefs.Invalidf("the image name %q demands the digest %q; only sha256: and 64 lower-case hexadecimal digits are known", ref, digest)
 }
 
-// wanted is a reference by name, taken apart.
+// wanted is a parsed reference by name.
 type wanted struct {
 	ref    string
-	repos  []string // the same repository as people may have written it, the likeliest first
+	repos  []string // possible spellings of the same repository, the most likely first
 	tag    string   // "" when none was given
-	digest string   // sha256:<hex>; "" when none was demanded
+	digest string   // sha256:<hex>; "" when not required
 }
 
-// vmPrefixes only say that an image is one for VMs. The store does not keep them.
+// vmPrefixes only mark VM images. The store does not keep them.
 var vmPrefixes = []string{"virtlet.cloud/", "cocoon.cocoonstack.io/"}
 
-// hubPrefixes all mean the registry whose name people leave out.
+// hubPrefixes all mean the default registry.
 var hubPrefixes = []string{"docker.io/", "index.docker.io/", "registry-1.docker.io/"}
 
 func parseRef(ref string) (wanted, error) {
@@ -78,7 +78,7 @@ func parseRef(ref string) (wanted, error) {
 	return w, nil
 }
 
-// splitTag takes the tag off a name. The colon of a port is followed by a slash somewhere, that of a tag is not.
+// splitTag splits the tag off a name. A colon before a port has a slash after it, the colon before a tag has none.
 func splitTag(name string) (repo, tag string) {
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
 		return name[:i], name[i+1:]
@@ -86,7 +86,7 @@ func splitTag(name string) (repo, tag string) {
 	return name, ""
 }
 
-// shortRepo is a repository as the store's keys have it: docker.io/library/x, library/x and virtlet.cloud/x are x.
+// shortRepo is a repository in the form of the store's keys: docker.io/library/x, library/x and virtlet.cloud/x are x.
 func shortRepo(repo string) string {
 	for _, p := range slices.Concat(vmPrefixes, hubPrefixes) {
 		if rest, ok := strings.CutPrefix(repo, p); ok && rest != "" {
@@ -100,8 +100,8 @@ func shortRepo(repo string) string {
 	return repo
 }
 
-// keys are the links that a reference without a digest may mean, the first that is there being it. Images of web
-// addresses have keys without a tag, and any tag means them.
+// keys returns the links that a reference without a digest may mean; the first that exists is used. Images of web
+// addresses have keys without a tag and match any tag.
 func (w wanted) keys() (out []string) {
 	tag := w.tag
 	if tag == "" {
@@ -113,7 +113,7 @@ func (w wanted) keys() (out []string) {
 	return append(out, w.repos...)
 }
 
-// repository reports whether key is one of the repository that is wanted, and of the tag if one is.
+// repository reports whether key belongs to the wanted repository and, if a tag is given, to that tag.
 func (w wanted) repository(key string) bool {
 	base, _, pinned := strings.Cut(key, "@")
 	repo, tag := splitTag(base)

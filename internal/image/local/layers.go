@@ -29,31 +29,31 @@ import (
 // File names inside layers/<key>/.
 const (
 	layerFile      = "layer.ext4"
-	recipeFile     = "layer.recipe" // with layer.ext4, the tar that the layer was
+	recipeFile     = "layer.recipe" // with layer.ext4, it gives the original tar of the layer
 	layerInfoFile  = "layer.json"
-	configFile     = "config.json" // in data/<sha256>/: the configuration as it came, whose digest is the image's id
-	parallelLayers = 3             // of one image, fetched and built at once
+	configFile     = "config.json" // in data/<sha256>/: the original configuration, whose digest is the image's id
+	parallelLayers = 3             // of one image, fetched and built in parallel
 )
 
-// maxLayers is how many disks the layers of an image may be; the lowest of more are merged into one. A guest's kernel
-// pays for each, and a machine has places for a hundred and some.
+// maxLayers is the maximum number of disks for the layers of an image; if there are more, the lowest are merged into one.
+// A guest's kernel has a cost per disk, and a machine has slots for little more than a hundred.
 const maxLayers = 64
 
 const layerVersion = 1
 
-// layerInfo is layer.json: what is known of a built layer, written once.
+// layerInfo is layer.json, the description of a built layer, written once.
 type layerInfo struct {
 	Version   int    `json:"version"`
 	DiffID    string `json:"diff_id,omitempty"` // "" for merged layers
-	Dependent bool   `json:"dependent"`         // it is right only over the layers that it was built on
+	Dependent bool   `json:"dependent"`         // valid only on top of the layers it was built on
 	Length    int64  `json:"length"`            // bytes of layer.ext4
-	TarSize   int64  `json:"tar_size"`          // bytes of the tar that it was
+	TarSize   int64  `json:"tar_size"`          // bytes of the original tar
 }
 
-// Layers opens the layers of an image as they travel, compressed or not. An error of a reader is returned as it is.
+// Layers opens the layers of an image in their transfer form, compressed or not. An error of a reader is returned unchanged.
 type Layers func(ctx context.Context, n int) (io.ReadCloser, error)
 
-// PutImage is Put for a container image whose layers are read one by one: those that are here already are not opened.
+// PutImage is Put for a container image whose layers are read one by one. Layers that the store already has are not opened.
 func (s *Store) PutImage(ctx context.Context, key string, img *oci.Image, open Layers, o PutOptions) (image.Image, error) {
 	if err := CheckKey(key); err != nil {
 		return image.Image{}, err
@@ -98,25 +98,25 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open La
 	return rec, err
 }
 
-// layerKeys returns the names a layer may be stored under: that of its content alone, and that of its content on the
+// layerKeys returns the two possible keys of a layer: one for its content alone, and one for its content on top of the
 // layers below it.
 func layerKeys(diffIDs []string, n int) (alone, chain string) {
 	sum := sha256.Sum256([]byte("chain\n" + strings.Join(diffIDs[:n+1], "\n")))
 	return strings.TrimPrefix(diffIDs[n], "sha256:"), hex.EncodeToString(sum[:])
 }
 
-// assembly is one image in the making.
+// assembly is one image that is being built.
 type assembly struct {
 	s      *Store
 	work   *workdir
 	img    *oci.Image
 	open   Layers
 	budget *oci.Budget
-	keys   []string        // where each layer is, valid once done is closed
-	done   []chan struct{} // closed when the layer is there
+	keys   []string        // key of each layer, valid after done is closed
+	done   []chan struct{} // closed when the store has the layer
 }
 
-// buildImage makes sure that all layers are in the store and describes the image.
+// buildImage makes sure that the store has all layers, and describes the image.
 func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, open Layers, dir string, lim oci.Limits) (record, error) {
 	a := &assembly{s: s, work: work, img: img, open: open, budget: oci.NewBudget(lim), keys: make([]string, len(img.DiffIDs))}
 	var pins []string
@@ -129,7 +129,7 @@ func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, o
 		return record{}, err
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallelLayers) // in order, so that the lowest always gets on and the others can wait for it
+	g.SetLimit(parallelLayers) // started in order, so that the lowest always makes progress and the others can wait for it
 	for n := range img.DiffIDs {
 		g.Go(func() error {
 			if err := a.layer(gctx, n); err != nil {
@@ -164,7 +164,7 @@ func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, o
 	return rec, nil
 }
 
-// layer makes sure that layer n is in the store.
+// layer makes sure that the store has layer n.
 func (a *assembly) layer(ctx context.Context, n int) error {
 	alone, chain := layerKeys(a.img.DiffIDs, n)
 	unlock, err := a.s.building.lock(ctx, chain)
@@ -246,7 +246,7 @@ func (a *assembly) stack(keys []string) (*oci.Stack, error) {
 	return oci.NewStack(all)
 }
 
-// bounded returns the layers to boot from, the lowest merged into one when there are too many.
+// bounded returns the layers to boot from. If there are too many, the lowest are merged into one.
 func (a *assembly) bounded(ctx context.Context) ([]string, error) {
 	if len(a.keys) <= maxLayers {
 		return a.keys, nil
@@ -281,7 +281,7 @@ func (a *assembly) bounded(ctx context.Context) ([]string, error) {
 	return append([]string{key}, rest...), nil
 }
 
-// disk takes the disk out of an image that is nothing but one: a single file in /disk.
+// disk extracts the disk from an image that holds only a disk: a single file in /disk.
 func (a *assembly) disk(ctx context.Context, dir string) (record, error) {
 	stack, err := a.stack(a.keys)
 	if err != nil {
@@ -309,7 +309,7 @@ func (a *assembly) disk(ctx context.Context, dir string) (record, error) {
 	return rec, err
 }
 
-// placeLayer makes a finished layer part of the store, unless somebody was faster.
+// placeLayer moves a finished layer into the store, unless another process was faster.
 func (s *Store) placeLayer(work *workdir, tmp, key string, info layerInfo) error {
 	data, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
@@ -325,7 +325,7 @@ func (s *Store) placeLayer(work *workdir, tmp, key string, info layerInfo) error
 	defer unlock()
 	dir := s.path("layers", key)
 	if s.layerIntact(key) {
-		return nil // tmp goes with its folder
+		return nil // tmp is removed with its folder
 	}
 	if _, err := os.Stat(dir); err == nil { // damaged: replace it
 		if err := os.Rename(dir, work.join("damaged-"+key)); err != nil {
@@ -348,7 +348,7 @@ func (s *Store) layerInfo(key string) (l layerInfo, err error) {
 	return l, nil
 }
 
-// layerIntact reports whether a layer is there in its full length.
+// layerIntact reports whether a layer exists in its full length.
 func (s *Store) layerIntact(key string) bool {
 	l, err := s.layerInfo(key)
 	if err != nil {
@@ -358,8 +358,8 @@ func (s *Store) layerIntact(key string) bool {
 	return err == nil && info.Size() == l.Length
 }
 
-// keyed is a set of locks by name. It keeps several images from building one layer at once: layers of an image only wait
-// for those below them, and names say what is below, so two images cannot wait for each other.
+// keyed is a set of locks by name. It prevents that several images build one layer at the same time. There is no deadlock: layers
+// of an image wait only for those below them, and names include what is below, so two images cannot wait for each other.
 type keyed struct {
 	mu   sync.Mutex
 	busy map[string]chan struct{}
@@ -392,10 +392,10 @@ func (k *keyed) lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 }
 
-// Arch is the GOARCH that the store's images are for.
+// Arch is the GOARCH of the store's images.
 func (s *Store) Arch() string { return s.cfg.Arch }
 
-// MissingLayers returns which layers of img would have to be read now.
+// MissingLayers returns which layers of img the store would have to read now.
 func (s *Store) MissingLayers(img *oci.Image) (missing []int) {
 	if s.intact(strings.TrimPrefix(img.ID, "sha256:")) {
 		return nil

@@ -74,7 +74,7 @@ func TestManyLayersAreMerged(t *testing.T) {
 	for n := range 70 {
 		img.Layers = append(img.Layers, ociimage.Of(ociimage.File(fmt.Sprint("f", n), "x"), ociimage.File("last", fmt.Sprint(n))))
 	}
-	for range 2 { // the second time everything is there
+	for range 2 { // the second time, the store has everything
 		stored, err := s.Import(t.Context(), "app", bytes.NewReader(img.OCI()), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -122,7 +122,7 @@ func TestUnusedLayersAreCollected(t *testing.T) {
 	count(0)
 }
 
-// TestLayersComeBackByteForByte exports what was imported, and imports that again.
+// TestLayersComeBackByteForByte exports an imported image and imports the export.
 func TestLayersComeBackByteForByte(t *testing.T) {
 	img := app(strings.Repeat("body", 10000))
 	img.Layers = append(img.Layers,

@@ -1,7 +1,7 @@
-// Package local is the image store of one host: a folder with content named by SHA-256 and names that point at it.
+// Package local is the image store of one host: a folder with content named by SHA-256, and names that point at it.
 //
-// Several processes may share the folder. It neither downloads nor translates names, and it does not know which VM uses
-// an image: callers of Remove say so.
+// Several processes may share the folder. It does not download or translate names, and it does not know which VM uses an
+// image: callers of Remove tell it.
 package local
 
 import (
@@ -22,12 +22,12 @@ import (
 
 var _ image.Store = (*Store)(nil)
 
-// Config says where the store lies and what an image may cost.
+// Config says where the store is and how much an image may use.
 type Config struct {
-	Dir     string       // absolute; made when missing, mode 0700
+	Dir     string       // absolute; created if missing, mode 0700
 	Arch    string       // GOARCH of the guests; "" is the host's
-	Mkfs    string       // path of mkfs.ext4; "" looks for it
-	QemuImg string       // path of qemu-img; "" looks for it
+	Mkfs    string       // path of mkfs.ext4; "" searches for it
+	QemuImg string       // path of qemu-img; "" searches for it
 	Limits  oci.Limits   // of container images; the zero value is oci.DefaultLimits
 	Disk    int64        // bytes of one disk image, and of the disk it claims to be; 0 is 16 TiB
 	Log     *slog.Logger // nil discards
@@ -35,31 +35,31 @@ type Config struct {
 
 // Store implements image.Store. Its folder:
 //
-//	lock                    taken exclusively for every change of names, shared while a temporary folder is made
+//	lock                    locked exclusively for every change of names, shared while a temporary folder is created
 //	data/<sha256>/          one image: image.json and disk.raw, disk.qcow2 or config.json; never changed, only removed
-//	data/<sha256>/grants.json who has proved that they may have it, by repository; only ever added to
-//	data/<sha256>/unclaimed it goes unless a name refers to it: an import or a removal is not finished
-//	data/<sha256>/used      empty; its time is when the image was used last
-//	grants.key              of the keyed hashes in grants.json
+//	data/<sha256>/grants.json who has proved that they may have it, by repository; entries are only added
+//	data/<sha256>/unclaimed mark: remove it unless a name refers to it; an import or a removal is not finished
+//	data/<sha256>/used      empty; its time is the last use of the image
+//	grants.key              key of the hashes in grants.json
 //	links/<name>            link to ../data/<sha256>; slashes of the name are written as %
 //	origins/<name>.json     where the content of the name was fetched from
-//	layers/<key>/           one layer of container images whose records name it: layer.ext4 and what gives the tar back
-//	templates/ext4-<bytes>  empty file systems on which writable layers of container images stand
-//	tmp/<random>/           work in progress, locked by who does it
+//	layers/<key>/           one layer of the container images whose records name it: layer.ext4 and what restores the tar
+//	templates/ext4-<bytes>  empty file systems, the backing of the writable layers of container images
+//	tmp/<random>/           work in progress, locked by its owner
 type Store struct {
 	cfg Config
 
 	mu       sync.Mutex
 	opened   bool
 	building keyed    // layers
-	seen     sync.Map // path → true: strange files that the log knows
+	seen     sync.Map // path → true: unknown files that were already logged
 
-	statfs func(path string) (diskUsage, error) // of tests, else the kernel's
+	statfs func(path string) (diskUsage, error) // set by tests, else the kernel's
 }
 
 const defaultMaxDisk = 16 << 40
 
-// New checks cfg. Nothing is touched before the first use or Open.
+// New checks cfg. It touches nothing; the first use or Open does.
 func New(cfg Config) (*Store, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, errdefs.Invalidf("the image folder %q must be an absolute path", cfg.Dir)
@@ -80,8 +80,8 @@ func New(cfg Config) (*Store, error) {
 	return &Store{cfg: cfg, statfs: statfs}, nil
 }
 
-// Open makes the store's folders and removes what killed processes left, without touching what living ones do.
-// Every method calls it; calling it at start only brings the work forward.
+// Open creates the store's folders and removes the leftovers of killed processes. It does not touch the work of living
+// ones. Every method calls it; a call at start only does this work earlier.
 func (s *Store) Open(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +147,8 @@ func (s *Store) List(ctx context.Context) ([]image.Image, error) {
 	return out, ctx.Err()
 }
 
-// Remove forgets a name, or, given an id, every name of that image. Content without a name goes, unless inUse says that
-// something still boots from it; then it goes with a later Remove or Collect.
+// Remove removes a name, or, given an id, every name of that image. Content without a name is deleted, unless inUse says
+// that something still boots from it; a later Remove or Collect then deletes it.
 func (s *Store) Remove(ctx context.Context, ref string, inUse func(digest string) bool) error {
 	if err := s.Open(ctx); err != nil {
 		return err
@@ -160,7 +160,7 @@ func (s *Store) Remove(ctx context.Context, ref string, inUse func(digest string
 	return err
 }
 
-// remove forgets names. What nobody names after that is the collection's.
+// remove removes names. The following collection deletes content without a name.
 func (s *Store) remove(ref string, inUse func(digest string) bool) error {
 	unlock, err := s.lock(exclusive)
 	if err != nil {
@@ -177,7 +177,7 @@ func (s *Store) remove(ref string, inUse func(digest string) bool) error {
 	}
 	others := slices.ContainsFunc(all, func(n named) bool { return n.hex == r.hex && !r.covers(n) })
 	if !others && !used(inUse, r.hex) {
-		if err := s.unclaim(r.hex); err != nil { // from here a crash ends in removal, not in content nobody names
+		if err := s.unclaim(r.hex); err != nil { // after this, a crash leads to removal, not to content without a name
 			return err
 		}
 	}
@@ -193,9 +193,9 @@ func (s *Store) remove(ref string, inUse func(digest string) bool) error {
 
 func used(inUse func(string) bool, hex string) bool { return inUse != nil && inUse(digest(hex)) }
 
-// reference is what a ref resolved to.
+// reference is a resolved ref.
 type reference struct {
-	name string // the name given, or the first name of the id given; "" when it has none
+	name string // the given name, or the first name of the given id; "" if it has none
 	hex  string
 	byID bool
 }
@@ -231,8 +231,8 @@ func (s *Store) resolve(ref string) (reference, error) {
 	return reference{}, notFound(ref)
 }
 
-// byDigest finds name@sha256:<hex>: the image that was pulled by exactly that, or one of the name whose content, or
-// whose manifest in the registry, has the digest.
+// byDigest finds name@sha256:<hex>: the image that was pulled by exactly this reference, or an image of that name whose
+// content or registry manifest has the digest.
 func (s *Store) byDigest(w wanted) (reference, error) {
 	for _, repo := range w.repos {
 		key := repo + "@" + w.digest

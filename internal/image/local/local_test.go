@@ -87,7 +87,7 @@ func TestConfigOfImage(t *testing.T) {
 	}
 }
 
-// leftovers returns what lies in the store's temporary folder.
+// leftovers returns the content of the store's temporary folder.
 func leftovers(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(dir, "tmp"))
@@ -148,14 +148,14 @@ func corrupt(tar []byte) []byte {
 	return b
 }
 
-// partitioned is a disk whose only partition begins behind its end.
+// partitioned is a disk whose only partition starts after its end.
 func partitioned() []byte {
 	d := rawDisk()
 	d[446+10] = 1
 	return d
 }
 
-// qcow2 makes a disk image with content by means of another implementation.
+// qcow2 makes a disk image with content, using another implementation.
 func qcow2(t *testing.T, args ...string) []byte {
 	t.Helper()
 	raw, out := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "qcow2")

@@ -16,7 +16,7 @@ const (
 )
 
 // lock takes the store's lock, which is held only for a few file operations. It excludes other processes and other
-// goroutines alike, because each call opens the file anew.
+// goroutines, because each call opens the file again.
 func (s *Store) lock(how int) (unlock func(), err error) {
 	f, err := os.OpenFile(s.path("lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -37,7 +37,7 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// full turns the errors of a disk that has no room left into ResourceExhausted.
+// full turns the errors of a full disk into ResourceExhausted.
 func full(err error) error {
 	if err == nil || errdefs.ClassOf(err) != errdefs.Internal {
 		return err
@@ -48,10 +48,10 @@ func full(err error) error {
 	return err
 }
 
-// reserve is what imports leave free for the VMs that write to the same disk.
+// reserve is the space that imports leave free for the VMs that write to the same disk.
 const reserve = 1 << 30
 
-// room returns how many bytes an import may occupy.
+// room returns how many bytes an import may use.
 func (s *Store) room() (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {

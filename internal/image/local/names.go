@@ -15,10 +15,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// DefaultTag is the tag of a name that has none.
+// DefaultTag is the tag of a name without one.
 const DefaultTag = "latest"
 
-// maxName keeps a name, escaped, a legal file name with room for a suffix.
+// maxName is the maximum length of a name, so that it is still a legal file name when escaped and with a suffix.
 const maxName = 200
 
 var (
@@ -33,8 +33,9 @@ func isHex(s string) bool       { return hexRE.MatchString(s) }
 func isHexPrefix(s string) bool { return hexPrefixRE.MatchString(s) }
 func digest(hex string) string  { return "sha256:" + hex }
 
-// ParseName checks a local image name and completes it with the default tag: components of lower-case letters, digits
-// and single separators, joined by slashes, the first perhaps a host with a port, and a tag after a colon.
+// ParseName checks a local image name and adds the default tag if it has none. A name consists of components of lower-case
+// letters, digits and single separators, joined by slashes. The first may be a host with a port, and a tag may follow a
+// colon.
 // Errors: InvalidArgument that says which part is wrong.
 func ParseName(name string) (string, error) {
 	switch {
@@ -68,14 +69,14 @@ func ParseName(name string) (string, error) {
 // named is one name and the content it refers to.
 type named struct{ name, hex string }
 
-// escape makes a key the name of a file.
+// escape turns a key into a file name.
 func escape(key string) string { return strings.ReplaceAll(key, "/", "%") }
 
 func (s *Store) namePath(name string) string { return s.path("links", escape(name)) }
 
 const linkPrefix = "../data/"
 
-// readName returns the content a name refers to. A link to content that is not there is no name.
+// readName returns the content a name refers to. A link to missing content is not a name.
 func (s *Store) readName(name string) (string, error) {
 	target, err := os.Readlink(s.namePath(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,8 +95,7 @@ func (s *Store) readName(name string) (string, error) {
 	return hex, nil
 }
 
-// names returns every name that refers to content, sorted. What is no link of ours is left alone and named in the log,
-// once.
+// names returns every name that refers to content, sorted. Entries that are not our links are left alone and logged once.
 func (s *Store) names() ([]named, error) {
 	entries, err := os.ReadDir(s.path("links"))
 	if err != nil {
@@ -124,7 +124,7 @@ func (s *Store) names() ([]named, error) {
 	return out, nil
 }
 
-// strange logs, once, something in the store's folder that is left alone.
+// strange logs an unknown entry of the store's folder once. The entry is left alone.
 func (s *Store) strange(dir, name, why string) {
 	path := s.path(dir, name)
 	if _, known := s.seen.LoadOrStore(path, true); !known {
@@ -132,7 +132,7 @@ func (s *Store) strange(dir, name, why string) {
 	}
 }
 
-// setName points name at content, replacing what it pointed at. tmp is the caller's temporary folder.
+// setName makes name point at content and replaces its old target. tmp is the caller's temporary folder.
 // Preconditions: the exclusive lock is held.
 func (s *Store) setName(tmp, name, hex string) error {
 	link := filepath.Join(tmp, "name")

@@ -58,7 +58,7 @@ func TestParseName(t *testing.T) {
 	}
 }
 
-// FuzzParseName: what passes is one safe file name once escaped, and parses to itself.
+// FuzzParseName: an accepted name is one safe file name when escaped, and parses to itself.
 func FuzzParseName(f *testing.F) {
 	for _, s := range []string{"cocoon/demo:latest", "localhost:5000/x", "../x", "a%b", "a@sha256:0", "a\x00"} {
 		f.Add(s)

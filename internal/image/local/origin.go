@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// Origin is where the content of a name was fetched from, so that the next pull can ask whether there is something newer.
+// Origin is where the content of a name was fetched from, so that the next pull can check for a newer version.
 type Origin struct {
 	URL          string    `json:"url,omitempty"` // without credentials
 	ETag         string    `json:"etag,omitempty"`
@@ -24,11 +24,11 @@ type Origin struct {
 	FetchedAt    time.Time `json:"fetched_at,omitzero"`
 }
 
-// IsZero reports whether nothing is known: the image was imported here.
+// IsZero reports whether the origin is unknown: the image was imported here.
 func (o Origin) IsZero() bool { return o == Origin{} }
 
-// originFile is origins/<name>.json. It is written before its name moves, so it speaks of the content that the name
-// gets and of that which it has: whichever a crash leaves, its origin is known. What is of other content means nothing.
+// originFile is origins/<name>.json. It is written before its name moves, so it describes both the new and the old content
+// of the name: whichever a crash leaves, its origin is known. Entries of other content are ignored.
 type originFile struct {
 	Version int `json:"version"`
 	originOf
@@ -45,7 +45,7 @@ const originVersion = 1
 func (s *Store) originPath(key string) string { return s.path("origins", escape(key)+".json") }
 
 // Origin returns the image of exactly this key, and where it came from: the zero Origin when it was imported here.
-// Errors: NotFound when there is no such key.
+// Errors: NotFound when the key does not exist.
 func (s *Store) Origin(ctx context.Context, key string) (Origin, image.Image, error) {
 	if err := s.Open(ctx); err != nil {
 		return Origin{}, image.Image{}, err
@@ -64,8 +64,8 @@ func (s *Store) Origin(ctx context.Context, key string) (Origin, image.Image, er
 	return s.origin(key, hex), s.describe(rec, key), nil
 }
 
-// origin returns what is known of where a name's content came from. A file that cannot be read is no reason to lose an
-// image: at worst it is fetched anew.
+// origin returns the known origin of a name's content. An unreadable file must not lose the image: at worst it is fetched
+// again.
 func (s *Store) origin(key, hex string) Origin {
 	if key == "" {
 		return Origin{}
@@ -87,7 +87,7 @@ func (s *Store) origin(key, hex string) Origin {
 	return Origin{}
 }
 
-// setOrigin records where the content came from, before a name is pointed at it.
+// setOrigin records where the content came from, before a name points at it.
 // Preconditions: the exclusive lock is held.
 func (s *Store) setOrigin(work *workdir, key, hex string, o Origin) error {
 	f := originFile{Version: originVersion, originOf: originOf{ID: digest(hex), Origin: o}}
@@ -114,8 +114,8 @@ func (s *Store) dropOrigin(key string) error {
 	return nil
 }
 
-// Touch notes that the image was used now. It does not sync: losing a note makes an image look older than it is, and
-// that is all.
+// Touch records that the image was used now. It does not sync: a lost record only makes an image look longer unused than
+// it is.
 func (s *Store) Touch(id string) {
 	hex, ok := hexOf(id)
 	if !ok {
@@ -130,7 +130,7 @@ func (s *Store) Touch(id string) {
 	}
 }
 
-// usedAt is when content was touched last, or made.
+// usedAt is when content was last touched, or created.
 func (s *Store) usedAt(rec record) time.Time {
 	hex, _ := hexOf(rec.ID)
 	if info, err := os.Stat(s.path("data", hex, usedFile)); err == nil {
@@ -139,7 +139,7 @@ func (s *Store) usedAt(rec record) time.Time {
 	return rec.CreatedAt
 }
 
-// describe is the image of a record under one of its names.
+// describe returns the image of a record under one of its names.
 func (s *Store) describe(rec record, name string) image.Image {
 	hex, _ := hexOf(rec.ID)
 	o := s.origin(name, hex)
@@ -149,8 +149,8 @@ func (s *Store) describe(rec record, name string) image.Image {
 	}
 }
 
-// Link gives content that is here already another name, or a name that it has another origin.
-// Errors: NotFound when the content is not here (any more).
+// Link adds another name to content in the store, or changes the origin of a name that it has.
+// Errors: NotFound when the store does not have the content (any more).
 func (s *Store) Link(ctx context.Context, key, id string, o Origin) (img image.Image, err error) {
 	if err := CheckKey(key); err != nil {
 		return image.Image{}, err

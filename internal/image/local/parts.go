@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Parts is an image taken apart as a registry keeps it. It stays whole until Close, should the image be removed meanwhile.
+// Parts is an image split into the parts that a registry stores. It stays complete until Close, even if the image is removed.
 type Parts struct {
 	Image  image.Image
-	Config []byte        // of a container image: as it came, so that the id stays
+	Config []byte        // of a container image: unchanged, so that the id stays the same
 	Layers []Part        // of a container image: the lowest first
 	Disk   *os.File      // of a disk image: its file
 	Format vm.DiskFormat // of Disk
@@ -29,10 +29,10 @@ type Parts struct {
 type Part struct {
 	Digest string // sha256:<hex>
 	Size   int64
-	Write  func(ctx context.Context, w io.Writer) error // the bytes, verified; as often as wanted
+	Write  func(ctx context.Context, w io.Writer) error // writes the bytes, verified; may be called repeatedly
 }
 
-// Parts takes an image apart.
+// Parts splits an image into its parts.
 // Errors: NotFound, Unsupported (layers that were merged), DataLoss.
 func (s *Store) Parts(ctx context.Context, ref string) (_ *Parts, err error) {
 	img, err := s.Get(ctx, ref)
@@ -92,7 +92,7 @@ func (s *Store) layerParts(p *Parts) error {
 	return nil
 }
 
-// restoreLayer writes the tar that a layer was.
+// restoreLayer writes the original tar of a layer.
 func (s *Store) restoreLayer(ctx context.Context, key string, info layerInfo, w io.Writer) error {
 	f, err := os.Open(s.path("layers", key, layerFile))
 	if err != nil {
@@ -107,7 +107,7 @@ func (s *Store) restoreLayer(ctx context.Context, key string, info layerInfo, w 
 	return oci.Restore(ctx, w, f, recipe, info.DiffID)
 }
 
-// Close lets go of the image.
+// Close releases the image.
 func (p *Parts) Close() error {
 	var err error
 	if p.Disk != nil {

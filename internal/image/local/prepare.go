@@ -19,15 +19,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Files that Prepare makes in a VM's folder.
+// Files that Prepare creates in a VM's folder.
 const (
 	CowFile     = "cow.qcow2"     // writable layer of an OCI guest
-	OverlayFile = "overlay.qcow2" // the disk of a guest that boots itself
+	OverlayFile = "overlay.qcow2" // the disk of a disk guest
 )
 
-// Prepare gives a VM its disks. A container image has its shared file system and a private overlay on an empty one; a
-// disk image has a private overlay on itself, larger than the image when storage says so. storage 0 is the default
-// size for the former and the image's own for the latter.
+// Prepare creates the disks of a VM. A container image gets its shared layers and a private overlay on an empty file
+// system. A disk image gets a private overlay on itself, which is larger than the image if storage says so. storage 0
+// means the default size for a container image and the image's own size for a disk image.
 // Preconditions: dir exists and belongs to one VM, one caller at a time.
 func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storage int64) (image.Rootfs, error) {
 	if err := s.Open(ctx); err != nil {
@@ -88,7 +88,7 @@ func (s *Store) layerDisks(rec record) []vm.Disk {
 	return disks
 }
 
-// DiskSize returns how many bytes the disk of a disk image has for its guest, 0 for a container image.
+// DiskSize returns the size in bytes of a disk image's disk for its guest, 0 for a container image.
 func (s *Store) DiskSize(ctx context.Context, img image.Image) (int64, error) {
 	if err := s.Open(ctx); err != nil || img.Type != vm.ImageDisk {
 		return 0, err
@@ -126,10 +126,10 @@ const blockSize = 4096 // of the file systems we make, bytes
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// Template returns the empty ext4 file system of size bytes, making it when it is the first of its size. Making one
-// takes tens of milliseconds, so a daemon may ask for the sizes it expects beforehand.
+// Template returns the empty ext4 file system of size bytes, and creates it if it is the first of its size. Creating one
+// takes tens of milliseconds, so a daemon may request the expected sizes in advance.
 //
-// A template is never replaced once it has its name, because overlays stand on its exact bytes.
+// A template is never replaced once it has its name, because overlays depend on its exact bytes.
 func (s *Store) Template(ctx context.Context, size int64) (path string, err error) {
 	if err := s.Open(ctx); err != nil {
 		return "", err
@@ -159,14 +159,14 @@ func (s *Store) Template(ctx context.Context, size int64) (path string, err erro
 	return path, atomicfile.SyncDir(s.path("templates"))
 }
 
-// The features are named one by one, and identifiers and times fixed, so that one size is the same bytes on any host.
+// Features are listed one by one, identifiers and times are fixed: one size gives the same bytes on any host.
 const (
 	ext4Features = "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 	ext4UUID     = "c0c00000-0000-4000-8000-000000000001"
 	ext4Extended = "root_owner=0:0,nodiscard,hash_seed=" + ext4UUID
 )
 
-// mkfsRoom is the free space below which a failure of mkfs is put down to a full disk, bytes.
+// mkfsRoom is the free space, in bytes, below which a failure of mkfs is reported as a full disk.
 const mkfsRoom = 64 << 20
 
 func (s *Store) mkfs(ctx context.Context, path string, size int64) error {
@@ -174,8 +174,8 @@ func (s *Store) mkfs(ctx context.Context, path string, size int64) error {
 	if err != nil {
 		return err
 	}
-	// The file is one big hole: nothing needs zeroing, here or later by the guest's kernel. Older versions do not know
-	// the first option; they leave the work to the guest.
+	// The file is one big hole: nothing must be zeroed, neither here nor later by the guest's kernel. Older versions of
+	// mkfs do not know the first option; there the guest does this work.
 	var out []byte
 	for _, extended := range []string{"assume_storage_prezeroed=1," + ext4Extended, "lazy_itable_init=1,lazy_journal_init=1," + ext4Extended} {
 		cmd := exec.CommandContext(ctx, tool, "-q", "-F", "-t", "ext4", "-b", strconv.Itoa(blockSize), "-I", "256", "-i", "16384",
@@ -194,7 +194,7 @@ func (s *Store) mkfs(ctx context.Context, path string, size int64) error {
 	return fmt.Errorf("make an empty file system of %s: %w: %s", human(size), err, bytes.TrimSpace(out))
 }
 
-// journal returns the size of the journal in MiB: small, since what the guest writes there occupies the host's disk.
+// journal returns the size of the journal in MiB. It is small, because what the guest writes there uses the host's disk.
 func journal(size int64) string {
 	switch {
 	case size < 256<<20:
@@ -209,7 +209,7 @@ func (s *Store) findMkfs() (string, error) {
 	if s.cfg.Mkfs != "" {
 		return s.cfg.Mkfs, nil
 	}
-	for _, p := range []string{"/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // not in an ordinary user's PATH
+	for _, p := range []string{"/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // not in an unprivileged user's PATH
 		if _, err := os.Stat(p); err == nil {
 			return p, nil
 		}

@@ -22,19 +22,19 @@ const (
 	recordFile    = "image.json"
 	rawFile       = "disk.raw"
 	qcow2File     = "disk.qcow2"
-	sourceFile    = "disk" // as it came, before it is converted; only in temporary folders
+	sourceFile    = "disk" // original file before conversion; only in temporary folders
 	unclaimedFile = "unclaimed"
-	usedFile      = "used" // empty; its time of modification is when the image was used last
+	usedFile      = "used" // empty; its modification time is the last use of the image
 )
 
 const recordVersion = 1
 
-// record is image.json: what is known of stored content, written once.
+// record is image.json, the description of stored content, written once.
 type record struct {
 	Version     int           `json:"version"`
 	ID          string        `json:"id"`
 	Type        vm.ImageType  `json:"type"`
-	File        string        `json:"file"` // "" when the layers are all
+	File        string        `json:"file"` // "" when there are only layers
 	Format      vm.DiskFormat `json:"format"`
 	VirtualSize int64         `json:"virtual_size"` // bytes, as the guest sees it
 	Length      int64         `json:"length"`       // bytes of the file, holes included
@@ -42,10 +42,10 @@ type record struct {
 	CreatedAt   time.Time     `json:"created_at"`
 	Process     vm.Process    `json:"config,omitzero"`
 	Arch        string        `json:"arch,omitempty"`
-	Layers      []string      `json:"layers,omitempty"` // folders in layers/ that it stands on, the lowest first
+	Layers      []string      `json:"layers,omitempty"` // its folders in layers/, the lowest first
 }
 
-// load reads the record of content. NotFound when there is no such content.
+// load reads the record of content. NotFound when the content does not exist.
 func (s *Store) load(hex string) (record, error) {
 	path := s.path("data", hex, recordFile)
 	data, err := os.ReadFile(path)
@@ -65,7 +65,7 @@ func (s *Store) load(hex string) (record, error) {
 	return r, nil
 }
 
-// intact reports whether content is there in its full length, as a crash or a person may have cut it.
+// intact reports whether content exists in its full length: a crash or a person may have truncated it.
 func (s *Store) intact(hex string) bool {
 	r, err := s.load(hex)
 	if err != nil {
@@ -86,7 +86,7 @@ func (r record) write(dir string) error {
 	return full(atomicfile.WriteFile(filepath.Join(dir, recordFile), append(data, '\n'), 0o600))
 }
 
-// onDisk returns the bytes that the files in dir occupy.
+// onDisk returns the bytes that the files in dir use.
 func onDisk(dir string) (sum int64) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -97,8 +97,8 @@ func onDisk(dir string) (sum int64) {
 	return sum
 }
 
-// use loads the record of content that is about to be used, and notes that. The lock keeps a collection from taking it
-// between asking whether it is in use and removing it: a caller that said before that it uses the image has it.
+// use loads the record of content that is about to be used, and records the use. The lock ensures that a collection cannot
+// remove it between its inUse check and the removal: a caller that reported the image as in use before this call keeps it.
 func (s *Store) use(id string) (record, error) {
 	hex, ok := hexOf(id)
 	if !ok {
@@ -116,7 +116,7 @@ func (s *Store) use(id string) (record, error) {
 	return rec, err
 }
 
-// hexOf takes an id apart.
+// hexOf returns the hex digits of an id.
 func hexOf(id string) (hex string, ok bool) {
 	hex = strings.TrimPrefix(id, "sha256:")
 	return hex, isHex(hex)

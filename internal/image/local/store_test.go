@@ -25,7 +25,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// diskOf is a bootable raw disk that differs from those of other bodies.
+// diskOf is a bootable raw disk. Different bodies give different disks.
 func diskOf(body string) []byte {
 	d := rawDisk()
 	copy(d[1<<20:], body)
@@ -102,7 +102,7 @@ func TestStatement36_FailedTransfersLeaveNothing(t *testing.T) {
 	late := func() io.Reader {
 		return io.MultiReader(bytes.NewReader(diskOf("x")), reader(func([]byte) (int, error) { return 0, boom }))
 	}
-	gz := func() io.Reader { // a compressor's reader may stop before the end of what it reads
+	gz := func() io.Reader { // a compressor's reader may stop before the end of its input
 		var buf bytes.Buffer
 		_, _ = buf.ReadFrom(late())
 		return io.MultiReader(bytes.NewReader(buf.Bytes()), reader(func([]byte) (int, error) { return 0, boom }))
@@ -188,7 +188,7 @@ func TestStatement40_NamesWithDigests(t *testing.T) {
 		"example.com/x.img@" + url.ID:                      url.ID,
 		"virtlet.cloud/example.com/x.img:latest@" + url.ID: url.ID,
 		"app@" + other:                                     "",
-		"app@" + two.ID:                                    "", // another image of that digest, but not of that name
+		"app@" + two.ID:                                    "", // another image has that digest, but not that name
 		"app:v2@" + one.ID:                                 "",
 		"example.com/x.img@" + one.ID:                      "",
 	} {
@@ -438,7 +438,7 @@ func TestOriginBelongsToItsContent(t *testing.T) {
 	if _, _, err := s.Origin(t.Context(), "a:latest"); !errdefs.IsNotFound(err) {
 		t.Errorf("another key: %v", err)
 	}
-	// What a crash between origin and name leaves.
+	// The state after a crash between origin and name.
 	path := filepath.Join(dir, "origins", "a.json")
 	data, _ := os.ReadFile(path)
 	var f map[string]any
@@ -538,7 +538,7 @@ func TestExportOfADisk(t *testing.T) {
 	}
 }
 
-// TestOriginOutlivesACutPull: a crash between the new origin and the move of the name leaves the old one known.
+// TestOriginOutlivesACutPull: a crash between the new origin and the move of the name keeps the old origin.
 func TestOriginOutlivesACutPull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -557,7 +557,7 @@ func TestOriginOutlivesACutPull(t *testing.T) {
 	}
 }
 
-// FuzzParseRef: whatever is asked for, only safe file names are looked at.
+// FuzzParseRef: for any reference, only safe file names are opened.
 func FuzzParseRef(f *testing.F) {
 	for _, s := range []string{"cocoon/demo:latest", "localhost:5000/x", "../x", "a%b", "a@sha256:" + strings.Repeat("0", 64), "docker.io/library/x:1", "virtlet.cloud/virtlet.cloud/x", "docker.io/", "library/", "a\x00", "x:"} {
 		f.Add(s)

@@ -23,14 +23,14 @@ type workdir struct {
 	open []*os.File // closed with the folder
 }
 
-// keep leaves closing f to close.
+// keep makes close also close f.
 func (w *workdir) keep(f *os.File) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open = append(w.open, f)
 }
 
-// newWork makes one. The shared lock keeps the sweeper away between making and locking it.
+// newWork creates a workdir. The shared lock stops the sweeper between creating and locking it.
 func (s *Store) newWork() (*workdir, error) {
 	unlock, err := s.lock(shared)
 	if err != nil {
@@ -62,7 +62,7 @@ func (w *workdir) close() error {
 	return errors.Join(os.RemoveAll(w.path), w.lock.Close())
 }
 
-// unclaim marks content to be removed unless a name refers to it.
+// unclaim marks content for removal unless a name refers to it.
 func (s *Store) unclaim(hex string) error {
 	path := s.path("data", hex, unclaimedFile)
 	return full(atomicfile.WriteFile(path, nil, 0o600))
@@ -75,8 +75,8 @@ func (s *Store) claim(hex string) error {
 	return nil
 }
 
-// sweep removes what dead processes left: temporary folders nobody holds, and content whose import or removal was cut
-// short.
+// sweep removes the leftovers of dead processes: temporary folders without an owner, and content of an interrupted import
+// or removal.
 func (s *Store) sweep() (err error) {
 	work, err := s.newWork()
 	if err != nil {
@@ -145,9 +145,9 @@ func (s *Store) sweepTemporary() error {
 	return nil
 }
 
-// pin keeps the layers of the given keys from being collected as long as the temporary folder is there, also those that
-// do not exist yet: an import pins what it needs first and looks what there is of it then. Records that name the layers
-// take over when they are in place.
+// pin protects the layers of the given keys from collection as long as the temporary folder exists. It also works for
+// layers that do not exist yet: an import first pins what it needs and then checks which layers exist. When the records
+// that name the layers are in place, they protect the layers.
 func (s *Store) pin(w *workdir, keys ...string) error {
 	unlock, err := s.lock(shared)
 	if err != nil {
@@ -165,4 +165,4 @@ func (s *Store) pin(w *workdir, keys ...string) error {
 	return nil
 }
 
-const pinDir = "pins" // in a temporary folder: empty files called as the layers that its owner needs
+const pinDir = "pins" // in a temporary folder: empty files named like the layers that its owner needs

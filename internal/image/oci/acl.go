@@ -2,8 +2,8 @@ package oci
 
 import "encoding/binary"
 
-// ext4Xattr turns the value of an extended attribute as system calls show it into what ext4 stores: POSIX access lists
-// have a form of their own on disk. A list that cannot be read is left out.
+// ext4Xattr converts the value of an extended attribute from the form of system calls to the form that ext4 stores: POSIX
+// ACLs have their own form on disk. An ACL that cannot be read is left out.
 func ext4Xattr(name, value string) (string, bool) {
 	if name != "system.posix_acl_access" && name != "system.posix_acl_default" {
 		return value, true

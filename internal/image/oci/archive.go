@@ -1,8 +1,8 @@
-// Package oci reads container images out of archives (OCI image layout, docker save) and turns each layer into a
-// read-only file system of its own, which overlayfs stacks in the guest, without mounting anything and without privileges.
+// Package oci reads container images from archives (OCI image layout, docker save) and turns each layer into its own
+// read-only file system, without mounts and without privileges. overlayfs stacks these file systems in the guest.
 //
 // It trusts nothing it reads: every blob is checked against its digest, every size against a limit. It does not keep
-// images: where the result goes, under which name and for how long, is the store's business.
+// images: the store decides where the result goes, under which name and for how long.
 package oci
 
 import (
@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Limits bound what an archive may cost. All are inclusive.
+// Limits limit the resources that one archive may use. All are inclusive.
 type Limits struct {
 	Archive  int64 // bytes of the archive, decompressed
 	Unpacked int64 // bytes of all files of all layers, unpacked
@@ -29,7 +29,7 @@ type Limits struct {
 	Entries  int   // entries of all layers
 }
 
-// DefaultLimits are generous for real images and tight enough that a bomb is refused before it fills a disk of today.
+// DefaultLimits are generous for real images, and small enough to refuse a bomb before it fills a typical disk.
 func DefaultLimits() Limits {
 	return Limits{Archive: 64 << 30, Unpacked: 64 << 30, File: 32 << 30, Entries: 2 << 20}
 }
@@ -40,18 +40,18 @@ const (
 	maxNames    = 64 << 20 // bytes of all names in the outer archive
 )
 
-// Spool is a scratch file of the caller: written once from the start, then read at any place.
+// Spool is a scratch file of the caller: written once from the start, then read at any offset.
 type Spool interface {
 	io.Writer
 	io.ReaderAt
 }
 
-// Archive is an archive that was read to its end; its content lies in the spool it was given.
+// Archive is an archive that was read to its end. Its content is in the spool that Read got.
 type Archive struct {
 	spool io.ReaderAt
 	blobs map[string]blob
-	links map[string]string // docker save of old stores a repeated layer as a link to the first
-	ended bool              // the archive had its end mark, so it was not cut between two entries
+	links map[string]string // old docker save stores a repeated layer as a link to the first one
+	ended bool              // the archive has its end mark, so it was not cut between two entries
 }
 
 type blob struct {
@@ -61,7 +61,7 @@ type blob struct {
 
 func (b blob) digest() string { return "sha256:" + hex.EncodeToString(b.sum[:]) }
 
-// IsArchive reports whether head, the first 512 bytes at least, begins a tar archive.
+// IsArchive reports whether head is the start of a tar archive. head must have at least 512 bytes.
 func IsArchive(head []byte) bool {
 	const block, field, width = 512, 148, 8
 	if len(head) < block {
@@ -80,13 +80,13 @@ func IsArchive(head []byte) bool {
 	return sum == want
 }
 
-// Read takes the archive in: r is the decompressed tar stream, which is read to its end.
-// Errors: InvalidArgument for hostile content, DataLoss for a truncated or damaged archive, ResourceExhausted past a limit.
+// Read reads the archive from r, the decompressed tar stream, to its end.
+// Errors: InvalidArgument for hostile content, DataLoss for a truncated or damaged archive, ResourceExhausted beyond a limit.
 func Read(ctx context.Context, r io.Reader, spool Spool, lim Limits) (*Archive, error) {
 	a := &Archive{spool: spool, blobs: map[string]blob{}, links: map[string]string{}}
 	src := &limited{ctx: ctx, r: r, left: lim.Archive, what: "the archive", limit: lim.Archive}
 	tr := tar.NewReader(src)
-	var off, names, last int64 // last is where the last entry ends with its padding
+	var off, names, last int64 // last is the end of the last entry with its padding
 	for n := 0; ; n++ {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -105,7 +105,7 @@ func Read(ctx context.Context, r io.Reader, spool Spool, lim Limits) (*Archive, 
 		off += size
 		last = (src.read + 511) &^ 511
 	}
-	if _, err := io.Copy(io.Discard, src); err != nil { // checksums of the compression are at the very end
+	if _, err := io.Copy(io.Discard, src); err != nil { // the compression format has its checksums at the very end
 		return nil, damaged("archive", err)
 	}
 	a.ended = src.read > last
@@ -149,7 +149,7 @@ func (a *Archive) add(h *tar.Header, content io.Reader, spool io.Writer, off int
 	return n, nil
 }
 
-// archiveName cleans the name of an entry of the outer archive; names that point outside are hostile.
+// archiveName cleans the name of an entry of the outer archive. Names that point outside are hostile.
 func archiveName(name string) (string, error) {
 	clean := path.Clean(name)
 	if path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../") || strings.ContainsRune(name, 0) {
@@ -158,7 +158,7 @@ func archiveName(name string) (string, error) {
 	return clean, nil
 }
 
-// find returns the entry called name, through at most a few links.
+// find returns the entry called name. It follows at most a few links.
 func (a *Archive) find(name string) (blob, bool) {
 	name = path.Clean(name)
 	for range 8 {
@@ -176,7 +176,7 @@ func (a *Archive) find(name string) (blob, bool) {
 
 func (a *Archive) open(b blob) *io.SectionReader { return io.NewSectionReader(a.spool, b.off, b.size) }
 
-// metadata reads a small blob whole.
+// metadata reads a whole small blob.
 func (a *Archive) metadata(b blob, what string) (*bytes.Reader, error) {
 	if b.size > maxMetadata {
 		return nil, errdefs.Invalidf("%s is %d bytes long; more than %d are not plausible", what, b.size, maxMetadata)
@@ -188,7 +188,7 @@ func (a *Archive) metadata(b blob, what string) (*bytes.Reader, error) {
 	return bytes.NewReader(buf), nil
 }
 
-// limited reads until its budget is used up or the caller went away.
+// limited reads until its limit is used up or its context ends.
 type limited struct {
 	ctx   context.Context
 	r     io.Reader
@@ -210,8 +210,8 @@ func (l *limited) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// damaged turns what a decompressor or tar reader complains about into DataLoss, and leaves errors with a class of
-// their own, and those of the disk we write to, as they are.
+// damaged turns an error of a decompressor or tar reader into DataLoss. Errors that already have a class, and errors of
+// the disk that we write to, stay as they are.
 func damaged(what string, err error) error {
 	switch {
 	case errdefs.ClassOf(err) != errdefs.Internal || isSystem(err):

@@ -11,13 +11,13 @@ import (
 	"cocoonstack.io/cocoon/internal/image/ext4"
 )
 
-// xattrOpaque is how overlayfs marks a folder that hides those below it.
+// xattrOpaque is the overlayfs mark of a folder that hides the same folder in lower layers.
 const xattrOpaque = "trusted.overlay.opaque"
 
-// Stack is what layers built so far look like over each other.
+// Stack is the merged view of the layers built so far.
 type Stack struct{ root view }
 
-// NewStack opens the file systems of layers, lowest first.
+// NewStack opens the file systems of layers, the lowest first.
 func NewStack(layers []*ext4.FS) (*Stack, error) {
 	s := &Stack{}
 	for _, l := range slices.Backward(layers) {
@@ -30,10 +30,10 @@ func NewStack(layers []*ext4.FS) (*Stack, error) {
 	return s, nil
 }
 
-// view is one folder of a stack: those of the layers that merge there, highest first.
+// view is one folder of a stack: the folders of all layers that are merged there, the highest first.
 type view []*ext4.Entry
 
-// child returns what the folder shows under a name, nil for nothing, and, if it is a folder, its own view.
+// child returns the visible entry of a name, nil if there is none, and its own view if it is a folder.
 func (v view) child(name string) (*ext4.Entry, view, error) {
 	var sub view
 	for _, dir := range v {
@@ -61,7 +61,7 @@ func (v view) child(name string) (*ext4.Entry, view, error) {
 	return sub[0], sub, nil
 }
 
-// names returns what may be in the folder, sorted; child knows what is.
+// names returns all names that may be visible in the folder, sorted; child decides which are.
 func (v view) names() ([]string, error) {
 	all := map[string]bool{}
 	for _, dir := range v {
@@ -76,7 +76,7 @@ func (v view) names() ([]string, error) {
 	return slices.Sorted(maps.Keys(all)), nil
 }
 
-// lookup follows parts through the stack, symbolic links inside it included except at the end.
+// lookup follows parts through the stack and resolves symbolic links on the way, but not the last part.
 func (s *Stack) lookup(parts []string) (*ext4.Entry, error) {
 	stack, todo := []view{s.root}, slices.Clone(parts)
 	for hops := 0; len(todo) > 0; {
@@ -110,17 +110,17 @@ func (s *Stack) lookup(parts []string) (*ext4.Entry, error) {
 	return nil, nil
 }
 
-// move is a folder of the layer that turned out to be a symbolic link below it.
+// move is a folder of the layer that is a symbolic link in the layers below.
 type move struct {
 	n      *node
 	target []string
 }
 
-// settle makes the layer's tree right for the stack it is to lie on: folders it only implies get the attributes they
-// have below, or are followed where a symbolic link below leads; whiteouts remain only where there is something to hide,
-// because overlayfs shows them as broken names in a folder that only one layer has.
+// settle adapts the layer's tree to the stack below it. A folder that the layer only implies gets the attributes that it
+// has below; if it is a symbolic link below, its content moves to the link's target. Whiteouts stay only where they hide
+// something: in a folder that only one layer has, overlayfs would show them as broken names.
 func (b *build) settle(s *Stack) error {
-	if b.root.opaque { // overlayfs does not look for the mark there
+	if b.root.opaque { // overlayfs ignores the mark on the root folder
 		names, err := s.root.names()
 		if err != nil {
 			return err
@@ -173,7 +173,7 @@ func (b *build) merge(n *node, v view, at []string) error {
 		case !c.IsFolder():
 			continue
 		case c.implied && (e == nil || !e.IsFolder()) && !c.substance():
-			delete(n.children, name) // whiteouts of nothing
+			delete(n.children, name) // whiteouts that hide nothing
 			continue
 		case c.implied && e != nil && e.Mode&ext4.TypeMask == ext4.TypeSymlink:
 			target := append(slices.Clone(at), strings.Split(e.Link, "/")...)
@@ -196,14 +196,14 @@ func (b *build) merge(n *node, v view, at []string) error {
 	return nil
 }
 
-// attributesOf returns the inode of a folder with the attributes of one below.
+// attributesOf returns the inode of a folder with the attributes of a folder below.
 func attributesOf(e *ext4.Entry) *ext4.Inode {
 	x := maps.Clone(e.Xattrs)
 	delete(x, xattrOpaque)
 	return &ext4.Inode{Mode: e.Mode, UID: e.UID, GID: e.GID, ModTime: e.ModTime, Xattrs: x}
 }
 
-// graft puts what is in from into dir.
+// graft moves the content of from into dir.
 func graft(dir, from *node) {
 	dir.opaque = dir.opaque || from.opaque
 	for name, c := range from.children {
@@ -247,13 +247,13 @@ func (b *build) copy(e *ext4.Entry) (ext4.Extent, error) {
 	return b.w.Content(e.Open(), e.Content.Size)
 }
 
-// ErrNotADisk says that an image is no disk wrapped in a container image.
+// ErrNotADisk says that a container image does not wrap a disk.
 var ErrNotADisk = errors.New("not a disk")
 
-// diskFolder is where container images carry the disk of a virtual machine.
+// diskFolder is the folder where a container image holds the disk of a virtual machine.
 const diskFolder = "disk"
 
-// Disk returns the one regular file in /disk, if there is nothing else in the image.
+// Disk returns the one regular file in /disk, if the image has nothing else.
 func (s *Stack) Disk() (*ext4.Entry, error) {
 	top, err := s.root.names()
 	if err != nil {

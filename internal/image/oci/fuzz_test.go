@@ -12,7 +12,7 @@ import (
 	. "cocoonstack.io/cocoon/internal/testkit/ociimage" // a vocabulary for tables of images
 )
 
-// memory is a file that needs no disk.
+// memory is a file in memory.
 type memory struct {
 	data []byte
 	pos  int64
@@ -42,8 +42,8 @@ func (m *memory) Truncate(size int64) error {
 	return nil
 }
 
-// FuzzArchive feeds archives of every kind through the whole path: whatever they are, the answer is a classified error
-// or a file system.
+// FuzzArchive passes archives of every kind through the whole process: the result is always a classified error or a file
+// system.
 func FuzzArchive(f *testing.F) {
 	img := Image{Layers: []Layer{Of(Dir("d"), File("d/a", "1"), HardLink("b", "d/a"), Symlink("s", "d")), Of(Whiteout("d", "a"), Opaque("d"), File("s/x", "2"))}}
 	f.Add(img.OCI())
@@ -62,7 +62,7 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
-// FuzzLayer feeds layers, whose digest is made to fit, through the whole way: built, given back, read, merged.
+// FuzzLayer passes layers with a matching digest through the whole process: built, restored, read, merged.
 func FuzzLayer(f *testing.F) {
 	f.Add(Tar(Dir("d"), File("d/a", "1"), HardLink("b", "d/a"), Symlink("s", "d")), Tar(Whiteout("d", "a"), Opaque("d"), File("s/x", "2")))
 	f.Add(Tar(Symlink("a", "../b"), Symlink("b", "/a"), File("a/b/c", "1")), Tar(Device("a"), File(".wh.b", "")))
@@ -71,7 +71,7 @@ func FuzzLayer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, lower, upper []byte) {
 		img, err := choose(t, Image{Layers: []Layer{{Tar: lower}, {Tar: upper}}}.OCI(), "app:latest")
 		if err != nil {
-			t.Skip() // a layer that happens to be compressed
+			t.Skip() // the layer happens to be compressed
 		}
 		var below []*ext4.FS
 		budget := oci.NewBudget(lim)

@@ -16,20 +16,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Image is one image, chosen for one architecture. What it says of itself is checked; its layers' uncompressed digests
-// are what BuildLayer checks.
+// Image is one image, chosen for one architecture. Its metadata are verified; BuildLayer verifies the uncompressed digests
+// of its layers.
 type Image struct {
-	ID      string     // digest of the configuration; it fixes the content of every layer
+	ID      string     // digest of the configuration, which determines the content of every layer
 	Arch    string     // GOARCH
-	Process vm.Process // what the image wants to run
+	Process vm.Process // the process that the image runs by default
 	Config  []byte     // the configuration itself
-	DiffIDs []string   // of the layers uncompressed, lowest first, sha256:<hex>
+	DiffIDs []string   // of the uncompressed layers, lowest first, sha256:<hex>
 
 	archive *Archive
 	layers  []blob
 }
 
-// Layer opens a layer of an image that came in an archive.
+// Layer opens a layer of an image from an archive.
 func (i *Image) Layer(n int) io.Reader { return i.archive.open(i.layers[n]) }
 
 const maxLayers = 1024
@@ -95,7 +95,7 @@ func sameName(name string) func(string) bool {
 	}
 }
 
-// byDigest returns a blob of a layout after checking that its content is what its name promises.
+// byDigest returns a blob of a layout after checking that its content matches its digest.
 func (a *Archive) byDigest(d v1.Descriptor, what string) (blob, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return blob{}, errdefs.Invalidf("the %s %s uses the digest algorithm %q; only sha256 is known", what, d.Digest, d.Digest.Algorithm)
@@ -176,7 +176,7 @@ func (a *Archive) config(b blob) (*v1.ConfigFile, error) {
 
 func runs(os, arch, want string) bool { return (os == "linux" || os == "") && arch == want }
 
-// process takes over what the image wants to run. Exec cannot carry NUL bytes, so neither may the configuration.
+// process reads the process to run from the configuration. Exec cannot pass NUL bytes, so the configuration must not have any.
 func process(c v1.Config) (vm.Process, error) {
 	for _, list := range [][]string{c.Entrypoint, c.Cmd, c.Env, {c.WorkingDir, c.User}} {
 		if slices.ContainsFunc(list, func(s string) bool { return strings.ContainsRune(s, 0) }) {
@@ -194,7 +194,7 @@ func process(c v1.Config) (vm.Process, error) {
 	return p, nil
 }
 
-// fromLayout walks index.json, through nested indexes, to the one manifest that fits.
+// fromLayout searches index.json and nested indexes for the one matching manifest.
 func (a *Archive) fromLayout(index blob, name, arch string) (*Image, error) {
 	w := walk{a: a, arch: arch, seen: map[string]bool{}}
 	if err := w.index(index, "", 0); err != nil {

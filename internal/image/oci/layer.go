@@ -21,23 +21,23 @@ import (
 
 const (
 	whiteout       = ".wh."
-	whiteoutMeta   = ".wh..wh." // aufs bookkeeping, no content
+	whiteoutMeta   = ".wh..wh." // aufs bookkeeping without content
 	whiteoutOpaque = ".wh..wh..opq"
 	xattrPrefix    = "SCHILY.xattr."
 	maxTreeMeta    = 256 << 20 // bytes of all names, link targets and attributes of an image
 )
 
-// Budget is what the layers of one image may cost together. It may be used by several goroutines.
+// Budget is the shared limit for all layers of one image. Several goroutines may use it.
 type Budget struct {
 	lim           Limits
 	unpacked      atomic.Int64
 	entries, meta atomic.Int64
 }
 
-// NewBudget returns a budget of lim.
+// NewBudget returns a budget with the limits lim.
 func NewBudget(lim Limits) *Budget { return &Budget{lim: lim} }
 
-// entry books one more entry with so many bytes of names and attributes.
+// entry counts one more entry with that many bytes of names and attributes.
 func (b *Budget) entry(meta int) error {
 	if b.entries.Add(1) > int64(b.lim.Entries) || b.meta.Add(int64(meta)) > maxTreeMeta {
 		return errdefs.Exhaustedf("the image has more than %d files, or more than %d bytes of names and attributes: refused", b.lim.Entries, maxTreeMeta)
@@ -52,23 +52,23 @@ func (b *Budget) bytes(n int64) error {
 	return nil
 }
 
-// Target is where a layer goes.
+// Target is the destination of a layer.
 type Target struct {
 	FS     ext4.File                             // the file system for overlayfs
-	Recipe io.Writer                             // what Restore needs beside it to give the layer back; nil: not kept
-	Below  func(context.Context) (*Stack, error) // the layers below, asked for only when the layer depends on them
+	Recipe io.Writer                             // what Restore needs in addition to rebuild the layer; nil: not kept
+	Below  func(context.Context) (*Stack, error) // the layers below, requested only when the layer depends on them
 	Budget *Budget
 }
 
-// Layer is what a layer became.
+// Layer describes a built layer.
 type Layer struct {
 	DiffID    string // sha256:<hex> of the uncompressed tar
-	Dependent bool   // the file system is right only over the layers that were below
+	Dependent bool   // the file system is valid only on top of the layers that were below
 	Size      int64  // bytes of the file system
 	TarSize   int64  // bytes of the uncompressed tar
 }
 
-// build is a layer in the making.
+// build is a layer that is being built.
 type build struct {
 	w      *ext4.Writer
 	budget *Budget
@@ -77,25 +77,25 @@ type build struct {
 	moves  []move
 }
 
-// pending is a hard link to something that the layer does not hold itself.
+// pending is a hard link to a file that the layer itself does not hold.
 type pending struct {
 	name   string
 	target []string
 	inode  *ext4.Inode
 }
 
-// BuildLayer reads a layer, compressed or not, to its end and writes it as a read-only file system with whiteouts as
-// overlayfs wants them. Content is written as it comes. want is the digest the image promises, sha256:<hex>. Equal
-// layers give equal bytes.
-// Errors: InvalidArgument for hostile content, DataLoss for damaged or other content, ResourceExhausted past a limit,
-// and those of r and of the files as they are.
+// BuildLayer reads a layer, compressed or not, to its end and writes it as a read-only file system with whiteouts in the
+// form of overlayfs. Content is written as it arrives. want is the digest from the image, sha256:<hex>. Equal layers give
+// equal bytes.
+// Errors: InvalidArgument for hostile content, DataLoss for damaged or other content, ResourceExhausted beyond a limit;
+// errors of r and of the files are returned unchanged.
 func BuildLayer(ctx context.Context, r io.Reader, want string, to Target) (Layer, error) {
 	plain, _, err := compress.Reader(bufio.NewReaderSize(r, 1<<18))
 	if err != nil {
 		return Layer{}, damaged("layer", err)
 	}
 	defer plain.Close()
-	// The tar around the files costs at most a few blocks an entry; twice the room for files is beyond any real layer.
+	// The tar adds at most a few blocks per entry to the files. No real layer needs more than twice the space of its files.
 	limit := 2*to.Budget.lim.Unpacked + 1<<20
 	fast := readAhead(plain)
 	defer fast.stop()
@@ -144,7 +144,7 @@ func (b *build) finish(ctx context.Context, to Target, l *Layer, sum [sha256.Siz
 		if err != nil {
 			return err
 		}
-	} else if err := b.merge(b.root, nil, nil); err != nil { // drops whiteouts in opaque folders
+	} else if err := b.merge(b.root, nil, nil); err != nil { // removes whiteouts in opaque folders
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -156,7 +156,7 @@ func (b *build) finish(ctx context.Context, to Target, l *Layer, sum [sha256.Siz
 	return nil
 }
 
-// entry applies one entry of a layer.
+// entry adds one entry of a layer.
 func (b *build) entry(h *tar.Header, content io.Reader, tape *tape) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
@@ -246,14 +246,14 @@ func (b *build) store(h *tar.Header, content io.Reader, tape *tape) (ext4.Extent
 	return e, tape.err
 }
 
-// sparse reports whether the bytes of h are not those that lie in the tar.
+// sparse reports whether the content of h is stored in the tar in a sparse form.
 func sparse(h *tar.Header) bool {
 	_, old := h.PAXRecords["GNU.sparse.map"]
 	_, major := h.PAXRecords["GNU.sparse.major"]
 	return old || major || h.PAXRecords["GNU.sparse.size"] != "" || h.PAXRecords["GNU.sparse.realsize"] != ""
 }
 
-// hardLink gives a name the inode of another, which may lie in a lower layer.
+// hardLink makes a name share the inode of another name, which may be in a lower layer.
 func (b *build) hardLink(h *tar.Header, parts []string) error {
 	target, err := layerPath(h.Linkname)
 	if err != nil {
@@ -277,8 +277,8 @@ func (b *build) hardLink(h *tar.Header, parts []string) error {
 	return b.set(parts, &node{Inode: old.Inode})
 }
 
-// attributes picks the extended attributes that mean something inside a guest. Those of overlayfs would let an image
-// rearrange the guest's own root, so they stay out.
+// attributes selects the extended attributes that have a meaning inside a guest. It leaves out those of overlayfs: with
+// them, an image could rearrange the guest's own root.
 func attributes(pax map[string]string) (map[string]string, int) {
 	var out map[string]string
 	size := 0

@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/ext4"
 )
 
-// merger writes what a stack shows as one file system.
+// merger writes the merged view of a stack as one file system.
 type merger struct {
 	ctx  context.Context
 	b    *build
@@ -22,7 +22,7 @@ type inodeKey struct {
 	number uint32
 }
 
-// Merge writes what a stack shows as one file system that needs nothing below it. key makes it distinguishable.
+// Merge writes the merged view of a stack as one file system that needs no layers below. key makes it distinguishable.
 func Merge(ctx context.Context, s *Stack, out ext4.File, key string, budget *Budget) (size int64, err error) {
 	m := &merger{ctx: ctx, b: &build{w: ext4.NewWriter(out), budget: budget}, byID: map[inodeKey]*ext4.Inode{}}
 	root := newFolder(false)

@@ -37,7 +37,7 @@ func choose(t testing.TB, archive []byte, name string) (*oci.Image, error) {
 	return a.Image(name, "amd64")
 }
 
-// build returns the path of the ext4 file that an archive becomes.
+// build returns the path of the ext4 file made from an archive.
 func build(t testing.TB, archive []byte) (string, error) {
 	t.Helper()
 	img, err := choose(t, archive, "app:latest")
@@ -53,7 +53,7 @@ func build(t testing.TB, archive []byte) (string, error) {
 	return out.Name(), err
 }
 
-// layerFile builds one layer on those below it.
+// layerFile builds one layer on top of those below it.
 func layerFile(ctx context.Context, r io.Reader, want string, out ext4.File, recipe io.Writer, below []*ext4.FS) (oci.Layer, error) {
 	return oci.BuildLayer(ctx, r, want, oci.Target{
 		FS: out, Recipe: recipe, Budget: oci.NewBudget(oci.DefaultLimits()),
@@ -78,7 +78,7 @@ func stackOf(t testing.TB, ctx context.Context, img *oci.Image) (*oci.Stack, err
 	return oci.NewStack(layers)
 }
 
-// debugfs asks e2fsprogs, an implementation that is not ours, about the file system.
+// debugfs queries the file system with e2fsprogs, an independent implementation.
 func debugfs(t *testing.T, fs, request string) string {
 	t.Helper()
 	cmd := exec.Command("/usr/sbin/debugfs", "-R", request, fs)

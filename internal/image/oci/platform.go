@@ -29,11 +29,11 @@ type walk struct {
 
 type candidate struct {
 	manifest *v1.Manifest
-	names    []string // what the layout calls it
+	names    []string // its names in the layout
 	variant  string
 }
 
-// Annotations by which writers of layouts name their images: the OCI one (mostly a tag) and containerd's (the whole name).
+// Annotations with which tools name the images of a layout: OCI's (usually a tag) and containerd's (the full name).
 var nameAnnotations = []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"}
 
 func (w *walk) index(b blob, inherited string, depth int) error {
@@ -83,7 +83,7 @@ func (w *walk) descriptor(d v1.Descriptor, name string, depth int) error {
 	case d.MediaType.IsImage() || d.MediaType == "":
 		return w.manifest(d, name)
 	}
-	return nil // what a later writer may add beside images
+	return nil // other kinds of entries that later tools may add
 }
 
 func (w *walk) manifest(d v1.Descriptor, name string) error {
@@ -115,7 +115,7 @@ func (w *walk) manifest(d v1.Descriptor, name string) error {
 	return nil
 }
 
-// choose returns the one manifest to take: the only one, the one called name, or the one for the plain architecture.
+// choose returns the one manifest to use: the only one, the one called name, or the one for the architecture without a variant.
 func (w *walk) choose(name string) (*v1.Manifest, error) {
 	if len(w.fit) == 0 {
 		if len(w.other) == 0 {
@@ -149,12 +149,12 @@ func (w *walk) choose(name string) (*v1.Manifest, error) {
 	return w.fit[0].manifest, nil
 }
 
-// same reports whether all candidates are one image.
+// same reports whether all candidates are the same image.
 func same(c []candidate) bool {
 	return !slices.ContainsFunc(c, func(x candidate) bool { return x.manifest.Config.Digest != c[0].manifest.Config.Digest })
 }
 
-// isSystem reports whether err is the operating system's, not the content's.
+// isSystem reports whether err comes from the operating system, not from the content.
 func isSystem(err error) bool {
 	if _, ok := errors.AsType[*fs.PathError](err); ok {
 		return true

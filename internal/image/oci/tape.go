@@ -16,18 +16,18 @@ import (
 	"cocoonstack.io/cocoon/internal/image/ext4"
 )
 
-// tape hashes the tar that runs through it, and notes what of it is not content of files. The notes and the file system
-// together are the tar again, byte for byte:
+// tape hashes the tar that is read through it, and records the parts that are not file content. The record (the recipe)
+// and the file system together give the tar again, byte for byte:
 //
 //	recipe  = zstd(record...)
 //	record  = uvarint(len) literal uvarint(block) uvarint(size)   the literal, then size bytes of the file system from block on
 type tape struct {
 	r       io.Reader
 	sum     hash.Hash
-	out     *zstd.Encoder // nil: no notes
+	out     *zstd.Encoder // nil: no recipe
 	literal []byte
 	paused  bool
-	n       int64 // bytes that ran through
+	n       int64 // bytes read so far
 	err     error
 }
 
@@ -55,7 +55,7 @@ func (t *tape) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pause begins the content of a file, resume ends it and says where it went.
+// pause marks the start of a file's content. resume marks its end and gives its place in the file system.
 func (t *tape) pause() { t.paused = true }
 
 func (t *tape) resume(e ext4.Extent) {
@@ -84,8 +84,8 @@ func (t *tape) close() error {
 	return errors.Join(t.err, t.out.Close())
 }
 
-// Restore writes the tar that a layer was, from its file system and its recipe, and checks that it is the layer want.
-// Errors: DataLoss when it is not, and those of w.
+// Restore writes the original tar of a layer from its file system and its recipe, and checks that its digest is want.
+// Errors: DataLoss when it is not; errors of w are returned as they are.
 func Restore(ctx context.Context, w io.Writer, fs io.ReaderAt, recipe io.Reader, want string) error {
 	z, err := zstd.NewReader(recipe, zstd.WithDecoderConcurrency(1))
 	if err != nil {
@@ -125,7 +125,7 @@ func Restore(ctx context.Context, w io.Writer, fs io.ReaderAt, recipe io.Reader,
 	return nil
 }
 
-// ahead reads on in a goroutine of its own, so that decompressing and writing happen at once.
+// ahead reads ahead in its own goroutine, so that decompressing and writing run in parallel.
 type ahead struct {
 	chunks chan chunk
 	free   chan []byte
@@ -171,7 +171,7 @@ func readAhead(r io.Reader) *ahead {
 	return a
 }
 
-// fill is io.ReadFull that keeps the error of r as it is.
+// fill is io.ReadFull, but returns the error of r unchanged.
 func fill(r io.Reader, buf []byte) (n int, err error) {
 	for n < len(buf) && err == nil {
 		var k int
@@ -200,7 +200,7 @@ func (a *ahead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// stop ends the goroutine, and returns when it does not touch the reader any more.
+// stop ends the goroutine. When it returns, the goroutine no longer uses the reader.
 func (a *ahead) stop() {
 	close(a.quit)
 	for range a.chunks { //nolint:revive // drained until it is closed

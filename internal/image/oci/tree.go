@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/ext4"
 )
 
-// Bounds of one file system entry. They are those of Linux and ext4.
+// Limits of one file system entry. They are those of Linux and ext4.
 const (
 	maxComponent = 255
 	maxPath      = 4096
@@ -23,9 +23,9 @@ type node struct {
 	*ext4.Inode
 	children map[string]*node // of a folder
 
-	whiteout bool // hides the name of lower layers and is nothing itself
-	opaque   bool // a folder that hides what lower layers have in it
-	implied  bool // a folder the layer names only as the parent of something
+	whiteout bool // hides the name of lower layers and has no content
+	opaque   bool // a folder that hides its content in lower layers
+	implied  bool // a folder that the layer names only as the parent of an entry
 }
 
 func newFolder(implied bool) *node {
@@ -37,8 +37,8 @@ func newFolder(implied bool) *node {
 
 func newWhiteout() *node { return &node{Inode: &ext4.Inode{Mode: ext4.TypeChar}, whiteout: true} }
 
-// layerPath splits the name of a layer's entry into components. Names are relative to the image's root: a leading
-// slash is dropped as every container runtime does (ko writes such layers); a ".." has no honest use.
+// layerPath splits the name of a layer's entry into components. Names are relative to the image's root. A leading slash is
+// dropped, as in every container runtime (ko writes such layers). A ".." is refused: it has no honest use.
 func layerPath(name string) ([]string, error) {
 	if len(name) > maxPath || strings.ContainsRune(name, 0) {
 		return nil, errdefs.Invalidf("a layer holds a name of %d bytes; %d are possible", len(name), maxPath)
@@ -58,8 +58,8 @@ func layerPath(name string) ([]string, error) {
 	return parts, nil
 }
 
-// folder returns the folder that parts lead to, following the layer's own symbolic links as a kernel with this root
-// would. What is missing is made, or, when make is false, reported as nil.
+// folder returns the folder at parts. It follows the layer's own symbolic links as a kernel with this root would. If make
+// is true, it creates missing folders; else it returns nil for them.
 func (b *build) folder(parts []string, make bool) (*node, error) {
 	stack := []*node{b.root}
 	todo := slices.Clone(parts)
@@ -106,7 +106,7 @@ func (b *build) folder(parts []string, make bool) (*node, error) {
 	return stack[len(stack)-1], nil
 }
 
-// lookup finds a name of the layer without following a symbolic link at its end; nil when there is none.
+// lookup finds a name of the layer without following a symbolic link at its end; nil if it does not exist.
 func (b *build) lookup(parts []string) *node {
 	if len(parts) == 0 {
 		return b.root
@@ -118,7 +118,7 @@ func (b *build) lookup(parts []string) *node {
 	return dir.children[parts[len(parts)-1]]
 }
 
-// set puts n at parts. A folder over a folder keeps its children; anything else replaces what was there.
+// set puts n at parts. A folder over a folder keeps its children; anything else replaces the old entry.
 func (b *build) set(parts []string, n *node) error {
 	if len(parts) == 0 {
 		if !n.IsFolder() {
@@ -138,13 +138,13 @@ func (b *build) set(parts []string, n *node) error {
 		old.Inode, old.implied = n.Inode, false
 		return nil
 	case old != nil && n.IsFolder():
-		n.opaque = true // what was here before it hid the lower layers already
+		n.opaque = true // the replaced entry already hid the lower layers
 	}
 	dir.children[name] = n
 	return nil
 }
 
-// hide applies a whiteout: what lower layers have at parts goes, what this layer has there stays.
+// hide applies a whiteout: it hides what lower layers have at parts and keeps what this layer has there.
 func (b *build) hide(parts []string) error {
 	if len(parts) == 0 {
 		return nil
@@ -166,7 +166,7 @@ func (b *build) hide(parts []string) error {
 	return nil
 }
 
-// conceal hides the contents that lower layers have in the folder at parts.
+// conceal hides what lower layers have in the folder at parts.
 func (b *build) conceal(parts []string) error {
 	dir, err := b.folder(parts, true)
 	if err != nil {
@@ -176,7 +176,7 @@ func (b *build) conceal(parts []string) error {
 	return nil
 }
 
-// clear leaves nothing at parts, whichever layer put it there.
+// clear removes what is at parts, whichever layer put it there.
 func (b *build) clear(parts []string) error {
 	if len(parts) == 0 {
 		return nil
@@ -188,7 +188,7 @@ func (b *build) clear(parts []string) error {
 	return err
 }
 
-// substance reports whether anything but whiteouts is in n.
+// substance reports whether n holds anything other than whiteouts.
 func (n *node) substance() bool {
 	if n.whiteout || !n.IsFolder() || !n.implied {
 		return !n.whiteout
@@ -201,7 +201,7 @@ func (n *node) substance() bool {
 	return false
 }
 
-// dependent reports whether what n becomes depends on lower layers.
+// dependent reports whether the result of n depends on lower layers.
 func (n *node) dependent() bool {
 	for _, c := range n.children {
 		if c.implied || c.whiteout && !n.opaque || c.dependent() {
@@ -211,7 +211,7 @@ func (n *node) dependent() bool {
 	return false
 }
 
-// tree is n as the file system's writer takes it.
+// tree returns n in the form that the file system's writer takes.
 func (n *node) tree() *ext4.Node {
 	out := &ext4.Node{Inode: n.Inode}
 	if n.opaque {

@@ -40,7 +40,7 @@ func transport(d translate.Decision) string {
 	return d.Transport.String()
 }
 
-// policies says what each pull policy would do.
+// policies describes what each pull policy would do.
 func policies(d translate.Decision, here found, present bool) []string {
 	switch {
 	case !present && d.Kind == translate.Local:

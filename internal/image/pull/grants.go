@@ -13,14 +13,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Verification says who must prove that they may use an image that is here already. The values are the kubelet's.
+// Verification says who must prove that they may use an image that the store has. The values are the kubelet's.
 type Verification string
 
 // The kinds of verification. The operator never has to prove anything.
 const (
-	VerifyPulled Verification = "NeverVerifyPreloadedImages" // what was imported by hand is everybody's; the default
-	VerifyAll    Verification = "AlwaysVerify"               // what was imported by hand is the operator's alone
-	VerifyNone   Verification = "NeverVerify"                // what is here is everybody's
+	VerifyPulled Verification = "NeverVerifyPreloadedImages" // everybody may use what was imported by hand; the default
+	VerifyAll    Verification = "AlwaysVerify"               // only the operator may use what was imported by hand
+	VerifyNone   Verification = "NeverVerify"                // everybody may use what the store has
 )
 
 // ParseVerification reads a setting; "" is the default.
@@ -34,14 +34,14 @@ func ParseVerification(s string) (Verification, error) {
 	return "", errdefs.Invalidf("%q is none of NeverVerifyPreloadedImages, AlwaysVerify, NeverVerify", s)
 }
 
-// may reports whether the request of ctx may use an image that is here, and notes its namespace where its credentials say
-// so: a VM is made on behalf of a namespace, and without credentials.
+// may reports whether the request of ctx may use an image in the store. If the request's credentials prove it, may records
+// the namespace in the grant: VMs are made on behalf of a namespace, without credentials.
 func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth []image.RegistryAuth) (bool, error) {
 	who := vm.Behalf(ctx)
 	if who.Operator() || p.cfg.Verify == VerifyNone {
 		return true, nil
 	}
-	if d.Kind == translate.Mapped && d.URL != "" && here.origin.URL == d.Printable { // the operator says who may: everybody
+	if d.Kind == translate.Mapped && d.URL != "" && here.origin.URL == d.Printable { // the operator's mapping decides: everybody may
 		return true, nil
 	}
 	grants, err := p.store.Grants(ctx, here.img.ID)
@@ -67,7 +67,7 @@ func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth
 	return p.preloaded(ctx, source, here)
 }
 
-// granted reports whether somebody on whose behalf ctx is has shown before that they may use the image.
+// granted reports whether the owner in ctx has proved before that they may use the image.
 func (p *Puller) granted(ctx context.Context, d translate.Decision, here found) (bool, error) {
 	who := vm.Behalf(ctx)
 	ok, err := p.may(ctx, d, here, nil)
@@ -87,8 +87,8 @@ func (p *Puller) granted(ctx context.Context, d translate.Decision, here found) 
 	return false, nil
 }
 
-// preloaded reports whether the operator imported the image for everybody: under the name that is asked for, or, where an
-// id is, under any.
+// preloaded reports whether the operator imported the image for everybody: under the requested name, or under any name if
+// the request has an id.
 func (p *Puller) preloaded(ctx context.Context, source string, here found) (bool, error) {
 	if p.cfg.Verify == VerifyAll {
 		return false, nil
@@ -99,7 +99,7 @@ func (p *Puller) preloaded(ctx context.Context, source string, here found) (bool
 	return p.store.Imported(ctx, here.img.Name, here.img.ID)
 }
 
-// sourceOf is where grants of the name are kept: the registry's repository or the URL; "" when the name is an id, or leads
+// sourceOf is the key of the name's grants: the registry's repository or the URL; "" when the name is an id, or resolves
 // to an image that has another name.
 func sourceOf(d translate.Decision, here found) string {
 	switch {
@@ -115,7 +115,7 @@ func sourceOf(d translate.Decision, here found) string {
 	return d.Printable
 }
 
-// fingerprints are those of what the request shows for a source.
+// fingerprints returns the fingerprints of the request's credentials for a source.
 func (p *Puller) fingerprints(ctx context.Context, d translate.Decision, source string, auth []image.RegistryAuth) ([]string, error) {
 	if secret := urlSecret(d); secret != "" && source == d.Printable {
 		k, err := p.store.Fingerprint(ctx, "url", secret)
@@ -136,7 +136,7 @@ func (p *Puller) fingerprint(ctx context.Context, a image.RegistryAuth) (string,
 	return p.store.Fingerprint(ctx, "registry", a.Username, a.Password, a.Token)
 }
 
-// urlSecret is what of a URL that a pod names may be secret: user, password and query.
+// urlSecret is the part of a pod's URL that may be secret: user, password and query.
 func urlSecret(d translate.Decision) string {
 	if d.Kind != translate.URL {
 		return ""
@@ -152,13 +152,13 @@ func urlSecret(d translate.Decision) string {
 	return secret
 }
 
-// record notes what a transfer has proved, for the content that it brought.
+// record saves what a transfer has proved, for the content that it fetched.
 func (p *Puller) record(ctx context.Context, d translate.Decision, id string, proof registry.Proof) error {
 	var g local.Grant
 	source := proof.Repository
 	switch secret := urlSecret(d); {
 	case d.Ref != "" && source == "", // the registry was not asked
-		d.Ref == "" && d.Kind == translate.Mapped: // with secrets of the operator; the mapping says who may
+		d.Ref == "" && d.Kind == translate.Mapped: // fetched with the operator's secrets; the mapping decides who may use it
 		return nil
 	case proof.Auth != nil:
 		k, err := p.fingerprint(ctx, *proof.Auth)
@@ -183,8 +183,8 @@ func (p *Puller) record(ctx context.Context, d translate.Decision, id string, pr
 	return p.store.Grant(ctx, id, source, g)
 }
 
-// ask has the registry say whether the request may use the very image that is here. What the registry does not have any
-// more is NotFound.
+// ask asks the registry whether the request may use exactly the image in the store. NotFound if the registry no longer has
+// it.
 func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r image.PullRequest, progress func(image.Progress)) error {
 	repo, _, err := registry.Covering(d.Ref, nil)
 	if err != nil {
@@ -200,7 +200,7 @@ func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r im
 	return p.record(ctx, d, here.img.ID, proof)
 }
 
-// foreign says that an image is here and not for whom the request is.
+// foreign is the error for an image that exists here but that the request may not use.
 func foreign(ctx context.Context, name translate.Name) error {
 	return errdefs.NotFoundf("nothing here shows that namespace %s may use the image %s; give the pod imagePullSecrets for its registry and the policy IfNotPresent or Always", vm.Behalf(ctx).Namespace, name)
 }

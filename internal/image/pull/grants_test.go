@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// newOffice is a hub in which public/ is everybody's, and where a second user may read all.
+// newOffice is a hub where everybody may read public/, and a second user may read everything.
 func newOffice(t *testing.T) (h *hub, down *atomic.Bool) {
 	h, down = &hub{}, &atomic.Bool{}
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -52,10 +52,10 @@ func newOffice(t *testing.T) (h *hub, down *atomic.Bool) {
 	return h, down
 }
 
-// wish is what a pod of a namespace asks for.
+// wish is the request of a pod of a namespace.
 type wish struct {
 	namespace string
-	user      string // "": it has no credentials
+	user      string // "": no credentials
 	name      string
 	policy    image.PullPolicy
 }
@@ -68,7 +68,7 @@ func (r *rig) wish(h *hub, w wish) (image.Image, error) {
 	return r.Pull(r.behalf(w.namespace), req, nil)
 }
 
-// loopback opens where the servers of tests are.
+// loopback allows the addresses of the test servers.
 func loopback(t *testing.T) Reach {
 	p, err := (reach.Policy{}).Open([]string{"127.0.0.0/8", "::1"})
 	if err != nil {
@@ -152,7 +152,7 @@ func TestCachedImagesAreOfWhoMayPullThem(t *testing.T) {
 		}
 	}
 
-	// VMs are made without credentials, of what the namespace has shown some for.
+	// VMs are made without credentials, from images for which the namespace has shown credentials before.
 	for _, c := range []struct {
 		namespace, ref string
 		ok             bool
@@ -174,7 +174,7 @@ func TestCachedImagesAreOfWhoMayPullThem(t *testing.T) {
 		}
 	}
 
-	// Grants outlive the process, and end with the image.
+	// Grants survive the process, and end with the image.
 	down.Store(true)
 	if r.store, err = local.New(local.Config{Dir: filepath.Join(r.dir, "store")}); err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func (r *rig) pullAs(h *hub, user, ref string) (image.Image, error) {
 	return r.wish(h, wish{"alice", user, ref, image.PullIfNotPresent})
 }
 
-// Nothing of a credential can be read or tried out on another host.
+// Nothing of a credential can be read or tested on another host.
 func TestGrantsHoldNoSecrets(t *testing.T) {
 	need.Tool(t, "mkfs.ext4")
 	h, _ := newOffice(t)
@@ -241,7 +241,7 @@ func TestGrantsHoldNoSecrets(t *testing.T) {
 	}
 }
 
-// A URL with a password in it is no key to what it brought for those who leave the password out.
+// Content fetched with a password in the URL is not available to a request without the password.
 func TestURLsWithSecrets(t *testing.T) {
 	w := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		if _, password, _ := r.BasicAuth(); password != hubPassword && r.URL.Path != "/open.img" {
@@ -273,7 +273,7 @@ func TestURLsWithSecrets(t *testing.T) {
 		t.Errorf("a public file: %v", err)
 	}
 
-	// What a mapping leads to is for all who may name it.
+	// Everybody who may use the name may use what a mapping points to.
 	r.mapping("translations:\n- {name: alias, url: 'http://u:" + hubPassword + "@" + host + "/m.img'}\n")
 	if err := pull("alice", "virtlet.cloud/alias", image.PullIfNotPresent); err != nil {
 		t.Fatal(err)

@@ -16,11 +16,11 @@ import (
 // progressPace is the time between two reports of one phase.
 const progressPace = 200 * time.Millisecond
 
-// jobKey tells transfers apart that could end differently. The hash covers what is secret.
+// jobKey separates transfers that could end differently. The hash covers the secret parts.
 type jobKey struct {
 	key      string
 	force    bool
-	operator bool // on whose behalf: others have to prove more, and reach less
+	operator bool // on whose behalf: others must prove more and may reach less
 	hash     [sha256.Size]byte
 }
 
@@ -33,7 +33,7 @@ func keyOf(ctx context.Context, d translate.Decision, r image.PullRequest) jobKe
 	return k
 }
 
-// plainOf is a profile that encoding does not censor.
+// plainOf is a profile whose secrets the encoding does not hide.
 func plainOf(p *translate.Profile) any {
 	if p == nil {
 		return nil
@@ -42,7 +42,7 @@ func plainOf(p *translate.Profile) any {
 	return (*plain)(p)
 }
 
-// job is one transfer. It goes on while anybody waits for it.
+// job is one transfer. It runs as long as somebody waits for it.
 type job struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when got and err are set
@@ -50,12 +50,12 @@ type job struct {
 	err    error
 
 	mu      sync.Mutex
-	waiting map[chan struct{}]bool // each is poked when a phase begins
+	waiting map[chan struct{}]bool // each gets a signal when a phase begins
 	last    image.Progress
 }
 
-// share takes part in a transfer, which is begun if there is none like it. The last caller to go away ends it, and
-// returns when it has cleaned up.
+// share joins a transfer, or starts it if no equal one runs. When the last caller leaves, the transfer is cancelled, and
+// that caller returns after its clean-up.
 func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRequest, progress func(image.Progress)) (registry.Pulled, error) {
 	news := make(chan struct{}, 1)
 	key := keyOf(ctx, d, r)
@@ -95,11 +95,11 @@ func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRe
 
 // begin starts a transfer. Preconditions: mu is held.
 func (p *Puller) begin(ctx context.Context, key jobKey, d translate.Decision, r image.PullRequest) *job {
-	// The transfer is of all who wait for it; of the first caller's context only counts whether it is the operator's.
+	// The transfer belongs to all its callers. Of the first caller's context it keeps only whether the operator asks.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	j := &job{cancel: cancel, done: make(chan struct{}), waiting: map[chan struct{}]bool{}}
 	p.jobs[key] = j
-	go func() { // whoever waits last waits for its end
+	go func() { // the last caller waits for its end
 		defer cancel()
 		j.got, j.err = p.transfer(ctx, d, r, j.report)
 		p.mu.Lock()
@@ -112,8 +112,8 @@ func (p *Puller) begin(ctx context.Context, key jobKey, d translate.Decision, r 
 	return j
 }
 
-// leave ends the wait of one caller and reports whether it was the last: then the transfer is being given up, and nobody
-// joins it any more.
+// leave ends the wait of one caller and reports whether it was the last. The transfer is then cancelled, and nobody can
+// join it any more.
 func (p *Puller) leave(key jobKey, j *job, news chan struct{}) (last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,7 +145,7 @@ func (j *job) progress() image.Progress {
 	return j.last
 }
 
-// report tells everybody of a new phase; what moves in it they look at themselves. It never waits for them.
+// report tells all waiting callers of a new phase; progress within a phase they poll themselves. It never waits for them.
 func (j *job) report(pr image.Progress) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

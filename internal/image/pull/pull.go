@@ -1,9 +1,8 @@
-// Package pull brings images into the local store from where their names say: it has the name translated, asks the store
-// what is there, lets the policy decide, and has the rest fetched over HTTP or from an OCI registry.
+// Package pull fetches images into the local store: it translates the name, asks the store what it has, applies the
+// policy, and fetches the rest over HTTP or from an OCI registry.
 //
-// It knows no grammar of names (package translate), speaks no protocol (fetch, registry) and lays out no files (local):
-// it is where those meet. What it adds is the policy, the sharing of transfers between callers and the bound on how many
-// run at a time.
+// It only connects other packages: translate knows the grammar of names, fetch and registry the protocols, local the
+// files. It adds the policy, the sharing of transfers between callers and the limit of parallel transfers.
 package pull
 
 import (
@@ -25,32 +24,32 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// DefaultParallel is how many transfers run at a time.
+// DefaultParallel is the default number of parallel transfers.
 const DefaultParallel = 4
 
-// Config says where names lead and how it is gone there. The zero value is usable.
+// Config says how names resolve and how images are fetched. The zero value is usable.
 type Config struct {
 	Mappings   string          // folder of mapping files; "" for none
-	Protocol   string          // of names without one: https (default) or http
-	Regexps    bool            // mappings by regular expression count
+	Protocol   string          // for names without one: https (default) or http
+	Regexps    bool            // enables mappings by regular expression
 	Registries registry.Config // how registries are reached
 	Parallel   int             // transfers at a time; 0 is DefaultParallel
-	Stall      time.Duration   // of a connection without a byte until it is made anew; 0 is fetch's default
+	Stall      time.Duration   // time without a byte before a connection is replaced; 0 is fetch's default
 	UserAgent  string
 	Reach      Reach
-	Verify     Verification // of images that are here; "" is VerifyPulled
-	Observer   Observer     // nil: nobody
+	Verify     Verification // of images in the store; "" is VerifyPulled
+	Observer   Observer     // nil: none
 	Log        *slog.Logger // nil discards
 }
 
-// Reach says where images come from that somebody other than the operator names: a host that neither a mapping nor
-// Registries.Registries names.
+// Reach limits where images may come from when somebody other than the operator names the host: a host that neither a
+// mapping nor Registries.Registries names.
 type Reach struct {
 	URLs       reach.Policy
 	Registries reach.Policy
 }
 
-// Observer is told of the transfers. Its methods must be quick and safe for concurrent use.
+// Observer is told about the transfers. Its methods must be quick and safe for concurrent use.
 type Observer interface {
 	Began()
 	Received(bytes int64)
@@ -63,8 +62,8 @@ type Puller struct {
 	log    *slog.Logger
 	store  *local.Store
 	names  *translate.Translator
-	own    sources // of what the operator names
-	others sources // of what others name
+	own    sources // for what the operator names
+	others sources // for what others name
 	slots  chan struct{}
 
 	mu   sync.Mutex
@@ -76,7 +75,7 @@ var (
 	_ image.Pusher = (*Puller)(nil)
 )
 
-// New returns a puller into store.
+// New returns a puller that fetches into store.
 func New(cfg Config, store *local.Store) (*Puller, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -100,7 +99,7 @@ func New(cfg Config, store *local.Store) (*Puller, error) {
 	}, nil
 }
 
-// sources is how it is gone where names lead.
+// sources are the clients that fetch images.
 type sources struct {
 	web      *fetch.Client
 	registry *registry.Client
@@ -114,7 +113,7 @@ func (c Config) sources(store *local.Store, urls, registries *reach.Policy) sour
 	}
 }
 
-// from returns the way to d on behalf of whom ctx says.
+// from returns the clients that may fetch d on behalf of the owner in ctx.
 func (p *Puller) from(ctx context.Context, d translate.Decision) sources {
 	if vm.Behalf(ctx).Operator() || !d.HostGiven {
 		return p.own
@@ -122,12 +121,12 @@ func (p *Puller) from(ctx context.Context, d translate.Decision) sources {
 	return p.others
 }
 
-// Pull implements image.Puller. progress is called when the network is used, and only then.
+// Pull implements image.Puller. progress is called only when the network is used.
 //
-// On behalf of somebody other than the operator, an image that is here is used if it came without credentials, if those of
-// the request are ones that it came with, or if the registry, asked anew, takes them.
-// Besides the errors of the contract: AlreadyExists when r asks for what is new of an image that was imported and so has
-// no origin; with Force it is replaced by what its name leads to.
+// On behalf of somebody other than the operator, an image in the store is used if it came without credentials, if the
+// request has credentials that it came with, or if the registry, asked again, accepts those of the request.
+// Besides the errors of the contract: AlreadyExists when r asks for the newest version of an image that was imported and
+// so has no origin. With Force, the image that the name resolves to replaces it.
 func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	policy := cmp.Or(r.Policy, image.PullAlways)
 	switch policy {
@@ -177,8 +176,8 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	return got.Image, nil
 }
 
-// use returns an image that is here, once it is clear that the request may have it. When it is not done, the image has to
-// be fetched as if it were not here.
+// use returns an image of the store after it has checked that the request may use it. If done is false, the image must be
+// fetched as if the store did not have it.
 func (p *Puller) use(ctx context.Context, d translate.Decision, here found, r image.PullRequest, policy image.PullPolicy, progress func(image.Progress)) (img image.Image, done bool, err error) {
 	ok, err := p.may(ctx, d, here, r.Auth)
 	if err != nil {
@@ -192,7 +191,7 @@ func (p *Puller) use(ctx context.Context, d translate.Decision, here found, r im
 			return image.Image{}, false, nil
 		}
 		if err := p.ask(ctx, d, here, r, progress); errdefs.IsNotFound(err) {
-			return image.Image{}, false, nil // perhaps the name leads to another one by now
+			return image.Image{}, false, nil // perhaps the name resolves to another image by now
 		} else if err != nil {
 			return image.Image{}, false, fmt.Errorf("pull image %s: %w", d.Name, err)
 		}
@@ -205,12 +204,12 @@ func (p *Puller) use(ctx context.Context, d translate.Decision, here found, r im
 type found struct {
 	img    image.Image
 	origin local.Origin
-	keyed  bool // the name itself led to it, not an id, or another name of the same image
+	keyed  bool // the name itself led to it, not an id or another name of the same image
 }
 
 func (f found) imported() bool { return f.origin.IsZero() }
 
-// find looks for the image that d means: under its key, else as one that was imported under the name as written.
+// find looks for the image of d: under its key, else as an image that was imported under the name as written.
 func (p *Puller) find(ctx context.Context, d translate.Decision, name string) (found, error) {
 	if d.Kind == translate.Local {
 		img, err := p.store.Get(ctx, d.Key)
@@ -232,7 +231,7 @@ func (p *Puller) find(ctx context.Context, d translate.Decision, name string) (f
 	if img, err = p.store.Get(ctx, name); err != nil {
 		return found{}, err
 	}
-	// Of the same image under another of its names.
+	// An origin under another name of the same image.
 	o, _, err = p.store.Origin(ctx, img.Name)
 	if errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
 		err = nil
@@ -240,17 +239,17 @@ func (p *Puller) find(ctx context.Context, d translate.Decision, name string) (f
 	return found{img, o, !byID(name, img)}, err
 }
 
-// byID reports whether a name led to an image because it begins the image's id.
+// byID reports whether a name matched an image because it is a prefix of the image's id.
 func byID(name string, img image.Image) bool {
 	hex, ok := strings.CutPrefix(img.ID, "sha256:")
 	return ok && strings.HasPrefix(hex, name) && !strings.HasPrefix(img.Name, name)
 }
 
-// Get resolves a reference as Pull does, without using the network: so that a VM boots from what was pulled for it. What the
-// namespace on whose behalf ctx is has never shown credentials for, and needed some, is NotFound.
+// Get resolves a reference as Pull does, but without the network, so that a VM boots from what was pulled for it. NotFound
+// if the image needs credentials that the namespace of ctx has never shown.
 func (p *Puller) Get(ctx context.Context, ref string) (image.Image, error) {
 	d, err := p.names.Translate(ref)
-	if err != nil && vm.Behalf(ctx).Operator() { // the mappings have no say in what is here already
+	if err != nil && vm.Behalf(ctx).Operator() { // mappings do not decide about what the store already has
 		return p.store.Get(ctx, ref)
 	}
 	if err != nil {
@@ -268,7 +267,7 @@ func (p *Puller) Get(ctx context.Context, ref string) (image.Image, error) {
 	return here.img, nil
 }
 
-// Push implements image.Pusher. Names mean what they mean for Pull.
+// Push implements image.Pusher. Names mean the same as for Pull.
 func (p *Puller) Push(ctx context.Context, r image.PushRequest, progress func(image.Progress)) (string, error) {
 	img, err := p.Get(ctx, r.Ref)
 	if err != nil {

@@ -59,9 +59,9 @@ type web struct {
 	mu    sync.Mutex
 	files map[string][]byte
 	asked []string      // "GET /path", with " (304)" where that was the answer
-	hold  chan struct{} // content is held back half-way until it is closed; nil: it is not
-	gone  chan struct{} // gets a value for each client that left while it was held
-	most  int           // held at one time
+	hold  chan struct{} // content stops half-way until it is closed; nil: it does not stop
+	gone  chan struct{} // gets a value for each client that disconnected during the stop
+	most  int           // maximum stopped at one time
 	held  int
 }
 
@@ -120,7 +120,7 @@ func (w *web) put(path string, data []byte) {
 	w.files[path] = data
 }
 
-// requests returns what was asked since the last call.
+// requests returns the requests since the last call.
 func (w *web) requests() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +129,7 @@ func (w *web) requests() []string {
 	return out
 }
 
-// rig is a puller into an empty store, with a mapping file.
+// rig is a puller with an empty store and a mapping file.
 type rig struct {
 	t     *testing.T
 	dir   string
@@ -174,7 +174,7 @@ func (r *rig) must(name string, policy image.PullPolicy) image.Image {
 	return img
 }
 
-// leftovers are the files of the store that are neither images nor their names.
+// leftovers are files of the store that are neither images nor their names.
 func (r *rig) leftovers() (out []string) {
 	r.t.Helper()
 	err := filepath.WalkDir(filepath.Join(r.dir, "store"), func(path string, d fs.DirEntry, err error) error {
@@ -230,7 +230,7 @@ func TestPoliciesOfAnImageOfTheWeb(t *testing.T) {
 		t.Errorf("nothing new: %v", got)
 	}
 	w.put("/d.img", two)
-	if img = r.must("my/image", ""); img.ID != sum(two) { // Always is what "" means
+	if img = r.must("my/image", ""); img.ID != sum(two) { // "" means Always
 		t.Errorf("something new: %+v", img)
 	}
 	w.requests()
@@ -245,7 +245,7 @@ func TestPoliciesOfAnImageOfTheWeb(t *testing.T) {
 	r.must("my/image", image.PullIfNotPresent)
 }
 
-// An alias that leads elsewhere now is not judged by the ETag of where it led before.
+// If the target of an alias changes, the ETag of the old target does not count.
 func TestAnAliasThatMoves(t *testing.T) {
 	w, one, two := serve(t), diskOf(1, 1<<16), diskOf(2, 1<<16)
 	w.put("/one.img", one)
@@ -293,7 +293,7 @@ func TestAnImportedImageHasNoOrigin(t *testing.T) {
 	if err != nil || forced.ID == mine.ID {
 		t.Errorf("forced: %+v, %v", forced, err)
 	}
-	// From now on both are there, and what was pulled is what the name means.
+	// From now on both exist, and the name means the pulled one.
 	for _, ref := range []string{"alias", "virtlet.cloud/alias:latest"} {
 		if img, err := r.Get(t.Context(), ref); err != nil || img.ID != forced.ID {
 			t.Errorf("%s would boot from %+v, %v", ref, img, err)
@@ -311,13 +311,13 @@ func TestAnImportedImageHasNoOrigin(t *testing.T) {
 	wantClass(t, "an id that is not here", err, errdefs.NotFound)
 }
 
-// Statement 40: a name with a digest is either that content or an error, and nothing is stored.
+// Statement 40: a name with a digest gives exactly that content or an error, and nothing is stored.
 func TestStatement40_DigestsOfNames(t *testing.T) {
 	plain := diskOf(5, 1<<18)
 	packed := zip(t, plain)
 	for name, tc := range map[string]struct {
 		served []byte
-		rule   string // besides name and url
+		rule   string // in addition to name and url
 		digest string // of the name
 		ok     bool
 	}{
@@ -423,7 +423,7 @@ func TestParallelPullsAreOneTransfer(t *testing.T) {
 			}
 		})
 	}
-	began.Wait() // everybody sees it move
+	began.Wait() // everybody sees progress
 	close(w.hold)
 	ended.Wait()
 	if got := w.requests(); len(got) != 1 {

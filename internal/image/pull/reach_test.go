@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
-// inside is a server that only the node reaches, and counts who comes.
+// inside is a server that only the node can reach. It counts its requests.
 func inside(t *testing.T) (host string, came *atomic.Int64) {
 	came = &atomic.Int64{}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -29,7 +29,7 @@ func inside(t *testing.T) (host string, came *atomic.Int64) {
 	return strings.TrimPrefix(srv.URL, "http://"), came
 }
 
-// A name in a pod is no way to what only the node reaches; what the operator names is.
+// A name from a pod cannot reach what only the node can reach; a name from the operator can.
 func TestPodsReachNoPrivateNetworks(t *testing.T) {
 	host, came := inside(t)
 	_, port, _ := strings.Cut(host, ":")
@@ -69,7 +69,7 @@ func TestPodsReachNoPrivateNetworks(t *testing.T) {
 	}
 }
 
-// A redirect leads nowhere where the URL itself would not.
+// A redirect cannot reach what the URL itself could not.
 func TestRedirectsReachNoPrivateNetworks(t *testing.T) {
 	host, came := inside(t)
 	_, port, _ := strings.Cut(host, ":")
@@ -87,7 +87,7 @@ func TestRedirectsReachNoPrivateNetworks(t *testing.T) {
 	}
 }
 
-// Registries that the operator names are open; where others send the node for tokens is looked at like themselves.
+// Registries that the operator names are open. For others, the place of their tokens is checked like the registry itself.
 func TestRegistriesOfPods(t *testing.T) {
 	need.Tool(t, "mkfs.ext4")
 	h, _ := newOffice(t)

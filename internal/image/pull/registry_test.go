@@ -26,12 +26,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// hub is a registry that wants a password, on loopback.
+// hub is a registry on loopback that requires a password.
 type hub struct {
 	host string
 
 	mu    sync.Mutex
-	blobs int // asked for
+	blobs int // requests for blobs
 	all   int
 }
 
@@ -59,7 +59,7 @@ func newHub(t *testing.T) *hub {
 	return h
 }
 
-// requests returns how many there were since the last call, and how many of them for content.
+// requests returns the number of requests since the last call, and how many of them were for content.
 func (h *hub) requests() (all, blobs int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,7 +68,7 @@ func (h *hub) requests() (all, blobs int) {
 	return all, blobs
 }
 
-// push puts an image of one file into the registry and returns its manifest's digest.
+// push stores an image of one file in the registry and returns its manifest's digest.
 func (h *hub) push(t *testing.T, ref, content string) string {
 	t.Helper()
 	must := func(err error) {
@@ -138,7 +138,7 @@ func TestPoliciesOfAnImageOfARegistry(t *testing.T) {
 		t.Errorf("something new: %+v, %v", got, err)
 	}
 
-	// An alias may lead to a registry; a digest in the name is that of the manifest.
+	// An alias may point to a registry; a digest in the name is that of the manifest.
 	r.mapping("translations:\n- {name: alias, url: 'oci://" + ref + "'}\n")
 	if got, err := pull("virtlet.cloud/alias", image.PullAlways); err != nil || got.Name != "alias" || got.ID == img.ID {
 		t.Errorf("alias: %+v, %v", got, err)

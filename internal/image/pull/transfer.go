@@ -25,7 +25,7 @@ const (
 	phaseDownload = "downloading"
 )
 
-// transfer waits for its turn and fetches.
+// transfer waits for a free slot and fetches.
 func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (got registry.Pulled, err error) {
 	report(image.Progress{Phase: phaseResolve, Total: -1})
 	select {
@@ -52,7 +52,7 @@ func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.Pul
 	return got, err
 }
 
-// count passes reports on and counts the bytes in them.
+// count forwards reports and counts the bytes in them.
 func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
 	var mu sync.Mutex // layers come in parallel
 	var seen int64
@@ -69,7 +69,7 @@ func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
 
 func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (registry.Pulled, error) {
 	ref := d.Ref
-	if d.Kind == translate.Mapped && d.Digest != "" { // the name demands what the mapping leaves open
+	if d.Kind == translate.Mapped && d.Digest != "" { // the name requires a digest that the mapping leaves open
 		repo, pinned, has := strings.Cut(ref, "@")
 		if has && pinned != d.Digest {
 			return registry.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping leads to %s, the name demands %s", pinned, d.Digest)
@@ -82,13 +82,13 @@ func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image
 	return p.from(ctx, d).registry.Pull(ctx, ref, d.Key, r.Auth, r.Force, report)
 }
 
-// fromWeb downloads d.URL, unless the store's copy of it is the newest already.
+// fromWeb downloads d.URL, unless the store already has its newest version.
 func (p *Puller) fromWeb(ctx context.Context, d translate.Decision, force bool, report func(image.Progress)) (image.Image, error) {
 	req := fetch.Request{URL: d.URL, Profile: d.Transport, Digest: d.SHA256, Checksums: d.Checksums}
 	o, have, err := p.store.Origin(ctx, d.Key)
 	if err == nil && !force && current(d, o, have) {
 		req.ETag, req.LastModified = o.ETag, o.LastModified
-		if strings.Contains(d.URL, "?") { // the URL that is kept does not tell queries apart, and an ETag does
+		if strings.Contains(d.URL, "?") { // the stored URL has no query, so only an ETag tells two queries apart
 			req.LastModified = ""
 		}
 	}
@@ -107,11 +107,11 @@ func (p *Puller) fromWeb(ctx context.Context, d translate.Decision, force bool, 
 		if !errdefs.IsNotFound(err) {
 			return img, err
 		}
-		req.ETag, req.LastModified = "", "" // it went meanwhile
+		req.ETag, req.LastModified = "", "" // the copy was removed meanwhile
 	}
 }
 
-// current reports whether the copy have, which came from o, would do if the server says that it has not changed.
+// current reports whether the copy have, with origin o, can be used if the server says that it has not changed.
 func current(d translate.Decision, o local.Origin, have image.Image) bool {
 	served := o.Digest
 	if served == "" {
@@ -120,7 +120,7 @@ func current(d translate.Decision, o local.Origin, have image.Image) bool {
 	return o.URL == d.Printable && (d.Digest == "" || d.Digest == have.ID || d.Digest == served) && (d.SHA256 == "" || d.SHA256 == served)
 }
 
-// keep stores what body brings, if it is what the name demands.
+// keep stores the content of body, if it is what the name requires.
 func (p *Puller) keep(ctx context.Context, d translate.Decision, body *fetch.Body, report func(image.Progress)) (image.Image, error) {
 	in := &counted{r: body, body: body, report: report}
 	in.tell()
@@ -141,7 +141,7 @@ func (p *Puller) keep(ctx context.Context, d translate.Decision, body *fetch.Bod
 	img, err := p.store.Put(ctx, d.Key, content, local.PutOptions{
 		Origin: o, Total: total,
 		Progress: func(phase string, done int64) {
-			if phase != local.PhaseDownload { // that one is ours
+			if phase != local.PhaseDownload { // we report that phase ourselves
 				report(image.Progress{Phase: phase, Done: done, Total: -1})
 			}
 		},
@@ -155,7 +155,8 @@ func (p *Puller) keep(ctx context.Context, d translate.Decision, body *fetch.Bod
 	if err != nil || body.Sum() == img.ID {
 		return img, err
 	}
-	// What was served is not what was stored. Its digest is known only now, and lets a name with it find the image.
+	// The served bytes differ from the stored ones. Their digest is known only now; with it, a name with that digest finds
+	// the image.
 	o.Digest = body.Sum()
 	return p.store.Link(ctx, d.Key, img.ID, o)
 }
@@ -179,11 +180,11 @@ func (c *counted) tell() {
 	c.report(image.Progress{Phase: phaseDownload, Done: c.done, Total: c.body.Size()})
 }
 
-// content is what is stored. It ends only when all that was served was read and found right.
+// content is the stream to store. It ends only after all served bytes were read and verified.
 type content struct {
 	r    io.Reader
 	body *fetch.Body
-	hash hash.Hash // nil: not asked for
+	hash hash.Hash // nil: not needed
 }
 
 func (c *content) Read(b []byte) (int, error) {

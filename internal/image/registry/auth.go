@@ -15,14 +15,14 @@ import (
 	"cocoonstack.io/cocoon/internal/ociclient"
 )
 
-// Proof says what a registry let an image be read with.
+// Proof says with which credentials a registry allowed an image to be read.
 type Proof struct {
-	Repository string              // host/path, as names are known: index.docker.io/library/alpine
-	Public     bool                // nothing, or the host's own credentials
+	Repository string              // host/path in full form: index.docker.io/library/alpine
+	Public     bool                // without credentials, or with the host's own
 	Auth       *image.RegistryAuth // unless Public: the entry of the request; SECRET
 }
 
-// Covering returns the entries of auth that speak of the repository of ref, as Pull would try them.
+// Covering returns the entries of auth that apply to the repository of ref, in the order in which Pull would try them.
 func Covering(ref string, auth []image.RegistryAuth) (repository string, entries []image.RegistryAuth, err error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
@@ -31,7 +31,7 @@ func Covering(ref string, auth []image.RegistryAuth) (repository string, entries
 	return r.Context().Name(), covering(r.Context(), auth), nil
 }
 
-// CoveringRepository is Covering for a repository as Proof has it. What is none is covered by nothing.
+// CoveringRepository is Covering for a repository in the form of Proof. An invalid repository has no entries.
 func CoveringRepository(repository string, auth []image.RegistryAuth) []image.RegistryAuth {
 	repo, err := name.NewRepository(repository)
 	if err != nil {
@@ -40,7 +40,7 @@ func CoveringRepository(repository string, auth []image.RegistryAuth) []image.Re
 	return covering(repo, auth)
 }
 
-// covering returns the entries that speak of repo, the longest first.
+// covering returns the entries that apply to repo, the longest first.
 func covering(repo name.Repository, auth []image.RegistryAuth) []image.RegistryAuth {
 	type match struct {
 		length int
@@ -60,21 +60,21 @@ func covering(repo name.Repository, auth []image.RegistryAuth) []image.RegistryA
 	return out
 }
 
-// credential is what may be tried, and what it would prove.
+// credential is one credential to try, and what it would prove.
 type credential struct {
 	authn.Authenticator
-	entry *image.RegistryAuth // of the request; nil: the host's, or none
+	entry *image.RegistryAuth // from the request; nil: the host's, or none
 }
 
 // credentials returns what to try for a repository, in order: entries of the request that match it, the longest first,
-// then what the host has, and nothing at all only if there is nothing else.
+// then the host's own. No credentials at all is tried only if there are no others.
 func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []image.RegistryAuth) []credential {
 	var out []credential
 	for _, a := range covering(repo, auth) {
 		out = append(out, credential{authn.FromConfig(authConfig(a)), &a})
 	}
 	host, err := authn.Resolve(ctx, c.cfg.Keychain, repo)
-	if err != nil { // a broken file of the host must not keep a public image away
+	if err != nil { // a broken file of the host must not block a public image
 		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", repo.RegistryStr())
 	}
 	if err == nil && host != authn.Anonymous {
@@ -86,7 +86,7 @@ func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []i
 	return out
 }
 
-// hostAuth is what the host has for the repository of a push; nothing, if it has nothing.
+// hostAuth returns the host's credentials for the repository of a push; empty if it has none.
 func (c *Client) hostAuth(ctx context.Context, to ociclient.Ref, ca []byte) ociclient.Auth {
 	auth := ociclient.Auth{CA: ca}
 	repo, err := name.NewRepository(to.Host + "/" + to.Repository)
@@ -108,7 +108,7 @@ func (c *Client) hostAuth(ctx context.Context, to ociclient.Ref, ca []byte) ocic
 }
 
 func authConfig(a image.RegistryAuth) authn.AuthConfig {
-	const byToken = "<token>" // user name that stands for none
+	const byToken = "<token>" // user name that means no user
 	c := authn.AuthConfig{Username: a.Username, Password: a.Password}
 	switch {
 	case a.Token == "":
@@ -120,10 +120,10 @@ func authConfig(a image.RegistryAuth) authn.AuthConfig {
 	return c
 }
 
-// dockerHub are the names of one registry in docker configurations.
+// dockerHub are the names of Docker Hub in docker configurations.
 var dockerHub = []string{"index.docker.io", "docker.io", "registry-1.docker.io", "registry.hub.docker.com"}
 
-// covers reports whether a key of docker's "auths" speaks of repo, and how precisely.
+// covers reports whether a key of docker's "auths" applies to repo, and how precisely.
 func covers(key string, repo name.Repository) (int, bool) {
 	for _, scheme := range []string{"https://", "http://"} {
 		key = strings.TrimPrefix(key, scheme)
@@ -143,7 +143,7 @@ func covers(key string, repo name.Repository) (int, bool) {
 	return len(prefix), true
 }
 
-// sameHost compares hosts; a label of the pattern may hold a *.
+// sameHost compares hosts. A label of the pattern may contain a *.
 func sameHost(pattern, host string) bool {
 	pattern, host = strings.ToLower(pattern), strings.ToLower(host)
 	if pattern == host || slices.Contains(dockerHub, pattern) && slices.Contains(dockerHub, host) {

@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// blob reads one blob. When the connection breaks or stalls it goes on where it was; at the end the content is what the
-// digest says, or the last Read fails.
+// blob reads one blob. When the connection breaks or stalls, it resumes at the same byte. If the content does not match
+// the digest, the last Read fails.
 type blob struct {
 	r        *remote
 	ctx      context.Context //nolint:containedctx // of the one transfer that this value is
@@ -29,7 +29,7 @@ type blob struct {
 	watch  *time.Timer
 	sum    hash.Hash
 	at     int64
-	fails  int // in a row, without a byte between
+	fails  int // in a row, without a byte between them
 	err    error
 }
 
@@ -86,7 +86,7 @@ func (b *blob) verify() error {
 	return io.EOF
 }
 
-// pause notes that a transfer broke, and waits before the next.
+// pause records that a transfer broke, and waits before the next attempt.
 func (b *blob) pause(err error) {
 	if b.ctx.Err() != nil {
 		b.err = b.ctx.Err()
@@ -109,7 +109,7 @@ func (b *blob) pause(err error) {
 	}
 }
 
-// open begins or continues the transfer.
+// open starts or resumes the transfer.
 func (b *blob) open() error {
 	ctx, cancel := context.WithCancel(b.ctx)
 	header := http.Header{}
@@ -125,7 +125,7 @@ func (b *blob) open() error {
 	case resp.StatusCode == http.StatusPartialContent && b.at > 0 && resp.Header.Get("Content-Range") != "" && !startsAt(resp, b.at):
 		err = errdefs.DataLossf("%s answers a request for bytes from %d of %s with others", resp.Request.URL.Host, b.at, b.d.Digest)
 	case resp.StatusCode == http.StatusPartialContent && b.at > 0:
-	case resp.StatusCode == http.StatusOK: // all of it, when ranges are not served: skip what we have
+	case resp.StatusCode == http.StatusOK: // the whole blob, when ranges are not supported: skip what we have
 		if b.at > 0 {
 			watch := time.AfterFunc(b.r.c.cfg.Stall, cancel)
 			_, err = io.CopyN(io.Discard, resp.Body, b.at)

@@ -16,11 +16,11 @@ import (
 	"cocoonstack.io/cocoon/internal/image/local"
 )
 
-// hostile is a registry, and whatever it sends us to, that answers as a fuzzer says.
+// hostile is a registry, and all servers that it refers to, with responses from a fuzzer.
 type hostile struct {
 	t        *testing.T
 	headers  []string // WWW-Authenticate
-	status   int      // of everything but the registry itself
+	status   int      // of all but the registry itself
 	body     string
 	location string
 	asked    int
@@ -49,8 +49,8 @@ func (h *hostile) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// Whatever a registry demands for a login ends in an error of ours or in a session, after few requests, and the password is
-// said neither in plain nor in an error.
+// For any login challenge of a registry, the result is one of our errors or a session, after few requests. The password
+// never appears in plain text or in an error.
 func FuzzChallenge(f *testing.F) {
 	f.Add(`Bearer realm="https://auth.example/token",service="r.example",scope="repository:a/b:pull"`, "", 200, `{"token":"t"}`, "")
 	f.Add(`Basic realm="r"`, `Bearer realm="http://169.254.169.254/latest"`, 200, `{"access_token":"t","expires_in":-1}`, "")

@@ -23,7 +23,7 @@ func isDisk(m *v1.Manifest) bool {
 	return m.ArtifactType == artifactDisk || m.ArtifactType == artifactWindows
 }
 
-// disk makes a cloud image the content of the key: its layers one after the other.
+// disk stores a cloud image under the key: its layers one after the other.
 func (p *pull) disk(ctx context.Context, m *v1.Manifest, top string) (image.Image, error) {
 	var layers []v1.Descriptor
 	p.total = 0
@@ -93,7 +93,7 @@ func (c *chain) Read(b []byte) (int, error) {
 		if err != io.EOF {
 			return 0, err
 		}
-		if _, err := io.Copy(io.Discard, c.blob); err != nil { // to the verdict on the digest
+		if _, err := io.Copy(io.Discard, c.blob); err != nil { // read on to verify the digest
 			return 0, err
 		}
 		c.Close()

@@ -23,10 +23,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What a cloud image is in a registry: its disk in one layer, or in parts that follow each other.
+// The form of a cloud image in a registry: its disk in one layer, or in consecutive parts.
 const (
 	artifactDisk    = "application/vnd.cocoonstack.os-image.v1+json"
-	artifactWindows = "application/vnd.cocoonstack.windows-image.v1+json" // as systems of before wrote it
+	artifactWindows = "application/vnd.cocoonstack.windows-image.v1+json" // written by earlier systems
 	mediaQCOW2      = "application/vnd.cocoonstack.disk.qcow2"
 	mediaRaw        = "application/vnd.cocoonstack.disk.raw"
 	mediaEmpty      = "application/vnd.oci.empty.v1+json"
@@ -49,8 +49,8 @@ const (
 	parallelSends = 4
 )
 
-// Push implements image.Pusher. A container image arrives as it came, with uncompressed layers and the same id; a disk
-// image as an artifact of its disk in parts of at most 1 GiB. The host's credentials are used where r has none.
+// Push implements image.Pusher. A container image is pushed with uncompressed layers and keeps its id. A disk image is
+// pushed as an artifact of its disk in parts of at most 1 GiB. The host's credentials are used if r has none.
 func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(image.Progress)) (digest string, err error) {
 	to, err := ociclient.ParseRef(r.To)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(im
 	return digest, nil
 }
 
-// authority is the CA to trust for a host: that of the request, else that of the host's configuration.
+// authority is the CA to trust for a host: from the request, else from the host's configuration.
 func (c *Client) authority(host string, ca []byte) ([]byte, error) {
 	path := c.cfg.Registries[host].CA
 	if len(ca) > 0 || path == "" {
@@ -98,16 +98,16 @@ func (c *Client) authority(host string, ca []byte) ([]byte, error) {
 	return pem, nil
 }
 
-// push is one image on its way out.
+// push is one image that is being sent.
 type push struct {
 	s     *ociclient.Session
 	parts *local.Parts
-	size  int64 // of a disk's part
+	size  int64 // of one part of a disk
 	tell  func(image.Progress)
 
 	mu      sync.Mutex
 	p       image.Progress
-	claimed map[string]bool // blobs that are or will be there
+	claimed map[string]bool // blobs that the registry has or will have
 }
 
 func (p *push) report(phase string, more int64) {
@@ -164,7 +164,7 @@ func (p *push) run(ctx context.Context, tag string) (string, error) {
 	return p.s.PutManifest(ctx, tag, ociclient.MediaManifest, raw)
 }
 
-// layer is one blob to be sent. Its digest may not be known yet.
+// layer is one blob to send. Its digest may not be known yet.
 type layer struct {
 	ociclient.Descriptor
 
@@ -224,14 +224,14 @@ func (p *push) blob(ctx context.Context, digest string, size int64, body func() 
 	return p.s.PutBlob(ctx, digest, size, body)
 }
 
-// restored reads the tar that a layer was. Its end is the end of the goroutine that writes it.
+// restored reads the original tar of a layer. The goroutine that writes it ends when the reader ends.
 func restored(ctx context.Context, l local.Part) io.Reader {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(l.Write(ctx, w)) }()
 	return r // the HTTP client closes it
 }
 
-// cancelled ends with its context.
+// cancelled is a reader that fails when its context ends.
 type cancelled struct {
 	ctx context.Context //nolint:containedctx // of the one copy that this value is for
 	r   io.Reader

@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
-// content of an image as the store exports it.
+// export returns the content of an image as the store exports it.
 func export(t testing.TB, s *local.Store, ref string) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -59,7 +59,7 @@ func TestPushOfContainerImage(t *testing.T) {
 	}
 }
 
-// TestPushOfDisk sends a disk in parts and fetches it again.
+// TestPushOfDisk pushes a disk in parts and pulls it again.
 func TestPushOfDisk(t *testing.T) {
 	srv := newServer(t, false)
 	raw := make([]byte, 4<<20)
@@ -159,7 +159,7 @@ func TestPushThatFails(t *testing.T) {
 	}
 }
 
-// TestPushWithTheHostsCredentials uses docker's, unless the request has its own.
+// TestPushWithTheHostsCredentials uses docker's credentials, unless the request has its own.
 func TestPushWithTheHostsCredentials(t *testing.T) {
 	srv := newServer(t, false)
 	srv.sabotage(func(w http.ResponseWriter, r *http.Request) bool {

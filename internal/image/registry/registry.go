@@ -1,7 +1,6 @@
-// Package registry brings images from OCI registries into the local store, layer by layer.
+// Package registry pulls images from OCI registries into the local store, layer by layer.
 //
-// It speaks the distribution protocol only: it does not decide what a name means, and what a layer becomes is the
-// store's business.
+// It speaks only the distribution protocol. It does not decide what a name means; the store decides how a layer is stored.
 package registry
 
 import (
@@ -29,21 +28,21 @@ import (
 // Config says how registries are reached.
 type Config struct {
 	Registries map[string]RegistryConfig // by host[:port]
-	Reach      *reach.Policy             // where registries may be that are not among these; nil: everywhere
+	Reach      *reach.Policy             // where registries may be that are not listed here; nil: everywhere
 	Arch       string                    // GOARCH of the guests; "" is the store's
 	Log        *slog.Logger              // nil discards
 
-	// Of tests; zero values are what they say.
-	Stall    time.Duration  // how long a transfer may bring nothing: 60 s
-	Backoff  time.Duration  // before the first repetition: 1 s, doubled each time
-	Keychain authn.Keychain // credentials of the host: those of docker
+	// Of tests; zero values mean the values named here.
+	Stall    time.Duration  // how long a transfer may bring no bytes: 60 s
+	Backoff  time.Duration  // before the first retry: 1 s, doubled each time
+	Keychain authn.Keychain // credentials of the host: docker's
 	Part     int64          // bytes of a disk in one layer of a push: 1 GiB
 }
 
-// RegistryConfig is what is special about one registry.
+// RegistryConfig holds the special settings of one registry.
 type RegistryConfig struct {
 	Mirrors  []string // host[:port][/path], asked first, in order
-	CA       string   // path of a PEM file whose certificates are trusted besides the system's
+	CA       string   // path of a PEM file whose certificates are trusted in addition to the system's
 	Insecure bool     // plain HTTP is allowed, and certificates are not verified
 }
 
@@ -73,12 +72,12 @@ func New(cfg Config, store *local.Store) *Client {
 	return &Client{cfg: cfg, store: store}
 }
 
-// Pull makes the image that ref names (repository:tag or repository@digest) the content of the store's key. When the
-// registry still has what the key's origin says, nothing is transferred unless force is set. auth is tried before the
-// host's own docker configuration. progress may be nil; it is called by one goroutine at a time.
+// Pull stores the image that ref names (repository:tag or repository@digest) under the store's key. When the registry
+// still has the digest of the key's origin, nothing is transferred unless force is set. auth is tried before the host's
+// own docker configuration. progress may be nil; it is called by one goroutine at a time.
 //
-// What is named by its digest and here already is not asked for, except on behalf of somebody other than the operator:
-// then the registry has to let it be read, and the result says with what.
+// An image named by its digest that is already here is not requested again. If somebody other than the operator asks, the
+// registry must still allow the read, and the result says with which credentials.
 // Errors: InvalidArgument (reference, content), NotFound, FailedPrecondition (credentials), DataLoss (digest, truncated),
 // Unavailable (server, network), ResourceExhausted (disk), Unsupported (platform, schema).
 func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.RegistryAuth, force bool, progress func(image.Progress)) (Pulled, error) {
@@ -94,7 +93,7 @@ func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.Registr
 		if o, img, err := c.store.Origin(ctx, key); err == nil && o.Digest != "" {
 			if known = o.Digest; r.Identifier() == known && vm.Behalf(ctx).Operator() {
 				c.store.Touch(img.ID)
-				return Pulled{Image: img}, nil // what is named by its digest cannot have changed
+				return Pulled{Image: img}, nil // an image named by its digest cannot have changed
 			}
 		}
 	}
@@ -116,7 +115,7 @@ func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.Registr
 	return Pulled{}, fmt.Errorf("pull %s: %w", r.Name(), failed)
 }
 
-// Verify asks whether the registry lets what ref names be read, with auth or what the host has. Nothing is transferred.
+// Verify asks whether the registry allows ref to be read, with auth or the host's credentials. Nothing is transferred.
 // Errors: as of Pull.
 func (c *Client) Verify(ctx context.Context, ref string, auth []image.RegistryAuth) (Proof, error) {
 	r, err := name.ParseReference(ref)
@@ -141,7 +140,7 @@ func (c *Client) verify(ctx context.Context, r name.Reference, e endpoint, auth 
 		return Proof{}, err
 	}
 	defer at.close()
-	if _, err := at.head(ctx, r.Identifier()); err != nil { // not all registries answer to HEAD
+	if _, err := at.head(ctx, r.Identifier()); err != nil { // not all registries answer HEAD
 		if _, _, _, err := at.manifest(ctx, r.Identifier()); err != nil {
 			return Proof{}, err
 		}
@@ -149,7 +148,7 @@ func (c *Client) verify(ctx context.Context, r name.Reference, e endpoint, auth 
 	return at.proof(r.Context()), nil
 }
 
-// proof is what the session proves about an image of repo, which r may be a mirror of.
+// proof is what the session proves about an image of repo. r may be a mirror of repo.
 func (r *remote) proof(repo name.Repository) Proof {
 	return Proof{Repository: repo.Name(), Public: r.entry == nil, Auth: r.entry}
 }
@@ -165,18 +164,18 @@ type Pulled struct {
 type pull struct {
 	c        *Client
 	key      string
-	known    string // digest that is here already
+	known    string // digest that the store already has
 	name     string
 	id       string // tag or digest
 	progress func(image.Progress)
 
 	remote *remote
 
-	mu          sync.Mutex // held while progress is called: layers come beside each other
+	mu          sync.Mutex // held while progress is called: layers arrive in parallel
 	done, total int64
 }
 
-// report adds to the bytes that are there and tells.
+// report adds to the bytes transferred and calls progress.
 func (p *pull) report(phase string, more int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -232,7 +231,7 @@ func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) 
 	}, o)
 }
 
-// url is how the origin is shown; it holds no credentials.
+// url is the printable form of the origin, without credentials.
 func (p *pull) url() string { return "docker://" + p.name }
 
 func (p *pull) layer(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
@@ -244,14 +243,14 @@ func (p *pull) layer(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error
 	return b, nil
 }
 
-// small reads a blob whole.
+// small reads a whole blob.
 func (p *pull) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	b := p.remote.blob(ctx, d)
 	defer b.Close()
 	return io.ReadAll(b)
 }
 
-// explain makes a status that is no success an error.
+// explain turns a status other than success into an error.
 func explain(resp *http.Response, what string) error {
 	host := resp.Request.URL.Host
 	switch code := resp.StatusCode; {

@@ -32,12 +32,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// server is a registry that counts what is asked of it and may be made to misbehave.
+// server is a registry that counts its requests and can be made to misbehave.
 type server struct {
 	*httptest.Server
 	mu       sync.Mutex
 	requests []string                                          // "GET /v2/app/manifests/latest"
-	mischief func(w http.ResponseWriter, r *http.Request) bool // true: it has answered
+	mischief func(w http.ResponseWriter, r *http.Request) bool // true: it has responded
 }
 
 func newServer(t testing.TB, secure bool) *server {
@@ -66,14 +66,14 @@ func newServer(t testing.TB, secure bool) *server {
 
 func (s *server) host() string { return s.Listener.Addr().String() }
 
-// break makes the server misbehave from now on, and forgets what was asked before.
+// sabotage makes the server misbehave from now on, and clears the recorded requests.
 func (s *server) sabotage(f func(http.ResponseWriter, *http.Request) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mischief, s.requests = f, nil
 }
 
-// asked counts requests whose path holds part.
+// asked counts requests whose path contains part.
 func (s *server) asked(method, part string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,7 @@ func (s *server) asked(method, part string) (n int) {
 	return n
 }
 
-// push puts a layout's blobs and manifests into repo, and calls d v1.
+// push stores a layout's blobs and manifests in repo, and tags d as v1.
 func (s *server) push(t testing.TB, repo string, l *ociimage.Layout, d ociimage.Descriptor) {
 	t.Helper()
 	l.PushWith(t, s.Client(), s.URL, repo, "v1", d)
@@ -123,7 +123,7 @@ func app(body string) ociimage.Image {
 	return ociimage.Image{Layers: []ociimage.Layer{layer(ociimage.Dir("bin"), ociimage.File("bin/base", strings.Repeat("base", 1000))), layer(ociimage.File("app", body))}, Cmd: []string{"/app"}}
 }
 
-// layersOf returns what lies in the store's layers, and how much that is.
+// layersOf returns the layer folders of the store.
 func layersOf(t testing.TB, dir string) []string {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, "layers", "*"))
@@ -154,7 +154,7 @@ func TestPullBySeveralKindsOfReference(t *testing.T) {
 	if n := len(layersOf(t, dir)); n != 2 {
 		t.Errorf("%d layers stored", n)
 	}
-	// What is named by its digest and here cannot have changed.
+	// An image named by its digest that is here cannot have changed.
 	srv.Close()
 	if _, err := client(s, nil).Pull(t.Context(), srv.host()+"/team/app@"+d.Digest, srv.host()+"/team/app@"+d.Digest, nil, false, nil); err != nil {
 		t.Error(err)
@@ -305,7 +305,7 @@ func TestBadAnswersAreOneClearSentence(t *testing.T) {
 	}
 }
 
-// TestBrokenTransfersGoOn cuts every transfer after some bytes, from a server with ranges and from one without.
+// TestBrokenTransfersGoOn cuts every transfer after some bytes, with a server that supports ranges and one that does not.
 func TestBrokenTransfersGoOn(t *testing.T) {
 	for _, ranges := range []bool{true, false} {
 		t.Run(fmt.Sprint("ranges ", ranges), func(t *testing.T) {
@@ -446,7 +446,7 @@ func TestTrust(t *testing.T) {
 		class errdefs.Class
 		ok    bool
 	}{
-		"unknown CA":  {registry.RegistryConfig{}, errdefs.Unavailable, false}, // a sentence about the certificate
+		"unknown CA":  {registry.RegistryConfig{}, errdefs.Unavailable, false}, // the error names the certificate
 		"known CA":    {registry.RegistryConfig{CA: ca}, 0, true},
 		"insecure":    {registry.RegistryConfig{Insecure: true}, 0, true},
 		"junk CA":     {registry.RegistryConfig{CA: junk}, errdefs.FailedPrecondition, false},
@@ -467,20 +467,20 @@ func TestMirrors(t *testing.T) {
 	regs := map[string]registry.RegistryConfig{origin.host(): {Mirrors: []string{mirror.host() + "/cache"}}}
 	ref := origin.host() + "/app:v1"
 	s := store(t, t.TempDir())
-	// The mirror has nothing: the registry itself answers.
+	// The mirror does not have it: the registry itself is used.
 	if _, err := client(s, regs).Pull(t.Context(), ref, ref, nil, false, nil); err != nil {
 		t.Fatal(err)
 	}
 	if mirror.asked("GET", "/v2/cache/app/manifests/v1") == 0 {
 		t.Errorf("the mirror was not asked: %v", mirror.requests)
 	}
-	// The mirror has it: the registry is left alone.
+	// The mirror has it: the registry is not used.
 	mirror.pushImage(t, "cache/app", app("one"))
 	origin.sabotage(nil)
 	if _, err := client(store(t, t.TempDir()), regs).Pull(t.Context(), ref, ref, nil, false, nil); err != nil || len(origin.requests) > 0 {
 		t.Errorf("%v, %v", err, origin.requests)
 	}
-	// The mirror breaks in the middle: the registry goes on.
+	// The mirror breaks during the transfer: the registry is used instead.
 	blob, _ := app("one").Layers[1].Blob()
 	mirror.sabotage(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, ociimage.Digest(blob)) {
@@ -555,7 +555,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestKilledPullLeavesAllOrNothing kills a process that pulls, with one layer in place and another in the middle.
+// TestKilledPullLeavesAllOrNothing kills a process that pulls, after one layer is stored and during another.
 func TestKilledPullLeavesAllOrNothing(t *testing.T) {
 	srv, dir := newServer(t, false), t.TempDir()
 	img := app(strings.Repeat("large", 1<<18))
@@ -610,7 +610,7 @@ func TestKilledPullLeavesAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestSecondVMCostsNoImageBytes compares what lies on the disk before and after a second VM of one image.
+// TestSecondVMCostsNoImageBytes compares the disk usage before and after a second VM of one image.
 func TestSecondVMCostsNoImageBytes(t *testing.T) {
 	srv, dir := newServer(t, false), t.TempDir()
 	srv.pushImage(t, "app", app(strings.Repeat("body", 1<<16)))

@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// endpoint is one place that may have a repository.
+// endpoint is one place that may hold a repository.
 type endpoint struct {
 	repo   name.Repository
 	cfg    RegistryConfig
@@ -68,7 +68,7 @@ func nameOptions(cfg RegistryConfig) []name.Option {
 	return nil
 }
 
-// remote is a repository that lets us in.
+// remote is a repository that accepted our login.
 type remote struct {
 	c     *Client
 	repo  name.Repository
@@ -76,7 +76,7 @@ type remote struct {
 	http  *http.Client
 	guard *guard
 	idle  func()
-	entry *image.RegistryAuth // of the request that let us in; nil: the host's, or none
+	entry *image.RegistryAuth // entry of the request that was accepted; nil: the host's, or none
 }
 
 func (r *remote) close() { r.idle() }
@@ -108,20 +108,20 @@ func (c *Client) connect(ctx context.Context, e endpoint, id string, auth []imag
 	return nil, failed
 }
 
-// login does the handshake of the registry's authentication.
+// login does the registry's authentication handshake.
 func (r *remote) login(ctx context.Context, a credential) error {
 	rt, err := transport.NewWithContext(ctx, r.repo.Registry, a.Authenticator, r.guard, []string{r.repo.Scope(transport.PullScope)})
 	if err != nil {
 		return r.unreachable(ctx, err)
 	}
 	r.http = &http.Client{Transport: rt}
-	// The transport puts in the scheme that it found out.
+	// The transport sets the scheme that it detected.
 	r.base = "https://" + r.repo.RegistryStr() + "/v2/" + r.repo.RepositoryStr() + "/"
 	return nil
 }
 
-// admits asks whether the credentials are good for this image, when there are others that may be better. Only a refusal
-// counts: what else may be wrong shows later.
+// admits asks whether the credentials are valid for this image, if there are others to try. Only a refusal counts: other
+// errors show up later.
 func (r *remote) admits(ctx context.Context, id string, others bool) error {
 	if !others {
 		return nil
@@ -132,13 +132,13 @@ func (r *remote) admits(ctx context.Context, id string, others bool) error {
 	return nil
 }
 
-// unreachable classifies what a request failed with.
+// unreachable classifies the error of a failed request.
 func (r *remote) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	host := r.repo.RegistryStr()
-	if cert := r.guard.untrusted.Load(); cert != nil { // whatever plain HTTP was answered after that
+	if cert := r.guard.untrusted.Load(); cert != nil { // even if plain HTTP gave another answer later
 		return errdefs.Unavailablef("the certificate of %s is not trusted (%w); name its CA in the configuration of that registry", host, cert.Err)
 	}
 	if e, ok := errors.AsType[*transport.Error](err); ok {
@@ -187,7 +187,7 @@ var accepted = func() http.Header {
 	return http.Header{"Accept": {strings.Join(all, ", ")}}
 }()
 
-// head returns the digest of what id names now.
+// head returns the digest that id refers to now.
 func (r *remote) head(ctx context.Context, id string) (string, error) {
 	resp, err := r.do(ctx, http.MethodHead, "manifests/"+id, accepted)
 	if err != nil {
@@ -200,7 +200,7 @@ func (r *remote) head(ctx context.Context, id string) (string, error) {
 	return resp.Header.Get("Docker-Content-Digest"), nil
 }
 
-// manifest reads a manifest or an index, and checks it against the digest it is named by.
+// manifest reads a manifest or an index, and verifies it if id is a digest.
 func (r *remote) manifest(ctx context.Context, id string) (raw []byte, media types.MediaType, digest string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.c.cfg.Stall)
 	defer cancel()
@@ -239,13 +239,13 @@ func cutMedia(s string) (types.MediaType, string, bool) {
 	return types.MediaType(strings.TrimSpace(a)), b, ok
 }
 
-// newTransport returns a transport for one registry, with its trust.
+// newTransport returns a transport for one registry, with its trusted certificates.
 func (c *Client) newTransport(e endpoint) (*http.Transport, error) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSHandshakeTimeout, t.ResponseHeaderTimeout = 10*time.Second, 30*time.Second
 	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
 	t.DialContext = dialer.DialContext
-	if c.cfg.Reach != nil && !e.known { // also where it sends us for tokens and blobs
+	if c.cfg.Reach != nil && !e.known { // also for the places of tokens and blobs that it names
 		c.cfg.Reach.Guard(t, dialer)
 	}
 	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: e.cfg.Insecure} //nolint:gosec // only where the administrator says so
@@ -267,11 +267,11 @@ func (c *Client) newTransport(e endpoint) (*http.Transport, error) {
 	return t, nil
 }
 
-// guard keeps requests from going over plain HTTP where nobody allowed that. Loopback is allowed, as docker does.
+// guard blocks requests over plain HTTP unless the configuration allows it. Loopback is allowed, as in docker.
 type guard struct {
 	e         endpoint
 	next      http.RoundTripper
-	untrusted atomic.Pointer[tls.CertificateVerificationError] // what a server of TLS was refused for
+	untrusted atomic.Pointer[tls.CertificateVerificationError] // certificate error of a refused TLS server
 }
 
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -290,7 +290,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// patient repeats requests that a server was too busy for.
+// patient retries requests when a server was too busy.
 type patient struct {
 	next    http.RoundTripper
 	backoff time.Duration
@@ -299,7 +299,7 @@ type patient struct {
 const (
 	attempts  = 4
 	maxPause  = 30 * time.Second
-	maxErrors = 1 << 20 // bytes of an error's body that are read so that the connection can be used again
+	maxErrors = 1 << 20 // bytes of an error's body that are read so that the connection can be reused
 )
 
 func transient(code int) bool {
@@ -336,7 +336,7 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// permanent reports whether trying again cannot help.
+// permanent reports whether a retry cannot help.
 func permanent(err error) bool {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return true
@@ -347,7 +347,7 @@ func permanent(err error) bool {
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok { // plain HTTP where TLS was expected
 		return true
 	}
-	if errdefs.ClassOf(err) != errdefs.Internal { // ours, of guard
+	if errdefs.ClassOf(err) != errdefs.Internal { // an error of our own, from guard
 		return true
 	}
 	op, ok := errors.AsType[*net.OpError](err)

@@ -112,7 +112,7 @@ func (w *walk) index(ctx context.Context, raw []byte, depth int) error {
 	return w.load(ctx)
 }
 
-// load fetches the manifest of the best candidate: the first, and one without a variant rather than one with.
+// load fetches the manifest of the best candidate: the first one, but one without a variant before one with a variant.
 func (w *walk) load(ctx context.Context) error {
 	if len(w.fit) == 0 {
 		return nil

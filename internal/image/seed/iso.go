@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// The image has two trees over the same data: one of ISO 9660 with Rock Ridge, which Unix reads, and one of Joliet, which
-// Windows reads. Both keep the names as they are. Sources: ECMA-119, IEEE P1281/P1282, the Joliet specification.
+// The image has two trees over the same data: ISO 9660 with Rock Ridge for Unix, and Joliet for Windows. Both keep the
+// names as they are. Sources: ECMA-119, IEEE P1281/P1282, the Joliet specification.
 
 const (
 	sector = 2048
@@ -24,7 +24,7 @@ const (
 	sectorTree    = 23
 )
 
-// The one date of everything in the image: equal documents give equal bytes.
+// Everything in the image has the same date: equal documents give equal bytes.
 var (
 	stamp     = [7]byte{100, 1, 1, 0, 0, 0, 0} // 2000-01-01 UTC
 	longStamp = "2000010100000000\x00"
@@ -101,7 +101,7 @@ func encode(label string, files map[string][]byte) ([]byte, error) {
 	return img, nil
 }
 
-// add puts a file below d, with the folders that lead to it. Files come sorted by path.
+// add adds a file below d, and the folders on its path. Files must come sorted by path.
 func (d *node) add(name string, data []byte) error {
 	first, rest, deeper := strings.Cut(name, "/")
 	if first == "" || len(first) > 60 || strings.ContainsFunc(first, func(r rune) bool { return r <= ' ' || r > '~' }) {
@@ -119,7 +119,7 @@ func (d *node) add(name string, data []byte) error {
 	return d.children[i].add(rest, data)
 }
 
-// folders lists d and the folders below it as path tables want them: by depth, then by parent, then by name.
+// folders lists d and the folders below it in the order of path tables: by depth, then by parent, then by name.
 func (d *node) folders() []*node {
 	all := []*node{d}
 	for i := 0; i < len(all); i++ {
@@ -132,7 +132,7 @@ func (d *node) folders() []*node {
 	return all
 }
 
-// id is n's name as tree v spells it.
+// id is n's name as tree v writes it.
 func (n *node) id(v variant) []byte {
 	if v == joliet {
 		name := n.name
@@ -178,7 +178,7 @@ func sorted(list []*node, v variant) []*node {
 	return slices.SortedFunc(slices.Values(list), func(a, b *node) int { return slices.Compare(a.id(v), b.id(v)) })
 }
 
-// record is the directory record of n under the name id.
+// record is the directory record of n, with the name id.
 func record(n *node, v variant, id, use []byte) []byte {
 	at, size, flags := n.at, uint32(len(n.data)), byte(0)
 	if n.folder {
@@ -198,7 +198,7 @@ func record(n *node, v variant, id, use []byte) []byte {
 	return b
 }
 
-// systemUse is what Rock Ridge says of n: that it is spoken at all, in the record of the root itself; mode and owner;
+// systemUse is the Rock Ridge data of n: the mark that Rock Ridge is used, only in the root's own record; mode and owner;
 // dates; the name.
 func (n *node) systemUse(v variant, name string, root bool) []byte {
 	if v == joliet {
@@ -230,7 +230,7 @@ func (n *node) systemUse(v variant, name string, root bool) []byte {
 	return b
 }
 
-// pathTables are those of tree v in both byte orders.
+// pathTables returns the path tables of tree v in both byte orders.
 func pathTables(folders []*node, v variant) (little, big []byte) {
 	for i, d := range folders {
 		id := d.id(v)
@@ -297,7 +297,7 @@ func even(b []byte) []byte {
 	return b
 }
 
-// both32 and both16 append a number in both byte orders, as the standard has it.
+// both32 and both16 append a number in both byte orders, as the standard requires.
 func both32(b []byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.LittleEndian.AppendUint32(b, n), n)
 }

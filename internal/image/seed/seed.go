@@ -1,9 +1,9 @@
-// Package seed writes the disk by which cloud-init in a disk guest learns who it is: a small ISO 9660 image with the
-// documents of internal/cloudinit, in process.
+// Package seed writes the disk that configures a disk guest through cloud-init: a small ISO 9660 image with the documents
+// of internal/cloudinit. It runs no other program.
 //
-// It decides nothing about the documents and starts nothing. What a guest gets: the documents of Spec.CloudInit over the
-// generated ones; Spec.Process.Env as /etc/cloud/environment; and the files of Spec.Volumes, where a caller has loaded
-// them, at the paths of Spec.Mounts. Files are written at the first boot of an instance and not updated afterwards.
+// It does not decide about the documents and starts nothing. A guest gets: the documents of Spec.CloudInit over the
+// generated ones; Spec.Process.Env as /etc/cloud/environment; and the files of Spec.Volumes, if a caller has loaded them,
+// at the paths of Spec.Mounts. Files are written at the first boot of an instance and not updated afterwards.
 package seed
 
 import (
@@ -27,12 +27,12 @@ const FileName = "cidata.iso"
 // Serial is the serial of the seed's disk.
 const Serial = "cocoon-cidata"
 
-// Maker is an image.Seeder. Its zero value is ready.
+// Maker is an image.Seeder. Its zero value is ready to use.
 type Maker struct{}
 
 var _ image.Seeder = Maker{}
 
-// Seed implements image.Seeder. Equal input gives equal bytes, and a file that has them already is left alone.
+// Seed implements image.Seeder. Equal input gives equal bytes. A file that already has these bytes is not written again.
 func (Maker) Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error) {
 	disk := vm.Disk{Path: filepath.Join(dir, FileName), Format: vm.DiskRaw, ReadOnly: true, Serial: Serial, Role: vm.RoleCidat}
 	if err := ctx.Err(); err != nil {
@@ -53,14 +53,14 @@ func (Maker) Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir s
 	if old, err := os.ReadFile(disk.Path); err == nil && bytes.Equal(old, iso) {
 		return disk, nil
 	}
-	// The documents may be secret: nobody but us opens the file by its path.
+	// The documents may be secret: the file is readable only by us.
 	if err := atomicfile.WriteFile(disk.Path, iso, 0o600); err != nil {
 		return disk, fmt.Errorf("seed of VM %s: %w", s.Name, err)
 	}
 	return disk, nil
 }
 
-// files are the files of volumes at the places where they are mounted.
+// files returns the files of volumes at the paths where they are mounted.
 func files(s vm.Spec) []cloudinit.File {
 	volumes := make(map[string]vm.Volume, len(s.Volumes))
 	for _, v := range s.Volumes {
@@ -79,7 +79,7 @@ func files(s vm.Spec) []cloudinit.File {
 	return out
 }
 
-// below is what of name comes after sub, which is a folder above it or name itself.
+// below returns the part of name after sub. sub is a folder above name, or name itself.
 func below(name, sub string) (string, bool) {
 	if sub == "" || sub == name {
 		return strings.TrimPrefix(name, sub), true

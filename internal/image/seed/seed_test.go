@@ -19,7 +19,7 @@ import (
 
 const id vm.ID = "abcdefghijklmnopqrstuvwxyz"
 
-// read is the image as another implementation reads it: files by path, and the label.
+// read returns what another implementation reads from the image: files by path, and the label.
 func read(t *testing.T, img []byte) (map[string]string, string) {
 	t.Helper()
 	i, err := iso9660.OpenImage(bytes.NewReader(img))
@@ -198,7 +198,7 @@ func TestSeedRefusesAndLeavesTheOldOne(t *testing.T) {
 	}
 }
 
-// Whatever the documents: the other reader gets them back.
+// For any documents, the other reader returns them unchanged.
 func FuzzEncode(f *testing.F) {
 	f.Add([]byte("#cloud-config\n"), []byte("{}"), "cidata")
 	f.Add([]byte{}, bytes.Repeat([]byte{0xff}, sector), "config-2")

@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Kind is what a name turned out to be. The values are those of image.Explanation.
+// Kind is the kind of a resolved name. The values are those of image.Explanation.
 type Kind string
 
 // The kinds of names.
@@ -22,28 +22,28 @@ const (
 	Local    Kind = "local"
 )
 
-// Decision is what a name means. It prints itself without its secrets.
+// Decision is the meaning of a name. It prints itself without its secrets.
 type Decision struct {
 	Name Name
 	Kind Kind
-	Key  string // what the store calls the image; of Kind Local its id, perhaps only the first digits
+	Key  string // key of the image in the store; for Kind Local its id, perhaps only the first digits
 
-	// One of these says where the image is, unless Kind is Local.
+	// Unless Kind is Local, one of these says where the image is.
 	URL string `json:"-"` // http or https; SECRET: may hold credentials and a signed query
-	Ref string // of a registry's image, nothing left out: docker.io/library/alpine:3.23
+	Ref string // of a registry's image, in full form: docker.io/library/alpine:3.23
 
-	Printable string // where the image is, for people: without credentials and query
-	Digest    string // sha256:HEX that the name demands; ""
-	SHA256    string // sha256:HEX that the mapping demands of the bytes as they are served; ""
-	Checksums string `json:"-"` // URL of a SHA256SUMS file that knows the bytes as they are served; SECRET as URL; ""
+	Printable string // where the image is, for messages: without credentials and query
+	Digest    string // sha256:HEX that the name requires; ""
+	SHA256    string // sha256:HEX that the mapping requires of the served bytes; ""
+	Checksums string `json:"-"` // URL of a SHA256SUMS file for the served bytes; SECRET as URL; ""
 
 	Transport     *Profile `json:"-"` // nil: the defaults of the system
-	TransportName string   // as the rule has it; "" is the mapping's default one
+	TransportName string   // as in the rule; "" is the mapping's default profile
 
-	HostGiven bool // the name says the host, not a mapping
+	HostGiven bool // the name, not a mapping, gives the host
 
-	Source string   // of Kind Mapped: the mapping, like files/cirros.yaml
-	Rule   string   // of Kind Mapped: the rule, like name cirros
+	Source string   // for Kind Mapped: the mapping, like files/cirros.yaml
+	Rule   string   // for Kind Mapped: the rule, like name cirros
 	Steps  []string // every decision, in order
 }
 
@@ -52,7 +52,7 @@ func (d Decision) String() string {
 	return fmt.Sprintf("%s %s: key %s, at %s", d.Kind, d.Name, d.Key, cmp.Or(d.Printable, "no place"))
 }
 
-// Format keeps the secrets out of every verb.
+// Format hides the secrets for every verb.
 func (d Decision) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(d.String())) }
 
 // LogValue implements slog.LogValuer.
@@ -62,8 +62,8 @@ func (d *Decision) step(format string, args ...any) {
 	d.Steps = append(d.Steps, fmt.Sprintf(format, args...))
 }
 
-// Translate decides what name means, by the mappings as they are now.
-// Errors: InvalidArgument for a name that can mean nothing; FailedPrecondition when the rule for it is broken.
+// Translate decides what name means, with the current mappings.
+// Errors: InvalidArgument for an invalid name; FailedPrecondition when its rule is broken.
 func (t *Translator) Translate(name string) (Decision, error) {
 	n, err := Parse(name)
 	if err != nil {
@@ -134,14 +134,14 @@ func (d *Decision) checkKey() error {
 	return nil
 }
 
-// match is a rule that a name fits.
+// match is a rule that matches a name.
 type match struct {
 	mapping *mapping
 	rule    *rule
 	expand  func(string) string
 }
 
-// mapped asks the mappings and completes d when one knows the name.
+// mapped checks the mappings and completes d when one matches the name.
 func (t *Translator) mapped(d *Decision) (bool, error) {
 	found, broken := t.find(d)
 	switch {
@@ -188,7 +188,7 @@ func (t *Translator) mapped(d *Decision) (bool, error) {
 	return true, d.checkKey()
 }
 
-// find returns the rule that counts for a name and the first one that would have, were it not broken.
+// find returns the active rule for a name, and the first broken rule that would have matched.
 func (t *Translator) find(d *Decision) (found, broken match) {
 	name := d.Name.Repo
 	table := t.table()
@@ -257,7 +257,7 @@ func (t *Translator) find(d *Decision) (found, broken match) {
 
 func literally(s string) string { return s }
 
-// saysHost reports whether the host of where a rule leads is written in the rule, and not taken from the name.
+// saysHost reports whether the rule itself contains the host of its destination, instead of taking it from the name.
 func (r *rule) saysHost(p place) bool {
 	if r.regexp == nil {
 		return true
@@ -265,23 +265,23 @@ func (r *rule) saysHost(p place) bool {
 	host, _, _ := strings.Cut(p.ref, "/")
 	if p.url != nil {
 		host = p.url.Host
-	} else if host == "docker.io" || host == "index.docker.io" { // what is left out
+	} else if host == "docker.io" || host == "index.docker.io" { // may be omitted in a name
 		return true
 	}
 	text := "/" + r.url + "/"
 	return strings.Contains(text, "/"+host+"/") || strings.Contains(text, "@"+host+"/")
 }
 
-// target makes the place of an image of what a rule says.
+// target turns the texts of a rule into the place of an image.
 type target struct{ protocol string }
 
 type place struct {
 	url       *url.URL // http and https; else nil
-	ref       string   // of a registry; else ""
+	ref       string   // of a registry's image; else ""
 	checksums string
 }
 
-// of returns where a rule leads when its texts are expanded. The errors quote nothing of the URL.
+// of returns the destination of a rule after expanding its texts. The errors quote nothing of the URL.
 func (t target) of(r *rule, expand func(string) string) (p place, err error) {
 	raw := expand(r.url)
 	if c, bad := firstBad(raw, urlChar); bad {
@@ -318,7 +318,7 @@ func (t target) of(r *rule, expand func(string) string) (p place, err error) {
 	return p, nil
 }
 
-// sums is the URL of a file of checksums: a name alone is that of a file beside the image.
+// sums returns the URL of a checksum file. A file name alone means a file in the same folder as the image.
 func (t target) sums(image *url.URL, raw string) (string, error) {
 	if !strings.ContainsAny(raw, "/:?") {
 		image = image.JoinPath("..", raw)

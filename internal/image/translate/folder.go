@@ -14,12 +14,12 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// settled is how long a file must have been left alone before its times tell every change of it: clocks of file systems
-// are coarse, and two writes in one tick look like one.
+// settled is how long a file must be unchanged before its times show every change. File system clocks are coarse: two
+// writes in one tick have the same time.
 const settled = 2 * time.Second
 
-// folder is the mapping files of a directory. A file is read again when it is another or was touched; sub-folders and
-// names that start with a dot are none, so a mounted ConfigMap shows its keys and not its machinery.
+// folder holds the mapping files of a directory. A file is read again when it was replaced or touched. Sub-folders and
+// names that start with a dot are ignored, so that a mounted ConfigMap shows only its keys.
 type folder struct {
 	path     string
 	files    map[string]*file
@@ -30,10 +30,10 @@ type folder struct {
 type file struct {
 	stamp   stamp
 	mapping *mapping
-	problem string // why there is none
+	problem string // why there is no mapping
 }
 
-// stamp changes when a file does. A young one proves nothing.
+// stamp changes when a file changes. A young stamp proves nothing.
 type stamp struct {
 	dev, ino     uint64
 	size         int64
@@ -50,7 +50,7 @@ func stampOf(info fs.FileInfo, now time.Time) stamp {
 	return s
 }
 
-// refresh reads what has changed and reports whether anything did.
+// refresh reads changed files and reports whether anything changed.
 func (f *folder) refresh() bool {
 	if f.path == "" {
 		return false
@@ -60,7 +60,7 @@ func (f *folder) refresh() bool {
 		err = nil
 	}
 	if err != nil {
-		// The mappings that were read stay: a folder that cannot be read now says nothing about them.
+		// Keep the mappings read before: a folder that cannot be read now says nothing about them.
 		had := len(f.unread) > 0
 		f.unread = []image.MappingProblem{f.problem("", "the folder of mappings cannot be read: "+reason(err))}
 		return !had
@@ -87,14 +87,14 @@ func (f *folder) refresh() bool {
 	return changed || len(f.files) != len(before)
 }
 
-// load returns old when it is still what the file says, and nil for what is no file.
+// load returns old if the file still has the same content, and nil if there is no file.
 func (f *folder) load(name string, old *file) *file {
 	now := time.Now()
 	path := filepath.Join(f.path, name)
 	info, err := os.Stat(path)
 	if err != nil {
 		if _, lerr := os.Lstat(path); errors.Is(lerr, fs.ErrNotExist) {
-			return nil // gone since it was listed
+			return nil // removed since it was listed
 		}
 		return old.or(&file{problem: "it cannot be read: " + reason(err)})
 	}
@@ -119,7 +119,7 @@ func (f *folder) load(name string, old *file) *file {
 	return &file{stamp: s, mapping: parseMapping(SourceFiles, name, text)}
 }
 
-// or returns f when it says the same as now.
+// or returns f if it reports the same problem as now.
 func (f *file) or(now *file) *file {
 	if f != nil && f.mapping == nil && f.problem == now.problem {
 		return f
@@ -127,7 +127,7 @@ func (f *file) or(now *file) *file {
 	return now
 }
 
-// read reads a file without ever waiting for one: what was regular a moment ago may be a pipe now.
+// read reads a file and never blocks: a regular file may have become a pipe meanwhile.
 func read(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -137,11 +137,11 @@ func read(path string) (string, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return "", errors.New("it is no regular file")
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxMapping+1)) // one more: too large is told by the parser
+	text, err := io.ReadAll(io.LimitReader(f, maxMapping+1)) // one byte more: the parser reports a file that is too large
 	return string(text), err
 }
 
-// reason is an error without the path, which the problem names already.
+// reason is an error without the path, because the problem already names the file.
 func reason(err error) string {
 	if perr, ok := errors.AsType[*fs.PathError](err); ok {
 		return perr.Err.Error()

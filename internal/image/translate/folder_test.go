@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// A mounted ConfigMap changes by one rename of the link ..data, which leaves the links to its files as they are.
+// A mounted ConfigMap changes by one rename of the link ..data; the links to its files stay the same.
 func TestConfigMapsAreFollowed(t *testing.T) {
 	dir := t.TempDir()
 	publish := func(version string) {

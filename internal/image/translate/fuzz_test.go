@@ -12,7 +12,7 @@ import (
 
 var storable = regexp.MustCompile(`^[A-Za-z0-9_\[][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?$`)
 
-// checkDecision is what must hold of every name that means something.
+// checkDecision checks what must hold for every name that is accepted.
 func checkDecision(t *testing.T, name string, d Decision) {
 	t.Helper()
 	if d.Kind == Local {
@@ -53,7 +53,7 @@ func FuzzParse(f *testing.F) {
 		}
 		checkDecision(t, name, d)
 		if d.Name.url != nil {
-			return // printed without its credentials and its query, it is another name
+			return // without its credentials and its query, the printed form is another name
 		}
 		again, err := Parse(d.Name.String())
 		if err != nil || again != d.Name {

@@ -18,23 +18,23 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// maxMapping is how large a mapping may be, in bytes.
+// maxMapping is the largest mapping, in bytes.
 const maxMapping = 1 << 20
 
-// mapping is one translation config, parsed. It does not change.
+// mapping is one parsed translation config. It is immutable.
 type mapping struct {
 	source, name string
 	text         string
 	prefix       string
 	rules        []*rule
-	problems     []image.MappingProblem // what does not count
-	warnings     []image.MappingProblem // what counts, and is probably not meant
+	problems     []image.MappingProblem // parts that are not active
+	warnings     []image.MappingProblem // parts that are active but probably a mistake
 }
 
-// rule is one translation. A broken one is kept: names that it would have matched must not mean something else.
+// rule is one translation. A broken rule is kept, so that the names it would have matched do not get another meaning.
 type rule struct {
-	id        string // for people
-	broken    error  // why it does not count; nil: it does
+	id        string // for messages
+	broken    error  // why it is not active; nil: it is active
 	name      string
 	regexp    *regexp.Regexp
 	loose     bool // the regexp matches anywhere in a name
@@ -47,7 +47,7 @@ type rule struct {
 
 func (m *mapping) title() string { return m.source + "/" + m.name }
 
-// sees returns the part of a name that the rules of m are about.
+// sees returns the part of a name that the rules of m match against.
 func (m *mapping) sees(name string) (string, bool) {
 	if m.prefix == "" {
 		return name, true
@@ -55,7 +55,7 @@ func (m *mapping) sees(name string) (string, bool) {
 	return strings.CutPrefix(name, m.prefix+"/")
 }
 
-// maxProblems is how many problems of one mapping are told.
+// maxProblems limits the reported problems of one mapping.
 const maxProblems = 100
 
 func (m *mapping) problem(rule, format string, args ...any) {
@@ -72,7 +72,7 @@ func (m *mapping) warning(rule, format string, args ...any) {
 	m.warnings = append(m.warnings, image.MappingProblem{Source: m.source, Mapping: m.name, Rule: rule, Message: "warning: " + fmt.Sprintf(format, args...)})
 }
 
-// parseMapping reads a translation config. It always returns one; what is wrong with it is in its problems.
+// parseMapping reads a translation config. It always returns a mapping, with its errors in problems.
 func parseMapping(source, name, text string) *mapping {
 	m := &mapping{source: source, name: name, text: text}
 	doc, err := readYAML(text)
@@ -93,7 +93,7 @@ func parseMapping(source, name, text string) *mapping {
 	prefix, err := doc.text("prefix")
 	if err != nil {
 		m.problem("", "%v", err)
-		return m // without its prefix it would be about other names
+		return m // without its prefix it would match other names
 	}
 	m.prefix = strings.TrimRight(prefix, "/")
 	if err := checkAlias(m.prefix); m.prefix != "" && err != nil {
@@ -117,7 +117,7 @@ func parseMapping(source, name, text string) *mapping {
 
 var lineRE = regexp.MustCompile(`line [0-9]+`)
 
-// readYAML reads one document of string keys. Its errors quote nothing of the text, which may hold secrets.
+// readYAML reads one document with string keys. Its errors quote nothing of the text, which may hold secrets.
 func readYAML(text string) (object, error) {
 	if len(text) > maxMapping {
 		return nil, fmt.Errorf("it is larger than %d KiB", maxMapping>>10)
@@ -141,7 +141,7 @@ func readYAML(text string) (object, error) {
 	return nil, errors.New("it is YAML, but no mapping of the keys prefix, translations and transports")
 }
 
-// laterDocument reports whether a document follows another. A marker at the start of a line is one even in a block of text.
+// laterDocument reports whether a second document follows. A marker at the start of a line counts, even in a block of text.
 func laterDocument(text string) bool {
 	seen := false
 	for line := range strings.Lines(text) {
@@ -178,8 +178,7 @@ func (m *mapping) readRule(i int, raw any, profiles map[string]profileOrError) *
 	return r
 }
 
-// read fills r and returns the first thing that is wrong. Name and regexp are read whatever else is, so that a broken rule
-// is known by them.
+// read fills r and returns its first error. It always reads name and regexp, so that messages can name a broken rule.
 func (r *rule) read(o object) error {
 	name, nameErr := o.text("name")
 	pattern, patternErr := o.text("regexp")
@@ -239,7 +238,7 @@ func (r *rule) readTarget(o object) error {
 	if r.digest != "" && r.checksums != "" {
 		return errors.New("it has both sha256 and checksums; give one")
 	}
-	// What a regexp puts into the URL is not known yet: that is checked when it is.
+	// The text that a regexp inserts into the URL is not known yet; it is checked when it is inserted.
 	if _, err := (target{protocol: "https"}).of(r, func(s string) string {
 		if r.regexp == nil {
 			return s
@@ -251,7 +250,7 @@ func (r *rule) readTarget(o object) error {
 	return nil
 }
 
-// join gives r its transport profile.
+// join sets the transport profile of r.
 func (r *rule) join(profiles map[string]profileOrError) error {
 	p, ok := profiles[r.transport]
 	switch {
@@ -266,7 +265,7 @@ func (r *rule) join(profiles map[string]profileOrError) error {
 	return nil
 }
 
-// checkAlias says why no name without prefix, tag and digest can be s.
+// checkAlias returns why s cannot equal a name without prefix, tag and digest.
 func checkAlias(s string) error {
 	n, err := Parse(s)
 	switch {
@@ -287,7 +286,7 @@ func checkAlias(s string) error {
 // placeholderRE finds $1, ${1}, $name, ${name} and $$ as regexp.Expand does.
 var placeholderRE = regexp.MustCompile(`\$(?:\$|(\w+)|\{(\w+)\})`)
 
-// doubt warns of what is legal in a rule by regular expression and seldom meant.
+// doubt warns about legal parts of a regular expression rule that are usually a mistake.
 func (m *mapping) doubt(r *rule) {
 	if r.loose {
 		m.warning(r.id, "its regexp matches anywhere in a name; fullMatch: true makes it match whole names only")
@@ -314,7 +313,7 @@ func anchored(pattern string) bool {
 	return re.Sub[0].Op == syntax.OpBeginText && re.Sub[len(re.Sub)-1].Op == syntax.OpEndText
 }
 
-// label is a text of a mapping as it can stand in one line.
+// label makes a text of a mapping fit on one line.
 func label(s string) string {
 	if len(s) > 100 {
 		s = s[:97] + "..."

@@ -18,7 +18,7 @@ const (
 	maxKey  = 240  // leaves room for a suffix in a file name
 )
 
-// vmPrefixes say that a VM image is meant.
+// vmPrefixes mark the name of a VM image.
 var vmPrefixes = []string{"virtlet.cloud/", "cocoon.cocoonstack.io/"}
 
 var (
@@ -34,20 +34,20 @@ var (
 	diskFileRE  = regexp.MustCompile(`(?i)\.(img|qcow2|raw|vmdk|vhd|vhdx)(\.(gz|xz|zst))?$`)
 )
 
-// Name is an image name taken apart. It prints itself without credentials.
+// Name is a parsed image name. It prints itself without credentials.
 type Name struct {
-	ID     string // of an image that is here: sha256:HEX, perhaps only the first digits; then all else is empty
-	Forced string // the prefix by which a VM image is meant, without its slash; "": none
-	Scheme string // http, https or oci; "": none was written
-	Repo   string // without scheme, prefix, tag and digest; of a URL: host and path
+	ID     string // id of an image in the store: sha256:HEX, perhaps only the first digits; then all else is empty
+	Forced string // the prefix that marks a VM image, without its slash; "": none
+	Scheme string // http, https or oci; "": none given
+	Repo   string // without scheme, prefix, tag and digest; for a URL: host and path
 	Tag    string // "": none
-	Digest string // sha256:HEX that is demanded; "": none
+	Digest string // required sha256:HEX; "": none
 
-	url *url.URL // of http and https; it may hold credentials
+	url *url.URL // for http and https; it may hold credentials
 }
 
-// Parse takes a name apart.
-// Errors: InvalidArgument that says which character or part is wrong.
+// Parse parses a name.
+// Errors: InvalidArgument, which says which character or part is wrong.
 func Parse(name string) (Name, error) {
 	if name == "" {
 		return Name{}, errdefs.Invalidf("an image needs a name")
@@ -96,7 +96,7 @@ func Parse(name string) (Name, error) {
 	return Name{}, errdefs.Invalidf("the image name %s has the scheme %q; http, https and oci are known", show(name), scheme)
 }
 
-// parsePlain reads NAME[:TAG][@DIGEST]. whole is for messages.
+// parsePlain reads NAME[:TAG][@DIGEST]. whole is the full name for messages.
 func (n Name) parsePlain(whole, s string) (Name, error) {
 	if len(whole) > maxName {
 		return Name{}, errdefs.Invalidf("the image name %s has %d characters; at most %d are allowed", show(whole), len(whole), maxName)
@@ -134,7 +134,7 @@ func (n Name) parsePlain(whole, s string) (Name, error) {
 	return n, nil
 }
 
-// parseURL reads what follows http:// or https://.
+// parseURL reads the part after http:// or https://.
 func (n Name) parseURL(whole, s string) (Name, error) {
 	if len(whole) > maxURL {
 		return Name{}, errdefs.Invalidf("the image URL has %d characters; at most %d are allowed", len(whole), maxURL)
@@ -161,7 +161,7 @@ func checkDigest(whole, digest string) error {
 	case digestRE.MatchString(digest):
 		return nil
 	case !digestishRE.MatchString(digest):
-		// Perhaps a password stands before the '@'.
+		// There may be a password before the '@'.
 		return errdefs.Invalidf("the image name %s has an '@' that no digest follows; credentials belong into the URL of a mapping", show(whole))
 	case algorithm != "sha256":
 		return errdefs.Invalidf("the image name %s demands a digest by %q; only sha256 is known", show(whole), algorithm)
@@ -169,17 +169,17 @@ func checkDigest(whole, digest string) error {
 	return errdefs.Invalidf("the image name %s demands a digest that is not sha256: and 64 lower-case hexadecimal digits", show(whole))
 }
 
-// registryRef is a name as registries and docker write it.
+// registryRef is a name in the form of registries and docker.
 type registryRef struct {
-	full     string // registry/repository:tag or @digest, nothing left out
-	familiar string // without what docker leaves out
+	full     string // registry/repository:tag or @digest, complete
+	familiar string // without the parts that docker omits
 }
 
-// hubs are the names of the registry that is meant when none is written.
+// hubs are the names of the default registry.
 var hubs = []string{"docker.io", "index.docker.io", "registry-1.docker.io"}
 
-// registry reads n as a name of a registry's image.
-// Errors: InvalidArgument for what no registry can have, which other images can.
+// registry reads n as the name of a registry's image.
+// Errors: InvalidArgument for a name that no registry allows, but other images may have.
 func (n Name) registry() (registryRef, error) {
 	host, path := "docker.io", n.Repo
 	if first, rest, ok := strings.Cut(n.Repo, "/"); ok && looksLikeHost(first) {
@@ -219,12 +219,12 @@ func (n Name) registry() (registryRef, error) {
 	return r, nil
 }
 
-// looksLikeHost is docker's rule.
+// looksLikeHost implements docker's rule.
 func looksLikeHost(first string) bool {
 	return strings.ContainsAny(first, ".:") || first == "localhost"
 }
 
-// diskURL reports whether a name without scheme and prefix is that of a disk image's file on a host.
+// diskURL reports whether a name without scheme and prefix names a disk image file on a host.
 func (n Name) diskURL() bool {
 	first, rest, ok := strings.Cut(n.Repo, "/")
 	return ok && looksLikeHost(first) && diskFileRE.MatchString(rest)
@@ -253,10 +253,10 @@ func (n Name) String() string {
 	return s
 }
 
-// Format keeps credentials out of every verb.
+// Format hides credentials for every verb.
 func (n Name) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(n.String())) }
 
-// portOK checks the port of HOST:PORT, if it has one.
+// portOK checks the port of HOST:PORT, if there is one.
 func portOK(host string) bool {
 	_, port, has := strings.Cut(host, ":")
 	if !has {
@@ -270,7 +270,7 @@ func plainChar(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-/:@", r)
 }
 
-// firstBad returns the first character of s that is not ok, as people can read it.
+// firstBad returns the first character of s that is not ok, in readable form.
 func firstBad(s string, ok func(rune) bool) (string, bool) {
 	for i, r := range s {
 		switch {
@@ -288,7 +288,7 @@ func firstBad(s string, ok func(rune) bool) (string, bool) {
 	return "", false
 }
 
-// show quotes a name for a message, without what may be credentials: all before an '@' that does not begin a digest, and
+// show quotes a name for a message. It hides what may be credentials: all before an '@' that does not start a digest, and
 // all after a '?'.
 func show(name string) string {
 	name, _, query := strings.Cut(name, "?")

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// object is a YAML mapping. Its methods read one key each and never quote a value, which may be a secret. A key that is
-// null counts as absent.
+// object is a YAML mapping. Its methods read one key each and never quote a value, which may be secret. A key with the
+// value null counts as absent.
 type object map[string]any
 
 func (o object) unknown(known ...string) []string {
@@ -37,7 +37,7 @@ func (o object) flag(key string) (bool, error) {
 	return false, fmt.Errorf("%s must be true or false", key)
 }
 
-// number returns nil for an absent one.
+// number returns nil if the key is absent.
 func (o object) number(key string) (*int64, error) {
 	switch v := o[key].(type) {
 	case nil:
@@ -60,7 +60,7 @@ func (o object) list(key string) ([]any, error) {
 	return nil, fmt.Errorf("%s must be a list", key)
 }
 
-// object returns nil for an absent one.
+// object returns nil if the key is absent.
 func (o object) object(key string) (object, error) {
 	switch v := o[key].(type) {
 	case nil:

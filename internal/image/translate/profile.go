@@ -8,25 +8,26 @@ import (
 	"time"
 )
 
-// Profile is how an image is fetched: one transport profile of a mapping, as plain data. A nil *Profile stands for the
-// defaults of the system.
+// Profile says how an image is fetched: one transport profile of a mapping, as plain data. A nil *Profile means the
+// system's defaults.
 //
-// It may hold secrets (a proxy's password, private keys), so it prints itself without them, in every fmt verb and log. encoding/json sees them.
+// It may hold secrets (a proxy's password, private keys), so it prints itself without them in every fmt verb and log.
+// encoding/json sees them.
 type Profile struct {
 	Timeout      time.Duration // of the whole request, body included; 0: none
 	MaxRedirects *int          // nil: the default, 9
-	Proxy        string        // URL, credentials included; "": that of the environment
+	Proxy        string        // URL with credentials; "": the proxy of the environment
 	TLS          *TLS          // nil: the certificates of the system
 }
 
-// TLS is how a server is verified and how we identify ourselves.
+// TLS says how a server is verified and how the client identifies itself.
 type TLS struct {
-	Certificates []Certificate // authorities and client certificates, as the mapping has them
+	Certificates []Certificate // authorities and client certificates, as in the mapping
 	ServerName   string        // sent and verified instead of the URL's host; "": the URL's host
 	Insecure     bool          // the server's certificate is not verified
 }
 
-// Certificate is a pair of PEM texts. Key may be empty: then Cert holds the key too, or is an authority's.
+// Certificate is a pair of PEM texts. If Key is empty, Cert holds the key too, or is an authority's certificate.
 type Certificate struct{ Cert, Key string }
 
 // String describes p in one phrase without its secrets.
@@ -71,10 +72,10 @@ func (t *TLS) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// String hides the texts.
+// String hides the PEM texts.
 func (Certificate) String() string { return "[certificate]" }
 
-// Format and LogValue keep the secrets out of every verb and every log. Encoding as JSON does not: whoever encodes wants them.
+// Format and LogValue hide the secrets for every verb and every log. JSON encoding does not: its caller wants them.
 func (p Profile) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(p.String())) }
 
 // LogValue implements slog.LogValuer.
@@ -92,7 +93,7 @@ func (c Certificate) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(c.Strin
 // LogValue implements slog.LogValuer.
 func (c Certificate) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// printable is a URL as people may see it: without user, password and query, which is where secrets hide.
+// printable returns a URL that is safe to show: without user, password and query, which may hold secrets.
 func printable(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -19,7 +19,7 @@ type schema struct {
 	Preserve             bool              `json:"x-kubernetes-preserve-unknown-fields"`
 }
 
-// The schema of the objects has the keys that rules can have, so that kubectl explains all of them.
+// The schema of the objects has all keys of rules, so that kubectl can explain all of them.
 func TestObjectsHaveTheKeysOfFiles(t *testing.T) {
 	var crd struct {
 		Spec struct {
@@ -46,7 +46,7 @@ func TestObjectsHaveTheKeysOfFiles(t *testing.T) {
 		if what == "" {
 			what = "%s"
 		}
-		// A key that the parser does not know is told with those that it does.
+		// The error for an unknown key lists the known keys.
 		m := parseMapping("test", "m", fmt.Sprintf(what, "{Unknown: 1}"))
 		if len(m.problems) == 0 {
 			t.Fatalf("%s: no problem", what)

@@ -125,7 +125,7 @@ func TestStatement09_PrefixOfAMapping(t *testing.T) {
 		"{translations: [{name: image1, url: example.net/one}, {name: prod/image2, url: example.net/two}]}")
 	wantURL(t, tr, "prod/image1", "https://example.net/prod1")
 	wantURL(t, tr, "image1", "https://example.net/one")
-	wantURL(t, tr, "prod/image2", "https://example.net/two") // without a prefix every name is seen
+	wantURL(t, tr, "prod/image2", "https://example.net/two") // without a prefix it matches all names
 	wantURL(t, tr, "virtlet.cloud/prodimage1", "https://prodimage1")
 }
 
@@ -199,7 +199,7 @@ translations:
 	if w := tr.Warnings(); len(w) != 1 || !strings.Contains(w[0].Message, `"$9"`) {
 		t.Errorf("warnings: %v", w)
 	}
-	// In a rule for a fixed name, a dollar is a dollar.
+	// In a rule with a fixed name, a dollar sign has no special meaning.
 	wantURL(t, with(t, Options{}, "translations: [{name: a, url: 'https://example.net/$1'}]"), "a", "https://example.net/$1")
 }
 
@@ -260,7 +260,7 @@ func TestStatement20_SourcesAreReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	tr := newTranslator(t, Options{Dir: dir})
 	wantURL(t, tr, "virtlet.cloud/x", "https://x")
-	for _, host := range []string{"a.net", "b.net", "c.net"} { // the same size, in one tick of the clock
+	for _, host := range []string{"a.net", "b.net", "c.net"} { // equal size, within one tick of the clock
 		write(t, dir, "m.yaml", "translations: [{name: x, url: "+host+"/x}]")
 		wantURL(t, tr, "x", "https://"+host+"/x")
 	}
@@ -344,7 +344,7 @@ func TestStatement25_UnknownTransportsAreErrors(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, d, err)
 		}
 	}
-	// A rule that counts elsewhere stands in for a broken one.
+	// An active rule of another mapping is used instead of a broken one.
 	tr = with(t, Options{}, transportRules, "translations: [{name: lost, url: example.net/found}]")
 	wantURL(t, tr, "lost", "https://example.net/found")
 }

@@ -1,30 +1,30 @@
-// Package translate decides what an image name means: an alias of a mapping, a URL, an image of an OCI registry, or the
-// id of an image that is here already. It fetches nothing, stores nothing and knows no store.
+// Package translate decides what an image name means: an alias of a mapping, a URL, an image of an OCI registry, or the id
+// of an image in the store. It fetches nothing, stores nothing and does not use the store.
 //
 // A name is [PREFIX/]NAME[:TAG][@sha256:HEX], http(s)://…[@sha256:HEX], oci://… (docker:// is the same), or the id of an
-// image (sha256:HEX, or all 64 digits). PREFIX is virtlet.cloud or cocoon.cocoonstack.io and says that a VM image is
-// meant, which never comes from a registry unless a mapping says so. Parse is this grammar; what it does not know it
-// refuses, it never guesses.
+// image (sha256:HEX, or all 64 digits). PREFIX is virtlet.cloud or cocoon.cocoonstack.io. It marks a VM image, which never
+// comes from a registry unless a mapping says so. Parse implements this grammar; it refuses any other name and never
+// guesses.
 //
-// What a name means is decided in this order, and the first that applies counts:
+// The meaning of a name is decided in this order; the first match wins:
 //
-//  1. An id is local. A name with a scheme says itself where the image is, and no mapping can lead it elsewhere.
+//  1. An id is local. A name with a scheme itself says where the image is, and no mapping can redirect it.
 //  2. A fixed name of any mapping, compared without prefix, tag and digest.
-//  3. A regular expression of any mapping, compared with the same, where they are switched on.
-//  4. A rule that would have matched but is broken: the name is refused. It must not silently mean something else.
+//  3. A regular expression of any mapping, compared in the same way, if regular expressions are enabled.
+//  4. A broken rule that would have matched: the name is refused. It must not silently get another meaning.
 //  5. With PREFIX: the URL https://NAME (or http://, as configured), without tag.
 //  6. A first component that looks like a host and a last one that ends like a disk image: the URL https://NAME.
-//  7. Anything else is an image of a registry, docker.io where none is named.
+//  7. Any other name is an image of a registry, docker.io if it names none.
 //
-// Mappings are asked in a fixed order: those pushed (objects of Kubernetes) before those of files, each sorted by name,
+// Mappings are checked in a fixed order: pushed ones (objects of Kubernetes) before files, each group sorted by name,
 // rules in the order written. A mapping with a prefix p sees only the names p/REST, as REST.
 //
-// Images of mappings and URLs are kept under their name without prefix, tag and digest; those of registries under
-// REPO:TAG or REPO@sha256:HEX as docker shortens it. A URL that says more than such a key can (a query, another scheme
-// than the default one) gets a key with a hash of it, so that equal keys are equal images.
+// Images of mappings and URLs are stored under their name without prefix, tag and digest; images of registries under
+// REPO:TAG or REPO@sha256:HEX in docker's short form. A URL with more than such a key can express (a query, a scheme other
+// than the default) gets a key with a hash of it, so that equal keys mean equal images.
 //
-// Mappings may hold secrets: passwords in URLs, private keys. They are in the fields of Decision and Profile that say so,
-// and nowhere else: not in steps, not in problems, not in errors, not in logs.
+// Mappings may hold secrets: passwords in URLs, private keys. They are only in the marked fields of Decision and Profile:
+// never in steps, problems, errors or logs.
 package translate
 
 import (
@@ -39,18 +39,18 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// SourceFiles is what mappings read from the folder are said to come from.
+// SourceFiles is the source of the mappings that are read from the folder.
 const SourceFiles = "files"
 
 // Options configure a Translator.
 type Options struct {
-	Dir      string       // of mapping files, read again whenever they change; "": none
+	Dir      string       // folder of mapping files, read again when they change; "": none
 	Protocol string       // of URLs without a scheme: https or http; "": https
-	Regexps  bool         // rules by regular expression count
+	Regexps  bool         // enables rules by regular expression
 	Log      *slog.Logger // nil: none
 }
 
-// Translator knows the mappings and translates names. It is safe for concurrent use.
+// Translator holds the mappings and translates names. It is safe for concurrent use.
 type Translator struct {
 	protocol string
 	regexps  bool
@@ -59,10 +59,10 @@ type Translator struct {
 	mu     sync.Mutex
 	dir    *folder
 	pushed map[string][]*mapping         // by source, sorted by name
-	known  map[image.MappingProblem]bool // problems that were logged and are still there
+	known  map[image.MappingProblem]bool // current problems that were already logged
 }
 
-// New returns a translator. It reads nothing yet.
+// New returns a translator. It does not read the mappings yet.
 // Errors: InvalidArgument for a protocol other than http and https.
 func New(o Options) (*Translator, error) {
 	protocol := cmp.Or(o.Protocol, "https")
@@ -78,8 +78,8 @@ func New(o Options) (*Translator, error) {
 	}, nil
 }
 
-// RegexpEnabled reads the setting by which rules by regular expression are switched on: it is set, and not to a word
-// that means no.
+// RegexpEnabled reads the setting that enables rules by regular expression. It is true if the setting is not empty and not
+// a word that means no.
 func RegexpEnabled(setting string) bool {
 	switch strings.ToLower(strings.TrimSpace(setting)) {
 	case "", "0", "false", "no", "off":
@@ -88,7 +88,7 @@ func RegexpEnabled(setting string) bool {
 	return true
 }
 
-// Set replaces all mappings of source and returns what is wrong with them.
+// Set replaces all mappings of source and returns their problems.
 func (t *Translator) Set(source string, mappings []image.Mapping) []image.MappingProblem {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,13 +113,13 @@ func (t *Translator) Set(source string, mappings []image.Mapping) []image.Mappin
 	return problemsOf(now)
 }
 
-// Problems returns what is wrong with all mappings as they are now: rules that do not count, and why.
+// Problems returns the current problems of all mappings: inactive rules, and why.
 func (t *Translator) Problems() []image.MappingProblem {
 	table := t.table()
 	return append(problemsOf(table.mappings), table.unread...)
 }
 
-// Warnings returns what is probably not meant in rules that count.
+// Warnings returns probable mistakes in active rules.
 func (t *Translator) Warnings() []image.MappingProblem {
 	var out []image.MappingProblem
 	for _, m := range t.table().mappings {
@@ -128,7 +128,7 @@ func (t *Translator) Warnings() []image.MappingProblem {
 	return out
 }
 
-// table is all mappings at one moment, in the order in which they are asked.
+// table holds all mappings at one moment, in the order of checking.
 type table struct {
 	mappings []*mapping
 	unread   []image.MappingProblem // files and folders that could not be read
@@ -154,7 +154,7 @@ func (t *Translator) all() table {
 	return out
 }
 
-// tell logs problems that are new, once. Preconditions: mu is held.
+// tell logs each new problem once. Preconditions: mu is held.
 func (t *Translator) tell() {
 	all := t.all()
 	now := map[image.MappingProblem]bool{}

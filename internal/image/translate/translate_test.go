@@ -47,7 +47,7 @@ func translate(t testing.TB, tr *Translator, name string) Decision {
 	return d
 }
 
-// TestTable runs testdata/*.yaml: mappings, and names with what must become of them. Add a case there, not here.
+// TestTable runs testdata/*.yaml: mappings, and names with their expected results. Add a case there, not here.
 func TestTable(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
@@ -204,7 +204,7 @@ func TestHostileNamesAreRefused(t *testing.T) {
 
 const secret = "hunter2"
 
-// secretMapping has a secret wherever one can be.
+// secretMapping has a secret in every place where one is possible.
 const secretMapping = `
 translations:
 - name: plain
@@ -277,7 +277,7 @@ func TestSecretsStayInTheirFields(t *testing.T) {
 	}
 }
 
-// Whatever is written down stays what it was: equal keys are equal images.
+// Keys of URLs are stable, and equal keys mean equal images.
 func TestKeysOfURLs(t *testing.T) {
 	tr := newTranslator(t, Options{})
 	keys := map[string]string{}

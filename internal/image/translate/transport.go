@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// profileOrError is a transport profile of one mapping, or why it cannot be used.
+// profileOrError is a transport profile of one mapping, or the reason why it cannot be used.
 type profileOrError struct {
 	profile *Profile
 	err     error
 }
 
-// readTransports reads the profiles of a mapping. One that is wrong is a problem of the mapping, and of every rule that
-// uses it.
+// readTransports reads the profiles of a mapping. A broken profile is a problem of the mapping and of every rule that uses
+// it.
 func (m *mapping) readTransports(doc object) map[string]profileOrError {
 	all, err := doc.object("transports")
 	if err != nil {
@@ -48,7 +48,7 @@ func readProfile(all object, name string) (*Profile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w, of milliseconds", err)
 	}
-	if timeout != nil && *timeout > 0 { // nothing and less than nothing are no limit
+	if timeout != nil && *timeout > 0 { // zero and negative values mean no limit
 		p.Timeout = time.Duration(min(*timeout, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
 	}
 	redirects, err := doc.number("maxRedirects")
@@ -72,7 +72,7 @@ func readProfile(all object, name string) (*Profile, error) {
 	return p, err
 }
 
-// checkProxy says what is wrong with a proxy's URL, without quoting it: it may hold a password.
+// checkProxy returns what is wrong with a proxy's URL without quoting it: it may hold a password.
 func checkProxy(proxy string) error {
 	if proxy == "" {
 		return nil

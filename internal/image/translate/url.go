@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// parseHTTP reads an http or https URL of an image. Its errors hold nothing of the URL but the offending character: it
-// may be a secret, whole or in part.
+// parseHTTP reads an http or https URL of an image. Its errors quote only the offending character: the URL, or a part of
+// it, may be secret.
 func parseHTTP(raw string) (*url.URL, error) {
 	if c, bad := firstBad(raw, urlChar); bad {
 		return nil, fmt.Errorf("its URL has %s, which must be written as %%XX", c)
@@ -49,8 +49,8 @@ func urlChar(r rune) bool {
 	return r > ' ' && r < 0x7f && !strings.ContainsRune("\"\\<>^`{|}", r)
 }
 
-// urlKey is what the store calls the image of an explicit URL. A URL that the same name without scheme would mean has
-// that name's key; any other gets one with a hash of all of it but the credentials.
+// urlKey is the store's key for the image of an explicit URL. If the same name without scheme would mean this URL, it is
+// that name's key. Any other URL gets a key with a hash of the whole URL except the credentials.
 func (t *Translator) urlKey(u *url.URL) string {
 	plain := u.Host + u.EscapedPath()
 	if u.Scheme == t.protocol && u.RawQuery == "" && !u.ForceQuery && plainKey(plain) {
@@ -74,7 +74,7 @@ func (t *Translator) urlKey(u *url.URL) string {
 
 var unsafeRE = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
 
-// plainKey reports whether s could have been written as a name.
+// plainKey reports whether s is also a valid plain name.
 func plainKey(s string) bool {
 	n, err := Name{}.parsePlain(s, s)
 	return err == nil && n.Tag == "" && n.Digest == "" && len(s) <= maxKey
