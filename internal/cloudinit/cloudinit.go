@@ -1,5 +1,5 @@
-// Package cloudinit makes the documents by which cloud-init in a disk guest learns who it is: meta-data, user-data,
-// vendor-data and network configuration, in the layouts of the NoCloud and ConfigDrive data sources.
+// Package cloudinit makes the documents that configure a disk guest through cloud-init: meta-data, user-data, vendor-data
+// and network configuration, in the layouts of the NoCloud and ConfigDrive data sources.
 //
 // It is pure: documents in, documents out. It reads no file, writes no disk (internal/image/seed does) and knows nothing
 // of pods. Documents may be secret, so no error of this package quotes one.
@@ -23,24 +23,24 @@ const (
 	DatasourceConfigDrive = "configdrive"
 )
 
-// NetworkDHCP as vm.CloudInit.NetworkConfig leaves the network configuration out: the image does what it does by
-// itself, which is DHCP.
+// NetworkDHCP as vm.CloudInit.NetworkConfig omits the network configuration. The image then uses its own default, which is
+// DHCP.
 const NetworkDHCP = "dhcp"
 
 // Limits in bytes.
 const (
-	MaxDocument = 1 << 20 // of each document that is given
+	MaxDocument = 1 << 20 // of each given document
 	maxSeed     = 8 << 20 // of all that a guest gets
 	maxKeys     = 1000    // number of SSH keys
 )
 
-// environmentFile is where the environment goes: the place Virtlet chose, lines of NAME=VALUE. A value with line breaks
-// is quoted as a shell and systemd read it; any other stands as it is.
+// environmentFile is where the environment is written, the same place as in Virtlet: lines of NAME=VALUE. A value with
+// line breaks is quoted so that a shell and systemd read it; any other value is written as it is.
 const environmentFile = "/etc/cloud/environment"
 
-// Guest is what is generated from: who the guest is and what it gets besides the documents.
+// Guest is the input for the generated documents: the guest's identity and what it gets besides the given documents.
 type Guest struct {
-	ID       vm.ID // becomes the instance id: cloud-init sets a guest up anew when it changes
+	ID       vm.ID // becomes the instance id: when it changes, cloud-init sets up the guest again
 	Hostname string
 	NICs     []vm.NIC
 	Env      []vm.EnvVar // written to /etc/cloud/environment
@@ -49,17 +49,17 @@ type Guest struct {
 
 // Seed is the content of a seed disk.
 type Seed struct {
-	Label string            // of the volume, by which cloud-init finds it
+	Label string            // of the volume; cloud-init finds the volume by it
 	Files map[string][]byte // by path, without a leading slash
 }
 
-// Validate returns an InvalidArgument error for what cannot be used.
+// Validate returns an InvalidArgument error if c cannot be used.
 func Validate(c vm.CloudInit) error {
 	_, err := Build(Guest{ID: "check", Hostname: "check"}, c)
 	return err
 }
 
-// Build returns the seed of g, with c's documents over the generated ones.
+// Build returns the seed of g. The documents of c override the generated ones.
 func Build(g Guest, c vm.CloudInit) (Seed, error) {
 	if err := checkDatasource(c.Datasource); err != nil {
 		return Seed{}, err
@@ -152,7 +152,7 @@ func configDrive(g Guest, c vm.CloudInit, keys []string, given map[string]any) (
 	}
 	const dir = "openstack/latest/"
 	s := Seed{Label: "config-2", Files: map[string][]byte{dir + "meta_data.json": doc, dir + "user_data": orEmpty(c.UserData)}}
-	if c.VendorData != "" { // a JSON string is the one form in which any document fits
+	if c.VendorData != "" { // any document fits into a JSON string
 		if s.Files[dir+"vendor_data.json"], err = encodeJSON("vendor-data", c.VendorData); err != nil {
 			return Seed{}, err
 		}
@@ -177,10 +177,10 @@ func isJSONMap(doc string) bool {
 	return json.Unmarshal([]byte(doc), &m) == nil && m != nil
 }
 
-// orEmpty is doc, or the empty configuration: both data sources want the file to be there.
+// orEmpty returns doc, or the empty configuration if doc is empty: both data sources require the file.
 func orEmpty(doc string) []byte {
 	if doc == "" {
-		return []byte(header + "{}\n") // cloud-init warns of a cloud-config that holds nothing at all
+		return []byte(header + "{}\n") // cloud-init warns about a cloud-config without content
 	}
 	return []byte(doc)
 }
@@ -193,7 +193,7 @@ func checkDatasource(d string) error {
 	return errdefs.Invalidf("cloud-init: data source %q is neither nocloud nor configdrive", d)
 }
 
-// metaData reads the map that replaces generated keys.
+// metaData reads the map whose keys replace generated ones.
 func metaData(doc string) (map[string]any, error) {
 	if doc == "" {
 		return nil, nil
@@ -209,7 +209,7 @@ func metaData(doc string) (map[string]any, error) {
 	return m, nil
 }
 
-// sshKeys takes the lines of authorized_keys out of list. Entries may hold several lines, blank ones and comments.
+// sshKeys collects the lines of authorized_keys in list. Entries may hold several lines, blank lines and comments.
 func sshKeys(list []string) ([]string, error) {
 	var keys []string
 	for i, entry := range list {
@@ -235,7 +235,7 @@ func sshKeys(list []string) ([]string, error) {
 	return keys, nil
 }
 
-// isKey looks for a key type followed by base64: options of any form may stand before it.
+// isKey looks for a key type followed by base64. Options of any form may come before it.
 func isKey(line string) bool {
 	if !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
 		return false
@@ -256,7 +256,7 @@ func environment(env []vm.EnvVar) []File {
 	var b strings.Builder
 	for _, e := range env {
 		value := e.Value
-		if strings.ContainsAny(value, "\r\n") { // as it stands it would make lines of its own
+		if strings.ContainsAny(value, "\r\n") { // written as it is, it would become several lines
 			value = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`, "`", "\\`").Replace(value) + `"`
 		}
 		b.WriteString(e.Name + "=" + value + "\n")

@@ -33,7 +33,7 @@ func build(t *testing.T, g Guest, c vm.CloudInit) Seed {
 	return s
 }
 
-// read is a document as its reader understands it.
+// read returns a document as its reader understands it.
 func read(t *testing.T, doc []byte) map[string]any {
 	t.Helper()
 	var m map[string]any
@@ -307,7 +307,7 @@ func TestKeysWithOptions(t *testing.T) {
 	}
 }
 
-// Whatever is merged: it ends, it is valid, merging nothing more changes nothing, and what base has and over has not stays.
+// FuzzMerge checks any merge: it ends, the result is valid, merging nothing more changes nothing, and keys only in base stay.
 func FuzzMerge(f *testing.F) {
 	for _, s := range [][2]string{
 		{"a: [1]\nb: {c: d}", "a: [2]\nb: {e: f}"},
@@ -361,7 +361,7 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-// Meta-data and keys of any form: no panic, and what is written can be read by a YAML parser.
+// FuzzBuild checks meta-data and keys of any form: no panic, and a YAML parser can read the result.
 func FuzzBuild(f *testing.F) {
 	f.Add("a: 1", key, "web", "10.0.0.1", true)
 	f.Add("{\"instance-id\": \"\\u007f\"}", "command=\"x\" ssh-rsa AAAA", "on", "fd00::1", false)

@@ -20,26 +20,26 @@ import (
 // header is the first line of a cloud-config.
 const header = "#cloud-config\n"
 
-// Bounds of one YAML document with its aliases written out.
+// Limits of one YAML document after its aliases are expanded.
 const (
 	maxDepth = 100
 	maxNodes = 50_000
 )
 
-// starts are what the documents that cloud-init understands begin with, in lower case. What begins otherwise it ignores
-// with a warning in the guest's log, so it is refused here.
+// starts are the beginnings of the documents that cloud-init understands, in lower case. cloud-init ignores any other
+// document with a warning in the guest's log, so it is refused here.
 var starts = []string{
 	"#cloud-config", "#cloud-boothook", "#cloud-config-archive", "#cloud-config-jsonp", "#include", "#include-once",
 	"#part-handler", "#upstart-job", "#!", "## template: jinja", "content-type:", "mime-version:",
 }
 
-// isConfig reports whether doc is a plain cloud-config, or nothing.
+// isConfig reports whether doc is a plain cloud-config, or empty.
 func isConfig(doc string) bool {
 	rest, ok := strings.CutPrefix(leading(doc), "#cloud-config")
 	return doc == "" || ok && !strings.HasPrefix(rest, "-")
 }
 
-// leading is the start of doc as cloud-init compares it.
+// leading is the start of doc in the form that cloud-init compares.
 func leading(doc string) string {
 	doc = strings.TrimLeft(doc, " \t\r\n\v\f")
 	return strings.ToLower(doc[:min(len(doc), 32)])
@@ -73,16 +73,17 @@ func checkText(name, doc string) error {
 	return nil
 }
 
-// where finds the line in the parser's message: the rest of it may quote the document, which may be secret.
+// where finds the line number in the parser's message. The rest of the message may quote the document, which may be
+// secret.
 var where = regexp.MustCompile(`^yaml: (line \d+):`)
 
-// parse reads doc, a YAML map or nothing.
+// parse reads doc, which is a YAML map or empty.
 func parse(name, doc string) (*yaml.Node, error) {
 	n, err := parseAny(name, doc)
 	switch {
 	case err != nil:
 		return nil, err
-	case isNull(n): // nothing, or comments alone
+	case isNull(n): // empty, or only comments
 		return &yaml.Node{Kind: yaml.MappingNode}, nil
 	case n.Kind != yaml.MappingNode:
 		return nil, errdefs.Invalidf("cloud-init: %s is not a YAML map", name)
@@ -90,7 +91,7 @@ func parse(name, doc string) (*yaml.Node, error) {
 	return n, nil
 }
 
-// parseAny reads doc and returns it with aliases and merge keys written out, without comments and styles.
+// parseAny reads doc and returns it with aliases and merge keys expanded, without comments and styles.
 func parseAny(name, doc string) (*yaml.Node, error) {
 	if err := checkText(name, doc); err != nil {
 		return nil, err
@@ -116,7 +117,7 @@ func parseAny(name, doc string) (*yaml.Node, error) {
 	return w.write(n.Content[0], 0)
 }
 
-// writer writes aliases out, within bounds.
+// writer expands aliases, within limits.
 type writer struct {
 	name         string
 	nodes, bytes int
@@ -213,8 +214,8 @@ func (w *writer) badTag(n *yaml.Node) error {
 	return errdefs.Invalidf("cloud-init: %s has a YAML tag that cloud-init does not load (line %d)", w.name, n.Line)
 }
 
-// bare are strings that may stay without quotes. cloud-init reads YAML 1.1, in which some of them are no strings at all
-// (yes, 22:22): they must stay as they were written. Every other string is a string with quotes as well as without.
+// bare matches strings that may stay without quotes. cloud-init reads YAML 1.1, which does not read some of them as
+// strings (yes, 22:22): they must stay as they were written. Any other string means the same with and without quotes.
 var bare = regexp.MustCompile(`^[+-]?[A-Za-z0-9]([A-Za-z0-9_./+:@-]*[A-Za-z0-9_./+@-])?$`)
 
 const quotedStyles = yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
@@ -247,7 +248,7 @@ func quoted(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Style: yaml.DoubleQuotedStyle, Value: s}
 }
 
-// word is a scalar that means the same without quotes.
+// word makes a scalar that means the same without quotes.
 func word(s string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Value: s} }
 
 // emit writes a cloud-config.
@@ -266,7 +267,7 @@ func emit(n *yaml.Node) (string, error) {
 	return b.String(), nil
 }
 
-// plainValue is n as encoding/json writes it. What JSON has no word for becomes a string.
+// plainValue returns n as a value for encoding/json. What JSON cannot express becomes a string.
 func plainValue(n *yaml.Node) any {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -302,7 +303,7 @@ func plainScalar(n *yaml.Node) any {
 	return n.Value
 }
 
-// encodeJSON writes v with sorted keys, as JSON that is YAML too: what YAML does not allow unescaped is escaped.
+// encodeJSON writes v with sorted keys, as JSON that is also YAML: it escapes what YAML does not allow unescaped.
 func encodeJSON(name string, v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

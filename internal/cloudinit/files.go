@@ -19,8 +19,8 @@ type File struct {
 	Mode uint32 // permission bits; 0 is 0644
 }
 
-// WithFiles returns c with files in it. They go into the user-data when that is a cloud-config; any other document, such
-// as a script, is left as it is and the files go into the vendor-data, which cloud-init reads as well.
+// WithFiles returns c with files added. They go into the user-data if that is a cloud-config. Any other user-data, such as
+// a script, is left as it is; the files then go into the vendor-data, which cloud-init reads as well.
 func WithFiles(c vm.CloudInit, files []File) (vm.CloudInit, error) {
 	if len(files) == 0 {
 		return c, nil
@@ -65,7 +65,7 @@ func addFiles(name, doc string, files []File) (string, error) {
 	return emit(merge(base, over))
 }
 
-// mapping makes a map of keys, which are plain words, and strings.
+// mapping makes a map from pairs of keys, which are plain words, and string values.
 func mapping(kv ...string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode}
 	for i := 0; i < len(kv); i += 2 {

@@ -2,8 +2,8 @@ package cloudinit
 
 import "go.yaml.in/yaml/v3"
 
-// Merge returns the cloud-config base with over laid over it, as Virtlet does: maps are merged key by key, lists are
-// appended, anything else in over replaces what base has, and null replaces nothing. "" is an empty document.
+// Merge returns the cloud-config base with over merged into it, in the way of Virtlet: maps are merged key by key, lists
+// are appended, any other value in over replaces the one in base, and null replaces nothing. "" is an empty document.
 func Merge(base, over string) (string, error) {
 	b, err := parse("the document", base)
 	if err != nil {
@@ -34,7 +34,7 @@ func SetKey(doc, key, value string) (string, error) {
 	return emit(base)
 }
 
-// merge returns base with over laid over it. It may change and share both.
+// merge returns base with over merged into it. It may change both, and the result may share memory with them.
 func merge(base, over *yaml.Node) *yaml.Node {
 	switch {
 	case isNull(over):
@@ -57,7 +57,7 @@ func merge(base, over *yaml.Node) *yaml.Node {
 	return over
 }
 
-// keysOf says where in n.Content each key of a mapping is.
+// keysOf maps each key of a mapping to its position in n.Content.
 func keysOf(n *yaml.Node) map[string]int {
 	at := make(map[string]int, len(n.Content)/2)
 	for i := 0; i < len(n.Content); i += 2 {

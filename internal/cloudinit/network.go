@@ -10,8 +10,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// networkV2 is a network-config of version 2. Interfaces are found by their MAC and get the names eth0, eth1 and so on:
-// some renderers of cloud-init match by name alone, so the name has to be ours.
+// networkV2 is a network-config of version 2. Interfaces are matched by MAC and get the names eth0, eth1 and so on. Some
+// renderers of cloud-init match only by name, so we must set the names.
 func networkV2(nics []vm.NIC) map[string]any {
 	ethernets := map[string]any{}
 	for i, n := range nics {
@@ -29,7 +29,7 @@ func networkV2(nics []vm.NIC) map[string]any {
 			e["addresses"] = append([]string{addr.String()}, n.Addresses...)
 			var routes []any
 			if gw, err := netip.ParseAddr(n.Gateway); err == nil {
-				r := map[string]any{"to": everywhere(gw).String(), "via": gw.String()} // "default" is younger than many images
+				r := map[string]any{"to": everywhere(gw).String(), "via": gw.String()} // many images are too old for "default"
 				if !addr.Contains(gw) {
 					r["on-link"] = true
 				}
@@ -50,7 +50,7 @@ func networkV2(nics []vm.NIC) map[string]any {
 	return map[string]any{"version": 2, "ethernets": ethernets}
 }
 
-// everywhere is what a default route through a leads to.
+// everywhere is the destination of a default route through a.
 func everywhere(a netip.Addr) netip.Prefix {
 	if a.Is6() {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -58,7 +58,7 @@ func everywhere(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// static is the address that the guest is to set itself; none where DHCP answers or none is known.
+// static is the address that the guest sets itself. There is none if DHCP answers or no address is known.
 func static(n vm.NIC) (netip.Prefix, bool) {
 	ip, err := netip.ParseAddr(n.IP)
 	if err != nil || n.DHCP || n.Prefix < 1 || n.Prefix > ip.BitLen() {
@@ -67,10 +67,10 @@ func static(n vm.NIC) (netip.Prefix, bool) {
 	return netip.PrefixFrom(ip, n.Prefix), true
 }
 
-// dhcp6 reports whether the guest is to ask DHCPv6, too.
+// dhcp6 reports whether the guest also uses DHCPv6.
 func dhcp6(n vm.NIC) bool { return n.DHCP && len(n.Addresses) > 0 }
 
-// networkData is the same in the form of OpenStack's network_data.json.
+// networkData is the same configuration in the form of OpenStack's network_data.json.
 func networkData(nics []vm.NIC) map[string]any {
 	links, networks, services := []any{}, []any{}, []any{}
 	for i, n := range nics {
@@ -115,7 +115,8 @@ func networkData(nics []vm.NIC) map[string]any {
 	return map[string]any{"links": links, "networks": networks, "services": services}
 }
 
-// routesBy are the routes of n that go with its address number at: the first of their family takes them.
+// routesBy returns the routes of n that belong to address number at: the first address of a family takes all routes of
+// that family.
 func routesBy(n vm.NIC, all []netip.Prefix, at int) []any {
 	var out []any
 	family := func(a netip.Addr) bool {

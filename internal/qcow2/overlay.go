@@ -13,15 +13,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Layout of the overlays we write: 64 KiB clusters, one each for the header, the reference count table and its first
-// block, then the L1 table. Everything after the first entries is zero and stays a hole in the file.
+// Layout of the overlays we write: 64 KiB clusters. The header, the reference count table and its first block take one
+// cluster each; the L1 table follows. All bytes after the first entries are zero and stay a hole in the file.
 const (
 	overlayBits     = 16
 	overlayCluster  = 1 << overlayBits
 	overlayRefTable = 1 * overlayCluster
 	overlayRefBlock = 2 * overlayCluster
 	overlayL1       = 3 * overlayCluster
-	overlayHeader   = 112 // bytes, with the compression type
+	overlayHeader   = 112 // bytes, including the compression type
 	maxBackingName  = 1023
 )
 
@@ -32,11 +32,11 @@ type Overlay struct {
 	BackingFormat vm.DiskFormat
 }
 
-// Create writes the overlay as path unless a readable one is there already: that is kept with all its content.
-// Errors: InvalidArgument for an impossible overlay, DataLoss when what is there is something else.
+// Create writes the overlay as path. A readable overlay that exists is kept with all its content.
+// Errors: InvalidArgument for an impossible overlay, DataLoss when path holds something else.
 //
-// It does not sync. What a power cut can leave is an empty file, which only an overlay that no guest ever flushed
-// anything to can become; it is made anew.
+// It does not sync. A power cut can leave an empty file, but only if no guest ever flushed data to the overlay. Create
+// replaces an empty file.
 func (o Overlay) Create(path string) error {
 	head, size, err := o.encode()
 	if err != nil {
@@ -46,7 +46,7 @@ func (o Overlay) Create(path string) error {
 		return err
 	}
 	stale, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*"))
-	for _, s := range stale { // of an attempt that was killed: a VM's folder has one writer at a time
+	for _, s := range stale { // left by an attempt that was killed: a VM's folder has one writer at a time
 		_ = os.Remove(s)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
@@ -81,7 +81,7 @@ func (o Overlay) write(f *os.File, head []byte, size int64) error {
 	return nil
 }
 
-// encode returns the header cluster's beginning and the size of the file.
+// encode returns the start of the header cluster and the size of the file.
 func (o Overlay) encode() ([]byte, int64, error) {
 	const perL1 = overlayCluster * (overlayCluster / 8)
 	switch {
@@ -116,7 +116,7 @@ func (o Overlay) encode() ([]byte, int64, error) {
 	return h, overlayL1 + l1Clusters*overlayCluster, nil
 }
 
-// keep reports whether path holds a qcow2 image. An empty one, or one whose header never reached the disk, is removed.
+// keep reports whether path holds a qcow2 image. It removes an empty file, or one whose header never reached the disk.
 func keep(path string) (bool, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

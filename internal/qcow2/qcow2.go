@@ -1,7 +1,7 @@
-// Package qcow2 reads the headers and tables of qcow2 images, which may be strangers' work, and writes the empty overlays
-// on which VMs run.
+// Package qcow2 reads the headers and tables of qcow2 images, which may come from untrusted sources, and writes the empty
+// overlays on which VMs run.
 //
-// It reads and writes no data of a guest: hypervisors do. It trusts no name in a header, and opens none.
+// It never reads or writes guest data: hypervisors do. It trusts no file name in a header and opens none.
 package qcow2
 
 import (
@@ -13,16 +13,16 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Magic is what every qcow2 image begins with.
+// Magic is the first four bytes of every qcow2 image.
 const Magic = "QFI\xfb"
 
-// HeadSize is how much of the start of an image Parse needs at most, bytes.
+// HeadSize is the number of bytes from the start of an image that Parse needs at most.
 const HeadSize = 64 << 10
 
-// SectorSize is what the size of every virtual disk is a multiple of.
+// SectorSize divides the size of every virtual disk.
 const SectorSize = 512
 
-// MaxVirtualSize is the largest disk we believe in, in bytes.
+// MaxVirtualSize is the largest accepted disk, in bytes.
 const MaxVirtualSize = 64 << 40
 
 const (
@@ -45,7 +45,7 @@ const (
 	incompatExtendedL2  = 1 << 4
 )
 
-// Header extensions that make an image depend on something else, or unreadable without a key.
+// Header extensions that make an image depend on another file, or unreadable without a key.
 const (
 	extEnd           = 0
 	extBackingFormat = 0xe2792aca
@@ -60,7 +60,7 @@ const (
 	flagZero       = 1 << 0
 )
 
-// Header is what the header of a qcow2 image says.
+// Header holds the values of a qcow2 header.
 type Header struct {
 	Version     uint32
 	ClusterBits uint32
@@ -91,9 +91,9 @@ func (q *Header) l2EntrySize() int64 {
 	return 8
 }
 
-// Parse reads the header of a qcow2 image, version 2 or 3, and refuses what we would not give a hypervisor: references to
-// other files, encryption, absurd sizes and features that are not known to be safe.
-// head holds the start of the image: at least its header with all extensions (HeadSize suffices).
+// Parse reads the header of a qcow2 image, version 2 or 3. It refuses what is not safe to give to a hypervisor: references
+// to other files, encryption, absurd sizes and features that are not known to be safe. head holds the start of the image:
+// at least its header with all extensions (HeadSize suffices).
 // Errors: InvalidArgument, or DataLoss when the header is cut short or says that the image is corrupt.
 func Parse(head []byte) (Header, error) {
 	q, err := ParseLayer(head)
@@ -103,8 +103,8 @@ func Parse(head []byte) (Header, error) {
 	return q, err
 }
 
-// ParseLayer is Parse for an image that may stand on another. Which one its header names is not looked at: the
-// hypervisor is told what it stands on.
+// ParseLayer is Parse for an image that may have a backing file. It ignores the file's name in the header: the hypervisor
+// is told which backing file to use.
 func ParseLayer(head []byte) (Header, error) {
 	q, err := parseFixed(head)
 	if err != nil {
@@ -199,7 +199,7 @@ func (q *Header) refuse() error {
 	return nil
 }
 
-// extensions walks the header extensions, which end before the first cluster does.
+// extensions reads the header extensions, which end within the first cluster.
 func (q *Header) extensions(head []byte) error {
 	end := min(int64(len(head)), q.clusterSize())
 	for off := int64(q.headerLength); off+8 <= end; {
@@ -220,7 +220,7 @@ func (q *Header) extensions(head []byte) error {
 	return nil
 }
 
-// tables checks what the header says of its tables against itself.
+// tables checks that the header's fields about its tables are consistent.
 func (q *Header) tables() error {
 	cluster := uint64(q.clusterSize())
 	perL1 := q.clusterSize() * (q.clusterSize() / q.l2EntrySize())
@@ -247,7 +247,7 @@ func ReadLayer(r io.ReaderAt, size int64) (Header, error) {
 	return ParseLayer(head)
 }
 
-// Check reads every table of the image and reports whether all they point at lies within its size bytes.
+// Check reads every table of the image and checks that all they point at lies within its size bytes.
 // Errors: DataLoss when it does not: the file is truncated or damaged.
 func (q *Header) Check(r io.ReaderAt, size int64) error {
 	if int64(q.refOffset) < 0 || int64(q.refOffset)+int64(q.refClusters)*q.clusterSize() > size {
@@ -270,7 +270,7 @@ func (q *Header) Check(r io.ReaderAt, size int64) error {
 		if off == 0 {
 			continue
 		}
-		if off%uint64(q.clusterSize()) != 0 || seen[off] { // twice the same table: reading would not end before our patience does
+		if off%uint64(q.clusterSize()) != 0 || seen[off] { // a table that is listed twice could make reading almost endless
 			return errdefs.DataLossf("the qcow2 disk is damaged: its L1 table points at byte %d twice or in the middle of a cluster", off)
 		}
 		seen[off] = true
@@ -291,7 +291,7 @@ func (q *Header) checkL2(table []byte, size int64) error {
 	for step := q.l2EntrySize(); len(table) > 0; table = table[step:] {
 		e := binary.BigEndian.Uint64(table)
 		if e&flagCompressed != 0 {
-			// The low bits are the offset; above them, the number of further 512-byte sectors.
+			// The low bits are the offset. The bits above them are the number of further 512-byte sectors.
 			bits := 62 - (q.ClusterBits - 8)
 			off := e & (1<<bits - 1)
 			sectors := e & (1<<62 - 1) >> bits
@@ -305,7 +305,7 @@ func (q *Header) checkL2(table []byte, size int64) error {
 		if off == 0 || !q.extendedL2 && e&flagZero != 0 {
 			continue
 		}
-		// QEMU does not write the end of a last cluster that holds only zeros, so only its start is sure to be there.
+		// QEMU does not write the end of a last cluster that holds only zeros, so only its start must exist.
 		if off%uint64(q.clusterSize()) != 0 {
 			return errdefs.DataLossf("the qcow2 disk is damaged: a cluster begins at byte %d, in the middle of another", off)
 		}

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// header is a minimal sound version 3 image: header, reference count table, L1 table, no data.
+// header is a minimal valid version 3 image: header, reference count table, L1 table, no data.
 func header() []byte {
 	b := make([]byte, 4<<16)
 	be := binary.BigEndian
@@ -116,7 +116,7 @@ func TestQCOW2(t *testing.T) {
 	}
 }
 
-// TestImagesOfQEMU lets QEMU make images and cuts them everywhere: what is whole passes, what lacks data does not.
+// TestImagesOfQEMU lets QEMU make images and cuts them everywhere: complete ones pass, those that lack data do not.
 func TestImagesOfQEMU(t *testing.T) {
 	need.Tool(t, "qemu-img")
 	dir := t.TempDir()
@@ -141,7 +141,7 @@ func TestImagesOfQEMU(t *testing.T) {
 			}
 			for _, n := range []int{100, len(data) / 4, len(data) / 2} {
 				if opts == "-o preallocation=metadata" && n > 1<<20 {
-					continue // nothing but zeros is lost
+					continue // only zeros are lost
 				}
 				if err := check(data[:n]); err == nil {
 					t.Errorf("cut to %d of %d bytes: accepted", n, len(data))
@@ -204,8 +204,8 @@ func BenchmarkOverlay(b *testing.B) {
 	}
 }
 
-// FuzzQCOW2 gives the parser and the checker any bytes: they answer with a classified error or accept, and read no more
-// than there is.
+// FuzzQCOW2 passes any bytes to the parser and the checker: they accept them or return a classified error, and never read
+// beyond the end.
 func FuzzQCOW2(f *testing.F) {
 	f.Add(header())
 	v2 := header()

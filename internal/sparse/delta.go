@@ -13,21 +13,21 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// A delta is a file that has only what differs from another one of the same size, its base. Its blocks are at their own
-// places, so that a hole among them is zeros; behind them follow a bit for each block, which says whose it is, and:
+// A delta is a file that holds only what differs from a base file of the same size. Its blocks keep their offsets, so a
+// hole in one of its own blocks means zeros. After them come one bit per block, set for the delta's own blocks, and:
 const (
 	deltaMagic   = "cocoond1"
-	deltaTrailer = 8 + 8 + 8 + 4 + 4 // magic, size, number of own blocks, checksum of all before it and the bits, zero
+	deltaTrailer = 8 + 8 + 8 + 4 + 4 // magic, size, number of own blocks, checksum of the bits and all before it, zero
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// DeltaSize is how many bytes the delta of a file of size bytes has, holes included.
+// DeltaSize is the size in bytes, holes included, of the delta of a file of size bytes.
 func DeltaSize(size int64) int64 { return size + mapSize(size) }
 
 func mapSize(size int64) int64 { return (size/Block+7)/8 + deltaTrailer }
 
-// EndDelta makes f, which has the blocks of own and is size bytes long, the delta of a file.
+// EndDelta completes f as the delta of a file. f is size bytes long and holds the blocks of own.
 func EndDelta(f *os.File, size int64, own Pages) error {
 	_, err := f.WriteAt(encodeMap(size, own), size)
 	return err
@@ -45,7 +45,7 @@ func encodeMap(size int64, own Pages) []byte {
 	return append(b, 0, 0, 0, 0)
 }
 
-// parseMap reads what encodeMap wrote of a file of size bytes.
+// parseMap reads what encodeMap wrote for a file of size bytes.
 func parseMap(b []byte, size int64) (Pages, error) {
 	if size < 0 || size%Block != 0 || int64(len(b)) != mapSize(size) {
 		return nil, errdefs.DataLossf("the map of its own blocks has %d bytes, which is not what a file of %d needs", len(b), size)
@@ -65,18 +65,18 @@ func parseMap(b []byte, size int64) (Pages, error) {
 	return own, nil
 }
 
-// File is a file with holes that is read: a plain one, or a delta together with its base, which look the same.
-// Several may read at once.
+// File is a sparse file open for reading: a plain file, or a delta with its base, which read the same. Several goroutines
+// may read at once.
 type File struct {
 	f    *os.File
-	base *os.File // nil: f is all
-	own  Pages    // blocks that f has; the others are those of base
+	base *os.File // nil: f holds everything
+	own  Pages    // blocks that f holds; base holds the others
 	size int64
 
-	sums, baseSums *Sums // of f and of base; nil: what is read is not compared
+	sums, baseSums *Sums // of f and of base; nil: reads are not verified
 }
 
-// NewFile returns f as it is, and takes it over, also when it fails.
+// NewFile returns a File of the plain file f. It takes ownership of f, even on failure.
 func NewFile(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -85,7 +85,7 @@ func NewFile(f *os.File) (*File, error) {
 	return &File{f: f, size: info.Size()}, nil
 }
 
-// NewDelta returns the file whose delta to base is f, and takes both over, also when it fails.
+// NewDelta returns the file whose delta to base is f. It takes ownership of both, even on failure.
 // Errors: DataLoss when one of the two is damaged or they do not belong together.
 func NewDelta(f, base *os.File) (*File, error) {
 	own, size, err := readMap(f, base)
@@ -118,16 +118,16 @@ func readMap(f, base *os.File) (own Pages, size int64, err error) {
 	return own, size, nil
 }
 
-// Name is that of the file, for messages.
+// Name is the name of the file, for messages.
 func (f *File) Name() string { return f.f.Name() }
 
-// Size returns how many bytes it has, holes included.
+// Size returns the size of the file in bytes, holes included.
 func (f *File) Size() int64 { return f.size }
 
-// Stat tells which file it is. Of a delta it is the delta, whose size is another than Size.
+// Stat describes the open file. For a delta this is the delta itself, whose size differs from Size.
 func (f *File) Stat() (fs.FileInfo, error) { return f.f.Stat() }
 
-// Close closes what was taken over.
+// Close closes all files that it owns.
 func (f *File) Close() error {
 	if f.base == nil {
 		return f.f.Close()
@@ -164,8 +164,8 @@ func (f *File) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), end
 }
 
-// Extents returns where it has data. One caller at a time.
-// Errors: DataLoss when there is a hole where its checksums know of data.
+// Extents returns where it has data. Only one caller may use it at a time.
+// Errors: DataLoss when there is a hole where its checksums expect data.
 func (f *File) Extents() ([]Extent, error) {
 	m, err := extentsOf(f.f, f.size, f.sums)
 	if f.base == nil || err != nil {
@@ -183,12 +183,12 @@ func (f *File) Extents() ([]Extent, error) {
 	return data.Extents(f.size), nil
 }
 
-// extentsOf is Extents for a file with checksums, which may be nil.
+// extentsOf is Extents for one file with checksums; sums may be nil.
 func extentsOf(f *os.File, size int64, sums *Sums) ([]Extent, error) {
 	if sums == nil {
 		return Extents(f, size)
 	}
-	m, err := Extents(f, sums.size) // behind size comes the map of a delta
+	m, err := Extents(f, sums.size) // the map of a delta follows after size
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +198,7 @@ func extentsOf(f *os.File, size int64, sums *Sums) ([]Extent, error) {
 	return clip(m, size), nil
 }
 
-// clip returns what of m is before size.
+// clip returns the part of m before size.
 func clip(m []Extent, size int64) []Extent {
 	for n, e := range m {
 		if e.Offset >= size {

@@ -12,9 +12,9 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-const deltaBlocks = 200 // no multiple of 64, nor of 8 bits times anything
+const deltaBlocks = 200 // not a multiple of 64, nor of 8
 
-// newDelta makes a base, a delta to it, and what the two are together.
+// newDelta makes a base, a delta to it, and the expected combined content.
 func newDelta(t *testing.T, seed uint64) (f, base *os.File, want []byte) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -42,7 +42,7 @@ func newDelta(t *testing.T, seed uint64) (f, base *os.File, want []byte) {
 		}
 	}
 	for n := int64(0); n < deltaBlocks; n++ {
-		run := random.IntN(6) // what is done to a few blocks in turn
+		run := random.IntN(6) // a few blocks in a row are treated alike
 		for ; n < deltaBlocks-1 && random.IntN(4) > 0; n++ {
 			mix(n, run, own, f, base, block)
 		}
@@ -56,7 +56,7 @@ func newDelta(t *testing.T, seed uint64) (f, base *os.File, want []byte) {
 
 func mix(n int64, how int, own Pages, f, base *os.File, block func(int64, *os.File, byte, bool)) {
 	switch how {
-	case 0: // in neither
+	case 0: // zero in both
 	case 1:
 		block(n, base, 'b', true)
 	case 2:
@@ -66,10 +66,10 @@ func mix(n int64, how int, own Pages, f, base *os.File, block func(int64, *os.Fi
 		block(n, base, 'b', false)
 		block(n, f, 'd', true)
 		own.Set(n)
-	case 4: // zero now
+	case 4: // becomes zero
 		block(n, base, 'b', false)
 		own.Set(n)
-	case 5: // what the delta once had does not count
+	case 5: // an earlier write of the delta that does not count
 		block(n, f, 'd', false)
 		block(n, base, 'b', true)
 	}

@@ -14,14 +14,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Extents returns where f has data, up to size bytes. A file system that does not tell gets one extent. It moves the
-// offset of f, which callers that share f must not rely on.
+// Extents returns where f has data, up to size bytes. If the file system does not tell, it returns one extent. It moves
+// the offset of f; callers that share f must not rely on that offset.
 func Extents(f *os.File, size int64) ([]Extent, error) {
 	var m []Extent
 	for at := int64(0); at < size; {
 		start, err := f.Seek(at, unix.SEEK_DATA)
 		switch {
-		case errors.Is(err, unix.ENXIO): // nothing but a hole up to the end
+		case errors.Is(err, unix.ENXIO): // only a hole up to the end
 			return m, nil
 		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP):
 			return append(m, Extent{at, size - at}), nil
@@ -35,7 +35,7 @@ func Extents(f *os.File, size int64) ([]Extent, error) {
 			return nil, fmt.Errorf("look for the holes of %s: %w", f.Name(), err)
 		}
 		end = min(end, size)
-		if end <= start { // it shrinks while we look
+		if end <= start { // the file shrinks during the scan
 			return m, nil
 		}
 		m = append(m, Extent{start, end - start})
@@ -44,7 +44,7 @@ func Extents(f *os.File, size int64) ([]Extent, error) {
 	return m, nil
 }
 
-// Occupied returns how many bytes a file takes on its disk.
+// Occupied returns how many bytes a file uses on its disk.
 func Occupied(info fs.FileInfo) int64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return st.Blocks * 512
@@ -52,8 +52,8 @@ func Occupied(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// Clone makes dst, which is empty, share the content of src, where the file system can: both are on it, and it is xfs,
-// btrfs or the like.
+// Clone makes dst, which is empty, share the content of src. It needs support of the file system: both must be on the same
+// xfs, btrfs or similar.
 // Errors: Unsupported when it cannot.
 func Clone(dst, src *os.File) error {
 	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
@@ -67,8 +67,8 @@ func Clone(dst, src *os.File) error {
 
 const copyBuffer = 1 << 20
 
-// Copy makes dst, which is empty, a copy of src: by Clone where that can be done, else by copying its data. Blocks of
-// zeros become holes.
+// Copy makes dst, which is empty, a copy of src: by Clone where possible, else by copying the data. Blocks of zeros become
+// holes.
 func Copy(ctx context.Context, dst, src *os.File) error {
 	f, err := NewFile(src)
 	if err != nil {
@@ -111,8 +111,8 @@ func CopyData(ctx context.Context, dst *os.File, src *File) error {
 	return nil
 }
 
-// CopyFile makes path, which must not be there, a durable copy of the file src, with mode 0600. It is there wholly or not
-// at all only in what callers see of success; callers that may be killed put it where nobody looks yet.
+// CopyFile makes path, which must not exist, a durable copy of the file src, with mode 0600. On an error it leaves
+// nothing. A caller that is killed can leave a partial file, so it must copy to a path that nobody reads yet.
 func CopyFile(ctx context.Context, path, src string) (err error) {
 	in, err := os.Open(src)
 	if err != nil {
@@ -134,8 +134,8 @@ func CopyFile(ctx context.Context, path, src string) (err error) {
 	return out.Sync()
 }
 
-// LinkFile makes path, which must not be there, the same file as src by a hard link or, on another file system, or where
-// the kernel forbids the link or the file has all it may have, a copy of it.
+// LinkFile makes path, which must not exist, a hard link to the file src. It copies the file if the two are on different
+// file systems, the kernel forbids the link or the file has its maximum of links.
 func LinkFile(ctx context.Context, path, src string) error {
 	err := os.Link(src, path)
 	for _, no := range []error{unix.EXDEV, unix.EMLINK, unix.EPERM, unix.EOPNOTSUPP} {
@@ -146,8 +146,8 @@ func LinkFile(ctx context.Context, path, src string) error {
 	return err
 }
 
-// Flush asks the kernel to begin writing n bytes of f at off to the disk, so that a later Sync has less to wait for. It
-// does not wait, and whether it helps is nobody's failure.
+// Flush asks the kernel to start writing n bytes of f at off to the disk, so that a later Sync takes less time. It does
+// not wait, and ignores errors: it is only an optimization.
 func Flush(f *os.File, off, n int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE)
 }

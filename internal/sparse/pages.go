@@ -2,7 +2,7 @@ package sparse
 
 import "math/bits"
 
-// Pages is a set of blocks of a file, a bit for each.
+// Pages is a set of blocks of a file, with one bit per block.
 type Pages []uint64
 
 // NewPages returns an empty set for a file of size bytes, a multiple of Block.
@@ -11,7 +11,7 @@ func NewPages(size int64) Pages { return make(Pages, (size/Block+63)/64) }
 // Set adds block n.
 func (p Pages) Set(n int64) { p[n/64] |= 1 << (n % 64) }
 
-// Clear takes block n out.
+// Clear removes block n.
 func (p Pages) Clear(n int64) { p[n/64] &^= 1 << (n % 64) }
 
 // Has reports whether block n is in the set.
@@ -25,7 +25,7 @@ func (p Pages) Count() (n int64) {
 	return n
 }
 
-// Add adds every block that an extent of m has a part in.
+// Add adds every block that overlaps an extent of m.
 func (p Pages) Add(m []Extent) {
 	for _, e := range m {
 		for n := e.Offset / Block; n*Block < e.End(); n++ {
@@ -52,7 +52,7 @@ func (p Pages) Extents(size int64) []Extent {
 	return m
 }
 
-// run returns how many blocks from n on, up to end, are all in the set or all not.
+// run returns the number of blocks from n on, up to end, that are all in the set or all outside it.
 func (p Pages) run(n, end int64) int64 {
 	want, same := p.Has(n), uint64(0)
 	if want {

@@ -1,7 +1,7 @@
-// Package sparse knows files with holes: where their data are, how to copy them so that holes stay holes, and the list of
-// extents as it travels.
+// Package sparse handles files with holes: where their data are, how to copy them and keep the holes, and how the list of
+// extents is encoded.
 //
-// It names no files and chooses no folders; what the bytes mean is its callers' business.
+// It names no files, chooses no folders and does not interpret the bytes.
 package sparse
 
 import (
@@ -16,21 +16,21 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Extent is a piece of a file that is not a hole. The JSON is what travels in tar streams and manifests.
+// Extent is a piece of a file that is not a hole. The JSON is used in tar streams and manifests.
 type Extent struct {
 	Offset int64 `json:"o"`
 	Length int64 `json:"l"`
 }
 
-// End is the first byte behind the extent.
+// End is the offset of the first byte after the extent.
 func (e Extent) End() int64 { return e.Offset + e.Length }
 
-// Block is the unit in which zeros become holes, bytes: that of pages and file systems.
+// Block is the unit in which zeros become holes, in bytes: the size of a page and of a file system block.
 const Block = 4096
 
 var zeros [64 << 10]byte
 
-// IsZero reports whether p holds nothing but zeros.
+// IsZero reports whether p holds only zeros.
 func IsZero(p []byte) bool {
 	for len(p) > len(zeros) {
 		if !bytes.Equal(p[:len(zeros)], zeros[:]) {
@@ -41,8 +41,8 @@ func IsZero(p []byte) bool {
 	return bytes.Equal(p, zeros[:len(p)])
 }
 
-// WriteAt writes the parts of p that are not zero to w, so that in a new file the others become holes. Blocks are those
-// of the file, not of p.
+// WriteAt writes the parts of p that are not zero to w, so that in a new file the others become holes. Blocks are aligned
+// to the file, not to p.
 func WriteAt(w io.WriterAt, p []byte, off int64) error {
 	start := 0 // of the data that are not written yet
 	flush := func(end int) error {
@@ -95,7 +95,7 @@ func Check(m []Extent, size int64) error {
 	return nil
 }
 
-// MaxMap is the largest encoded map that Parse reads, bytes.
+// MaxMap is the largest encoded map that Parse accepts, in bytes.
 const MaxMap = 64 << 20
 
 // Parse reads the JSON of a map and checks it against the size of the file. The error is InvalidArgument.
@@ -126,9 +126,8 @@ func Encode(m []Extent) []byte {
 	return append(b, ']')
 }
 
-// Fit returns a map that covers all of m and whose JSON has at most limit bytes. To get there it counts the smallest
-// holes among the data; how many bytes that adds depends on how scattered they are.
-// limit must have room for one extent.
+// Fit returns a map that covers all of m and whose JSON has at most limit bytes. To shorten it, it treats the smallest
+// holes as data; how many bytes that adds depends on how scattered they are. limit must have room for one extent.
 func Fit(m []Extent, limit int) []Extent {
 	if len(Encode(m)) <= limit || len(m) < 2 {
 		return m
@@ -138,7 +137,7 @@ func Fit(m []Extent, limit int) []Extent {
 	return Coarsen(m, keep)
 }
 
-// Coarsen returns a map of at most n extents that covers all of m, giving up the smallest holes. n is at least 1.
+// Coarsen returns a map of at most n extents that covers all of m. It drops the smallest holes. n is at least 1.
 func Coarsen(m []Extent, n int) []Extent {
 	if len(m) <= n {
 		return m
@@ -168,8 +167,8 @@ func Reader(r io.ReaderAt, m []Extent) io.Reader {
 	return io.MultiReader(parts...)
 }
 
-// Widen returns a reader of the bytes of the extents of wide, given one of those of m, which wide covers: what is only in
-// wide is zero.
+// Widen returns a reader of the bytes of the extents of wide, given a reader of those of m. wide must cover m. Bytes that
+// are only in wide are zero.
 func Widen(r io.Reader, m, wide []Extent) io.Reader {
 	return &widened{r: r, m: m, wide: wide}
 }
@@ -177,7 +176,7 @@ func Widen(r io.Reader, m, wide []Extent) io.Reader {
 type widened struct {
 	r       io.Reader
 	m, wide []Extent
-	at      int64 // in wide[0]
+	at      int64 // offset in wide[0]
 }
 
 func (w *widened) Read(p []byte) (int, error) {

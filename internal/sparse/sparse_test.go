@@ -82,7 +82,7 @@ func TestExtentsTellDataFromHoles(t *testing.T) {
 	}
 }
 
-// covers reports whether every extent of small lies in one of big: a file system may tell less than there is.
+// covers reports whether every extent of small lies within one of big: a file system may report data where there are only zeros.
 func covers(big, small extents) bool {
 	for _, s := range small {
 		in := false
@@ -98,7 +98,7 @@ func covers(big, small extents) bool {
 
 func TestCopyKeepsContentAndHoles(t *testing.T) {
 	src := holey(t, 64<<20+100, 0, 1<<20, 5<<20, 64<<20-4096)
-	if _, err := src.WriteAt(make([]byte, 4<<20), 20<<20); err != nil { // zeros that are no hole yet
+	if _, err := src.WriteAt(make([]byte, 4<<20), 20<<20); err != nil { // zeros that are not a hole yet
 		t.Fatal(err)
 	}
 	if _, err := src.WriteAt([]byte("end"), 64<<20+97); err != nil {

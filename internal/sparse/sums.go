@@ -15,11 +15,11 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// SumSuffix makes the name of a file that of the file with its checksums, which lies beside it.
+// SumSuffix is appended to a file's name to get the name of its checksum file, in the same folder.
 const SumSuffix = ".sum"
 
-// The file of checksums: for each run the number of its first block and how many there are, 8 bytes each; the CRC-32C of
-// each block of the runs, 4 bytes each; and at the end:
+// The file of checksums holds: for each run, the number of its first block and the number of blocks, 8 bytes each; the
+// CRC-32C of each block of the runs, 4 bytes each; and at the end:
 const (
 	sumsMagic   = "cocoons1"
 	sumsTrailer = 8 + 8 + 8 + 4 + 4 // magic, size of the file, number of runs, checksum of all before it, zero
@@ -28,18 +28,18 @@ const (
 
 // Sums are the checksums of a file: one for each block that is not zero. Holes cost nothing.
 //
-// They tell what a disk, a file system or a mishap has changed. They are no protection from somebody who may write to the
-// files: he can write the sums as well.
+// They detect changes by a disk, a file system or an accident. They do not protect against somebody who may write to the
+// files: that person can write the checksums, too.
 type Sums struct {
 	size int64
 	runs []sumRun
 	of   []uint32
 }
 
-// sumRun is a number of blocks in a row that are not zero.
+// sumRun is a sequence of consecutive blocks that are not zero.
 type sumRun struct {
 	first, count int64
-	at           int // of the first one's in Sums.of
+	at           int // index of the first block's checksum in Sums.of
 }
 
 // SumOf reads f and returns its checksums. It moves the offset of f.
@@ -64,14 +64,14 @@ func SumOf(ctx context.Context, f *os.File) (*Sums, error) {
 	return s, err
 }
 
-// eachBlock calls do with every block of f that is not in a hole. The last one may be short.
+// eachBlock calls do for every block of f that is not in a hole. The last block may be short.
 func eachBlock(ctx context.Context, f *os.File, size int64, do func(n int64, data []byte) error) error {
 	m, err := Extents(f, size)
 	if err != nil {
 		return err
 	}
 	buf := make([]byte, 256<<10)
-	next := int64(0) // block behind the last one: extents need not be aligned
+	next := int64(0) // block after the last one: extents need not be aligned
 	for _, e := range m {
 		at, end := max(e.Offset/Block, next)*Block, min((e.End()+Block-1)/Block*Block, size)
 		for at < end {
@@ -94,14 +94,14 @@ func eachBlock(ctx context.Context, f *os.File, size int64, do func(n int64, dat
 	return nil
 }
 
-// Size is that of the file, holes included; Data is how many bytes of it are not zero, in whole blocks.
+// Size is the size of the file, holes included. Data counts only the blocks that are not zero.
 func (s *Sums) Size() int64 { return s.size }
 
-// Data is how many bytes of the file are in blocks that are not zero.
+// Data is the number of bytes of the file in blocks that are not zero.
 func (s *Sums) Data() int64 { return int64(len(s.of)) * Block }
 
-// Verify reads all of f and compares it.
-// Errors: DataLoss, which names the file and the first byte of the first block that is another.
+// Verify reads all of f and compares it with the checksums.
+// Errors: DataLoss, which names the file and the first byte of the first block that differs.
 func (s *Sums) Verify(ctx context.Context, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -120,19 +120,19 @@ func (s *Sums) Verify(ctx context.Context, f *os.File) error {
 	return eachBlock(ctx, f, s.size, func(n int64, data []byte) error { return s.check(f.Name(), n, data) })
 }
 
-// covered reports whether all blocks that are not zero are within m: what has become a hole is lost.
+// covered reports whether all blocks that are not zero are within m: data that has become a hole is lost.
 func (s *Sums) covered(name string, m []Extent) error {
 	for _, r := range s.runs {
 		for at, end := r.first*Block, min((r.first+r.count)*Block, s.size); at < end; {
 			for len(m) > 0 && m[0].End() <= at {
 				m = m[1:]
 			}
-			// An extent need not begin with a block: that it has a part of it is enough, the rest is compared.
+			// An extent need not start at a block boundary: an overlap with the block is enough, check compares the rest.
 			if len(m) == 0 || m[0].Offset >= min(at+Block, end) {
 				return damaged(name, at)
 			}
 			at = max(m[0].End(), at+1)
-			if at < end { // on to the first block of which nothing is known yet
+			if at < end { // continue at the first block that is not covered yet
 				at = (at + Block - 1) / Block * Block
 			}
 		}
@@ -140,7 +140,7 @@ func (s *Sums) covered(name string, m []Extent) error {
 	return nil
 }
 
-// check compares the blocks from number n on.
+// check compares the blocks in data with their checksums; the first is block n.
 func (s *Sums) check(name string, n int64, data []byte) error {
 	for ; len(data) > 0; n++ {
 		block := data[:min(Block, len(data))]
@@ -157,7 +157,7 @@ func damaged(name string, at int64) error {
 	return errdefs.DataLossf("%s is damaged at byte %d: what is there is not what was saved", name, at)
 }
 
-// at returns the checksum of block n; false: it is zero.
+// at returns the checksum of block n, or false if the block is zero.
 func (s *Sums) at(n int64) (uint32, bool) {
 	i, found := slices.BinarySearchFunc(s.runs, n, func(r sumRun, n int64) int { return cmp.Compare(r.first, n) })
 	if !found {
@@ -169,7 +169,7 @@ func (s *Sums) at(n int64) (uint32, bool) {
 	return s.of[int64(s.runs[i].at)+n-s.runs[i].first], true
 }
 
-// readAt is f.ReadAt, with every block that is touched compared.
+// readAt is f.ReadAt, but verifies every block that it touches.
 func (s *Sums) readAt(f *os.File, p []byte, off int64) (done int, err error) {
 	if s == nil {
 		return f.ReadAt(p, off)
@@ -186,10 +186,10 @@ func (s *Sums) readAt(f *os.File, p []byte, off int64) (done int, err error) {
 		at := off + int64(done)
 		first := at / Block * Block
 		into, whole := p[done:], at == first
-		if rest := at + int64(len(into)); rest < s.size { // whole blocks only
+		if rest := at + int64(len(into)); rest < s.size { // only whole blocks
 			into = into[:len(into)/Block*Block]
 		}
-		if !whole || len(into) == 0 { // a part of a block
+		if !whole || len(into) == 0 { // part of a block
 			into, whole = odd[:min(Block, s.size-first)], false
 		}
 		if n, err := f.ReadAt(into, first); n < len(into) {
@@ -210,7 +210,7 @@ func (s *Sums) readAt(f *os.File, p []byte, off int64) (done int, err error) {
 	return done, end
 }
 
-// Write makes path, which must not be there, the file of s, with mode 0600, and durable.
+// Write saves s durably to path, which must not exist, with mode 0600.
 func (s *Sums) Write(path string) (err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -239,7 +239,7 @@ func (s *Sums) encode() []byte {
 	return append(b, 0, 0, 0, 0)
 }
 
-// ReadSums reads a file that Write made.
+// ReadSums reads a file that Write wrote.
 // Errors: DataLoss when it is missing or damaged.
 func ReadSums(path string) (*Sums, error) {
 	b, err := os.ReadFile(path)
@@ -291,9 +291,9 @@ func parseSums(b []byte) (*Sums, error) {
 	return s, nil
 }
 
-// Open opens the file at path, or the one whose delta to that at base it is when base is not "". With summed every block that
-// is read is compared with the checksums that lie beside the files.
-// Errors: those of open; DataLoss when one of the files is missing its checksums, is damaged or was cut short.
+// Open opens the file at path. If base is not "", path is a delta to the file at base. With summed, every block that is
+// read is compared with the checksums in the files beside them.
+// Errors: those of open; DataLoss when a checksum file is missing, or when a file is damaged or was cut short.
 func Open(open func(path string) (*os.File, error), path, base string, summed bool) (_ *File, err error) {
 	var own, under *Sums
 	if summed {
@@ -332,7 +332,7 @@ func openBoth(open func(path string) (*os.File, error), path, base string) (*Fil
 	return NewDelta(f, under)
 }
 
-// asLong reports whether the files are as long as their checksums say.
+// asLong returns DataLoss unless the files are as long as their checksums say.
 func (f *File) asLong() error {
 	for _, of := range []struct {
 		f *os.File

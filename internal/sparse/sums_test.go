@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// sumFile makes a file with checksums beside it: blocks of data, of zeros and holes, and an odd end.
+// sumFile makes a file with a checksum file: blocks of data, of zeros and holes, and a last block that is not full.
 func sumFile(t *testing.T) (path string, want []byte) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "f")
@@ -37,7 +37,7 @@ func sumFile(t *testing.T) (path string, want []byte) {
 			}
 		}
 	}
-	if _, err := f.WriteAt(make([]byte, Block), 8*Block); err != nil { // zeros, but no hole
+	if _, err := f.WriteAt(make([]byte, Block), 8*Block); err != nil { // zeros, but not a hole
 		t.Fatal(err)
 	}
 	s, err := SumOf(t.Context(), f)
@@ -79,7 +79,7 @@ func TestDamageIsFoundAndNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		how  func(f *os.File) error
 		at   string
-		open bool // it is found by opening already
+		open bool // opening already detects it
 	}{
 		"a bit":          {how: flip(21*Block + 100), at: "byte 86016"},
 		"in zeros":       {how: flip(8 * Block), at: "byte 32768"},
@@ -147,7 +147,7 @@ func copyOf(t *testing.T, f *File) error {
 	return errors.Join(CopyData(t.Context(), out, f), out.Close())
 }
 
-// TestSummedDelta damages the one or the other of the files that make one.
+// TestSummedDelta damages one of the files of a delta.
 func TestSummedDelta(t *testing.T) {
 	for seed := range uint64(10) {
 		d, base, want := newDelta(t, seed)

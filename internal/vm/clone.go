@@ -25,7 +25,7 @@ func (s Spec) Clone() Spec {
 	return s
 }
 
-// Clone returns a copy of v that shares no memory with it, but for the bytes of its files, which nobody changes.
+// Clone returns a copy of v. They share only the bytes of the files, which nobody changes.
 func (v Volume) Clone() Volume {
 	if v.Group != nil {
 		g := *v.Group
@@ -83,7 +83,7 @@ func (r Record) Clone() Record {
 	return r
 }
 
-// cloneSlice copies s and keeps nil apart from empty, so that a clone encodes to the same JSON.
+// cloneSlice copies s. A nil slice stays nil, not empty, so that a clone encodes to the same JSON.
 func cloneSlice[T any](s []T) []T {
 	if s == nil {
 		return nil

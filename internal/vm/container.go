@@ -7,7 +7,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// MaxContainers is how many containers one VM may have.
+// MaxContainers is the maximum number of containers in one VM.
 const MaxContainers = 32
 
 // ContainerKind says when a container runs.
@@ -15,12 +15,12 @@ type ContainerKind string
 
 // The kinds of containers.
 const (
-	ContainerInit    ContainerKind = "init"    // runs to its success before those after it start
+	ContainerInit    ContainerKind = "init"    // must succeed before the next containers start
 	ContainerSidecar ContainerKind = "sidecar" // starts in its place among the init containers and is kept running
-	ContainerApp     ContainerKind = "app"     // starts when all those are done
+	ContainerApp     ContainerKind = "app"     // starts after all of those
 )
 
-// RestartPolicy says which containers that ended are started again. Sidecars always are.
+// RestartPolicy says which ended containers are started again. Sidecars are always started again.
 type RestartPolicy string
 
 // The restart policies.
@@ -30,47 +30,47 @@ const (
 	RestartNever     RestartPolicy = "never"
 )
 
-// Container is one of several programs of an OCI guest. It has a root file system of its own and shares the network, the
-// kernel and the volumes with the others.
+// Container is one of several programs of an OCI guest. It has its own root file system and shares the network, the kernel
+// and the volumes with the other containers.
 type Container struct {
 	Name    string        `json:"name"` // unique in the VM, a DNS label
 	Image   string        `json:"image"`
 	Kind    ContainerKind `json:"kind"`
-	Process Process       `json:"process"`          // what differs from the image's own configuration
-	Mounts  []Mount       `json:"mounts,omitempty"` // of the VM's volumes, in order
-	// Hold has those after it wait until it is released, or until the first run of an app is over.
+	Process Process       `json:"process"`          // overrides of the image's own configuration
+	Mounts  []Mount       `json:"mounts,omitempty"` // mounts of the VM's volumes, in order
+	// Hold delays the next containers until this one is released, or until the first run of an app is over.
 	Hold bool `json:"hold,omitempty"`
 }
 
-// ContainerRecord is what is known of one container of a VM.
+// ContainerRecord is what is known about one container of a VM.
 type ContainerRecord struct {
 	Name        string `json:"name"`
 	ImageDigest string `json:"image_digest"`
-	// ImageManifest is as of a snapshot, and known in the records of snapshots only.
+	// ImageManifest is the manifest at the time of a snapshot. Only records of snapshots have it.
 	ImageManifest string          `json:"image_manifest,omitempty"`
 	Process       Process         `json:"process"`          // resolved: image configuration and spec merged
-	Layers        []string        `json:"layers,omitempty"` // serials of the disks with its image, the lowest first
-	Status        ContainerStatus `json:"status"`           // as its guest told last
+	Layers        []string        `json:"layers,omitempty"` // serials of the disks that hold its image, the lowest layer first
+	Status        ContainerStatus `json:"status"`           // as last reported by its guest
 }
 
-// ContainerState is where a container stands. The strings are public API.
+// ContainerState is the state of a container. The strings are public API.
 type ContainerState string
 
 // The states of a container.
 const (
-	ContainerWaiting    ContainerState = "waiting" // for its turn, or to be started again
+	ContainerWaiting    ContainerState = "waiting" // waits for its turn, or for its next start
 	ContainerRunning    ContainerState = "running"
-	ContainerTerminated ContainerState = "terminated" // for good
+	ContainerTerminated ContainerState = "terminated" // ended for good
 )
 
-// ContainerStatus is where a container stands and how it came there.
+// ContainerStatus is the state of a container and how it got there.
 type ContainerStatus struct {
-	State     ContainerState `json:"state,omitempty"` // "" before its guest has told
+	State     ContainerState `json:"state,omitempty"` // "" until the guest has reported
 	Reason    string         `json:"reason,omitempty"`
 	Message   string         `json:"message,omitempty"`
-	StartedAt time.Time      `json:"started_at,omitzero"` // of the run that goes on, or was the last one
+	StartedAt time.Time      `json:"started_at,omitzero"` // start of the current run, or of the last one
 	Exit      *ContainerExit `json:"exit,omitempty"`      // of the last run, when State is terminated
-	Last      *ContainerExit `json:"last,omitempty"`      // of the run before
+	Last      *ContainerExit `json:"last,omitempty"`      // of the run before it
 	Restarts  int            `json:"restarts"`
 }
 
@@ -83,24 +83,24 @@ type ContainerExit struct {
 	FinishedAt time.Time `json:"finished_at,omitzero"`
 }
 
-// Reasons of a container's state. They are those of Kubernetes.
+// Reasons of a container's state. They are the reasons of Kubernetes.
 const (
 	ContainerCompleted  = "Completed"
 	ContainerError      = "Error"
 	ContainerStartError = "StartError"       // it could not be started
-	ContainerCrashLoop  = "CrashLoopBackOff" // it is started again after a pause
-	ContainerInitGoing  = "PodInitializing"  // others have to be done first
+	ContainerCrashLoop  = "CrashLoopBackOff" // it is started again after a back-off
+	ContainerInitGoing  = "PodInitializing"  // other containers must finish first
 	ContainerUnknown    = "ContainerStatusUnknown"
 )
 
-// LostExitCode is the code of a run whose end nobody saw: killed.
+// LostExitCode is the exit code of a run whose end nobody saw: the code of a killed process.
 const LostExitCode = 137
 
-// Run is the number of the run that goes on, or was the last one; 1 for the first.
+// Run is the number of the current run, or of the last one. The first run is 1.
 func (s ContainerStatus) Run() int { return s.Restarts + 1 }
 
-// Next is the number that the first run of a container has in a guest that boots, s being its status before; 1 for the
-// very first.
+// Next is the number of a container's first run in a guest that boots now, where s is its status before the boot. The very
+// first run is 1.
 func (s ContainerStatus) Next() int {
 	if s.State == "" || s.StartedAt.IsZero() {
 		return s.Restarts + 1
@@ -108,7 +108,7 @@ func (s ContainerStatus) Next() int {
 	return s.Restarts + 2
 }
 
-// Cut is s when the guest ends at that time without saying how the container did.
+// Cut returns s for a guest that ended at that time without reporting how the container ended.
 func (s ContainerStatus) Cut(at time.Time) ContainerStatus {
 	if s.State != ContainerRunning {
 		return s
@@ -146,7 +146,7 @@ func (c ContainerRecord) Clone() ContainerRecord {
 	return c
 }
 
-// Container returns the record of the container called name, nil when there is none.
+// Container returns the record of the container called name, nil if none exists.
 func (r Record) Container(name string) *ContainerRecord {
 	for i := range r.Containers {
 		if r.Containers[i].Name == name {
@@ -158,7 +158,7 @@ func (r Record) Container(name string) *ContainerRecord {
 
 var containerRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// ValidateContainers is the part of Validate that looks at containers.
+// ValidateContainers is the part of Validate that checks containers.
 func (s Spec) ValidateContainers() error {
 	if len(s.Containers) == 0 {
 		if s.Restart != "" {

@@ -7,18 +7,18 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Machine is what the saved state of a guest depends on, beyond its spec: only a like machine can resume it.
+// Machine is what the saved state of a guest depends on, beyond its spec. Only a compatible machine can resume it.
 type Machine struct {
 	Driver  string   `json:"driver"`
 	Version string   `json:"version"`         // of the hypervisor, e.g. 7.2.22
 	Type    string   `json:"type"`            // the machine's versioned type, e.g. pc-q35-7.2
-	Arch    string   `json:"arch"`            // as Go spells it
+	Arch    string   `json:"arch"`            // a GOARCH value
 	Accel   Accel    `json:"accel"`           // kvm or tcg, never auto
 	CPU     string   `json:"cpu"`             // model that the guest sees, e.g. max or host
-	Flags   []string `json:"flags,omitempty"` // CPU features of the host that the guest may use, sorted; none when the CPU is emulated
+	Flags   []string `json:"flags,omitempty"` // CPU features of the host that the guest may use, sorted; empty when the CPU is emulated
 }
 
-// Resumes reports whether host can go on with what was saved on m. The error is FailedPrecondition and names every
+// Resumes reports whether host can resume a state that was saved on m. The error is FailedPrecondition and names every
 // difference.
 func (m Machine) Resumes(host Machine) error {
 	var why []string

@@ -9,12 +9,12 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Named is what a reference is matched against.
+// Named is an object that a reference can match.
 type Named struct {
 	ID     ID
 	Name   string
 	Owner  Owner
-	Shared []string // namespaces with which its owner shares it, if that is the operator
+	Shared []string // namespaces that may use it, if its owner is the operator
 }
 
 // VisibleTo reports whether who may know of n: its owner, the operator, and those with whom the operator shares it.
@@ -22,15 +22,15 @@ func (n Named) VisibleTo(who Owner) bool {
 	return who.Reaches(n.Owner) || n.Owner.Operator() && who.Invited(n.Shared)
 }
 
-// Kind is what a reference names, for messages.
+// Kind describes the kind of object that a reference names, for messages.
 type Kind struct {
 	Noun string // e.g. "VM"
-	List string // command that lists those there are
+	List string // command that lists the existing objects
 }
 
-// Match resolves ref on behalf of who: as a full id; as a name, who's own before others that who may know of, with
-// NAMESPACE/NAME where several have it; then as a unique prefix of an id of at least MinPrefixLength characters.
-// It returns NotFound when nothing matches that who may know of, and InvalidArgument when ref is ambiguous.
+// Match resolves ref on behalf of who. It tries a full id, then a name, then a unique prefix of an id with at least
+// MinPrefixLength characters. Objects of who win over other visible ones of the same name; NAMESPACE/NAME chooses among
+// several. It returns NotFound when nothing visible to who matches, and InvalidArgument when ref is ambiguous.
 func (k Kind) Match(who Owner, ref string, all iter.Seq[Named]) (ID, error) {
 	var own ID
 	var names, prefixes []Named

@@ -5,31 +5,31 @@ import (
 	"slices"
 )
 
-// Owner says whose a VM or a snapshot is. The zero value is the operator of the node.
+// Owner says who owns a VM or a snapshot. The zero value is the operator of the node.
 //
-// Namespace is the boundary: engine and stores compare it where an object is stored, and what belongs to another namespace
-// is NotFound. The UIDs say for which object it was made; they are kept and shown, and they bound nothing.
+// Namespace is the boundary: engine and stores compare it where an object is stored, and report objects of another namespace as
+// NotFound. The UIDs name the Kubernetes objects it was made for; they are kept and shown, but restrict nothing.
 type Owner struct {
 	Namespace string `json:"namespace,omitempty"`
 	PodUID    string `json:"pod_uid,omitempty"`
-	SetUID    string `json:"set_uid,omitempty"` // of what controls the pod: a CocoonSet, a VirtualMachine, a StatefulSet
+	SetUID    string `json:"set_uid,omitempty"` // of the controller of the pod: a CocoonSet, a VirtualMachine, a StatefulSet
 }
 
-// Everyone is the member of a list of namespaces that stands for all of them.
+// Everyone stands for all namespaces in a list of namespaces.
 const Everyone = "*"
 
 // Operator reports whether o is the operator of the node.
 func (o Owner) Operator() bool { return o.Namespace == "" }
 
-// Reaches reports whether a request on behalf of o may use what belongs to of: the operator everything, a namespace its own.
+// Reaches reports whether a request on behalf of o may use objects of owner of: the operator all, a namespace its own.
 func (o Owner) Reaches(of Owner) bool { return o.Operator() || o.Namespace == of.Namespace }
 
-// Invited reports whether what the operator shares with these namespaces is shared with o.
+// Invited reports whether o may use what the operator shares with these namespaces.
 func (o Owner) Invited(namespaces []string) bool {
 	return slices.Contains(namespaces, Everyone) || !o.Operator() && slices.Contains(namespaces, o.Namespace)
 }
 
-// Qualify is name as it is unique on a node: NAMESPACE/NAME, or the name alone of what is the operator's.
+// Qualify returns the node-wide unique form of name: NAMESPACE/NAME, or only the name for an object of the operator.
 func (o Owner) Qualify(name string) string {
 	if o.Operator() {
 		return name
@@ -39,12 +39,12 @@ func (o Owner) Qualify(name string) string {
 
 type behalfKey struct{}
 
-// OnBehalf returns a context whose requests are made for o. A door calls it once for each request; the node API carries it.
+// OnBehalf returns a context whose requests are made for o. A door calls it once per request; the node API carries it.
 func OnBehalf(ctx context.Context, o Owner) context.Context {
 	return context.WithValue(ctx, behalfKey{}, o)
 }
 
-// Behalf is for whom a request is made: the operator, unless OnBehalf named somebody else.
+// Behalf returns on whose behalf a request is made: the operator, unless OnBehalf set another owner.
 func Behalf(ctx context.Context) Owner {
 	o, _ := ctx.Value(behalfKey{}).(Owner)
 	return o

@@ -1,13 +1,13 @@
 package vm
 
-// DefaultPath is the PATH of a process whose image and spec set none.
+// DefaultPath is the PATH of a process when neither image nor spec sets one.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Over returns what runs when p, the wish of a spec, is laid over the image's own configuration:
+// Over returns the process that runs when p, from a spec, overrides the image's own configuration:
 //   - setting Entrypoint drops the image's entrypoint and args; setting only Args keeps the image's entrypoint;
-//   - variables are added to the image's, those of the same name replaced in place, the last of several wins;
-//   - PATH is DefaultPath when nobody set it, the working directory is / when nobody set it;
-//   - User and WorkDir of p win when not empty; a standard input and a read-only root are what p alone asks for.
+//   - variables are added to the image's; a variable of the same name is replaced in place, and the last of several wins;
+//   - PATH is DefaultPath if neither sets it, the working directory is / if neither sets it;
+//   - User and WorkDir of p win when not empty; only p decides about standard input and a read-only root.
 //
 // The result shares no memory with either. When neither names a program, its Entrypoint and Args are both empty.
 func (p Process) Over(image Process) Process {

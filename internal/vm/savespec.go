@@ -2,19 +2,19 @@ package vm
 
 import "time"
 
-// CloneSpec asks for a VM that goes on from a snapshot. Zero values are the snapshot's own.
+// CloneSpec asks for a VM that resumes from a snapshot. Zero values mean the snapshot's own.
 type CloneSpec struct {
 	Snapshot    string            // name or id; "" with FromDir
-	FromDir     string            // absolute folder with an exported snapshot, which no store knows
+	FromDir     string            // absolute path of a folder with an exported snapshot that no store knows
 	Name        string            // "": cocoon-clone-<id>
 	Labels      map[string]string // as in Spec
-	CPUs        int               // only the snapshot's is possible, unless Cold
-	Memory      int64             // bytes; likewise
-	Storage     int64             // bytes; more than the snapshot's grows the disk
+	CPUs        int               // must equal the snapshot's, unless Cold
+	Memory      int64             // bytes; must equal the snapshot's, unless Cold
+	Storage     int64             // bytes; a larger value than the snapshot's grows the disk
 	NICs        []NICSpec         // as many as the snapshot has, unless Cold
 	Hostname    string            // "": the name
-	SSHHostKeys bool              // the clone makes its own
-	Cold        bool              // boot from the snapshot's disks instead of going on from its memory
+	SSHHostKeys bool              // the clone generates new host keys
+	Cold        bool              // boot from the snapshot's disks instead of resuming from its memory
 	StopGrace   time.Duration
 }
 
@@ -22,6 +22,6 @@ type CloneSpec struct {
 type SaveSpec struct {
 	Name        string // of the snapshot
 	Description string
-	Quiesce     bool // freeze the guest's file systems for the instant; fails when the guest cannot
+	Quiesce     bool // freeze the guest's file systems during the snapshot; fails when the guest cannot
 	Labels      map[string]string
 }

@@ -17,7 +17,7 @@ const (
 	MaxNameLength    = 63
 	MinPrefixLength  = 3 // shortest id prefix that Match accepts as a reference
 	MaxCPUs          = 255
-	MinMemory        = 96 << 20 // below it our guest kernel with the agent does not come up
+	MinMemory        = 96 << 20 // with less, our guest kernel with the agent does not boot
 	MaxMemory        = 16 << 40
 	MinStorage       = 16 << 20
 	MaxStorage       = 64 << 40
@@ -35,14 +35,14 @@ var (
 	b32    = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 )
 
-// NewID returns a fresh random ID of 128 bits.
+// NewID returns a new random ID of 128 bits.
 func NewID() ID {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the process instead
 	return ID(b32.EncodeToString(b[:]))
 }
 
-// Valid reports whether id has the form that NewID gives.
+// Valid reports whether id has the form of an ID from NewID.
 func (id ID) Valid() bool { return idRE.MatchString(string(id)) }
 
 // ValidateName returns an InvalidArgument error unless name can name a VM:
@@ -59,7 +59,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// Default returns s with every field that was left empty set to its default.
+// Default returns s with every empty field set to its default.
 func (s Spec) Default() Spec {
 	if s.CPUs == 0 {
 		s.CPUs = DefaultCPUs
@@ -92,7 +92,7 @@ func (s Spec) Default() Spec {
 	return s
 }
 
-// hostname turns a VM name into a host name: what a label may not hold becomes a dash.
+// hostname turns a VM name into a host name: characters that a DNS label may not hold become dashes.
 func hostname(name string) string {
 	h := strings.Map(func(r rune) rune {
 		if r == '.' || r == '_' {
@@ -103,7 +103,7 @@ func hostname(name string) string {
 	return strings.Trim(h, "-")
 }
 
-// Validate returns the first thing that makes s impossible, as an InvalidArgument error. It expects a defaulted Spec.
+// Validate returns the first thing that makes s impossible, as an InvalidArgument error. s must have its defaults set.
 func (s Spec) Validate() error {
 	if err := ValidateName(s.Name); err != nil {
 		return err

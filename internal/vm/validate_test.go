@@ -84,7 +84,7 @@ func TestMatch(t *testing.T) {
 		{ID: "ppp222", Name: "only", Owner: prod},
 		{ID: "ppp333", Name: "two", Owner: prod},
 		{ID: "ddd333", Name: "two", Owner: dev},
-		{ID: "ddd444", Name: "abcxyz", Owner: dev}, // called as another's id
+		{ID: "ddd444", Name: "abcxyz", Owner: dev}, // its name is another VM's id
 		{ID: "ooo111", Name: "golden", Shared: []string{"prod"}},
 	}
 	for _, tt := range []struct {

@@ -1,16 +1,16 @@
-// Package vm is the vocabulary of Cocoon: what a VM is, as pure values every other package may share.
+// Package vm is the vocabulary of Cocoon: what a VM is, as plain values that every other package may share.
 //
-// It does no I/O and starts nothing; the engine owns the records, drivers and doors only pass them on.
+// It does no I/O and starts nothing. The engine owns the records; drivers and doors only pass them on.
 package vm
 
 import (
 	"time"
 )
 
-// ID names one VM for ever: 26 characters of lower-case base32 (see NewID). IDs are never reused.
+// ID names one VM forever: 26 characters of lower-case base32 (see NewID). IDs are never reused.
 type ID string
 
-// State is where a VM stands. The strings are public API (JSON of `cocoon vm inspect`).
+// State is the state of a VM. The strings are public API (JSON of `cocoon vm inspect`).
 type State string
 
 // The states of a VM.
@@ -19,10 +19,10 @@ const (
 	StateCreated  State = "created"  // ready to start, never ran
 	StateRunning  State = "running"  // its hypervisor process runs
 	StateStopped  State = "stopped"  // it ended: guest shut down, process exited, or it was stopped
-	// StateHibernated is a VM that costs disk only: its memory and devices are in the snapshot Record.Snapshot, its name,
+	// StateHibernated is a VM that uses only disk: its memory and devices are in the snapshot Record.Snapshot. Its name,
 	// MAC and IP are kept.
 	StateHibernated State = "hibernated"
-	StateError      State = "error" // it could not be brought up or was lost; Record.Message says why
+	StateError      State = "error" // it could not be created or was lost; Record.Message says why
 )
 
 // Accel chooses how guest instructions run.
@@ -35,7 +35,7 @@ const (
 	AccelTCG  Accel = "tcg"
 )
 
-// Firmware boots a disk guest. OCI guests are booted by direct kernel load and have none.
+// Firmware boots a disk guest. OCI guests have none: their kernel is loaded directly.
 type Firmware string
 
 // The firmwares.
@@ -48,7 +48,7 @@ const (
 type Spec struct {
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
-	Offered   []string          `json:"offered,omitempty"` // namespaces that may take over this VM of the operator's
+	Offered   []string          `json:"offered,omitempty"` // namespaces that may take over this VM of the operator
 	Image     string            `json:"image"`             // name, name:tag or digest, as given
 	CPUs      int               `json:"cpus"`
 	Memory    int64             `json:"memory"`  // bytes
@@ -57,15 +57,15 @@ type Spec struct {
 	Accel     Accel             `json:"accel,omitempty"`
 	Firmware  Firmware          `json:"firmware,omitempty"` // disk guests only
 	Hostname  string            `json:"hostname,omitempty"`
-	Process   Process           `json:"process"` // OCI guests only: what differs from the image's own configuration
+	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`
 	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
-	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: the generated documents alone
+	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: only the generated documents
 	Volumes   []Volume          `json:"volumes,omitempty"`    // a disk guest takes only files, written by its cloud-init
 	Mounts    []Mount           `json:"mounts,omitempty"`     // of Volumes, in order
 
-	// OCI guests only: what runs instead of Process, in the order in which it starts. Image is then what the guest itself
-	// stands on; its default is the image of the first app.
+	// OCI guests only: these run instead of Process and start in this order. Image is then the base image of the guest
+	// itself; its default is the image of the first app.
 	Containers []Container   `json:"containers,omitempty"`
 	Restart    RestartPolicy `json:"restart,omitempty"` // of Containers, inside the running guest; default always
 }
@@ -75,8 +75,8 @@ type CloudInit struct {
 	Datasource    string   `json:"datasource,omitempty"`     // nocloud (default) or configdrive
 	MetaData      string   `json:"meta_data,omitempty"`      // YAML or JSON map; its keys replace the generated ones
 	UserData      string   `json:"user_data,omitempty"`      // a whole document: #cloud-config, script, …
-	VendorData    string   `json:"vendor_data,omitempty"`    // likewise
-	NetworkConfig string   `json:"network_config,omitempty"` // a whole document; "" is generated, "dhcp" leaves it out
+	VendorData    string   `json:"vendor_data,omitempty"`    // a whole document, too
+	NetworkConfig string   `json:"network_config,omitempty"` // a whole document; "" is generated, "dhcp" omits it
 	SSHKeys       []string `json:"ssh_keys,omitempty"`       // lines of authorized_keys for the image's default user
 }
 
@@ -96,7 +96,7 @@ type Volume struct {
 	Memory    bool         `json:"memory,omitempty"`     // VolumeEmpty: in the guest's memory instead of on its disk
 	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty in memory only
 	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
-	Files     []VolumeFile `json:"-"`                    // first content; may be secret, so it is in no record
+	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
 }
 
 // VolumeFile is one file of a volume.
@@ -115,19 +115,19 @@ type Mount struct {
 	ReadOnly bool   `json:"ro,omitempty"`
 }
 
-// Process is the main process of an OCI guest, in the terms of the OCI image configuration.
-// Nil Entrypoint and Args keep the image's; setting Entrypoint drops the image's Cmd, as Kubernetes and Docker do.
+// Process is the main process of an OCI guest, in the terms of the OCI image configuration. Nil Entrypoint and Args keep
+// the image's; setting Entrypoint drops the image's Cmd, as in Kubernetes and Docker.
 type Process struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Args       []string `json:"args,omitempty"`
-	Env        []EnvVar `json:"env,omitempty"` // added to the image's, same names replaced
+	Env        []EnvVar `json:"env,omitempty"` // added to the image's; same names are replaced
 	WorkDir    string   `json:"workdir,omitempty"`
 	User       string   `json:"user,omitempty"` // name, uid, user:group or uid:gid
 	TTY        bool     `json:"tty,omitempty"`
-	Stdin      bool     `json:"stdin,omitempty"`      // it has a standard input, which who attaches writes to
-	StdinOnce  bool     `json:"stdin_once,omitempty"` // which ends with the first who wrote to it, unless it is a terminal
+	Stdin      bool     `json:"stdin,omitempty"`      // it has a standard input, and attached clients write to it
+	StdinOnce  bool     `json:"stdin_once,omitempty"` // the input closes after its first writer, unless it is a terminal
 
-	ReadOnlyRoot bool `json:"read_only_root,omitempty"` // it can write to what is mounted alone, and so can what is run beside it
+	ReadOnlyRoot bool `json:"read_only_root,omitempty"` // it, and processes run beside it, can write only to mounts
 }
 
 // EnvVar is one environment variable. Values may be secret: they are never logged.
@@ -139,34 +139,34 @@ type EnvVar struct {
 // NICSpec asks for one network interface.
 type NICSpec struct {
 	Network string `json:"network,omitempty"` // "" is the node's default network
-	MAC     string `json:"mac,omitempty"`     // "" lets the network choose the one stable for the VM's name
+	MAC     string `json:"mac,omitempty"`     // "" lets the network choose the MAC, which is stable for the VM's name
 }
 
-// NIC is an interface that exists: the network made it, the driver plugs it, the guest agent configures it.
+// NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.
 type NIC struct {
 	Network string   `json:"network"`
 	Tap     string   `json:"tap"`             // link name on the host
-	NetNS   string   `json:"netns,omitempty"` // path of the network namespace that holds Tap; "" is cocoond's own
+	NetNS   string   `json:"netns,omitempty"` // path of the network namespace that holds Tap; "": that of cocoond
 	MAC     string   `json:"mac"`
 	IP      string   `json:"ip,omitempty"`      // "" when not known (yet)
 	Prefix  int      `json:"prefix,omitempty"`  // length of the network prefix in bits
-	Gateway string   `json:"gateway,omitempty"` // "" for none
-	IPv6    string   `json:"ipv6,omitempty"`    // beside IP: one of Addresses, or what the guest makes of its MAC and a router's prefix; "" for none
+	Gateway string   `json:"gateway,omitempty"` // "" if none
+	IPv6    string   `json:"ipv6,omitempty"`    // in addition to IP: one of Addresses, or formed by the guest from its MAC and a router's prefix; "" if none
 	DNS     []string `json:"dns,omitempty"`
 	MTU     int      `json:"mtu,omitempty"` // bytes; 0 is the guest's default
-	DHCP    bool     `json:"dhcp"`          // a DHCP server answers on this network with the same IP, and a DHCPv6 server if there are Addresses
+	DHCP    bool     `json:"dhcp"`          // a DHCP server on this network answers with the same IP, and a DHCPv6 server if there are Addresses
 
-	Addresses []string `json:"addresses,omitempty"` // CIDR; which the guest sets itself, beside IP
-	Routes    []Route  `json:"routes,omitempty"`    // beside the one to Gateway
+	Addresses []string `json:"addresses,omitempty"` // CIDR; set by the guest itself, in addition to IP
+	Routes    []Route  `json:"routes,omitempty"`    // in addition to the route to Gateway
 }
 
-// Route is one of a guest's.
+// Route is one route of a guest.
 type Route struct {
 	To  string `json:"to"`            // CIDR
-	Via string `json:"via,omitempty"` // "" for what is on the link
+	Via string `json:"via,omitempty"` // "" for a destination on the link
 }
 
-// DiskFormat is how a disk's file is laid out.
+// DiskFormat is the layout of a disk's file.
 type DiskFormat string
 
 // The disk formats a hypervisor opens.
@@ -175,7 +175,7 @@ const (
 	DiskQCOW2 DiskFormat = "qcow2"
 )
 
-// DiskRole says what a disk is for. The strings are public API (storage_configs[].role).
+// DiskRole is the purpose of a disk. The strings are public API (storage_configs[].role).
 type DiskRole string
 
 // The roles of disks.
@@ -193,18 +193,18 @@ type Disk struct {
 	ReadOnly bool       `json:"ro"`
 	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it
 	Role     DiskRole   `json:"role"`
-	Backing  *Disk      `json:"backing,omitempty"` // what a qcow2 overlay stands on
+	Backing  *Disk      `json:"backing,omitempty"` // backing file of a qcow2 overlay
 }
 
 // Boot says how a VM starts: a kernel loaded directly, or, when Kernel is empty, a firmware that boots the first disk.
 type Boot struct {
 	Kernel   string   `json:"kernel,omitempty"`
 	Initrd   string   `json:"initrd,omitempty"`
-	Cmdline  string   `json:"cmdline,omitempty"` // appended to what the driver needs
+	Cmdline  string   `json:"cmdline,omitempty"` // appended to the driver's own arguments
 	Firmware Firmware `json:"firmware,omitempty"`
 }
 
-// ImageType tells OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
+// ImageType separates OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
 type ImageType string
 
 // The image types. The strings are public API.
@@ -216,7 +216,7 @@ const (
 // Record is everything known of one VM: what was asked, what exists, what happened. The engine writes it, the journal keeps it.
 type Record struct {
 	ID          ID        `json:"id"`
-	Owner       Owner     `json:"owner,omitzero"` // set once, by whom the VM was made for
+	Owner       Owner     `json:"owner,omitzero"` // set once: on whose behalf the VM was made
 	Spec        Spec      `json:"spec"`
 	State       State     `json:"state"`
 	Driver      string    `json:"driver"` // name of the hypervisor driver that runs it
@@ -227,14 +227,14 @@ type Record struct {
 	Disks       []Disk    `json:"disks,omitempty"`
 	NICs        []NIC     `json:"nics,omitempty"`
 
-	Containers []ContainerRecord `json:"containers,omitempty"` // as in Spec.Containers; Process is empty then
+	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`
 
-	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, that it is in
+	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, of the one that holds it
 	SnapshotIDs []string `json:"snapshot_ids,omitempty"` // of the snapshots taken of it, the oldest first
-	Resume      *Resume  `json:"resume,omitempty"`       // what a guest that was resumed from saved state must still be told; nil: nothing
+	Resume      *Resume  `json:"resume,omitempty"`       // what the agent must still do after a resume from saved state; nil: nothing
 	Cloned      bool     `json:"cloned,omitempty"`       // its process was resumed from another VM's state, not booted
 
 	AgentReady bool   `json:"agent_ready"`         // the guest agent answered and the guest is set up
@@ -252,19 +252,19 @@ type Record struct {
 	Revision int64 `json:"revision"` // of the journal, grows with every change of any record
 }
 
-// Resume is what stands between a guest that was resumed from saved state and its being itself. Until the agent has done
-// it, the VM is not ready and, when it was another VM's state, its links are down.
+// Resume is the work that the agent must do before a guest that was resumed from saved state is ready. Until it is done,
+// the VM is not ready. If the state is another VM's, the links are down until then.
 type Resume struct {
 	Clone       bool     `json:"clone"`                   // the state is another VM's: name, addresses, machine-id and all
 	MACs        []string `json:"macs,omitempty"`          // that the guest's interfaces have, in the order of Record.NICs
-	MachineID   string   `json:"machine_id,omitempty"`    // 32 hex digits that the clone gets
-	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone makes its own
-	Fresh       bool     `json:"fresh,omitempty"`         // the state is of a guest that had not been set up since it booted
-	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, when it has grown since the state was saved
+	MachineID   string   `json:"machine_id,omitempty"`    // new machine-id of the clone, 32 hex digits
+	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone generates new host keys
+	Fresh       bool     `json:"fresh,omitempty"`         // the state was saved before the guest was set up after its boot
+	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, if it has grown since the state was saved
 }
 
-// Itself reports whether the interfaces of r's guest are its own: false means that the guest still thinks it has those of
-// the VM whose state it goes on from, so that whoever answers at its address is not it.
+// Itself reports whether r's guest uses its own interfaces. False means that the guest still uses those of the VM whose
+// state it resumed from, so an answer from its address does not come from this VM.
 func (r Record) Itself() bool {
 	if r.Resume == nil || !r.Resume.Clone {
 		return true
@@ -284,16 +284,16 @@ const (
 	ReasonKilled       = "Killed"       // did not stop within its grace and was killed
 	ReasonPoweredOff   = "PoweredOff"   // the guest powered itself off
 	ReasonCrashed      = "Crashed"      // the hypervisor process died
-	ReasonCreateFailed = "CreateFailed" // bringing it up failed
+	ReasonCreateFailed = "CreateFailed" // its creation failed
 	ReasonStartFailed  = "StartFailed"
 	ReasonHibernated   = "Hibernated"
 	ReasonWakeFailed   = "WakeFailed"
-	ReasonLost         = "Lost"     // it ended while the daemon was away: how is not known
-	ReasonDataLoss     = "DataLoss" // its saved state is damaged; it is hibernated still
+	ReasonLost         = "Lost"     // it ended while the daemon was away: how is unknown
+	ReasonDataLoss     = "DataLoss" // its saved state is damaged; it is still hibernated
 
-	// Of a VM that runs, or whose process does:
-	ReasonDiskFull  = "DiskFull"  // its guest stands until the host's disk has room for what it wrote
-	ReasonDiskError = "DiskError" // the host's disk could not read or write for its guest
+	// Reasons of a VM that runs, or whose process runs:
+	ReasonDiskFull  = "DiskFull"  // its guest is paused until the host's disk has room for its writes
+	ReasonDiskError = "DiskError" // the host's disk failed to read or write for its guest
 )
 
 // EventType says what happened to a record. The strings are public API.
@@ -306,7 +306,7 @@ const (
 	EventDeleted  EventType = "DELETED"
 )
 
-// Event is one change of one record, with the record as it was after the change (for DELETED: before it).
+// Event is one change of one record, with the record after the change (for DELETED: before it).
 type Event struct {
 	Type     EventType `json:"event"`
 	Revision int64     `json:"revision"`

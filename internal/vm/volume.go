@@ -9,22 +9,22 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Limits of volumes. Sizes are bytes and count the paths of files, too.
+// Limits of volumes. Sizes are bytes and include the paths of files.
 const (
 	MaxVolumes     = 128
 	MaxMounts      = 256
 	MaxVolumeFiles = 4096     // of one volume
-	MaxVolumeSize  = 3 << 20  // of the files of one volume; they travel in one message
+	MaxVolumeSize  = 3 << 20  // of the files of one volume; they are sent in one message
 	MaxVolumesSize = 12 << 20 // of the files of all volumes of a VM
 	maxPath        = 4095
 	maxPathPart    = 255
 	maxID          = 1<<32 - 2 // of users and groups
 )
 
-// reserved are folders of the guest that belong to its kernel; only /dev/shm may be mounted over.
+// reserved are folders that belong to the guest's kernel. No volume may be mounted there, except over /dev/shm.
 var reserved = []string{"/proc", "/sys", "/dev"}
 
-// ValidateVolumes is the part of Validate that looks at volumes and mounts.
+// ValidateVolumes is the part of Validate that checks volumes and mounts.
 func (s Spec) ValidateVolumes() error {
 	if len(s.Volumes) > MaxVolumes || len(s.Mounts) > MaxMounts {
 		return errdefs.Invalidf("%d volumes with %d mounts asked for; at most %d with %d are possible", len(s.Volumes), len(s.Mounts), MaxVolumes, MaxMounts)
@@ -147,7 +147,7 @@ func (m Mount) validate() error {
 	return nil
 }
 
-// localPath reports whether p is a clean relative path that stays where it is.
+// localPath reports whether p is a clean relative path that does not leave its folder.
 func localPath(p string) bool {
 	if p == "" || p == "." || len(p) > maxPath || path.Clean(p) != p || strings.HasPrefix(p, "/") || strings.IndexByte(p, 0) >= 0 {
 		return false
