@@ -10,20 +10,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// consolePath is where the console's log is in a runtime folder unless the driver says otherwise.
+// consolePath is the path of the console log in a runtime folder unless the driver says otherwise.
 func consolePath(dir string) string { return filepath.Join(dir, "console.log") }
 
-// run is one life of a VM's process, from its launch or adoption to its end.
+// run is one process of a VM, from its launch or adoption to its end.
 type run struct {
 	id      vm.ID
 	inst    hypervisor.Instance
-	link    *link // to the guest's agent; nil when it has none
+	link    *link // to the guest's agent; nil if it has none
 	console string
-	asked   atomic.Bool // we want it to end
-	still   atomic.Bool // its guest stands still because we save it
+	asked   atomic.Bool // the engine wants it to end
+	still   atomic.Bool // its guest is paused because the engine saves it
 
 	ended chan struct{}   // closed when the process has ended
-	exit  hypervisor.Exit // valid from then on
+	exit  hypervisor.Exit // valid once ended is closed
 }
 
 // over reports whether the process has ended.
@@ -36,7 +36,7 @@ func (r *run) over() bool {
 	}
 }
 
-// attend takes care of a running process from now on. Preconditions: the VM is held.
+// attend watches a running process from now on. Preconditions: the VM is held.
 func (e *Engine) attend(m *machine, inst hypervisor.Instance) {
 	r := &run{id: m.id, inst: inst, ended: make(chan struct{}), console: consolePath(e.runDir(m.id))}
 	if c, ok := hypervisor.As[hypervisor.ConsoleOpener](inst); ok {
@@ -57,7 +57,7 @@ func (e *Engine) attend(m *machine, inst hypervisor.Instance) {
 	}
 }
 
-// await waits for the end of the process and, unless an operation does, records it.
+// await waits for the end of the process and records it, unless an operation does.
 func (e *Engine) await(ctx context.Context, m *machine, r *run) {
 	exit, err := r.inst.Wait(ctx)
 	if ctx.Err() != nil {
@@ -87,8 +87,8 @@ func (e *Engine) await(ctx context.Context, m *machine, r *run) {
 	e.log.Info("vm ended", "vm", m.id, "reason", rec.Reason)
 }
 
-// reclaim takes back what a process that has ended used, but for what its next start uses again. r may be nil.
-// What fails here is swept at the latest by the next recovery.
+// reclaim releases what an ended process used, except what its next start uses again. r may be nil. What fails here
+// is swept by the next recovery at the latest.
 func (e *Engine) reclaim(ctx context.Context, m *machine, r *run) {
 	if r != nil {
 		r.link.drain(e.cfg.DrainTimeout)

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// scale is a rig with the driver of scale runs.
+// scale configures a rig with the driver of scale runs.
 func scale(r *rig) {
 	r.t.Helper()
 	host, err := fake.NewHost("")
@@ -26,8 +26,8 @@ func scale(r *rig) {
 
 func plain(name string) vm.Spec { return vm.Spec{Name: name, Image: "disk"} }
 
-// BenchmarkLaunchRemove is what the engine and its journal cost: launch and removal of VMs by several clients, with a
-// hypervisor that costs nothing.
+// BenchmarkLaunchRemove measures the cost of the engine and its journal: several clients launch and remove VMs, with
+// a hypervisor that costs nothing.
 func BenchmarkLaunchRemove(b *testing.B) {
 	for _, clients := range []int{1, 16} {
 		b.Run(fmt.Sprint(clients), func(b *testing.B) {
@@ -53,7 +53,7 @@ func BenchmarkLaunchRemove(b *testing.B) {
 	}
 }
 
-// BenchmarkRunningVMs is the memory of a running VM: b.N of them at once.
+// BenchmarkRunningVMs measures the memory of a running VM: b.N of them at once.
 func BenchmarkRunningVMs(b *testing.B) {
 	r := newRig(b, scale)
 	before := rss(b)
@@ -66,7 +66,7 @@ func BenchmarkRunningVMs(b *testing.B) {
 	b.ReportMetric(float64(rss(b)-before)/float64(b.N), "RSS-B/VM")
 }
 
-// rss is the resident memory of this process in bytes.
+// rss returns the resident memory of this process in bytes.
 func rss(b *testing.B) int64 {
 	b.Helper()
 	debug.FreeOSMemory()

@@ -13,31 +13,31 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The disks of a VM that was saved or that goes on from a snapshot are chains of files in its folder:
+// The disks of a VM that was saved or resumed from a snapshot are chains of files in its folder:
 //
-//	top-<id>.qcow2  an overlay that a save or a wake put on top
+//	top-<id>.qcow2  an overlay that a save or a wake added on top
 //	disks-<id>/     what the snapshot store made for a clone or a restore
 //
-// Neither name is used twice. What no record leads to any more is removed by tidy.
+// Neither name is used twice. tidy removes files that no record refers to any more.
 const (
 	topPrefix   = "top-"
 	disksPrefix = "disks-"
 )
 
-// newDiskDir makes a folder for disks that the snapshot store makes.
+// newDiskDir creates a folder for the disks that the snapshot store makes.
 func (e *Engine) newDiskDir(id vm.ID) (string, error) {
 	dir := filepath.Join(e.stateDir(id), disksPrefix+string(vm.NewID()))
 	return dir, os.Mkdir(dir, 0o711)
 }
 
-// each calls fn for d and all that it stands on.
+// each calls fn for d and all its backing files.
 func each(d vm.Disk, fn func(vm.Disk)) {
 	for at := &d; at != nil; at = at.Backing {
 		fn(*at)
 	}
 }
 
-// linkDisks puts disks into a snapshot of r, but for the seed: that says who a VM is, and a clone gets its own.
+// linkDisks puts disks into a snapshot of r, except the seed: it contains a VM's identity, and a clone gets its own.
 func linkDisks(ctx context.Context, draft snapshot.Draft, r vm.Record, disks []vm.Disk) ([]snapshot.Disk, error) {
 	shared := imageFiles(r.ImageType, disks)
 	var out []snapshot.Disk
@@ -57,8 +57,9 @@ func linkDisks(ctx context.Context, draft snapshot.Draft, r vm.Record, disks []v
 	return out, nil
 }
 
-// imageFiles are the files among disks that are the image's own. Of a container image these are the layers; the empty
-// file system below the writable layer is made by each host itself. A disk image is what the writable disk stands on.
+// imageFiles returns the files among disks that belong to the image. For a container image these are the layers; each
+// host makes the empty file system below the writable layer itself. For a disk image it is the bottom file of the
+// writable disk.
 func imageFiles(t vm.ImageType, disks []vm.Disk) []string {
 	var out []string
 	for _, d := range disks {
@@ -76,7 +77,7 @@ func imageFiles(t vm.ImageType, disks []vm.Disk) []string {
 	return out
 }
 
-// below is what the writable disks of disks stand on.
+// below returns disks with each writable disk replaced by its backing file.
 func below(disks []vm.Disk) []vm.Disk {
 	disks = slices.Clone(disks)
 	for i, d := range disks {
@@ -88,7 +89,7 @@ func below(disks []vm.Disk) []vm.Disk {
 	return disks
 }
 
-// ownFiles are the names of the files in dir that are disks of r and were not made by the engine.
+// ownFiles returns the names of the files in dir that belong to disks and are not overlays of the engine.
 func ownFiles(dir string, disks []vm.Disk) []string {
 	var out []string
 	for _, d := range disks {
@@ -104,8 +105,8 @@ func ownFiles(dir string, disks []vm.Disk) []string {
 	return out
 }
 
-// tidy removes disks in the folder of m to which its record does not lead, and those of files. What it cannot remove
-// goes with the VM. Preconditions: m is held, and its process, if any, is the one of its record.
+// tidy removes disks in the folder of m, and of files, that its record does not refer to. What it cannot remove
+// is removed with the VM. Preconditions: m is held, and its process, if any, is the one of its record.
 func (e *Engine) tidy(m *machine, files ...string) {
 	dir := e.stateDir(m.id)
 	used := map[string]bool{}
@@ -130,7 +131,7 @@ func (e *Engine) tidy(m *machine, files ...string) {
 	if len(files) == 0 {
 		return
 	}
-	if err := e.durable(e.life.serving); err != nil { // an older record may lead to them
+	if err := e.durable(e.life.serving); err != nil { // an older record may refer to them
 		e.log.Warn("old disks of vm not removed", "vm", m.id, "err", err)
 		return
 	}

@@ -16,9 +16,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Clone makes a VM that goes on from a snapshot. It returns when its CPUs run; it is ready when it is itself.
-// Errors, before anything is changed: NotFound (snapshot, image), InvalidArgument, AlreadyExists (name),
-// FailedPrecondition (it cannot go on here, and why). When it fails later the VM is undone entirely.
+// Clone creates a VM that resumes from a snapshot. It returns when its CPUs run; the VM is ready when it has its own
+// identity.
+// Errors, before anything changes: NotFound (snapshot, image), InvalidArgument, AlreadyExists (name),
+// FailedPrecondition (it cannot resume here, and why). If it fails later, the whole VM is rolled back.
 func (e *Engine) Clone(caller context.Context, spec vm.CloneSpec) (vm.Record, error) {
 	ctx, leave, err := e.life.enter(caller)
 	if err != nil {
@@ -66,7 +67,7 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 	return c, damaged(h.Snapshot(), err)
 }
 
-// holdFor keeps what spec names from being removed.
+// holdFor prevents the removal of what spec names.
 func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, error) {
 	store, err := e.store()
 	switch {
@@ -82,8 +83,8 @@ func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held,
 	return store.Hold(ctx, spec.Snapshot)
 }
 
-// holdDir is Store.HoldDir on behalf of whom ctx says: others than the operator clone from folders alone that he lists, and
-// not from what belongs to somebody else there.
+// holdDir is Store.HoldDir on behalf of the owner in ctx. Non-operators clone only from folders that the operator
+// lists, and not from what belongs to another namespace there.
 func (e *Engine) holdDir(ctx context.Context, store snapshot.Store, dir string) (snapshot.Held, error) {
 	who := vm.Behalf(ctx)
 	if !who.Operator() && !e.openDir(dir) {
@@ -100,7 +101,7 @@ func (e *Engine) holdDir(ctx context.Context, store snapshot.Store, dir string) 
 	return h, nil
 }
 
-// openDir reports whether dir, wherever links lead, is below one of the folders that are open to others than the operator.
+// openDir reports whether dir, with links resolved, is below one of the folders that are open to non-operators.
 func (e *Engine) openDir(dir string) bool {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -116,7 +117,7 @@ func (e *Engine) openDir(dir string) bool {
 	})
 }
 
-// designClone returns the first record of the clone id of x: everything that can be refused is refused here.
+// designClone returns the first record of the clone id of x. Everything that can be refused is refused here.
 func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)
@@ -127,7 +128,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 		if s.Accel, err = e.resumable(ctx, x, s.Accel); err != nil {
 			return vm.Record{}, nil, err
 		}
-	} else if e.drivers[x.Hypervisor] == nil { // whoever is here can boot its disks
+	} else if e.drivers[x.Hypervisor] == nil { // any driver here can boot its disks
 		s.Driver = e.cfg.DefaultDriver
 	}
 	images, err := e.imagesOf(ctx, x)
@@ -135,7 +136,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 		return vm.Record{}, nil, err
 	}
 	process := x.Record.Process
-	s.Process = process // resolved: nothing of the image's is laid over it
+	s.Process = process // resolved: nothing from the image is laid over it
 	if err := s.Validate(); err != nil {
 		return vm.Record{}, nil, err
 	}
@@ -154,7 +155,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	if live && hasSeed(x.Record.Disks) && e.seeds == nil {
 		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, and none can be made here; clone it cold")
 	}
-	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots learns who it is from its seed
+	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots gets its identity from its seed
 		r.Cloned = live
 		r.Resume = &vm.Resume{Clone: true, MachineID: newMachineID(), SSHHostKeys: spec.SSHHostKeys}
 	}
@@ -170,10 +171,10 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	return r, images, nil
 }
 
-// defaultName is that of a clone for which none was asked.
+// defaultName is the name of a clone if the caller gives none.
 func defaultName(id vm.ID) string { return "cocoon-clone-" + string(id) }
 
-// cloneSpec is what spec asks for over what the snapshot's VM was asked for.
+// cloneSpec lays what spec asks for over the spec of the snapshot's VM.
 func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Offered, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Hypervisor, x.Image
@@ -198,7 +199,7 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	if spec.CPUs != 0 {
 		s.CPUs = spec.CPUs
 	}
-	for i := range s.NICs { // a MAC that was asked for is the source's alone
+	for i := range s.NICs { // a requested MAC belongs to the source alone
 		s.NICs[i].MAC = ""
 	}
 	if len(spec.NICs) > 0 {
@@ -207,8 +208,8 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	return s.Default(), nil
 }
 
-// resumable refuses saved state that cannot go on here, and returns the accelerator with which it can: a guest that was
-// emulated is emulated on, also where there is something better by now.
+// resumable refuses saved state that cannot resume here, and returns the accelerator with which it can. An emulated
+// guest stays emulated, even if something better is available now.
 func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
 	d := e.drivers[x.Hypervisor]
 	if d == nil {
@@ -229,9 +230,9 @@ func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Ac
 	return accel, err
 }
 
-// imagesOf returns the images that the disks of x stand on, that of the VM and those of its containers: exactly these,
-// whatever their names mean here by now. Who may clone what the operator shares may use its images too; a snapshot of a
-// namespace can say anything of its images, so the namespace needs a right to them.
+// imagesOf returns the images that the disks of x depend on, that of the VM and those of its containers. It finds
+// them by digest, whatever their names mean here now. Whoever may clone what the operator shares may also use its
+// images. A snapshot of a namespace can claim anything about its images, so the namespace needs a right to them.
 func (e *Engine) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
 	if x.Owner.Operator() {
 		ctx = vm.OnBehalf(ctx, x.Owner)
@@ -254,8 +255,8 @@ func hasSeed(disks []vm.Disk) bool {
 	return slices.ContainsFunc(disks, func(d vm.Disk) bool { return d.Role == vm.RoleCidat })
 }
 
-// buildClone makes the disks and the interfaces of m and has it go on, or boot. Nothing is written to the journal before
-// the process runs: what a crash leaves is found by the VM's id.
+// buildClone creates the disks and NICs of m and resumes or boots it. It writes nothing to the journal before the
+// process runs: after a crash, leftovers are found by the VM's ID.
 func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, images []image.Image, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
@@ -272,12 +273,12 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 	if r.NICs, err = e.attach(ctx, r, back, true); err != nil {
 		return r, err
 	}
-	if r.Cloned && hasSeed(h.Snapshot().Record.Disks) || !r.Cloned { // who goes on has the disks that he had
+	if r.Cloned && hasSeed(h.Snapshot().Record.Disks) || !r.Cloned { // a resumed guest has the disks that it had
 		if r.Disks, err = e.seed(ctx, r, r.NICs); err != nil {
 			return r, err
 		}
 	}
-	if r.Resume != nil && !r.Cloned { // it boots with interfaces of its own
+	if r.Resume != nil && !r.Cloned { // it boots with its own NICs
 		resume := *r.Resume
 		for _, n := range r.NICs {
 			resume.MACs = append(resume.MACs, n.MAC)
@@ -293,14 +294,14 @@ func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, im
 	return e.launchProcess(ctx, m, r, f, back)
 }
 
-// cloneOf is the saved state of h for the clone r.
+// cloneOf returns the saved state of h for the clone r.
 func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
 	in := incomingOf(h)
 	in.LinksDown, in.Grown = true, grown(r)
 	return in
 }
 
-// incomingOf is the saved state of h.
+// incomingOf returns the saved state of h.
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
 	in := &hypervisor.Incoming{
 		State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory),
@@ -312,7 +313,7 @@ func incomingOf(h snapshot.Held) *hypervisor.Incoming {
 	return in
 }
 
-// grown are the serials of the disks of r that are larger than its guest, which goes on, knows.
+// grown returns the serials of the disks of r that are larger than its resumed guest knows.
 func grown(r vm.Record) []string {
 	var serials []string
 	for _, d := range r.Disks {
@@ -323,7 +324,7 @@ func grown(r vm.Record) []string {
 	return serials
 }
 
-// disksFrom makes the disks of a snapshot for m, in a folder of their own.
+// disksFrom creates the disks of a snapshot for m, in a new folder.
 func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
 	base, err := e.baseOf(ctx, h.Snapshot(), images)
 	if err != nil {
@@ -336,11 +337,11 @@ func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, ima
 	return e.snapshots.Disks(ctx, h, base, dir, m.record().Spec.Storage)
 }
 
-// inheritVolumes gives m the content of the volumes of files that the VM it is a clone of has. It is in no snapshot: when
-// that VM is not here, they are empty until somebody updates them. A guest that goes on has what it had mounted.
+// inheritVolumes gives m the content of its source VM's file volumes. No snapshot has that content: if the source is
+// not here, the volumes are empty until somebody updates them. A resumed guest keeps what it had mounted.
 //
-// What a snapshot says of its source is believed when the source knows of it: one from elsewhere may say anything, and
-// the content may be secret.
+// The engine believes what a snapshot says of its source only if the source knows the snapshot: a foreign snapshot
+// may say anything, and the content may be secret.
 func (e *Engine) inheritVolumes(m *machine, x snapshot.Snapshot) error {
 	source := e.index.get(x.Source.VMID)
 	known := source != nil && slices.Contains(source.record().SnapshotIDs, x.ID)

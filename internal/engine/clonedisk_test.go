@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestCloneOfDiskGuest: who cannot be told has its interfaces replaced, and is not ready for it.
+// TestCloneOfDiskGuest: a guest that cannot be told its identity gets other NICs, but is not ready by that.
 func TestCloneOfDiskGuest(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.must(r.Launch(ctx, cloud()))
@@ -43,8 +43,8 @@ func TestCloneOfDiskGuest(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// TestCloneOfDiskGuestIsTold: where its agent can do that, with the interfaces it shall have, and where its owner does not
-// let it, it is one that nobody can tell.
+// TestCloneOfDiskGuestIsTold: if its agent can do that, the guest is told its identity, with its new NICs. If its
+// owner does not allow that, it is treated as a guest that cannot be told.
 func TestCloneOfDiskGuestIsTold(t *testing.T) {
 	for name, refuses := range map[string]bool{"told": false, "not allowed": true} {
 		t.Run(name, func(t *testing.T) {

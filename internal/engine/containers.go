@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// designContainers completes the first record of a VM with its containers and returns their images.
+// designContainers adds the containers to the first record of a VM and returns their images.
 func (e *Engine) designContainers(ctx context.Context, r *vm.Record) ([]image.Image, error) {
 	var images []image.Image
 	for _, c := range r.Spec.Containers {
@@ -39,7 +39,7 @@ func (e *Engine) designContainers(ctx context.Context, r *vm.Record) ([]image.Im
 	return images, nil
 }
 
-// layContainers notes which disks hold the images of the containers and returns disks with those that are missing added.
+// layContainers records which disks hold the images of the containers and returns disks with the missing ones added.
 // Layers that several images share are one disk.
 func (e *Engine) layContainers(ctx context.Context, containers []vm.ContainerRecord, images []image.Image, disks []vm.Disk) ([]vm.Disk, error) {
 	serials := map[string]string{} // by path
@@ -69,7 +69,7 @@ func (e *Engine) layContainers(ctx context.Context, containers []vm.ContainerRec
 	return disks, nil
 }
 
-// containersOf is what the guest is told of its containers. Of a guest that has started them it is not looked at.
+// containersOf returns what the guest is told about its containers. A guest that has started them ignores it.
 func containersOf(r vm.Record) []guest.Container {
 	var out []guest.Container
 	for i, c := range r.Containers {
@@ -91,7 +91,7 @@ func eachContainer(all []vm.ContainerRecord, f func(vm.ContainerStatus) vm.Conta
 	return all
 }
 
-// again is s when the guest boots once more.
+// again returns s for a guest that boots once more.
 func again(s vm.ContainerStatus) vm.ContainerStatus {
 	if s.State == "" {
 		return s
@@ -103,13 +103,13 @@ func again(s vm.ContainerStatus) vm.ContainerStatus {
 	return s
 }
 
-// standsOn reports whether r's VM is made of the image with that digest.
+// standsOn reports whether r's VM uses the image with that digest.
 func standsOn(r vm.Record, digest string) bool {
 	return r.ImageDigest == digest ||
 		slices.ContainsFunc(r.Containers, func(c vm.ContainerRecord) bool { return c.ImageDigest == digest })
 }
 
-// containerOf is the container that name means: of a VM with several, none is the first app.
+// containerOf resolves the name of a container: in a VM with several, "" means the first app container.
 func containerOf(r vm.Record, name string) (string, error) {
 	if name == "" {
 		for _, c := range r.Spec.Containers {
@@ -138,7 +138,7 @@ func (e *Engine) containerDir(id vm.ID, name string) string {
 	return filepath.Join(e.stateDir(id), "containers", name)
 }
 
-// containersIn are the containers of x as those of a VM of spec that goes on from it, or boots its disks. A snapshot from
+// containersIn returns the containers of x for a VM of spec that resumes from it or boots its disks. A snapshot from
 // elsewhere may say anything.
 func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerRecord, error) {
 	out := x.Record.Clone().Containers
@@ -154,7 +154,7 @@ func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerR
 	return out, nil
 }
 
-// baseOf returns the disks of the images that x stands on, with the serials that its guest knows.
+// baseOf returns the disks of the images that x depends on, with the serials that its guest knows.
 func (e *Engine) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.Image) ([]vm.Disk, error) {
 	base, err := e.images.Base(ctx, images[0])
 	if err != nil {
@@ -200,7 +200,7 @@ func (e *Engine) foreignLogs(m *machine) func() error {
 	}
 }
 
-// skipLogs leaves out of the logs of m what its guest, which was resumed, had written before.
+// skipLogs leaves out of the logs of m what its resumed guest had written before.
 func (e *Engine) skipLogs(m *machine, reply guest.ResumedReply) error {
 	if err := m.log.Skip(0, reply.LogSeq); err != nil {
 		return err
@@ -232,7 +232,8 @@ func (m *machine) finishLogs() {
 	}
 }
 
-// followContainers notes where the containers of m stand and keeps their logs until all is said or the session ends.
+// followContainers records the status of m's containers and keeps their logs until all is reported or the session
+// ends.
 func (e *Engine) followContainers(ctx context.Context, m *machine, agent guest.Agent) {
 	keeper, ok := agent.(guest.ContainerKeeper)
 	if !ok {
@@ -264,18 +265,19 @@ func (e *Engine) keepContainerLog(ctx context.Context, m *machine, keeper guest.
 	})
 	if ctx.Err() == nil {
 		select {
-		case <-agent.Done(): // it goes on with the next session
+		case <-agent.Done(): // the next session continues it
 		default:
 			log.Finish()
 		}
 	}
 }
 
-// KillContainer ends a run of one container of a running VM, the present one when run is 0: by SIGTERM, and SIGKILL after
-// grace (negative: that of the spec, zero: at once). It returns when that is over. The run counts as failed, and whether
-// another one follows is up to the restart policy. A run that is over is no error. When ctx ends first it may still end.
-// Errors: NotFound (VM, container), FailedPrecondition when the VM does not run, Unsupported when its guest is of an older
-// agent, Unavailable when the guest does not answer or the run does not end in time.
+// KillContainer ends a run of one container of a running VM, the current one when run is 0: by SIGTERM, and by
+// SIGKILL after grace (negative: that of the spec, zero: at once). It returns when the run has ended. The run counts
+// as failed, and the restart policy decides whether another one follows. A run that has already ended is no error. If
+// ctx ends first, the run may still end.
+// Errors: NotFound (VM, container), FailedPrecondition when the VM does not run, Unsupported when its guest has an
+// older agent, Unavailable when the guest does not answer or the run does not end in time.
 func (e *Engine) KillContainer(caller context.Context, ref, container string, run int, grace time.Duration) error {
 	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
 		if run < 0 {
@@ -290,15 +292,16 @@ func (e *Engine) KillContainer(caller context.Context, ref, container string, ru
 	}))
 }
 
-// ReleaseContainer lets the containers of a running VM start that wait for one that holds them. Idempotent. Errors as of
-// KillContainer.
+// ReleaseContainer lets the containers of a running VM start that wait for the given one, which holds them.
+// Idempotent.
+// Errors as for KillContainer.
 func (e *Engine) ReleaseContainer(caller context.Context, ref, container string) error {
 	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, _ vm.Record, k guest.ContainerKeeper) error {
 		return k.ReleaseContainer(ctx, container)
 	}))
 }
 
-// keeperOf calls f with the agent that keeps a container.
+// keeperOf calls f with the agent that manages a container.
 func (e *Engine) keeperOf(caller context.Context, ref, container string, f func(context.Context, vm.Record, guest.ContainerKeeper) error) error {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
@@ -324,7 +327,7 @@ func (e *Engine) keeperOf(caller context.Context, ref, container string, f func(
 	return nil
 }
 
-// noteContainers writes down where the containers of m stand.
+// noteContainers records the status of m's containers.
 func (e *Engine) noteContainers(ctx context.Context, m *machine, all []vm.ContainerStatus) error {
 	have := m.record().Containers
 	if len(all) != len(have) {
@@ -332,7 +335,7 @@ func (e *Engine) noteContainers(ctx context.Context, m *machine, all []vm.Contai
 	}
 	next := slices.Clone(have)
 	for i, s := range all {
-		if s.Last == nil && s.Restarts > 0 { // that was before this boot, which the guest does not know of
+		if s.Last == nil && s.Restarts > 0 { // from before this boot, which the guest does not know of
 			s.Last = have[i].Status.Last
 		}
 		next[i].Status = s

@@ -50,7 +50,7 @@ func TestContainers(t *testing.T) {
 		t.Errorf("the app: %+v", s)
 	}
 
-	// Each container has a log of its own, and a run of the app has one too. A lost link costs and doubles nothing.
+	// Each container has its own log, and so has each run of the app. A lost link loses and duplicates nothing.
 	line := func(run int, seq uint64, text string) guest.LogEntry {
 		return guest.LogEntry{Run: run, Seq: seq, Time: at, Stream: "stdout", Data: []byte(text)}
 	}
@@ -81,7 +81,7 @@ func TestContainers(t *testing.T) {
 	_, err := r.Exec(ctx, "web", guest.Exec{Container: "none", Command: []string{"echo", "x"}}, guest.Streams{})
 	wantClass(t, "exec in no container", err, errdefs.NotFound)
 
-	// One of them is ended alone. A run that is over is not asked for again.
+	// Only one container is killed. A run that is over is not requested again.
 	before := rec.Container("app").Status
 	for range 2 {
 		if err := r.KillContainer(ctx, "web", "app", before.Run(), 3*time.Second); err != nil {
@@ -103,7 +103,7 @@ func TestContainers(t *testing.T) {
 	older.Store(true)
 	wantClass(t, "an older agent", r.KillContainer(ctx, "web", "app", 0, -1), errdefs.Unsupported)
 
-	// A guest that dies takes its containers along; the next one counts on.
+	// The containers end with a guest that dies; the next guest continues the count.
 	r.must(r.Restart(ctx, "web", 0))
 	r.await("web", "ready", ready)
 	told = r.world.Guest(rec.ID).Identity()
@@ -149,8 +149,8 @@ func severalScripts() map[string]script {
 	}
 }
 
-// A VM of several containers sleeps, wakes, is cloned and goes back: where its containers stand and what they write goes
-// on, and a clone tells nothing of what its source wrote.
+// A VM of several containers is hibernated, woken, cloned and restored: the status and output of its containers
+// continue, and a clone shows nothing that its source wrote.
 func TestContainersGoOn(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	s := severalSpec()

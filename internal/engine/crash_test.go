@@ -63,13 +63,13 @@ func crash(dir, op string, at int64) error {
 		}
 		return nil
 	}
-	var gate sync.RWMutex // held while the trigger is pulled
+	var gate sync.RWMutex // held while the trigger runs
 	w.Fault = func(call string) error {
 		gate.RLock()
 		defer gate.RUnlock()
 		return point(call)
 	}
-	var before atomic.Int64 // changes under way that began while armed: the end of an earlier one is no point of the operation
+	var before atomic.Int64 // changes in progress that began while armed: the end of an earlier one is no point of the operation
 	e, _, err := build(ctx, dir, w, w.Driver(), func(j journal.Journal) journal.Journal {
 		return journaltest.Faulty{Journal: j, Hook: func(p journaltest.Point) error {
 			gate.RLock()
@@ -110,12 +110,12 @@ func crash(dir, op string, at int64) error {
 	return s.act(ctx, r)
 }
 
-// child runs crash in a process of its own. It returns the point at which it was killed, "" when it came to the end.
+// child runs crash in its own process. It returns the point at which it was killed, "" if it reached the end.
 func child(t *testing.T, dir, op string, at int) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), crashDir+"="+dir, crashOp+"="+op, fmt.Sprint(crashAt, "=", at),
-		"GORACE=atexit_sleep_ms=0") // or each child takes a second under the race detector
+		"GORACE=atexit_sleep_ms=0") // otherwise each child takes a second under the race detector
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -136,7 +136,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 		}
 		t.Run(op, func(t *testing.T) {
 			t.Parallel()
-			var last atomic.Bool // some point was beyond the end of the operation
+			var last atomic.Bool // some point was after the end of the operation
 			for first := 1; !last.Load(); first += abreast {
 				var wg sync.WaitGroup
 				for at := first; at < first+abreast; at++ {
@@ -157,24 +157,25 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// abreast is how many crashes are tried at a time: they mostly wait for the disk.
+// abreast is how many crashes run in parallel: they mostly wait for the disk.
 const abreast = 8
 
-// killedAt has a child do op, killed at one point, and recovers. It returns false when the operation has fewer points.
+// killedAt makes a child do op, killed at one point, and recovers. It returns false if the operation has fewer
+// points.
 func killedAt(t *testing.T, op string, s script, at int) bool {
 	dir := t.TempDir()
 	where := child(t, dir, op, at)
 	if where == "" {
 		return false
 	}
-	if at%3 == 0 { // and once more, while it recovers
+	if at%3 == 0 { // and kill it again while it recovers
 		where += ", then " + child(t, dir, "recover", at/3)
 	}
 	settled(t, dir, s, where)
 	return true
 }
 
-// settled starts an engine on what a killed one left and checks that the world is whole.
+// settled starts an engine on what a killed one left and checks that the world is consistent.
 func settled(t *testing.T, dir string, s script, where string) {
 	t.Helper()
 	r := &rig{t: t, dir: dir, wrap: func(j journal.Journal) journal.Journal { return j }}
@@ -183,7 +184,7 @@ func settled(t *testing.T, dir string, s script, where string) {
 	defer r.stopQuietly()
 	idle(t, r)
 	name := cmp.Or(s.name, "web")
-	if slices.Equal(s.after, []vm.State{vm.StateStopped}) && s.disk == nil { // the code of an exited process arrives a little later
+	if slices.Equal(s.after, []vm.State{vm.StateStopped}) && s.disk == nil { // the exit code of a process arrives a little later
 		rec := r.await("web", "stopped", stopped)
 		if rec.ExitCode == nil || *rec.ExitCode != 5 || rec.Reason != vm.ReasonExited {
 			t.Errorf("killed at %s: the exit is lost: %+v", where, rec)
@@ -225,7 +226,7 @@ func settled(t *testing.T, dir string, s script, where string) {
 	r.clean()
 }
 
-// has lists what there must be of a VM.
+// has lists what must exist of a VM.
 func (r *rig) has(rec vm.Record, where string) []string {
 	want := []string{"leases/" + rec.NICs[0].IP, "run/vms/" + string(rec.ID), "state/vms/" + string(rec.ID)}
 	for _, id := range rec.SnapshotIDs {
@@ -257,7 +258,7 @@ func (r *rig) has(rec vm.Record, where string) []string {
 	return want
 }
 
-// alive brings a VM up, if need be, and looks at its disk: neither lost nor older than its memory.
+// alive starts a VM, if necessary, and checks its disk: neither lost nor older than its memory.
 func (r *rig) alive(rec vm.Record, disks []string, where string) {
 	r.t.Helper()
 	if _, err := r.Start(r.t.Context(), string(rec.ID)); err != nil {
@@ -276,7 +277,7 @@ func (r *rig) alive(rec vm.Record, disks []string, where string) {
 	}
 }
 
-// idle waits until no operation is unfinished, and the engine knows it: the journal does a moment before.
+// idle waits until no operation is unfinished and the engine knows it: the journal knows a moment earlier.
 func idle(t *testing.T, r *rig) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -295,7 +296,7 @@ func idle(t *testing.T, r *rig) {
 			return
 		}
 		if len(intents) == 0 && ctx.Err() == nil {
-			runtime.Gosched() // the next look may be at both
+			runtime.Gosched() // the next check may find both
 			continue
 		}
 		select {
@@ -314,7 +315,7 @@ func revisions(all []vm.Record) map[vm.ID]int64 {
 	return out
 }
 
-// stopQuietly is stop for tests that run beside others, whose goroutines are not ours to count.
+// stopQuietly is stop for tests that run in parallel with others, whose goroutines must not be counted.
 func (r *rig) stopQuietly() {
 	r.parallel = true
 	r.stop()

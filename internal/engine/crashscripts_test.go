@@ -9,15 +9,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// script is an operation with what comes before it. Each part returns when its outcome is in the journal.
+// script is an operation and what comes before it. Each part returns when its result is in the journal.
 type script struct {
 	before  func(context.Context, *rig) error
-	trigger func(context.Context, *rig) error // what sets it off from outside; no point is passed before it is done
+	trigger func(context.Context, *rig) error // what starts it from outside; no point is passed before this is done
 	act     func(context.Context, *rig) error
 	only    func(context.Context, *rig) error // act alone, without waiting for the guest; nil: act
-	// after lists the states the VM may be in once all is recovered; "" is gone.
+	// after lists the states that the VM may be in after recovery; "" means removed.
 	after []vm.State
-	// disk lists what the disks of VMs that run, or can be started, may hold; nil: not looked at.
+	// disk lists what the disks of VMs that run, or can be started, may hold; nil: not checked.
 	disk []string
 	name string // of the VM; "": web
 	pool int    // clones kept ready
@@ -53,7 +53,7 @@ func until(ctx context.Context, r *rig, ok func(vm.Record) bool) error {
 	return err
 }
 
-// written launches the VM and has it write to its disk.
+// written launches the VM and makes it write to its disk.
 func written(ctx context.Context, r *rig) error {
 	return errors.Join(launched(ctx, r), write(ctx, r, "one."))
 }
@@ -76,7 +76,7 @@ func save(ctx context.Context, r *rig) error {
 	return err
 }
 
-// saved is written, saved, and written to once more.
+// saved is written, then saved, then written to again.
 func saved(ctx context.Context, r *rig) error {
 	return errors.Join(written(ctx, r), save(ctx, r), write(ctx, r, "two."))
 }
@@ -167,7 +167,7 @@ func scripts() map[string]script {
 		"update": {
 			before: launched,
 			act: func(ctx context.Context, r *rig) error {
-				for range 2 * abreast { // each has one point only
+				for range 2 * abreast { // each has only one point
 					if err := r.UpdateVolume(ctx, "web", "conf", content("two")); err != nil {
 						return err
 					}

@@ -12,7 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Operations, and the steps at which one can be cut off. They are in the journal: their meaning never changes.
+// Operations, and the steps at which each can be interrupted. They are stored in the journal: their meaning never
+// changes.
 const (
 	opCreate  = "create"  // disks
 	opLaunch  = "launch"  // disks, launch
@@ -41,14 +42,15 @@ const (
 	stepClean    = "clean"
 )
 
-// Create makes the VM of spec and leaves it ready to start.
-// Errors: InvalidArgument and NotFound (image) before anything is changed, AlreadyExists; any other failure is undone.
+// Create creates the VM of spec and leaves it ready to start.
+// Errors: InvalidArgument and NotFound (image) before anything changes, AlreadyExists; any other failure is rolled
+// back.
 func (e *Engine) Create(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return e.createVM(ctx, spec, opCreate)
 }
 
-// Launch is Create and Start in one. When the start fails the VM is undone entirely; what happens after its process
-// runs (a guest that does not come up) is in its record.
+// Launch is Create and Start in one. If the start fails, the whole VM is rolled back. Failures after its process runs
+// (such as a guest that does not come up) are in its record.
 func (e *Engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return e.createVM(ctx, spec, opLaunch)
 }
@@ -73,18 +75,19 @@ func (e *Engine) createVM(caller context.Context, spec vm.Spec, op string) (vm.R
 	return r.Clone(), nil
 }
 
-// diskSizer is a store that knows how large the disks in its images are; 0 for images without one.
+// diskSizer is a store that knows the size of the disks in its images; 0 for images without one.
 type diskSizer interface {
 	DiskSize(ctx context.Context, img image.Image) (int64, error)
 }
 
-// planAndCreate reserves, begins, acts, and undoes on failure. With anySize the storage of spec is only the default.
+// planAndCreate reserves the name, begins the operation, builds the VM, and rolls back on failure. With anySize, the
+// storage of spec is only the default.
 func (e *Engine) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, op string) (vm.Record, error) {
 	img, err := e.images.Get(ctx, spec.Image)
 	if err != nil {
 		return vm.Record{}, err
 	}
-	if sizes, ok := e.images.(diskSizer); ok && anySize { // the default is no reason to refuse an image whose disk is larger
+	if sizes, ok := e.images.(diskSizer); ok && anySize { // the default must not refuse an image with a larger disk
 		size, err := sizes.DiskSize(ctx, img)
 		if err != nil {
 			return vm.Record{}, err
@@ -105,7 +108,7 @@ func (e *Engine) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, 
 	})
 }
 
-// buildNew makes r a VM under an intent, which build settles. When it fails nothing of the VM stays.
+// buildNew creates the VM of r under an intent, which build settles. If it fails, nothing of the VM remains.
 func (e *Engine) buildNew(ctx context.Context, r vm.Record, op string, build func(*machine, *undo.Stack) (vm.Record, error)) (vm.Record, error) {
 	if err := e.index.reserve(r.Owner.Qualify(r.Spec.Name), r.ID); err != nil {
 		return vm.Record{}, err
@@ -134,8 +137,8 @@ func (e *Engine) newMachine(r vm.Record) *machine {
 	return m
 }
 
-// build makes the disks, the volumes and the interfaces of m and, for a launch, starts it. It settles the intent. The first
-// image is that of the VM, the others those of its containers.
+// build creates the disks, the volumes and the NICs of m and, for a launch, starts it. It settles the intent. The
+// first image belongs to the VM, the others to its containers.
 func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, volumes []vm.Volume, op string, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
@@ -153,7 +156,8 @@ func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, vo
 	if root.Disks, err = e.layContainers(ctx, containers, images[1:], root.Disks); err != nil {
 		return r, err
 	}
-	// Not a step of its own: attaching again gives the same, and who undoes a creation takes every interface for made.
+	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may
+	// exist.
 	nics, err := e.attach(ctx, r, back, true)
 	if err != nil {
 		return r, err
@@ -179,8 +183,8 @@ func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, vo
 	return e.bootVM(ctx, m, back)
 }
 
-// unbuild takes back what a failed creation did and returns why it failed. What cannot be taken back keeps the VM in
-// StateError, so that it can be seen and removed.
+// unbuild rolls back a failed creation and returns why it failed. If the rollback fails, the VM stays in StateError,
+// so that it can be seen and removed.
 func (e *Engine) unbuild(ctx context.Context, m *machine, back *undo.Stack, cause error) error {
 	err := back.Run(ctx)
 	if err == nil {
@@ -200,7 +204,7 @@ func (e *Engine) fail(ctx context.Context, m *machine, reason string, cause erro
 		r.State, r.Reason, r.Message, r.AgentReady = vm.StateError, reason, cause.Error(), false
 	}
 	if _, err := e.commit(ctx, m, e.journal.Settle, broken); err != nil {
-		// The journal holds the intent still: the next recovery takes it up. Until then the VM can be removed.
+		// The journal still holds the intent: the next recovery handles it. Until then the VM can be removed.
 		e.log.Error("vm failed and the journal does not take it", "vm", m.id, "err", err)
 		m.write.Lock()
 		defer m.write.Unlock()
@@ -210,7 +214,8 @@ func (e *Engine) fail(ctx context.Context, m *machine, reason string, cause erro
 	}
 }
 
-// attach makes the interfaces of r. On failure, back detaches those that were made; fresh ones give back their address.
+// attach creates the NICs of r. On failure, back detaches those already created; if fresh, it also releases their
+// addresses.
 func (e *Engine) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh bool) ([]vm.NIC, error) {
 	var nics []vm.NIC
 	for i, want := range r.Spec.NICs {
@@ -233,8 +238,8 @@ func (e *Engine) attach(ctx context.Context, r vm.Record, back *undo.Stack, fres
 	return nics, nil
 }
 
-// detach removes the taps of nics; with release the addresses are given back too. A network that this node does not
-// have any more is passed over: it sweeps its taps itself should it come back.
+// detach removes the taps of nics; with release it also releases the addresses. It skips a network that this node no
+// longer has: such a network sweeps its taps itself if it comes back.
 func (e *Engine) detach(ctx context.Context, nics []vm.NIC, release bool) error {
 	for _, nic := range nics {
 		n := e.networks.Get(nic.Network)

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// realStore is an engine whose snapshots are in the store of a real node, with VMs that have no guest agent.
+// realStore is an engine with the snapshot store of a real node, and with VMs that have no guest agent.
 func realStore(t *testing.T, opts ...func(*rig)) (*rig, *fake.Host) {
 	t.Helper()
 	host, err := fake.NewHost("")
@@ -32,14 +32,14 @@ func realStore(t *testing.T, opts ...func(*rig)) (*rig, *fake.Host) {
 		}
 	})
 	web := r.must(r.Create(t.Context(), spec("web")))
-	if err := os.Truncate(web.Disks[0].Path, 16<<20); err != nil { // the world's image has an empty disk
+	if err := os.Truncate(web.Disks[0].Path, 16<<20); err != nil { // the image of the test world has an empty disk
 		t.Fatal(err)
 	}
 	r.must(r.Start(t.Context(), "web"))
 	return r, host
 }
 
-// garbage writes 2 MiB into the middle of a file of a snapshot, and returns what takes that back.
+// garbage writes 2 MiB into the middle of a file of a snapshot, and returns a function that undoes that.
 func (r *rig) garbage(ref, file string) (heal func()) {
 	r.t.Helper()
 	h, err := r.snapshots.Hold(r.t.Context(), ref)
@@ -78,7 +78,8 @@ func (r *rig) garbage(ref, file string) (heal func()) {
 	return func() { write(was) }
 }
 
-// TestWakeWithDamagedMemory: the VM stays hibernated, nothing of it is removed, and once its memory is whole again it wakes.
+// TestWakeWithDamagedMemory: the VM stays hibernated, nothing of it is removed, and it wakes once its memory is
+// intact again.
 func TestWakeWithDamagedMemory(t *testing.T) {
 	for _, file := range []string{snapshot.FileMemory, snapshot.FileState, "disk"} {
 		t.Run(file, func(t *testing.T) {
@@ -95,7 +96,7 @@ func TestWakeWithDamagedMemory(t *testing.T) {
 			}
 			if file == "disk" {
 				file = x.Disks[0].Layers[0].File
-				r.restartStore() // what it has just written it does not read again
+				r.restartStore() // the store does not read again what it has just written
 			}
 			heal := r.garbage(slept.Snapshot, file)
 			for range 2 {
@@ -126,7 +127,7 @@ func TestWakeWithDamagedMemory(t *testing.T) {
 	}
 }
 
-// restartStore has another process have the store.
+// restartStore makes another process use the store.
 func (r *rig) restartStore() {
 	r.t.Helper()
 	r.stop()

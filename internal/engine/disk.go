@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// seed writes the disk by which a disk guest learns who it is, and returns the disks of r with it. It is written anew
-// before each start, because addresses change; the file is in the state folder and goes with it.
+// seed writes the disk from which a disk guest learns its identity, and returns the disks of r with it. It is written
+// again before each start, because addresses change. The file is in the state folder and is removed with it.
 func (e *Engine) seed(ctx context.Context, r vm.Record, nics []vm.NIC) ([]vm.Disk, error) {
 	if r.ImageType == vm.ImageOCI || e.seeds == nil {
 		return r.Disks, nil
@@ -31,15 +31,15 @@ func (e *Engine) seed(ctx context.Context, r vm.Record, nics []vm.NIC) ([]vm.Dis
 	return append(disks, disk), nil
 }
 
-// How often a guest is asked for addresses that its network does not know. It may have none for long.
+// How often to ask a guest for addresses that its network does not know. It may have none for a long time.
 const (
 	addressAttempts = 8
 	addressFirst    = time.Second
 	addressMost     = 30 * time.Second
 )
 
-// learnAddresses notes the addresses that the guest says it has, for interfaces whose network gave them none. What a
-// network does know is never replaced by what a guest says.
+// learnAddresses records the addresses that the guest reports for NICs whose network gave them none. What a network
+// knows is never replaced by what a guest reports.
 func (e *Engine) learnAddresses(ctx context.Context, m *machine, agent guest.Agent) {
 	reporter, ok := agent.(guest.NetworkReporter)
 	if !ok {
@@ -90,7 +90,7 @@ func addressed(nics []vm.NIC, found []guest.Interface) (_ []vm.NIC, changed bool
 	return nics, changed
 }
 
-// bestAddress is the first IPv4 address that others can reach, else such an IPv6 one.
+// bestAddress returns the first IPv4 address that others can reach, otherwise the first such IPv6 address.
 func bestAddress(all []netip.Prefix) (best netip.Prefix, ok bool) {
 	for _, p := range all {
 		switch {

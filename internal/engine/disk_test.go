@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// seedOf is what the seed of rec says, "" without one.
+// seedOf returns the content of the seed of rec, "" without one.
 func seedOf(t *testing.T, rec vm.Record) string {
 	t.Helper()
 	var text string
@@ -51,12 +51,12 @@ func TestDiskGuestWithAgent(t *testing.T) {
 	if err := r.UpdateVolume(ctx, "web", "cfg", []vm.VolumeFile{{Path: "a", Data: []byte("second"), Mode: 0o644}}); err != nil {
 		t.Errorf("update of a volume: %v", err)
 	}
-	r.world.Guest(rec.ID).ACPI = false // the agent has to do
+	r.world.Guest(rec.ID).ACPI = false // the agent must do it
 	rec = r.must(r.Stop(ctx, "web", -1))
 	if rec.Reason != vm.ReasonStopped || rec.AgentReady || rec.ExitCode != nil {
 		t.Errorf("stopped: %+v", rec)
 	}
-	if err := os.Remove(rec.Disks[len(rec.Disks)-1].Path); err != nil { // it is made anew each time
+	if err := os.Remove(rec.Disks[len(rec.Disks)-1].Path); err != nil { // it is made again each time
 		t.Fatal(err)
 	}
 	rec = r.must(r.Restart(ctx, "web", -1))
@@ -95,7 +95,7 @@ func TestContainersHaveNoSeed(t *testing.T) {
 	}
 }
 
-// TestAddressesOfGuest has a guest report addresses: only an interface whose network knows none takes one.
+// TestAddressesOfGuest makes a guest report addresses: only a NIC whose network knows none gets one.
 func TestAddressesOfGuest(t *testing.T) {
 	lies := []guest.Interface{{Name: "eth0", Addresses: []netip.Prefix{
 		netip.MustParsePrefix("169.254.1.1/16"), netip.MustParsePrefix("fd00::1/64"), netip.MustParsePrefix("192.0.2.7/24"),

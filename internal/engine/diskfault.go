@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	diskPoll   = time.Second      // how often a guest that stands is looked after
-	diskRest   = time.Minute      // the same for one that stood again right after it had gone on
-	diskCalm   = 10 * time.Second // how long it must have run for that not to count as right after
-	diskMargin = 64 << 20         // bytes that must be free before it goes on, or a part of a small file system
+	diskPoll   = time.Second      // how often a guest paused by a disk is checked
+	diskRest   = time.Minute      // the same for one that was paused again right after it resumed
+	diskCalm   = 10 * time.Second // how long it must have run so that this does not count as right after
+	diskMargin = 64 << 20         // bytes that must be free before it resumes, or a part of a small file system
 	diskPart   = 64
 )
 
-// Room is what a file system has left for those who are not root, and its size, bytes.
+// Room is the free space of a file system for non-root users, and its size, in bytes.
 type Room struct{ Free, Size int64 }
 
 // statfs is the Room of the file system that dir is on.
@@ -32,10 +32,10 @@ func statfs(dir string) (Room, error) {
 	return Room{Free: int64(st.Bavail) * st.Bsize, Size: int64(st.Blocks) * st.Bsize}, nil
 }
 
-// watchDisks notes what becomes of the requests of m's guest to its disks, and has one go on that stands for want of room
-// once there is some. It ends with the process.
+// watchDisks records what happens to the disk requests of m's guest, and resumes a guest that is paused for lack of
+// space once there is some. It ends with the process.
 func (e *Engine) watchDisks(ctx context.Context, m *machine, r *run, w hypervisor.DiskWatcher) {
-	wait, last := diskPoll, time.Time{} // when it went on last
+	wait, last := diskPoll, time.Time{} // when it resumed last
 	for ctx.Err() == nil && !r.over() {
 		fault, changed, err := w.DiskFault(ctx)
 		if err != nil {
@@ -56,7 +56,7 @@ func (e *Engine) watchDisks(ctx context.Context, m *machine, r *run, w hyperviso
 		}
 		for ctx.Err() == nil && !r.over() {
 			pause(wait, changed, r.ended)
-			if !noted { // the journal may be on the disk that is full
+			if !noted { // the journal may be on the full disk
 				noted = e.noteFault(ctx, m, r, fault, true)
 			}
 			if ok, err := e.retryDisk(ctx, m, r, w); err != nil {
@@ -69,8 +69,8 @@ func (e *Engine) watchDisks(ctx context.Context, m *machine, r *run, w hyperviso
 	}
 }
 
-// retryDisk has the guest of m go on if it stands because of a disk and its disks have room, and reports whether it runs. It
-// comes after what is being done to the VM: a guest that is held by a save stays held.
+// retryDisk resumes the guest of m if it is paused because of a disk and its disks have room, and reports whether it
+// runs. It waits for operations on the VM: a guest that is held by a save stays held.
 func (e *Engine) retryDisk(ctx context.Context, m *machine, r *run, w hypervisor.DiskWatcher) (bool, error) {
 	if ok, err := e.room(m.record()); !ok || err != nil {
 		return false, err
@@ -95,7 +95,7 @@ func (e *Engine) retryDisk(ctx context.Context, m *machine, r *run, w hypervisor
 		return false, err
 	}
 	pause(diskPoll, changed, r.ended)
-	if _, changed, err = w.DiskFault(ctx); err == nil { // it may stand again at once, which is no news
+	if _, changed, err = w.DiskFault(ctx); err == nil { // it may be paused again at once, which is nothing new
 		pause(diskPoll, changed, r.ended)
 	}
 	return true, nil
@@ -115,11 +115,11 @@ func (e *Engine) room(r vm.Record) (bool, error) {
 	return true, nil
 }
 
-// ofDisk reports whether a reason of a VM that runs is what became of its disks.
+// ofDisk reports whether the reason of a running VM is a disk fault.
 func ofDisk(reason string) bool { return reason == vm.ReasonDiskFull || reason == vm.ReasonDiskError }
 
-// noteFault writes down what became of the last request of m's guest, unless that is on record and not to be written again.
-// When the journal does not take it, it is true all the same: who asks is told.
+// noteFault records the result of the last request of m's guest, unless it is on record and again is false. If the
+// journal fails, only the record in memory has it: callers that ask are told.
 func (e *Engine) noteFault(ctx context.Context, m *machine, r *run, fault *hypervisor.DiskFault, again bool) (noted bool) {
 	reason, message := "", ""
 	switch {
@@ -156,7 +156,7 @@ func (e *Engine) noteFault(ctx context.Context, m *machine, r *run, fault *hyper
 	return true
 }
 
-// standsStill says why calls into m do not come back, nil when its disks are no reason.
+// standsStill explains why calls into m do not return; nil if its disks are not the reason.
 func standsStill(m *machine) error {
 	if r := m.record(); r.Reason == vm.ReasonDiskFull {
 		return errdefs.Unavailablef("the guest of vm %s does not answer: %s", m.name(), r.Message)

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// full is an engine whose disks have as much room as the test says.
+// full is an engine whose disks have as much space as the test says.
 func full(t *testing.T) (*rig, *fake.Host, *atomic.Int64) {
 	t.Helper()
 	var free atomic.Int64
@@ -29,7 +29,8 @@ func because(reason string) func(vm.Record) bool {
 
 var noSpace = hypervisor.DiskFault{Stands: true, Full: true, Cause: "No space left on device"}
 
-// TestDiskFull: a guest that stands because the disk is full says so, is not saved, survives the daemon, and goes on by itself.
+// TestDiskFull: a guest that is paused because the disk is full is reported, is not saved, survives the daemon, and
+// resumes by itself.
 func TestDiskFull(t *testing.T) {
 	r, host, free := full(t)
 	ctx := t.Context()
@@ -70,7 +71,7 @@ func TestDiskFull(t *testing.T) {
 	r.clearAll()
 }
 
-// TestDiskFullAndEnded: how a VM ended is not taken for what its disk was like before.
+// TestDiskFullAndEnded: the reason why a VM ended is not mixed up with its earlier disk fault.
 func TestDiskFullAndEnded(t *testing.T) {
 	r, host, _ := full(t)
 	web := r.must(r.Inspect(t.Context(), "web"))
@@ -88,7 +89,7 @@ func TestDiskFullAndEnded(t *testing.T) {
 
 func ofDisk(reason string) bool { return reason == vm.ReasonDiskFull || reason == vm.ReasonDiskError }
 
-// TestDiskError: a guest that was told of an error runs on, and one that stands is tried again, with growing pauses.
+// TestDiskError: a guest that was told of an error keeps running; a paused one is retried, with growing pauses.
 func TestDiskError(t *testing.T) {
 	r, host, free := full(t)
 	free.Store(1 << 30)

@@ -8,14 +8,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// durable returns when what is on record survives a power cut. It comes before the answer of an operation, and before
-// anything is destroyed that only an older record leads to.
+// durable returns when what is on record survives a power cut. It runs before an operation returns, and before
+// anything is destroyed that only an older record refers to.
 func (e *Engine) durable(ctx context.Context) error {
 	return e.journal.Sync(context.WithoutCancel(ctx))
 }
 
-// synced is with, and what it changes survives a power cut when it returns. Who undoes it after an error does as if the
-// journal had failed after the change.
+// synced wraps with, so that its change survives a power cut when it returns. After an error, the caller undoes the
+// change as if the journal had failed after it.
 func (e *Engine) synced(with put) put {
 	return func(ctx context.Context, r vm.Record) (vm.Record, error) {
 		r, err := with(ctx, r)
@@ -26,8 +26,8 @@ func (e *Engine) synced(with put) put {
 	}
 }
 
-// syncing begins to make the disks of id that are in its own folder durable, with their names. wait returns when they
-// are; it comes before the record that leads to them. Layers below the top are not written to any more, and durable.
+// syncing starts to make the disks of id that are in its own folder durable, with their names. wait returns when they
+// are; it is called before a record refers to them. Layers below the top are no longer written to, and are durable.
 func (e *Engine) syncing(id vm.ID, disks []vm.Disk) (wait func() error) {
 	dir := e.stateDir(id)
 	paths := []string{dir, filepath.Dir(dir)}
@@ -41,6 +41,6 @@ func (e *Engine) syncing(id vm.ID, disks []vm.Disk) (wait func() error) {
 		}
 	}
 	done := make(chan error, 1)
-	go func() { done <- e.syncs.Sync(paths...) }() // ends by itself; who begins it waits for it
+	go func() { done <- e.syncs.Sync(paths...) }() // ends by itself; the caller waits for it
 	return func() error { return <-done }
 }

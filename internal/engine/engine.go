@@ -1,9 +1,9 @@
 // Package engine owns the VMs of one machine: their life cycle, their records and the events about them.
 //
-// Operations on one VM run one after the other, different VMs in parallel. Each is written to the journal before it is
-// begun and settled after it, so that whatever kill -9 interrupts is finished or undone by the next Run. Guests never
-// notice a restart of the daemon. The engine knows no hypervisor, image format, network or door: they come as values of
-// the contracts and are wired elsewhere.
+// Operations on one VM run one after the other; different VMs run in parallel. The engine writes each operation to
+// the journal before it begins and settles it afterwards. So the next Run finishes or undoes whatever kill -9
+// interrupts. Guests do not notice a restart of the daemon. The engine knows no hypervisor, image format, network or
+// API. They come as values of the contracts and are wired elsewhere.
 package engine
 
 import (
@@ -26,31 +26,31 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Config is what an operator may set. Zero durations and sizes mean the defaults named here.
+// Config is what an operator may set. Zero durations and sizes mean the defaults listed here.
 type Config struct {
 	StateDir       string // survives a reboot: disks and logs of the VMs, in vms/<id>
 	RunDir         string // may vanish at a reboot: sockets of the VMs, in vms/<id>
-	DefaultDriver  string // of a spec that names none
-	DefaultNetwork string // of an interface that names none
-	Kernel         string // that OCI guests boot; "" when there is none, then only disk images run
-	Initrd         string // that holds the guest agent
-	MaxLogBytes    int64  // of one run of one VM's main process; 16 MiB
-	PoolSize       int    // clones kept ready of each snapshot that VMs are cloned from; 0: none
-	PoolMemory     int64  // bytes of memory that their guests may have in all
+	DefaultDriver  string // for a spec that names none
+	DefaultNetwork string // for a NIC that names none
+	Kernel         string // guest kernel of OCI images; "": only disk images can run
+	Initrd         string // contains the guest agent
+	MaxLogBytes    int64  // for one run of one VM's main process; 16 MiB
+	PoolSize       int    // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
+	PoolMemory     int64  // bytes of memory for all guests in the pool together
 
-	CloneDirs []string                                // absolute folders with exported snapshots that others than the operator may clone from
-	OwnerOf   func(labels map[string]string) vm.Owner // of a VM that was made before records had owners; nil: the operator
+	CloneDirs []string                                // absolute folders with exported snapshots that non-operators may clone from
+	OwnerOf   func(labels map[string]string) vm.Owner // owner of a VM created before records had owners; nil: the operator
 
-	AgentTimeout    time.Duration // how long exec and the like wait for a guest to come up; 2 min (emulated guests are slow)
-	StopMargin      time.Duration // what a guest gets beyond its grace to sync and power off; 5 s
+	AgentTimeout    time.Duration // how long exec and similar calls wait until a guest is ready; 2 min (emulated guests are slow)
+	StopMargin      time.Duration // extra time after a guest's grace period to sync and power off; 5 s
 	PoweroffTimeout time.Duration // from the acknowledged exit of the main process until the VM is killed; 15 s
 	Silence         time.Duration // how long a guest with our agent may not answer before calls into it end; 1 min
-	DrainTimeout    time.Duration // how long the last output of an ended guest is waited for; 2 s
-	ReconnectMin    time.Duration // first pause after a lost agent, doubled up to ReconnectMax; 50 ms
+	DrainTimeout    time.Duration // how long to wait for the last output of an ended guest; 2 s
+	ReconnectMin    time.Duration // first pause after the agent is lost, doubled up to ReconnectMax; 50 ms
 	ReconnectMax    time.Duration // 5 s
-	PoolPause       time.Duration // from a clone until the pool is filled again: who waits for his comes first; 1 s
-	ProvenAfter     time.Duration // how long a guest that has no agent to answer must have gone on before its saved state is let go; 2 s
-	SilentMax       time.Duration // the same for a disk guest, whose image may have no agent at all; 30 s
+	PoolPause       time.Duration // from a clone until the pool is refilled, so that callers waiting for a clone come first; 1 s
+	ProvenAfter     time.Duration // how long a guest whose agent cannot answer must keep running before its saved state is removed; 2 s
+	SilentMax       time.Duration // ReconnectMax for a disk guest, whose image may have no agent at all; 30 s
 }
 
 // Deps are the engine's collaborators.
@@ -59,28 +59,28 @@ type Deps struct {
 	Drivers  map[string]hypervisor.Driver // by name
 	Images   image.Store
 	Networks network.Networks // nil: none; set up by the caller before Run
-	Agents   guest.Connector  // nil: OCI guests are run without talking to their agent
+	Agents   guest.Connector  // nil: OCI guests run without contact to their agent
 	Log      *slog.Logger     // nil: silent
 
-	DiskAgents guest.Connector // nil: disk guests are run without looking for an agent
-	Seeds      image.Seeder    // nil: disk guests are told nothing of who they are
+	DiskAgents guest.Connector // nil: the engine looks for no agent in disk guests
+	Seeds      image.Seeder    // nil: disk guests are not told their identity
 
-	Snapshots snapshot.Store // nil: nothing is saved or cloned
+	Snapshots snapshot.Store // nil: the engine saves and clones nothing
 	Records   Records        // nil: VMs have no records in their folders
 
-	Room func(dir string) (Room, error) // of the file system that a folder is on; nil: what the kernel says
+	Room func(dir string) (Room, error) // space on the file system of a folder; nil: what the kernel reports
 }
 
-// Records are the copies of rows of the journal that VMs have in their folders.
+// Records are copies of journal rows in the folders of the VMs.
 type Records interface {
-	// Kept reads the row of a VM. NotFound when there is none, DataLoss when it cannot be understood.
+	// Kept reads the row of a VM. Errors: NotFound if there is none, DataLoss if it cannot be decoded.
 	Kept(id vm.ID) (journal.Row, error)
 }
 
-// Engine is the owner of all VMs. Its methods are safe for concurrent use. Records it returns belong to the caller.
+// Engine owns all VMs. Its methods are safe for concurrent use. Records that it returns belong to the caller.
 //
-// Operations wait until Run has recovered what an earlier process left (see Recovered) and return Unavailable once Run
-// has been told to end.
+// Operations wait until Run has recovered what an earlier process left (see Recovered). They return Unavailable once
+// Run has been told to end.
 type Engine struct {
 	cfg      Config
 	journal  journal.Journal
@@ -93,7 +93,7 @@ type Engine struct {
 
 	snapshots snapshot.Store // nil: none
 	roomIn    func(dir string) (Room, error)
-	settling  sync.Map // ids of snapshots that are committed before the record says that a VM is in them
+	settling  sync.Map // IDs of committed snapshots that a VM is in although its record does not say so yet
 
 	pool  pool
 	queue queue
@@ -173,8 +173,8 @@ func (c *Config) complete() (err error) {
 	return nil
 }
 
-// Run recovers what an earlier process left, then attends to the running VMs until ctx ends. It returns nil then, when
-// all its goroutines have ended; the VMs go on. It may be called once.
+// Run recovers what an earlier process left, then watches the running VMs until ctx ends. It then returns nil when
+// all its goroutines have ended; the VMs keep running. It may be called once.
 func (e *Engine) Run(ctx context.Context) error {
 	if !e.life.start(context.WithoutCancel(ctx)) {
 		return errdefs.Preconditionf("engine: Run was called before")
@@ -193,10 +193,10 @@ func (e *Engine) Run(ctx context.Context) error {
 	return nil
 }
 
-// Recovered is closed when Run has recovered and operations go ahead.
+// Recovered is closed when Run has finished recovery and operations may proceed.
 func (e *Engine) Recovered() <-chan struct{} { return e.life.recovered }
 
-// letGo closes what is held of running VMs without ending them. Preconditions: nobody attends to them any more.
+// letGo closes the handles of running VMs without ending the VMs. Preconditions: no goroutine watches them any more.
 func (e *Engine) letGo() {
 	for _, m := range e.index.all() {
 		r := m.run.Load()
@@ -214,8 +214,8 @@ func (e *Engine) letGo() {
 func (e *Engine) stateDir(id vm.ID) string { return filepath.Join(e.cfg.StateDir, "vms", string(id)) }
 func (e *Engine) runDir(id vm.ID) string   { return filepath.Join(e.cfg.RunDir, "vms", string(id)) }
 
-// makeDirs makes the folders of a VM. An unprivileged hypervisor must be able to pass through them to the files it was
-// given, but not to list them.
+// makeDirs creates the folders of a VM. An unprivileged hypervisor must be able to pass through them to its files,
+// but not to list them.
 func (e *Engine) makeDirs(id vm.ID) error {
 	for _, dir := range []string{e.stateDir(id), e.runDir(id)} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {

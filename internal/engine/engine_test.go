@@ -42,7 +42,7 @@ func TestLifeCycle(t *testing.T) {
 		t.Errorf("stopped: %+v", rec)
 	}
 	r.must(r.Stop(ctx, "web", -1))
-	rec = r.must(r.Restart(ctx, "web", -1)) // one that does not run is started
+	rec = r.must(r.Restart(ctx, "web", -1)) // a VM that does not run is started
 	pid := rec.PID
 	rec = r.must(r.Restart(ctx, "web", 0))
 	if rec.PID == pid || rec.Restarts != 2 || rec.State != vm.StateRunning {
@@ -190,7 +190,7 @@ func TestExec(t *testing.T) {
 	if s, err := r.Stats(ctx, "web"); err != nil || s.Processes != 1 {
 		t.Errorf("stats: %+v, %v", s, err)
 	}
-	r.world.Guest(rec.ID).Drop() // a lost agent comes back
+	r.world.Guest(rec.ID).Drop() // a lost agent reconnects
 	r.await("web", "ready", ready)
 	if _, err := r.Exec(ctx, "web", guest.Exec{Command: []string{"echo", "hi"}}, guest.Streams{Stdout: &out}); err != nil && !errdefs.IsUnavailable(err) {
 		t.Error(err)
@@ -231,7 +231,7 @@ func TestLogs(t *testing.T) {
 		done <- r.Logs(ctx, "web", guest.LogOptions{Follow: true, Tail: -1}, func(e guest.LogEntry) error { lines <- string(e.Data); return nil })
 	}()
 	g := r.world.Guest(rec.ID)
-	for i := 1; i <= 3; i++ { // live, over lost links, no line twice and none lost
+	for i := 1; i <= 3; i++ { // live, over lost links, no line duplicated and none lost
 		g.Print(1)
 		if got := <-lines; got != fmt.Sprintf("line %d\n", i) {
 			t.Fatalf("line %d is %q", i, got)
@@ -301,7 +301,7 @@ func TestRestartOfTheDaemon(t *testing.T) {
 	r.clean()
 }
 
-// TestEndWhileAway has the driver tell how a VM ended that nobody attended to.
+// TestEndWhileAway makes the driver report how a VM ended that nobody watched.
 func TestEndWhileAway(t *testing.T) {
 	host, err := fake.NewHost("")
 	if err != nil {
@@ -341,7 +341,7 @@ func TestWatch(t *testing.T) {
 	var wg, began sync.WaitGroup
 	slow := make(chan struct{})
 	began.Add(4)
-	wg.Go(func() { // one that does not take its event holds up nobody
+	wg.Go(func() { // a watcher that does not accept its event delays nobody
 		_ = r.Watch(ctx, -1, func(vm.Event) error { began.Done(); <-slow; return errors.New("enough") })
 	})
 	got := make([][]string, 3)
@@ -404,7 +404,7 @@ func TestQueue(t *testing.T) {
 	defer cancel()
 	_, err := r.Restart(queued, "web", 0) // waits behind the stop
 	wantClass(t, "queued", err, errdefs.DeadlineExceeded)
-	r.must(r.Create(ctx, spec("other"))) // others go on
+	r.must(r.Create(ctx, spec("other"))) // others continue
 	cancelStop()
 	wantClass(t, "canceled stop", <-stopping, errdefs.Canceled)
 	if got := r.must(r.Inspect(ctx, "web")); got.State != vm.StateRunning {

@@ -13,9 +13,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestFaultAtEveryStep lets the n-th act of an operation fail: of the journal, the driver, the network, the image store
-// or the agent, before it did anything and after it did all. Whatever the operation answers, the VM can be removed and
-// nothing stays; a creation that fails leaves nothing by itself.
+// TestFaultAtEveryStep makes the n-th act of an operation fail: of the journal, the driver, the network, the image
+// store or the agent, before the act did anything or after it did everything. Whatever the operation returns, the VM
+// can be removed and nothing remains; a creation that fails leaves nothing behind.
 func TestFaultAtEveryStep(t *testing.T) {
 	for op, s := range scripts() {
 		if s.after == nil || op == "exit" {
@@ -32,7 +32,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 	}
 }
 
-// faultAt reports whether the operation has so many points.
+// faultAt reports whether the operation has that many points.
 func faultAt(t *testing.T, op string, s script, at int64) bool {
 	t.Helper()
 	ctx := t.Context()
@@ -90,7 +90,7 @@ func faultAt(t *testing.T, op string, s script, at int64) bool {
 		t.Error(err)
 	}
 	for _, x := range all {
-		// What cannot be removed is logged, and can be removed by whoever knows its name.
+		// What cannot be removed is logged; anybody who knows its name can remove it.
 		if x.Name != "gold" && !strings.HasPrefix(where, "snapshots.") && !strings.HasPrefix(where, "Sync") {
 			t.Errorf("%s: snapshot %s is left", where, x.Name)
 		}
@@ -117,7 +117,7 @@ func act(ctx context.Context, r *rig, op string) error {
 	return scripts()[op].act(ctx, r)
 }
 
-// TestFaultOfAgents has agents that fail and come back: the guest is set up in the end.
+// TestFaultOfAgents has agents that fail and recover: in the end the guest is set up.
 func TestFaultOfAgents(t *testing.T) {
 	for _, call := range []string{"agent.Connect", "driver.DialGuest", "agent.Setup", "agent.Logs", "agent.Wait", "agent.AckExit"} {
 		t.Run(call, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestFaultOfAgents(t *testing.T) {
 	}
 }
 
-// TestUndoFails keeps a VM whose remains cannot be removed, in StateError, until they can.
+// TestUndoFails keeps a VM in StateError while its remains cannot be removed.
 func TestUndoFails(t *testing.T) {
 	var broken atomic.Bool
 	r := newRig(t, func(r *rig) {
@@ -174,7 +174,7 @@ func TestUndoFails(t *testing.T) {
 	r.clean()
 }
 
-// TestAdoptionFails keeps what cannot be adopted for a daemon that can.
+// TestAdoptionFails keeps what cannot be adopted, for a daemon that can adopt it.
 func TestAdoptionFails(t *testing.T) {
 	r := newRig(t)
 	rec := r.must(r.Launch(t.Context(), spec("web")))

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestSavedBeforeSetUp saves a VM whose guest has not begun yet: what goes on from it has to be set up.
+// TestSavedBeforeSetUp saves a VM whose guest has not started yet: a guest that resumes from it must be set up.
 func TestSavedBeforeSetUp(t *testing.T) {
 	var early atomic.Bool
 	early.Store(true)
@@ -37,7 +37,7 @@ func TestSavedBeforeSetUp(t *testing.T) {
 	r.must(r.Launch(ctx, spec("sleeper")))
 	r.must(r.Hibernate(ctx, "sleeper", ""))
 	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "base", Name: "early"}))
-	if _, err := r.SaveSnapshot(ctx, "early", vm.SaveSpec{Name: "again"}); err != nil { // not itself, and not set up
+	if _, err := r.SaveSnapshot(ctx, "early", vm.SaveSpec{Name: "again"}); err != nil { // it has no identity yet and is not set up
 		t.Fatal(err)
 	}
 	early.Store(false)
@@ -62,13 +62,13 @@ func TestSavedBeforeSetUp(t *testing.T) {
 	r.clearAll("base", "again", "later")
 }
 
-// TestSavedWhileItBecomesItself saves a clone at the moments at which its guest and its record could disagree on who it is:
-// after it was told and before that is on record, and the other way round when it is told before the snapshot is described.
+// TestSavedWhileItBecomesItself saves a clone when its guest and its record could disagree about its identity: after
+// the guest was told and before that is recorded, and also when it is told before the snapshot is described.
 func TestSavedWhileItBecomesItself(t *testing.T) {
 	const told, saved = "agent.Resumed done", "driver.Save done"
 	for name, moment := range map[string]string{"told, not recorded": told, "saved, not described": saved} {
 		t.Run(name, func(t *testing.T) {
-			var on atomic.Bool // there is a clone that has to be told who it is
+			var on atomic.Bool // there is a clone that must be told its identity
 			var once sync.Once
 			at, capture := make(chan struct{}), make(chan struct{}, 9)
 			r := newRig(t, func(r *rig) {
@@ -113,7 +113,7 @@ func TestSavedWhileItBecomesItself(t *testing.T) {
 	}
 }
 
-// meanwhile gives what must not happen now some time to happen: the clone a is itself, or its memory is captured.
+// meanwhile waits a while for what must not happen now: the clone a gets its identity, or its memory is captured.
 func (r *rig) meanwhile(itself bool, captured <-chan struct{}) {
 	limit, tick := time.After(100*time.Millisecond), time.NewTicker(time.Millisecond)
 	defer tick.Stop()

@@ -11,12 +11,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// hibernation is the name of the snapshot in which a VM is hibernated unless another was asked for.
+// hibernation is the name of the snapshot in which a VM is hibernated if the caller gives no other.
 func hibernation(id vm.ID) string { return "hibernate-" + string(id) }
 
-// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once all is durable. It keeps its
-// name, MACs and addresses. Hibernating a hibernated VM is no error.
-// Errors: as of SaveSnapshot. Whatever fails, the VM goes on as before and no snapshot is left.
+// Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once everything is durable. The
+// VM keeps its name, MACs and addresses. Hibernating a hibernated VM is no error.
+// Errors: as for SaveSnapshot. Whatever fails, the VM continues as before and no snapshot remains.
 func (e *Engine) Hibernate(caller context.Context, ref, name string) (vm.Record, error) {
 	return e.operate(caller, opHibernate, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
 		return e.hibernate(ctx, m, name)
@@ -56,7 +56,7 @@ func (e *Engine) hibernate(ctx context.Context, m *machine, name string) (vm.Rec
 	if err := e.open(ctx, m, opHibernate, stepSave, snapshotArgs{Snapshot: draft.ID()}.json()); err != nil {
 		return r, err
 	}
-	// From its commit on the snapshot is what the VM is, although no record says so yet.
+	// From its commit on, the snapshot is the state of the VM, although no record says so yet.
 	e.settling.Store(draft.ID(), true)
 	defer e.settling.Delete(draft.ID())
 	frozen := r.Disks
@@ -70,7 +70,7 @@ func (e *Engine) hibernate(ctx context.Context, m *machine, name string) (vm.Rec
 	return e.recordHibernated(ctx, m, x.ID, frozen)
 }
 
-// endHeld ends the process of a guest whose state is durable elsewhere. The guest, being paused, notices nothing.
+// endHeld ends the process of a paused guest whose state is durable elsewhere. The guest notices nothing.
 func (e *Engine) endHeld(ctx context.Context, m *machine, run *run) error {
 	run.asked.Store(true)
 	if err := kill(ctx, run); err != nil {
@@ -81,8 +81,8 @@ func (e *Engine) endHeld(ctx context.Context, m *machine, run *run) error {
 	return nil
 }
 
-// recordHibernated writes down that m is hibernated. Its disks are those that its guest knows: what a process may write from now
-// on goes to overlays on them.
+// recordHibernated records that m is hibernated, with frozen, the disks that its guest knows. Later writes of any
+// process go to overlays on them.
 func (e *Engine) recordHibernated(ctx context.Context, m *machine, id string, frozen []vm.Disk) (vm.Record, error) {
 	change := func(r *vm.Record) {
 		r.State, r.Handle, r.PID, r.AgentReady = vm.StateHibernated, nil, 0, false
@@ -91,8 +91,8 @@ func (e *Engine) recordHibernated(ctx context.Context, m *machine, id string, fr
 	}
 	r, err := e.commit(ctx, m, e.journal.Settle, change)
 	if err != nil {
-		// The intent is open and the snapshot is there: the next recovery comes to the same end, and so does whatever is
-		// done to the VM before that.
+		// The intent is open and the snapshot exists. The next recovery gets the same result, and so does any
+		// operation on the VM before that.
 		e.log.Error("vm hibernated, and the journal does not take it", "vm", m.id, "err", err)
 		return e.assume(m, change), err
 	}
@@ -100,7 +100,7 @@ func (e *Engine) recordHibernated(ctx context.Context, m *machine, id string, fr
 	return r, nil
 }
 
-// assume changes the record in memory alone, because that is how it is, whatever the journal says.
+// assume changes only the record in memory, because this is the real state, whatever the journal says.
 func (e *Engine) assume(m *machine, change func(*vm.Record)) vm.Record {
 	m.write.Lock()
 	defer m.write.Unlock()
@@ -110,7 +110,7 @@ func (e *Engine) assume(m *machine, change func(*vm.Record)) vm.Record {
 	return r
 }
 
-// undoHibernate has a guest run again whose hibernation failed with cause before its state was durable.
+// undoHibernate resumes a guest whose hibernation failed with cause before its state was durable.
 func (e *Engine) undoHibernate(ctx context.Context, m *machine, pauser hypervisor.Pauser, cause error) error {
 	err := e.resumeGuest(ctx, m, pauser)
 	if err != nil {
@@ -123,7 +123,7 @@ func (e *Engine) undoHibernate(ctx context.Context, m *machine, pauser hyperviso
 	return cause
 }
 
-// resumeGuest has the guest go on. One that has ended meanwhile is no error: its end is noted as any other.
+// resumeGuest resumes the guest. A guest that has ended meanwhile is no error: its end is recorded as any other.
 func (e *Engine) resumeGuest(ctx context.Context, m *machine, pauser hypervisor.Pauser) error {
 	run := m.run.Load()
 	if run == nil || run.over() {
@@ -136,10 +136,10 @@ func (e *Engine) resumeGuest(ctx context.Context, m *machine, pauser hypervisor.
 	return nil
 }
 
-// undoStored has a guest run again whose process cannot be ended with cause, although its state is durable. The journal
-// says so first: from then on no recovery takes the snapshot for the VM.
+// undoStored resumes a guest whose process could not be ended because of cause, although its state is durable. The
+// journal records this first: from then on no recovery uses the snapshot as the VM.
 //
-// A process that has ended after all leaves the snapshot as the VM.
+// If the process has ended after all, the VM is hibernated in the snapshot.
 func (e *Engine) undoStored(ctx context.Context, m *machine, pauser hypervisor.Pauser, x snapshot.Snapshot, frozen []vm.Disk, cause error) (vm.Record, error) {
 	ctx = context.WithoutCancel(ctx)
 	_, err := e.commit(ctx, m, e.step(stepUndo), func(*vm.Record) {})
@@ -164,7 +164,7 @@ func (e *Engine) undoStored(ctx context.Context, m *machine, pauser hypervisor.P
 	return m.record(), cause
 }
 
-// dropStale removes the snapshot ref of m in which it is not hibernated any more.
+// dropStale removes the snapshot ref of m, in which m is no longer hibernated.
 func (e *Engine) dropStale(ctx context.Context, m *machine, ref string) {
 	x, err := e.snapshots.Get(ctx, ref)
 	if err != nil || x.Source.VMID != m.id {
@@ -175,8 +175,8 @@ func (e *Engine) dropStale(ctx context.Context, m *machine, ref string) {
 	}
 }
 
-// dropHibernation removes the snapshots in which m is hibernated, or was: what a VM was cloned from is not its own.
-// Somebody who holds one keeps it.
+// dropHibernation removes the snapshots in which m is or was hibernated. The snapshot that a VM was cloned from is
+// not its own. A snapshot that somebody holds stays.
 func (e *Engine) dropHibernation(ctx context.Context, m *machine) {
 	if e.snapshots == nil {
 		return

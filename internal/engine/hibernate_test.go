@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// overlays are the disks that the engine made in the folder of a VM.
+// overlays returns the disks that the engine made in the folder of a VM.
 func (r *rig) overlays(id vm.ID) (out []string) {
 	r.t.Helper()
 	entries, err := os.ReadDir(r.dir + "/state/vms/" + string(id))
@@ -55,7 +55,7 @@ func TestHibernateAndWake(t *testing.T) {
 	if left := leftovers(t, r.dir, r.world); !slices.Contains(left, "leases/"+rec.NICs[0].IP) {
 		t.Errorf("hibernated, it has lost its address by a restart of the daemon: there is %v", left)
 	}
-	if err := os.RemoveAll(r.dir + "/run/vms/" + string(rec.ID)); err != nil { // as a reboot does
+	if err := os.RemoveAll(r.dir + "/run/vms/" + string(rec.ID)); err != nil { // as after a reboot
 		t.Fatal(err)
 	}
 	if err := r.UpdateVolume(ctx, "web", "conf", content("two")); err != nil {
@@ -80,8 +80,8 @@ func TestHibernateAndWake(t *testing.T) {
 	r.logs("web", "line 1\nline 2\nline 3\n")
 	r.must(r.Wake(ctx, "web"))
 
-	slept = r.must(r.Hibernate(ctx, "web", "night")) // and once more, by another name
-	woken = r.must(r.Start(ctx, "web"))              // that wakes it as well
+	slept = r.must(r.Hibernate(ctx, "web", "night")) // again, with another name
+	woken = r.must(r.Start(ctx, "web"))              // this wakes it, too
 	if woken.State != vm.StateRunning || r.disk(rec.ID) != "one.two." || len(r.overlays(rec.ID)) != 2 {
 		t.Errorf("woken %+v, its disk holds %q, overlays %v", woken, r.disk(rec.ID), r.overlays(rec.ID))
 	}
@@ -114,7 +114,7 @@ func TestHibernateRefusals(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// TestHibernateFails at each of its acts: the guest goes on as before, or all is well after all.
+// TestHibernateFails at each of its acts: the guest continues as before, or the hibernation succeeds after all.
 func TestHibernateFails(t *testing.T) {
 	for _, call := range []string{
 		"snapshots.Create", "snapshots.Overlay", "driver.Save", "driver.Save done", "snapshots.Link", "snapshots.Commit", "driver.Kill",
@@ -192,7 +192,7 @@ func TestWakeFails(t *testing.T) {
 	}
 }
 
-// TestWakeElsewhere refuses a machine on which the memory cannot go on.
+// TestWakeElsewhere refuses a machine on which the memory cannot resume.
 func TestWakeElsewhere(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
@@ -204,13 +204,13 @@ func TestWakeElsewhere(t *testing.T) {
 		t.Errorf("after that it is %+v", now)
 	}
 	r.world.Machine = vm.Machine{Driver: "fake", Version: "1", Type: "m1", Arch: "any", Accel: vm.AccelKVM, CPU: "max"}
-	if now := r.must(r.Wake(ctx, "web")); now.Spec.Accel != vm.AccelAuto { // it is emulated on; what boots is not
+	if now := r.must(r.Wake(ctx, "web")); now.Spec.Accel != vm.AccelAuto { // it stays emulated; a VM that boots does not
 		t.Errorf("awake it is %+v", now)
 	}
 	r.clearAll()
 }
 
-// TestHibernatedClone is told who it is when it wakes, if it was not before.
+// TestHibernatedClone is told its identity when it wakes, if it was not told before.
 func TestHibernatedClone(t *testing.T) {
 	var deaf atomic.Bool
 	r := newRig(t, func(r *rig) {
@@ -236,7 +236,7 @@ func TestHibernatedClone(t *testing.T) {
 	if self := r.world.Guest(c.ID).Self(); self.Hostname != "a" || self.MAC != c.NICs[0].MAC || self.MachineID != c.Resume.MachineID || self.Down {
 		t.Errorf("it is %+v", self)
 	}
-	r.must(r.Hibernate(ctx, "a", "")) // now it needs not be told again
+	r.must(r.Hibernate(ctx, "a", "")) // now it does not need to be told again
 	r.must(r.Wake(ctx, "a"))
 	r.await("a", "ready", ready)
 	if self := r.world.Guest(c.ID).Self(); self.MachineID != c.Resume.MachineID || self.Resumed != 2 {
@@ -245,7 +245,7 @@ func TestHibernatedClone(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// goBack restores the VM of rec to the snapshot "gold" of when it had written "one" and two lines.
+// goBack restores the VM of rec to the snapshot "gold", taken when it had written "one" and two lines.
 func (r *rig) goBack(what string, rec vm.Record, g *enginetest.Guest) {
 	r.t.Helper()
 	if g != nil {
@@ -281,7 +281,7 @@ func TestRestore(t *testing.T) {
 		t.Errorf("there are %d snapshots, %v", len(all), err)
 	}
 	slept := r.must(r.Hibernate(ctx, "web", ""))
-	if got := r.must(r.Restore(ctx, "web", slept.Snapshot)); got.State != vm.StateRunning { // that is to wake it
+	if got := r.must(r.Restore(ctx, "web", slept.Snapshot)); got.State != vm.StateRunning { // this wakes it
 		t.Errorf("restored %+v", got)
 	}
 	r.must(r.Stop(ctx, "web", 0))
@@ -300,7 +300,7 @@ func TestRestore(t *testing.T) {
 	r.clearAll("gold", "disks")
 }
 
-// TestRestoreFails at each of its acts: the VM has the disks that it had.
+// TestRestoreFails at each of its acts: the VM keeps its earlier disks.
 func TestRestoreFails(t *testing.T) {
 	for call, want := range map[string]vm.State{
 		"snapshots.Disks": vm.StateRunning, "driver.Kill": vm.StateRunning,
@@ -344,7 +344,7 @@ func TestRestoreFails(t *testing.T) {
 	}
 }
 
-// TestWakeWithOtherMACs wakes a VM whose network is made by others, who gave it another interface after a restart of the
+// TestWakeWithOtherMACs wakes a VM whose network is made by others, which gave it another NIC after a restart of the
 // host.
 func TestWakeWithOtherMACs(t *testing.T) {
 	r, ctx := newRig(t), t.Context()

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// machine is one VM in memory. Who holds it in the queue may operate on it; anybody may read rec and run.
+// machine is one VM in memory. Whoever holds it in the queue may operate on it; anybody may read rec and run.
 type machine struct {
 	id  vm.ID
 	log *proclog.Log
@@ -24,14 +24,14 @@ type machine struct {
 	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
 	run atomic.Pointer[run]       // nil unless its process runs
 
-	remains atomic.Bool // its last process may have ended without being cleaned up after
+	remains atomic.Bool // its last process may have ended without cleanup
 
-	write   sync.Mutex // around a change of the record: observations come beside operations
-	self    turn       // around telling a resumed guest who it is, and taking what it is
-	volumes turn       // around bringing volumes to the guest
+	write   sync.Mutex // held for each change of the record: observations run in parallel with operations
+	self    turn       // held while a resumed guest gets its identity, and while a save reads it
+	volumes turn       // held while volumes are sent to the guest
 }
 
-// turn admits one at a time, who waits no longer than his context.
+// turn admits one holder at a time. A caller waits no longer than its context.
 type turn chan struct{}
 
 func newTurn() turn { return make(turn, 1) }
@@ -51,7 +51,7 @@ func (m *machine) record() vm.Record { return *m.rec.Load() }
 // name is the VM's name, which never changes.
 func (m *machine) name() string { return m.rec.Load().Spec.Name }
 
-// key is the VM's name as it is unique on the node.
+// key is the form of the VM's name that is unique on the node.
 func (m *machine) key() string {
 	r := m.rec.Load()
 	return r.Owner.Qualify(r.Spec.Name)
@@ -64,22 +64,22 @@ func named(r vm.Record) vm.Named {
 	return vm.Named{ID: r.ID, Name: r.Spec.Name, Owner: r.Owner, Shared: r.Spec.Offered}
 }
 
-// index finds VMs. It is a cache of the journal that the engine keeps itself, being the only writer.
+// index finds VMs. It is a cache of the journal that the engine maintains itself, because it is the only writer.
 type index struct {
-	// gate is held for reading over a change of the journal and of the index, so that who holds it for writing sees
-	// both agree.
+	// gate is held for reading during a change of the journal and of the index. Whoever holds it for writing sees
+	// that both agree.
 	gate sync.RWMutex
 
 	mu    sync.RWMutex
 	byID  map[vm.ID]*machine
-	names map[string]vm.ID // by key: of byID, and those that are being created
+	names map[string]vm.ID // by key: VMs in byID and those that are being created
 }
 
 func newIndex() index {
 	return index{byID: map[vm.ID]*machine{}, names: map[string]vm.ID{}}
 }
 
-// reserve takes a name, as machine.key gives it, for id, or returns AlreadyExists.
+// reserve reserves a name, as machine.key returns it, for id, or returns AlreadyExists.
 func (x *index) reserve(key string, id vm.ID) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -90,7 +90,7 @@ func (x *index) reserve(key string, id vm.ID) error {
 	return nil
 }
 
-// unreserve gives up a name whose VM did not come to be.
+// unreserve frees a name whose VM was not created.
 func (x *index) unreserve(key string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -129,10 +129,10 @@ func (x *index) all() []*machine {
 	return out
 }
 
-// reference is how VMs are named in requests.
+// reference is how requests refer to VMs.
 var reference = vm.Kind{Noun: "VM", List: "cocoon vm list"}
 
-// find resolves a reference on behalf of whom ctx says; see vm.Kind.Match. A VM of somebody else is NotFound.
+// find resolves a reference on behalf of the owner in ctx; see vm.Kind.Match. A VM of another owner is NotFound.
 func (x *index) find(ctx context.Context, ref string) (*machine, error) {
 	if ref == "" {
 		return nil, errdefs.Invalidf("name a VM, by name, id or unique prefix of its id")
@@ -162,8 +162,8 @@ func (x *index) find(ctx context.Context, ref string) (*machine, error) {
 // put is a journal method that stores a record.
 type put func(context.Context, vm.Record) (vm.Record, error)
 
-// open begins an operation on an existing VM. Preconditions: m is held, so that an intent which is open already is one
-// that could not be settled, and nobody is at work on it.
+// open begins an operation on an existing VM. Preconditions: m is held, so that an intent that is already open is one
+// that could not be settled, and nobody works on it.
 func (e *Engine) open(ctx context.Context, m *machine, op, step string, args []byte) error {
 	same := func(*vm.Record) {}
 	_, err := e.commit(ctx, m, e.begin(op, step, args), same)
@@ -186,8 +186,8 @@ func (e *Engine) step(step string) put {
 	return func(ctx context.Context, r vm.Record) (vm.Record, error) { return e.journal.Step(ctx, r.ID, step, r) }
 }
 
-// commit changes the record of m in the journal and in memory. change gets a copy whose slices and maps are shared: it
-// replaces them. The caller's cancellation does not reach the journal: what has been done is written down.
+// commit changes the record of m in the journal and in memory. change gets a copy with shared slices and maps: it
+// must replace them. The caller's cancellation does not reach the journal: what was done is recorded.
 func (e *Engine) commit(ctx context.Context, m *machine, with put, change func(*vm.Record)) (vm.Record, error) {
 	m.write.Lock()
 	defer m.write.Unlock()
@@ -210,7 +210,7 @@ func (e *Engine) insert(ctx context.Context, m *machine, with put) error {
 	defer e.index.gate.RUnlock()
 	r, err := with(ctx, m.record())
 	if err != nil {
-		// Should the change be there all the same, it must not stay: nobody will come back to it.
+		// If the change was stored all the same, it must not stay: nobody will come back to it.
 		_ = e.journal.Forget(context.WithoutCancel(ctx), m.id)
 		return err
 	}
@@ -219,7 +219,7 @@ func (e *Engine) insert(ctx context.Context, m *machine, with put) error {
 	return nil
 }
 
-// forget removes m from the journal and the memory.
+// forget removes m from the journal and from memory.
 func (e *Engine) forget(ctx context.Context, m *machine) error {
 	m.write.Lock()
 	defer m.write.Unlock()

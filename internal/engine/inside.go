@@ -13,10 +13,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Exec runs a command in the guest and returns its exit code. A guest that is coming up is waited for;
-// a disk guest only shortly, unless its agent has answered since it started: there may be none.
-// Errors: NotFound (VM, command), FailedPrecondition when the VM does not run, Unsupported when its guest has no agent,
-// Unavailable when the guest does not answer in time or is lost.
+// Exec runs a command in the guest and returns its exit code. It waits for a guest that is starting; for a disk guest
+// only briefly, unless its agent has answered since it started: there may be none.
+// Errors: NotFound (VM, command), FailedPrecondition when the VM does not run, Unsupported when its guest has no
+// agent, Unavailable when the guest does not answer in time or is lost.
 func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, streams guest.Streams) (int, error) {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
@@ -34,7 +34,7 @@ func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, stream
 	return code, nil
 }
 
-// Attach joins the standard files of the guest's process; see guest.Attacher. Errors as of Exec.
+// Attach connects to the standard streams of the guest's process; see guest.Attacher. Errors as for Exec.
 func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, streams guest.Streams) error {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
@@ -55,7 +55,7 @@ func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, stre
 	return nil
 }
 
-// Forward connects to a TCP port from inside the guest; see guest.Forwarder. Errors as of Exec.
+// Forward connects to a TCP port from inside the guest; see guest.Forwarder. Errors as for Exec.
 func (e *Engine) Forward(caller context.Context, ref string, port int, streams guest.Streams) error {
 	if port < 1 || port > 1<<16-1 {
 		return errdefs.Invalidf("%d is no TCP port", port)
@@ -76,7 +76,7 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 	return nil
 }
 
-// Stats asks the guest for its use of resources. Errors as of Exec.
+// Stats asks the guest for its resource usage. Errors as for Exec.
 func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
@@ -91,10 +91,10 @@ func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) 
 	return s, nil
 }
 
-// diskPatience is how long a disk guest is waited for whose agent has not answered since it started: there may be none.
+// diskPatience is how long to wait for a disk guest whose agent has not answered since it started: there may be none.
 const diskPatience = time.Second
 
-// failed gives the error of a call into the guest of m its real reason.
+// failed replaces the error of a call into the guest of m by its real reason.
 func (e *Engine) failed(caller context.Context, m *machine, l *link, agent guest.Agent, err error) error {
 	if caller.Err() == nil && errdefs.IsUnavailable(err) && l.unheard(agent) {
 		return silent(m)
@@ -146,7 +146,7 @@ func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, *link, gues
 	}
 }
 
-// Console connects to the serial console of a running VM. The caller closes it. Conflict when somebody else has it.
+// Console connects to the serial console of a running VM. The caller closes it. Conflict when somebody else uses it.
 func (e *Engine) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
 	m, r, err := e.running(ctx, ref)
 	if err != nil {
@@ -163,9 +163,9 @@ func (e *Engine) Console(ctx context.Context, ref string) (io.ReadWriteCloser, e
 	return rwc, nil
 }
 
-// Logs calls fn with what the main process wrote, from the log that is kept on the host, or with what the serial
-// console showed when opts say so or the guest has no agent; lines of the console have no time. With Follow it returns
-// when the VM has stopped and everything was handed out.
+// Logs calls fn with the output of the main process, from the log on the host. If opts say so or the guest has no
+// agent, it uses the output of the serial console, whose lines have no time. With Follow it returns when the VM has
+// stopped and everything was delivered.
 func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
 	if err := e.life.ready(caller); err != nil {
 		return err

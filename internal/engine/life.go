@@ -7,7 +7,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// life is the time between the start and the end of Run.
+// life tracks the time between the start and the end of Run.
 type life struct {
 	recovered chan struct{}
 
@@ -15,16 +15,16 @@ type life struct {
 	refuse  context.CancelFunc
 
 	mu      sync.Mutex
-	ctx     context.Context // of the goroutines of Run: it outlives the operations, so that things end in order
+	ctx     context.Context // for goroutines of Run: it outlives the operations, so that things end in order
 	cancel  context.CancelFunc
 	over    bool
-	ops     sync.WaitGroup // operations under way, in their callers' goroutines
+	ops     sync.WaitGroup // operations in progress, in their callers' goroutines
 	workers sync.WaitGroup
 }
 
 func newLife() *life {
 	l := &life{recovered: make(chan struct{})}
-	l.serving, l.refuse = context.WithCancel(context.Background()) // Run has its own; callers may come before it
+	l.serving, l.refuse = context.WithCancel(context.Background()) // Run has its own context; callers may come before it
 	return l
 }
 
@@ -39,7 +39,7 @@ func (l *life) start(ctx context.Context) bool {
 	return true
 }
 
-// end refuses new operations, cancels those under way and waits for them, then for the goroutines.
+// end refuses new operations, cancels those in progress and waits for them, then for the goroutines.
 func (l *life) end() {
 	l.mu.Lock()
 	l.over = true
@@ -55,7 +55,7 @@ func (l *life) spawn(f func(ctx context.Context)) {
 	l.workers.Go(func() { f(l.ctx) })
 }
 
-// ready waits until operations may go ahead.
+// ready waits until operations may proceed.
 func (l *life) ready(ctx context.Context) error {
 	if l.serving.Err() != nil {
 		return stopping()
@@ -92,7 +92,7 @@ func (l *life) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 	return ctx, func() { stop(); cancel() }
 }
 
-// ended gives err its real reason when it comes from the end of Run and not from the caller.
+// ended replaces err by its real reason when it comes from the end of Run and not from the caller.
 func (l *life) ended(caller context.Context, err error) error {
 	if err != nil && caller.Err() == nil && l.serving.Err() != nil && errdefs.Is(err, errdefs.Canceled) {
 		return stopping()

@@ -11,20 +11,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// setupFailed is the exit code of a main process that could not be started, as shells have it.
+// setupFailed is the exit code of a main process that could not be started, as in shells.
 const setupFailed = 127
 
-// link is the connection to the agent of one running guest. A nil link is that of a guest without agent.
+// link is the connection to the agent of one running guest. It is nil for a guest without agent.
 type link struct {
 	dial guest.Dial
-	kind vm.ImageType  // of the guest: which agent it may have
-	done chan struct{} // closed when nobody converses any more
+	kind vm.ImageType  // of the guest: decides which agent it may have
+	done chan struct{} // closed when the conversation is over
 	stop context.CancelFunc
 
 	mu      sync.Mutex
 	agent   guest.Agent // nil while there is no session
 	ready   bool        // the guest is set up
-	silent  guest.Agent // the session that was given up because its guest had stopped answering, nil since it answers
+	silent  guest.Agent // the session that was closed because its guest stopped answering; nil once it answers
 	changed chan struct{}
 }
 
@@ -32,7 +32,7 @@ func newLink(dial guest.Dial, kind vm.ImageType) *link {
 	return &link{dial: dial, kind: kind, done: make(chan struct{}), stop: func() {}, changed: make(chan struct{})}
 }
 
-// peek returns the session, whether its guest is set up, and what is closed when either changes.
+// peek returns the session, whether its guest is set up, and a channel that closes when either changes.
 func (l *link) peek() (agent guest.Agent, ready bool, changed <-chan struct{}) {
 	if l == nil {
 		return nil, false, nil
@@ -53,7 +53,7 @@ func (l *link) set(agent guest.Agent, ready bool) {
 	l.changed = make(chan struct{})
 }
 
-// drain waits until the conversation is over: a session is given some time to deliver what the guest said last.
+// drain waits until the conversation is over. An open session gets some time to deliver the guest's last output.
 // Preconditions: the process has ended.
 func (l *link) drain(limit time.Duration) {
 	if l == nil {
@@ -69,8 +69,8 @@ func (l *link) drain(limit time.Duration) {
 	<-l.done
 }
 
-// converse keeps a session with the guest's agent while its process runs: it sets the guest up, keeps its log and learns
-// of the exit of its main process. It ends with the process or with ctx.
+// converse keeps a session with the guest's agent while its process runs. It sets the guest up, keeps its log and
+// records the exit of its main process. It ends with the process or with ctx.
 func (e *Engine) converse(ctx context.Context, m *machine, r *run) {
 	defer close(r.link.done)
 	ctx, cancel := context.WithCancel(ctx)
@@ -96,7 +96,7 @@ func (e *Engine) converse(ctx context.Context, m *machine, r *run) {
 	}
 }
 
-// session is one conversation. It returns nil when there is nothing left to say, and whether the guest was set up.
+// session is one conversation. It returns nil when nothing is left to do, and whether the guest was set up.
 func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, err error) {
 	began := time.Now()
 	agent, err := e.agents[r.link.kind].Connect(ctx, r.link.dial)
@@ -142,7 +142,7 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 
 	exit, err := agent.Wait(ctx)
 	if err != nil {
-		if r.over() { // the last lines may be on their way still
+		if r.over() { // the last lines may still arrive
 			pause(e.cfg.DrainTimeout, pumped, agent.Done())
 		}
 		return true, err
@@ -150,11 +150,11 @@ func (e *Engine) session(ctx context.Context, m *machine, r *run) (served bool, 
 	return true, e.exited(ctx, m, r, agent, exit, pumped)
 }
 
-// setUp gives the guest its volumes and its identity and notes that it answers.
+// setUp gives the guest its volumes and its identity and records that it answers.
 func (e *Engine) setUp(ctx context.Context, m *machine, agent guest.Agent) error {
 	limited, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
 	defer cancel()
-	if m.record().ImageType == vm.ImageOCI { // a disk guest has them from its seed
+	if m.record().ImageType == vm.ImageOCI { // a disk guest gets them from its seed
 		if err := e.pushVolumes(limited, m, agent); err != nil {
 			return err
 		}
@@ -166,10 +166,10 @@ func (e *Engine) setUp(ctx context.Context, m *machine, agent guest.Agent) error
 		return nil
 	}
 	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { r.AgentReady = r.State == vm.StateRunning })
-	return errdefs.As(errdefs.Unavailable, err) // the journal may take it the next time
+	return errdefs.As(errdefs.Unavailable, err) // the journal may accept it the next time
 }
 
-// lost reports whether err is of the link and not of what was asked.
+// lost reports whether err comes from the link and not from the request.
 func lost(err error) bool {
 	c := errdefs.ClassOf(err)
 	return c == errdefs.Unavailable || c == errdefs.Canceled || c == errdefs.DeadlineExceeded
@@ -188,7 +188,7 @@ func (e *Engine) refused(ctx context.Context, m *machine, r *run, cause error) e
 	return r.inst.Kill(ctx)
 }
 
-// exited records how the main process ended, and only then lets the guest power off: the code is never lost.
+// exited records how the main process ended, and only then lets the guest power off: the exit code is never lost.
 func (e *Engine) exited(ctx context.Context, m *machine, r *run, agent guest.Agent, exit guest.Exit, pumped <-chan struct{}) error {
 	_, err := e.commit(ctx, m, e.journal.Update, func(rec *vm.Record) {
 		code := exit.Code
@@ -219,7 +219,8 @@ func (e *Engine) exited(ctx context.Context, m *machine, r *run, agent guest.Age
 	return r.inst.Kill(ctx)
 }
 
-// pump has what the guest says copied to the host, from where the host's ends, until it is complete or the session ends.
+// pump copies what the guest reports to the host, from the end of the host's copy on, until it is complete or the
+// session ends.
 func (e *Engine) pump(ctx context.Context, m *machine, agent guest.Agent, complaint string, copied func() error) {
 	wait := e.cfg.ReconnectMin
 	for {

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestRealStore has the snapshots in the store of a real node: overlays, links and records are what it makes of them.
+// TestRealStore uses the snapshot store of a real node: the store makes the overlays, links and records.
 func TestRealStore(t *testing.T) {
 	host, err := fake.NewHost("")
 	if err != nil {
@@ -25,7 +25,7 @@ func TestRealStore(t *testing.T) {
 	})
 	ctx := t.Context()
 	web := r.must(r.Create(ctx, spec("web")))
-	if err := os.Truncate(web.Disks[0].Path, 16<<20); err != nil { // the world's image has an empty disk
+	if err := os.Truncate(web.Disks[0].Path, 16<<20); err != nil { // the image of the test world has an empty disk
 		t.Fatal(err)
 	}
 	r.must(r.Start(ctx, "web"))
@@ -41,7 +41,7 @@ func TestRealStore(t *testing.T) {
 			t.Errorf("%s: it remembers %q, want %q", what, got, want)
 		}
 	}
-	// whole checks that the VM's disks are there, each on what it stands on, and that nothing else of ours is.
+	// whole checks that the VM's disks exist, each with its backing files, and that no other files of the engine do.
 	whole := func(what string, ref string) {
 		t.Helper()
 		rec, depth := r.must(r.Inspect(ctx, ref)), 0
@@ -77,7 +77,7 @@ func TestRealStore(t *testing.T) {
 
 	slept := r.must(r.Hibernate(ctx, "web", ""))
 	whole("hibernated", "web")
-	if got := r.overlays(web.ID); len(got) != 2 { // of the two saves
+	if got := r.overlays(web.ID); len(got) != 2 { // from the two saves
 		t.Errorf("hibernated it has %v", got)
 	}
 	r.must(r.Wake(ctx, "web"))
@@ -93,7 +93,7 @@ func TestRealStore(t *testing.T) {
 	if got := r.overlays(web.ID); len(got) != 1 {
 		t.Errorf("restored it has %v", got)
 	}
-	r.must(r.Restore(ctx, "web", "gold")) // and once more, to the same
+	r.must(r.Restore(ctx, "web", "gold")) // again, to the same snapshot
 	whole("restored again", "web")
 
 	r.must(r.Stop(ctx, "a", 0))

@@ -12,17 +12,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// as returns a context of a request on behalf of a namespace.
+// as returns the context of a request on behalf of a namespace.
 func (r *rig) as(namespace string) context.Context {
 	return vm.OnBehalf(r.t.Context(), vm.Owner{Namespace: namespace})
 }
 
-// TestOwners has every verb that names a VM or a snapshot tried on behalf of somebody else: all find nothing, and nothing
-// changes.
+// TestOwners calls every verb that names a VM or a snapshot on behalf of another owner: all return NotFound, and
+// nothing changes.
 func TestOwners(t *testing.T) {
 	r := newRig(t)
 	mine := r.must(r.Launch(r.as("prod"), spec("db")))
-	r.must(r.Launch(r.as("dev"), spec("db"))) // names are an owner's
+	r.must(r.Launch(r.as("dev"), spec("db"))) // names are unique per owner
 	if _, err := r.Launch(r.as("prod"), spec("db")); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a second db of prod: %v", err)
 	}
@@ -82,7 +82,8 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// TestOperatorShares has what the operator offers and lists used by others, and nothing else of his.
+// TestOperatorShares checks that others can use what the operator offers and lists, and nothing else of the
+// operator's.
 func TestOperatorShares(t *testing.T) {
 	r := newRig(t)
 	offered := spec("hand-made")
@@ -121,8 +122,8 @@ func TestOperatorShares(t *testing.T) {
 	}
 }
 
-// TestOwnersOfOldRecords has a journal of before there were owners taken over: VMs and what they sleep in get those that their
-// labels tell of.
+// TestOwnersOfOldRecords opens a journal from before owners existed: VMs and their hibernation snapshots get the
+// owners that their labels name.
 func TestOwnersOfOldRecords(t *testing.T) {
 	r := newRig(t)
 	s := spec("db")
@@ -131,7 +132,7 @@ func TestOwnersOfOldRecords(t *testing.T) {
 	r.await("db", "ready", ready)
 	r.must(r.Hibernate(t.Context(), "db", "old"))
 	r.cfg.OwnerOf = func(labels map[string]string) vm.Owner { return vm.Owner{Namespace: labels["namespace"]} }
-	for range 2 { // what was done is not done again
+	for range 2 { // a finished migration is not repeated
 		r.restart()
 		if got := r.must(r.Inspect(r.as("prod"), "db")); got.Owner.Namespace != "prod" || got.State != vm.StateHibernated {
 			t.Errorf("the old VM is %+v", got)

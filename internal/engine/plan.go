@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// design returns the first record of a VM: everything that can be said, and refused, before anything is changed.
+// design returns the first record of a VM. It decides and validates everything that it can before anything changes.
 func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	r := vm.Record{
 		ID: vm.NewID(), Spec: withoutFiles(spec), State: vm.StateCreating, Driver: spec.Driver,
@@ -29,7 +29,7 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	if _, err := e.driver(r.Driver); err != nil {
 		return r, err
 	}
-	// The default network of a node that has none gives no interface; the record says so.
+	// If the node has no default network, a NIC that names no network is dropped; the record shows that.
 	r.Spec.NICs = slices.DeleteFunc(slices.Clone(spec.NICs), func(n vm.NICSpec) bool { return e.networkName(n) == "" })
 	for _, n := range r.Spec.NICs {
 		if _, err := e.network(n); err != nil {
@@ -61,7 +61,7 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
 	}
-	if len(spec.Containers) > 0 { // each has a process of its own
+	if len(spec.Containers) > 0 { // each has its own process
 		return r, nil
 	}
 	if r.Process = spec.Process.Over(img.Config); r.Process.Empty() {
@@ -70,7 +70,7 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	return r, nil
 }
 
-// boot says how an image of type t starts.
+// boot returns how an image of type t starts.
 func (e *Engine) boot(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 	if t == vm.ImageOCI {
 		if e.cfg.Kernel == "" {
@@ -111,7 +111,7 @@ func (e *Engine) network(want vm.NICSpec) (network.Network, error) {
 	return nil, errdefs.Invalidf("no network is called %q; there is %s", name, names(all))
 }
 
-// names lists all for a message.
+// names joins all for a message.
 func names(all []string) string {
 	if len(all) == 0 {
 		return "none"
@@ -120,7 +120,7 @@ func names(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-// planOf is what the driver gets to start the VM of r.
+// planOf returns what the driver needs to start the VM of r.
 func planOf(r vm.Record, dir string) hypervisor.Plan {
 	port := guest.PortCocoon
 	if r.ImageType != vm.ImageOCI {
@@ -132,7 +132,7 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 	}
 }
 
-// setupOf is what the guest is told of itself. Names of the host's links and namespaces are none of its business.
+// setupOf returns what the guest is told about itself. It leaves out the names of the host's links and namespaces.
 func setupOf(r vm.Record) guest.Setup {
 	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes}
 	if len(r.Containers) > 0 {
@@ -150,7 +150,7 @@ func setupOf(r vm.Record) guest.Setup {
 	return s
 }
 
-// started makes r the record of a VM whose process runs.
+// started changes r to the record of a VM whose process runs.
 func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	if !r.StartedAt.IsZero() {
 		r.Restarts++
@@ -160,15 +160,15 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
 }
 
-// ending says how a process came to its end.
+// ending says how a process ended.
 type ending struct {
 	exit   hypervisor.Exit
-	asked  bool // we wanted it to end
+	asked  bool // the engine wanted it to end
 	killed bool // and had to use force
-	lost   bool // it ended while nobody watched
+	lost   bool // it ended while nobody watched it
 }
 
-// stopped makes r the record of a VM whose process has ended.
+// stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
@@ -176,7 +176,7 @@ func stopped(r *vm.Record, how ending, at time.Time) {
 		r.Reason, r.Message = "", ""
 	}
 	switch {
-	case r.Reason != "": // said while it ran: the main process exited or could not start
+	case r.Reason != "": // set while it ran: the main process exited or could not start
 	case how.killed:
 		r.Reason, r.Message = vm.ReasonKilled, "it was killed"
 	case how.asked:

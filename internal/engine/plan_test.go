@@ -17,7 +17,7 @@ import (
 
 func TestStopped(t *testing.T) {
 	for name, tt := range map[string]struct {
-		reason string // said while it ran
+		reason string // set while it ran
 		how    ending
 		want   string
 	}{
@@ -112,14 +112,14 @@ func TestQueueIsFair(t *testing.T) {
 				defer mu.Unlock()
 				order = append(order, i)
 			})
-			synctest.Wait() // until it stands in line
+			synctest.Wait() // until it waits in line
 		}
 		other, err := q.acquire(t.Context(), "b")
 		if err != nil {
 			t.Fatal(err)
 		}
 		other()
-		<-time.After(2 * time.Second) // of the bubble: the impatient one leaves
+		<-time.After(2 * time.Second) // of the bubble: the impatient caller leaves
 		release()
 		wg.Wait()
 		if len(order) != 4 || order[0] != 0 || order[1] != 1 || order[2] != 3 || order[3] != 4 {

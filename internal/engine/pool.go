@@ -11,15 +11,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// PoolStats is how the pool of clones that are kept ready is doing.
+// PoolStats is the state of the pool of clones that are kept ready.
 type PoolStats struct {
-	Entries int    // that wait
+	Entries int    // that are ready
 	Memory  int64  // bytes of their guests' memory
 	Hits    uint64 // clones that came from the pool
-	Misses  uint64 // clones that could have, had there been one
+	Misses  uint64 // clones that could have come from the pool, but it had none
 }
 
-// shape is what decides whether clones can take each other's place.
+// shape decides whether clones are interchangeable.
 type shape struct {
 	snapshot, driver string
 	accel            vm.Accel
@@ -32,44 +32,45 @@ func shapeOf(r vm.Record) shape {
 	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, fmt.Sprintf("%q", r.Spec.NICs)}
 }
 
-// entry is a clone that nobody has asked for yet. Its guest has been itself once, so that what this takes is translated
-// and in memory; it has no carrier and stands still. It is a VM in all but the journal and the index: it has an id, and
-// all that it has on this host is found by it.
+// entry is a clone that nobody has requested yet. Its guest has already taken an identity once, so that the code for
+// this is translated and in memory; it has no carrier and is paused. It is a VM in everything but the journal and the
+// index: it has an ID, and everything that it has on this host is found by it.
 type entry struct {
 	id   vm.ID
 	inst hypervisor.Instance
-	rec  vm.Record // with its disks and interfaces
+	rec  vm.Record // with its disks and NICs
 }
 
-// template is a shape that VMs are cloned in.
+// template is a shape in which VMs are cloned.
 type template struct {
 	shape  shape
 	memory int64        // bytes of each guest
-	spec   vm.CloneSpec // that asked for it last
+	spec   vm.CloneSpec // latest request for this shape
 	used   time.Time
 	ready  []*entry
 	failed bool // the last entry could not be made, and no VM was cloned since
 }
 
-// pool keeps entries of the templates that were used last, as many as its memory allows. It decides and starts nothing.
+// pool keeps entries of the most recently used templates, as many as its memory allows. It only decides; it starts
+// nothing.
 type pool struct {
 	size   int   // entries of each template; 0: no pool
-	memory int64 // bytes that all guests may have
+	memory int64 // bytes for all guests together
 
 	mu           sync.Mutex
 	templates    map[shape]*template
 	filling      *filling
-	working      bool          // somebody fills the pool
-	leaving      chan struct{} // closed when the surplus that was found last is gone; nil: there is none
+	working      bool          // a goroutine fills the pool
+	leaving      chan struct{} // closed when the latest surplus has been removed; nil: there is none
 	hits, misses uint64
 }
 
 // filling is an entry that is being made.
 type filling struct {
 	of     *template
-	spec   vm.CloneSpec // that asked for it last when this was begun
+	spec   vm.CloneSpec // latest request when this began
 	cancel func()
-	done   chan struct{} // closed when it is in the pool, or nothing of it is left
+	done   chan struct{} // closed when the entry is in the pool, or nothing of it is left
 }
 
 func newPool(size int, memory int64) pool {
@@ -100,8 +101,8 @@ func (p *pool) take(s shape) *entry {
 	return en
 }
 
-// used notes that a VM was cloned as spec says, from the pool or not. It reports whether the caller must have the pool
-// filled.
+// used records that a VM was cloned as spec says, from the pool or not. It reports whether the caller must start to
+// fill the pool.
 func (p *pool) used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,8 +125,8 @@ func (p *pool) used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
 	return true
 }
 
-// next says what there is to do: entries for which there is no room any more, and the template of which one is missing.
-// When there is neither, nobody fills the pool from then on.
+// next returns what to do: the entries that no longer fit, and the template that lacks an entry. If there is neither,
+// nobody fills the pool from then on.
 func (p *pool) next() (fill *template, surplus []*entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +155,7 @@ func (p *pool) next() (fill *template, surplus []*entry) {
 	return fill, surplus
 }
 
-// begin notes that an entry of t is being made. It returns nil when nobody wants it any more.
+// begin records that an entry of t is being made. It returns nil if nobody wants it any more.
 func (p *pool) begin(t *template, cancel func()) *filling {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +166,7 @@ func (p *pool) begin(t *template, cancel func()) *filling {
 	return p.filling
 }
 
-// end takes the entry that was made, nil if it could not be. It returns one that nobody wants any more.
+// end adds the entry that was made, nil if it could not be made. It returns an entry that nobody wants any more.
 func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,14 +183,15 @@ func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 	return surplus
 }
 
-// leave notes that surplus is about to be removed. Preconditions: mu is held; the surplus before it has left.
+// leave records that surplus is about to be removed. Preconditions: mu is held; the surplus before it has been
+// removed.
 func (p *pool) leave(surplus []*entry) {
 	if len(surplus) > 0 {
 		p.leaving = make(chan struct{})
 	}
 }
 
-// left notes that the surplus of next or end has been removed.
+// left records that the surplus of next or end has been removed.
 func (p *pool) left() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,8 +201,9 @@ func (p *pool) left() {
 	}
 }
 
-// drop gives up the templates of a snapshot, "" for all. It returns their entries, the one that is being made, whose maker
-// has been told, and what is closed when the surplus, of whichever snapshot, has left; nil for neither.
+// drop removes the templates of a snapshot, "" for all. It returns their entries; the entry that is being made, after
+// cancelling it; and a channel that closes when the surplus, of any snapshot, has been removed. The last two may be
+// nil.
 func (p *pool) drop(snapshot string) (entries []*entry, made *filling, leaving <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

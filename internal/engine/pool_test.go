@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// waiting returns the guests that run and are no VM's.
+// waiting returns the running guests that belong to no VM.
 func (r *rig) waiting(ctx context.Context) []vm.ID {
 	r.t.Helper()
 	left, err := r.world.Leftovers()
@@ -85,11 +85,11 @@ func TestPool(t *testing.T) {
 	}
 	_, err := r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "b"})
 	wantClass(t, "a name that is taken", err, errdefs.AlreadyExists)
-	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "d"})) // the pool is there for those that came last
+	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "d"})) // the pool serves the latest templates
 	third := fill()
 
 	r.world.Guest(third).End(hypervisor.Exit{Signal: 9, Code: -1})
-	e := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold"})) // in place of one that has died
+	e := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold"})) // instead of one that has died
 	if e.ID == third || e.Spec.Name != "cocoon-clone-"+string(e.ID) || e.Spec.Hostname != e.Spec.Name {
 		t.Errorf("cloned %+v", e)
 	}
@@ -101,7 +101,7 @@ func TestPool(t *testing.T) {
 	}
 
 	fill()
-	r.restart() // the VMs outlive it, what is in the pool does not
+	r.restart() // the VMs survive it, the pool does not
 	if ids := r.waiting(ctx); len(ids) > 0 {
 		t.Errorf("left of the pool: %v", ids)
 	}
@@ -122,7 +122,7 @@ func TestPool(t *testing.T) {
 	r.clearAll()
 }
 
-// A snapshot whose clones cannot be made ready beforehand is tried again with the next clone, and not before.
+// A snapshot whose clones cannot be prepared is retried with the next clone, and not before.
 func TestPoolThatCannotBeFilled(t *testing.T) {
 	tried := make(chan struct{}, 100)
 	r, ctx := newRig(t, func(r *rig) {

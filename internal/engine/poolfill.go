@@ -19,11 +19,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// poolFile is in the state folder of an entry: its record, which no journal has. With it an engine that finds the folder
-// after a crash knows which addresses to give back.
+// poolFile is in the state folder of an entry: its record, which no journal has. From it, an engine that finds the
+// folder after a crash knows which addresses to release.
 const poolFile = "pool.json"
 
-// Pool says how the pool of clones is doing.
+// Pool returns the state of the pool of clones.
 func (e *Engine) Pool() PoolStats { return e.pool.stats() }
 
 // pooled reports whether r, which is about to be cloned as spec says, may come from the pool.
@@ -31,7 +31,7 @@ func (e *Engine) pooled(r vm.Record, spec vm.CloneSpec) bool {
 	return e.pool.size > 0 && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && e.agents[r.ImageType] != nil
 }
 
-// claim makes r a VM with a process from the pool. ok is false when there is none.
+// claim makes r a VM with a process from the pool. ok is false if there is none.
 func (e *Engine) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_ vm.Record, ok bool, _ error) {
 	for {
 		en := e.pool.take(shapeOf(r))
@@ -62,7 +62,7 @@ func (e *Engine) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_
 	}
 }
 
-// resume makes the guest of an entry run.
+// resume resumes the guest of an entry.
 func (en *entry) resume(ctx context.Context) error {
 	pauser, ok := hypervisor.As[hypervisor.Pauser](en.inst)
 	if !ok {
@@ -71,8 +71,8 @@ func (en *entry) resume(ctx context.Context) error {
 	return pauser.Resume(ctx)
 }
 
-// buildClaimed gives the entry that m is made of what else a VM has, and settles. Its guest runs already, and does not
-// know yet who it is.
+// buildClaimed gives m, which is made from the entry en, what else a VM has, and settles. Its guest already runs, but
+// does not know its identity yet.
 func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapshot, en *entry, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
 	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
@@ -84,7 +84,7 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 	if err := e.inheritVolumes(m, x); err != nil {
 		return r, err
 	}
-	for i, want := range r.Spec.NICs { // the lease learns its name
+	for i, want := range r.Spec.NICs { // the lease gets the VM's name
 		n, err := e.network(want)
 		if err != nil {
 			return r, err
@@ -99,7 +99,7 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 		to.Disks, to.NICs = en.rec.Disks, en.rec.NICs
 		resume := *to.Resume
 		resume.MACs = nil
-		for _, n := range en.rec.NICs { // its guest has them already
+		for _, n := range en.rec.NICs { // its guest already has them
 			resume.MACs = append(resume.MACs, n.MAC)
 		}
 		to.Resume = &resume
@@ -107,14 +107,14 @@ func (e *Engine) buildClaimed(ctx context.Context, m *machine, x snapshot.Snapsh
 	return e.launchProcess(ctx, m, r, f, back)
 }
 
-// refill has the pool filled after a VM was cloned as spec says.
+// refill starts to fill the pool after a VM was cloned as spec says.
 func (e *Engine) refill(r vm.Record, spec vm.CloneSpec, hit bool) {
 	if e.pool.used(r, spec, hit) {
 		e.life.spawn(e.fillPool)
 	}
 }
 
-// fillPool makes what is missing in the pool, one entry after the other.
+// fillPool makes the missing entries of the pool, one after the other.
 func (e *Engine) fillPool(ctx context.Context) {
 	ctx, cancel := e.life.bound(ctx)
 	defer cancel()
@@ -153,8 +153,8 @@ func (e *Engine) fillOne(ctx context.Context, t *template) {
 	e.pool.left()
 }
 
-// prepare makes an entry. Everything it has is named by its id, in folders that are made first: what a crash leaves is
-// found by them.
+// prepare makes an entry. Everything that it has is named by its ID, in folders that are created first, so that what
+// a crash leaves can be found.
 func (e *Engine) prepare(ctx context.Context, snapshot string, spec vm.CloneSpec) (_ *entry, err error) {
 	h, err := e.snapshots.Hold(ctx, snapshot)
 	if err != nil {
@@ -188,7 +188,7 @@ func (e *Engine) prepare(ctx context.Context, snapshot string, spec vm.CloneSpec
 	if r.NICs, err = e.attach(ctx, r, &back, true); err != nil {
 		return nil, err
 	}
-	if err := e.syncing(id, r.Disks)(); err != nil { // now, and not when somebody waits for it
+	if err := e.syncing(id, r.Disks)(); err != nil { // now, and not while a caller waits for it
 		return nil, err
 	}
 	d, err := e.driver(r.Driver)
@@ -208,7 +208,7 @@ func (e *Engine) prepare(ctx context.Context, snapshot string, spec vm.CloneSpec
 	return &entry{id: id, inst: inst, rec: r}, nil
 }
 
-// rehearse has the guest of r do what it will have to when it is claimed, and stand still then.
+// rehearse makes the guest of r do what it will do when it is claimed, and then pauses it.
 func (e *Engine) rehearse(ctx context.Context, inst hypervisor.Instance, r vm.Record) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.AgentTimeout)
 	defer cancel()
@@ -228,7 +228,7 @@ func (e *Engine) rehearse(ctx context.Context, inst hypervisor.Instance, r vm.Re
 	return pauser.Pause(ctx)
 }
 
-// rehearsals is how often a guest rehearses: the second time it takes up a session after another one, as when it is
+// rehearsals is how often a guest rehearses: the second time it accepts a session after another one, as when it is
 // claimed.
 const rehearsals = 2
 
@@ -245,11 +245,11 @@ func (e *Engine) rehearseOnce(ctx context.Context, dialer hypervisor.GuestDialer
 	if _, err := resumer.Resumed(ctx, resumedOf(r)); err != nil {
 		return err
 	}
-	_, err = agent.Info(ctx) // what comes after it is said in gRPC
+	_, err = agent.Info(ctx) // later calls use gRPC, too
 	return err
 }
 
-// evict ends entries and removes what they have. What it cannot remove the next start of the engine does.
+// evict ends entries and removes what they have. The next start of the engine removes what evict cannot.
 func (e *Engine) evict(ctx context.Context, entries ...*entry) {
 	for _, en := range entries {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
@@ -279,7 +279,7 @@ func (e *Engine) emptyPool(ctx context.Context, id string) {
 	e.evict(ctx, entries...)
 }
 
-// removeStored removes a snapshot, and first what the pool has of it.
+// removeStored removes the pool's entries of a snapshot, then the snapshot.
 func (e *Engine) removeStored(ctx context.Context, id string) error {
 	e.emptyPool(ctx, id)
 	return e.snapshots.Remove(ctx, id)
@@ -293,8 +293,8 @@ func (e *Engine) notePooled(r vm.Record) error {
 	return atomicfile.WriteFile(filepath.Join(e.stateDir(r.ID), poolFile), text, 0o600)
 }
 
-// releasePooled gives back the interfaces of an entry that an engine before this one has left. A folder that is none's is
-// no error. Preconditions: its process has ended.
+// releasePooled releases the NICs of an entry that an earlier engine left. A folder without an entry is no error.
+// Preconditions: its process has ended.
 func (e *Engine) releasePooled(ctx context.Context, id vm.ID) error {
 	text, err := os.ReadFile(filepath.Join(e.stateDir(id), poolFile))
 	if errors.Is(err, fs.ErrNotExist) {

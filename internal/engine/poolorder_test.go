@@ -6,7 +6,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The templates that were used last have the memory of the pool.
+// The most recently used templates get the memory of the pool.
 func TestPoolOrder(t *testing.T) {
 	p := newPool(2, 5<<20)
 	clone := func(snapshot string, mib int64) {
@@ -14,7 +14,7 @@ func TestPoolOrder(t *testing.T) {
 		r.Spec.Memory = mib << 20
 		p.used(r, vm.CloneSpec{Snapshot: snapshot}, false)
 	}
-	// settle fills and evicts until there is nothing to do and returns how many entries each snapshot has.
+	// settle fills and evicts until there is nothing to do, and returns how many entries each snapshot has.
 	settle := func() map[string]int {
 		for {
 			fill, surplus := p.next()
@@ -65,7 +65,7 @@ func TestPoolOrder(t *testing.T) {
 	}
 }
 
-// Who removes a snapshot waits for entries that are being removed because there was no room for them.
+// The removal of a snapshot waits for entries that are being removed for lack of room.
 func TestPoolSurplus(t *testing.T) {
 	p := newPool(1, 1<<20)
 	for _, snapshot := range []string{"a", "b"} {

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// disk is what of a journal is left after a power cut: its files as they were when they were synced last.
+// disk is what remains of a journal after a power cut: its files as they were at the last sync.
 type disk struct {
 	t   *testing.T
 	dir string
@@ -30,7 +30,7 @@ func (d disk) synced(path string) func() {
 	}
 }
 
-// records are those that a power cut now would leave, by name.
+// records returns the records that a power cut now would leave, by name.
 func (d disk) records() map[string]vm.Record {
 	d.t.Helper()
 	copied := d.t.TempDir()
@@ -59,7 +59,7 @@ func (d disk) records() map[string]vm.Record {
 	return out
 }
 
-// TestPowerCut cuts the power after each verb has answered: what it answered is on the disk.
+// TestPowerCut cuts the power after each verb has returned: its result is on the disk.
 func TestPowerCut(t *testing.T) {
 	d := disk{t, t.TempDir()}
 	r := newRig(t, func(r *rig) { r.file.Synced = d.synced(filepath.Join(r.dir, "state", "journal.db")) })

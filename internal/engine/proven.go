@@ -8,10 +8,10 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
-// proven waits until the guest of m, which has just gone on from x, has shown that it does: its agent answers, if it did when
-// it was saved, and else its process has run for a while. Until then what the VM was before must stay. It waits as long as
-// an agent is waited for, or until the engine ends.
-// Errors: FailedPrecondition when the process has ended, Unavailable when nobody answers in time.
+// proven waits until the guest of m, which has just resumed from x, has shown that it works. Either its agent
+// answers, if it did when x was saved, or its process has run for a while. Until then the earlier state of the VM
+// must stay. It waits as long as calls wait for an agent, or until the engine ends.
+// Errors: FailedPrecondition when the process has ended, Unavailable when the guest does not answer in time.
 func (e *Engine) proven(m *machine, x snapshot.Snapshot) error {
 	run := m.run.Load()
 	if run == nil {
@@ -44,7 +44,8 @@ func (e *Engine) proven(m *machine, x snapshot.Snapshot) error {
 	}
 }
 
-// endUnproven ends what runs of m, whose guest has not answered since it went on. What it wrote goes with its overlays.
+// endUnproven ends the process of m, whose guest has not answered since it resumed. Its writes are removed with its
+// overlays.
 func (e *Engine) endUnproven(ctx context.Context, m *machine) error {
 	run := m.run.Load()
 	if run == nil {

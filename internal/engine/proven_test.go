@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// mute is an engine whose guests' agents are not reached while the test says so.
+// mute is an engine that cannot reach its guests' agents while the test says so.
 func mute(t *testing.T, limit time.Duration) (*rig, *atomic.Bool) {
 	t.Helper()
 	var mute atomic.Bool
@@ -27,7 +27,7 @@ func mute(t *testing.T, limit time.Duration) (*rig, *atomic.Bool) {
 	return r, &mute
 }
 
-// acts are the two operations that leave a state behind which they may need again. Each begins with web hibernated.
+// acts are the two operations that keep an earlier state which they may need again. Each begins with web hibernated.
 func acts() map[string]func(r *rig) (vm.Record, error) {
 	return map[string]func(r *rig) (vm.Record, error){
 		"wake":    func(r *rig) (vm.Record, error) { return r.Wake(r.t.Context(), "web") },
@@ -35,7 +35,7 @@ func acts() map[string]func(r *rig) (vm.Record, error) {
 	}
 }
 
-// asleep checks that web is as it was hibernated, and that it can go on from there.
+// asleep checks that web is as it was hibernated, and that it can resume from there.
 func (r *rig) asleep(what string, slept vm.Record, disk string) {
 	r.t.Helper()
 	now := r.must(r.Inspect(r.t.Context(), "web"))
@@ -45,7 +45,7 @@ func (r *rig) asleep(what string, slept vm.Record, disk string) {
 	if _, err := r.world.Snapshots().Get(r.t.Context(), slept.Snapshot); err != nil {
 		r.t.Fatalf("%s: its snapshot: %v", what, err)
 	}
-	for end := time.Now().Add(10 * time.Second); len(r.overlays(slept.ID)) != 1; <-time.After(time.Millisecond) { // of the save
+	for end := time.Now().Add(10 * time.Second); len(r.overlays(slept.ID)) != 1; <-time.After(time.Millisecond) { // from the save
 		if time.Now().After(end) {
 			r.t.Fatalf("%s: overlays %v", what, r.overlays(slept.ID))
 		}
@@ -59,7 +59,7 @@ func (r *rig) asleep(what string, slept vm.Record, disk string) {
 	}
 }
 
-// slept is a VM that was saved as gold, has written, and is hibernated.
+// slept returns a VM that was saved as gold, has written, and is hibernated.
 func (r *rig) slept() vm.Record {
 	r.t.Helper()
 	_, g := r.source()
@@ -68,7 +68,7 @@ func (r *rig) slept() vm.Record {
 	return r.must(r.Hibernate(r.t.Context(), "web", "night"))
 }
 
-// TestGuestThatNeverAnswers is ended again, within the time that an agent has, and what it slept in is there.
+// TestGuestThatNeverAnswers is ended within the agent timeout, and its hibernation snapshot still exists.
 func TestGuestThatNeverAnswers(t *testing.T) {
 	for name, act := range acts() {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestGuestThatNeverAnswers(t *testing.T) {
 	}
 }
 
-// TestGuestThatDiesBeforeItAnswers after it has written: that is lost, and nothing else.
+// TestGuestThatDiesBeforeItAnswers after it has written: only what it wrote is lost.
 func TestGuestThatDiesBeforeItAnswers(t *testing.T) {
 	for name, act := range acts() {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestGuestThatDiesBeforeItAnswers(t *testing.T) {
 	}
 }
 
-// TestDaemonEndsBeforeTheGuestAnswers: the next one goes on waiting.
+// TestDaemonEndsBeforeTheGuestAnswers: the next daemon continues to wait.
 func TestDaemonEndsBeforeTheGuestAnswers(t *testing.T) {
 	for name, act := range acts() {
 		for _, answers := range []bool{true, false} {
@@ -131,7 +131,7 @@ func TestDaemonEndsBeforeTheGuestAnswers(t *testing.T) {
 				} else {
 					r.await("web", "ready", ready)
 					want := map[string]string{"wake": "one.two.", "restore": "one."}[name]
-					r.must(r.Start(t.Context(), "web")) // comes after what is being done
+					r.must(r.Start(t.Context(), "web")) // runs after the operation in progress
 					if got := r.disk(slept.ID); got != want {
 						t.Errorf("its disk holds %q, want %q", got, want)
 					}
@@ -142,7 +142,7 @@ func TestDaemonEndsBeforeTheGuestAnswers(t *testing.T) {
 	}
 }
 
-// TestGuestWithoutAgent is awake when it has run for a while, and asleep if it dies before.
+// TestGuestWithoutAgent counts as awake when it has run for a while, and as hibernated if it dies before.
 func TestGuestWithoutAgent(t *testing.T) {
 	r, host := realStore(t, func(r *rig) { r.cfg.ProvenAfter = 300 * time.Millisecond })
 	web := r.must(r.Inspect(t.Context(), "web"))

@@ -24,7 +24,7 @@ func (e *Engine) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 	return m.record().Clone(), nil
 }
 
-// List returns all records on behalf of whom ctx says, sorted by name.
+// List returns all records that the owner in ctx may see, sorted by name.
 func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
 	if err := e.life.ready(ctx); err != nil {
 		return nil, err
@@ -39,8 +39,8 @@ func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
 	return out, nil
 }
 
-// ImageInUse reports whether a VM or a snapshot stands on the image. In doubt, as before everything is recovered, it says
-// so.
+// ImageInUse reports whether a VM or a snapshot depends on the image. In doubt, such as before recovery has finished,
+// it returns true.
 func (e *Engine) ImageInUse(digest string) bool {
 	select {
 	case <-e.life.recovered:
@@ -52,7 +52,7 @@ func (e *Engine) ImageInUse(digest string) bool {
 	}
 	for _, id := range e.strays.ids() {
 		row, err := e.kept(id)
-		if err != nil || standsOn(row.Record, digest) { // nobody knows what its disks stand on, or they stand on this
+		if err != nil || standsOn(row.Record, digest) { // its disks are unknown, or they depend on this image
 			return true
 		}
 	}
@@ -63,9 +63,10 @@ func (e *Engine) ImageInUse(digest string) bool {
 	return err != nil || slices.ContainsFunc(saved, func(x snapshot.Snapshot) bool { return x.ImageDigest == digest || standsOn(x.Record, digest) })
 }
 
-// Watch calls fn, on behalf of whom ctx says, with every change after the revision until ctx ends or fn fails, and returns that error. With a
-// negative revision every VM there is comes first, as ADDED. A slow fn holds up nobody else; when it falls behind what
-// the journal keeps, and when the revision is older than that, the error is FailedPrecondition: watch anew from -1.
+// Watch calls fn with every change after the revision that the owner in the context may see, until ctx ends or fn
+// fails, and returns that error. With a negative revision every existing VM comes first, as ADDED. A slow fn delays
+// nobody else. If it falls behind what the journal keeps, or the revision is older than that, the error is
+// FailedPrecondition: watch again from -1.
 func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) error) error {
 	if err := e.life.ready(caller); err != nil {
 		return err
@@ -113,7 +114,7 @@ func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) er
 	}
 }
 
-// snapshot returns all records and the revision at which exactly these were there.
+// snapshot returns all records and the revision at which exactly these existed.
 func (e *Engine) snapshot() ([]vm.Record, int64) {
 	e.index.gate.Lock()
 	defer e.index.gate.Unlock()

@@ -7,11 +7,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// queue admits one holder per VM at a time, in the order of arrival. A VM on which nothing is done costs nothing.
+// queue admits one holder per VM at a time, in the order of arrival. A VM without operations costs nothing.
 // The zero value is ready.
 type queue struct {
 	mu      sync.Mutex
-	waiting map[vm.ID][]chan struct{} // present while somebody holds the VM; closed to hand it over
+	waiting map[vm.ID][]chan struct{} // has a key while the VM is held; a channel is closed to hand the VM over
 }
 
 // acquire waits for the turn on id. release must be called.
@@ -41,7 +41,7 @@ func (q *queue) acquire(ctx context.Context, id vm.ID) (release func(), err erro
 	}
 }
 
-// release hands id to the next in line.
+// release hands id to the next waiter.
 func (q *queue) release(id vm.ID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -54,7 +54,7 @@ func (q *queue) release(id vm.ID) {
 	close(line[0])
 }
 
-// leave takes turn out of the line, or passes it on when it has just come.
+// leave removes turn from the line, or passes it on if it has just been granted.
 func (q *queue) leave(id vm.ID, turn chan struct{}) {
 	q.mu.Lock()
 	line := q.waiting[id]

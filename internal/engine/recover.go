@@ -22,8 +22,8 @@ import (
 // recoverWidth is how many VMs are recovered at a time.
 const recoverWidth = 16
 
-// recover makes the world what the journal says: what was cut off is finished or undone, what runs is adopted, what
-// belongs to nobody for certain is removed, and what is merely unknown is kept aside.
+// recover makes the host match the journal: it finishes or undoes interrupted operations, adopts running processes,
+// removes what certainly belongs to no VM, and keeps aside what is merely unknown.
 func (e *Engine) recover(ctx context.Context) error {
 	began := time.Now()
 	for _, dir := range []string{e.cfg.StateDir, e.cfg.RunDir} {
@@ -47,7 +47,7 @@ func (e *Engine) recover(ctx context.Context) error {
 			return err
 		}
 		m := e.newMachine(r)
-		m.remains.Store(true) // for all we know
+		m.remains.Store(true) // not known, so assume it
 		e.index.add(m)
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -59,13 +59,13 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	e.unplugDown(ctx, func(id vm.ID) bool { return intents[id] != nil }) // one with an intent may be starting again right now
+	e.unplugDown(ctx, func(id vm.ID) bool { return intents[id] != nil }) // a VM with an intent may be starting again right now
 	e.sweep(ctx)
 	e.log.Info("recovered", "count", len(records), "unfinished", len(unsettled), "dur", time.Since(began))
 	return ctx.Err()
 }
 
-// own gives a record of before there were owners, and the snapshots of its VM, the owner that its labels tell of.
+// own gives a record from before owners existed, and the snapshots of its VM, the owner that its labels name.
 func (e *Engine) own(ctx context.Context, r vm.Record) (vm.Record, error) {
 	if !r.Owner.Operator() || e.cfg.OwnerOf == nil {
 		return r, nil
@@ -100,7 +100,7 @@ func (e *Engine) own(ctx context.Context, r vm.Record) (vm.Record, error) {
 	return owned, nil
 }
 
-// remember tells each network which addresses VMs have, also those that do not run, before any is given away.
+// remember tells each network the addresses of all VMs, also of stopped ones, before it assigns any address.
 func (e *Engine) remember(ctx context.Context, records []vm.Record) {
 	held := map[string][]network.Held{}
 	for _, r := range records {
@@ -115,7 +115,7 @@ func (e *Engine) remember(ctx context.Context, records []vm.Record) {
 	}
 }
 
-// recoverOne recovers one VM. What cannot be recovered is in StateError then, with the reason; the others go on.
+// recoverOne recovers one VM. A VM that cannot be recovered goes to StateError with the reason; the others continue.
 func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent) {
 	release, err := e.queue.acquire(ctx, m.id)
 	if err != nil {
@@ -124,10 +124,10 @@ func (e *Engine) recoverOne(ctx context.Context, m *machine, in *journal.Intent)
 	e.recoverHeld(ctx, m, in, release)
 }
 
-// recoverHeld recovers m, which is held, and releases it.
+// recoverHeld recovers m, which the caller holds, and releases it.
 func (e *Engine) recoverHeld(ctx context.Context, m *machine, in *journal.Intent, release func()) {
 	var err error
-	later := false // a worker holds the VM on
+	later := false // a worker still holds the VM
 	defer func() {
 		if !later {
 			release()
@@ -136,7 +136,7 @@ func (e *Engine) recoverHeld(ctx context.Context, m *machine, in *journal.Intent
 	op := opAdopt
 	if in == nil {
 		if err = e.adopt(ctx, m); err == nil {
-			e.tidy(m) // an operation may have been cut off right after it was settled
+			e.tidy(m) // an operation may have been interrupted right after it was settled
 		}
 	} else {
 		op = in.Op
@@ -149,8 +149,8 @@ func (e *Engine) recoverHeld(ctx context.Context, m *machine, in *journal.Intent
 	}
 }
 
-// recoverIntent finishes or undoes an operation that was cut off. When that takes a while it goes on in a worker, which
-// releases the VM: later is true then.
+// recoverIntent finishes or undoes an interrupted operation. A long one continues in a worker, which releases the VM:
+// later is true then.
 func (e *Engine) recoverIntent(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
 	switch in.Op {
 	case opCreate, opLaunch, opClone:
@@ -182,8 +182,8 @@ func (e *Engine) recoverIntent(ctx context.Context, m *machine, in journal.Inten
 	return false, errdefs.Unsupportedf("this Cocoon does not know the operation %q", in.Op)
 }
 
-// undoCreate removes what a creation made before it was cut off: nobody was told of the VM. One whose process is on
-// record is complete, though, and stays.
+// undoCreate removes what an interrupted creation made: no caller was told of the VM. A VM whose process is on record
+// is complete, though, and stays.
 func (e *Engine) undoCreate(ctx context.Context, m *machine) error {
 	if len(m.record().Handle) > 0 {
 		return e.settle(ctx, m, e.adopt(ctx, m))
@@ -194,7 +194,7 @@ func (e *Engine) undoCreate(ctx context.Context, m *machine) error {
 	return e.forget(ctx, m)
 }
 
-// undoStart makes the VM as it was before a start that was cut off.
+// undoStart makes the VM as it was before an interrupted start.
 func (e *Engine) undoStart(ctx context.Context, m *machine) error {
 	r := m.record()
 	if len(r.Handle) > 0 {
@@ -223,7 +223,7 @@ func (e *Engine) settle(ctx context.Context, m *machine, err error) error {
 	return err
 }
 
-// finishStop goes on with a stop or restart with what is left of its grace. It leaves the intent open when Run ends.
+// finishStop continues a stop or restart with the rest of its grace. It leaves the intent open when Run ends.
 func (e *Engine) finishStop(ctx context.Context, m *machine, in journal.Intent) {
 	ctx, cancel := e.life.bound(ctx)
 	defer cancel()
@@ -233,7 +233,7 @@ func (e *Engine) finishStop(ctx context.Context, m *machine, in journal.Intent) 
 	}
 	left := max(args.Grace-time.Since(in.Began), 0)
 	var err error
-	if m.run.Load() == nil || in.Op == opRestart && in.Step == stepLaunch { // it has ended, and nobody saw to what is left of it
+	if m.run.Load() == nil || in.Op == opRestart && in.Step == stepLaunch { // it has ended, and nobody cleaned up after it
 		err = e.reap(ctx, m.record())
 	}
 	switch {
@@ -250,11 +250,11 @@ func (e *Engine) finishStop(ctx context.Context, m *machine, in journal.Intent) 
 	}
 }
 
-// adopt takes up the process of m if its record has one, or records that it has ended.
+// adopt watches the process of m again if its record has one, or records that it has ended.
 func (e *Engine) adopt(ctx context.Context, m *machine) error {
 	r := m.record()
 	if len(r.Handle) == 0 {
-		if r.State == vm.StateRunning || r.State == vm.StateCreating { // no intent tells of it: this cannot be
+		if r.State == vm.StateRunning || r.State == vm.StateCreating { // no intent explains it: this cannot happen
 			return errdefs.New(errdefs.Internal, "it is %s without a process on record", r.State)
 		}
 		return nil
@@ -263,14 +263,14 @@ func (e *Engine) adopt(ctx context.Context, m *machine) error {
 		return err
 	}
 	if m.run.Load() != nil {
-		// We stop guests only for moments, of which a crash can be one.
+		// The engine pauses guests only for moments, and a crash can happen in one of them.
 		if err := e.unpause(ctx, m); err != nil {
 			return err
 		}
 		if r.State == vm.StateRunning {
 			return nil
 		}
-		_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { // it was not reachable the last time
+		_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { // it was not reachable last time
 			r.State, r.Reason, r.Message = vm.StateRunning, "", ""
 		})
 		return err
@@ -290,7 +290,7 @@ func (e *Engine) adopt(ctx context.Context, m *machine) error {
 	return err
 }
 
-// lastExit asks how a process ended that nobody attended to.
+// lastExit asks the driver how a process ended that nobody watched.
 func (e *Engine) lastExit(ctx context.Context, r vm.Record) ending {
 	d, err := e.driver(r.Driver)
 	if err != nil {
@@ -304,7 +304,7 @@ func (e *Engine) lastExit(ctx context.Context, r vm.Record) ending {
 	return ending{exit: exit, lost: err != nil}
 }
 
-// reattach attends to the process of m again if it has one that still runs.
+// reattach watches the process of m again if it has one that still runs.
 func (e *Engine) reattach(ctx context.Context, m *machine) error {
 	r := m.record()
 	if len(r.Handle) == 0 {

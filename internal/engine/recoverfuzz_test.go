@@ -17,24 +17,24 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What a journal may hold of an operation, true or not.
+// What a journal may say about an operation, true or not.
 var (
 	fuzzOps   = []string{"create", "launch", "start", "stop", "restart", "remove", "save", "clone", "hibernate", "wake", "restore", "", "dance"}
 	fuzzSteps = []string{"disks", "network", "launch", "shutdown", "kill", "save", "undo", "clean", "", "elsewhere"}
-	// State of the victim before the journal is changed: what is really there.
+	// State of the victim before the journal is changed: its real state.
 	fuzzTruths = []string{"running", "stopped", "hibernated", "saved"}
 	fuzzStates = []vm.State{"", vm.StateCreating, vm.StateCreated, vm.StateRunning, vm.StateStopped, vm.StateHibernated, vm.StateError, "lost"}
-	// Arguments in which SELF and OTHER are ids of snapshots, the victim's and another VM's.
+	// Arguments in which SELF and OTHER are IDs of snapshots, the victim's and another VM's.
 	fuzzArgs = []string{
 		``, `{}`, `null`, `[1]`, `{"grace":0}`, `{"grace":-1}`, `{"grace":9223372036854775807}`, `{"snapshot":"SELF"}`, `{"snapshot":"OTHER"}`,
 		`{"snapshot":"OTHER","slept":"OTHER"}`, `{"snapshot":"SELF","slept":"OTHER","files":["../OTHER","/etc/passwd",".."]}`, `{"snapshot":"../x"}`, `{"snapshot":"none"}`,
 	}
 )
 
-// FuzzRecover has the engine recover from a journal that says anything of one VM: an operation at any step with any
-// arguments, in any state, with or without a process. Whatever it says, recovery ends, and with it the operation; what
-// belongs to another VM (its process, disks, interfaces, snapshots and record) is as it was; and the VM itself can be removed
-// without a trace.
+// FuzzRecover makes the engine recover from a journal that says anything about one VM: an operation at any step with
+// any arguments, in any state, with or without a process. Whatever it says, recovery and the operation end. What
+// belongs to another VM (its process, disks, NICs, snapshots and record) does not change. The VM itself can be
+// removed without a trace.
 func FuzzRecover(f *testing.F) {
 	const launch, undo, running = 2, 6, 3
 	for op := range fuzzOps {
@@ -102,7 +102,7 @@ func FuzzRecover(f *testing.F) {
 	})
 }
 
-// neighbours are a VM that runs, with a snapshot of its own, and one that sleeps.
+// neighbours returns a VM that runs, with its own snapshot, and a hibernated VM.
 func neighbours(t *testing.T, r *rig) (running, asleep vm.Record) {
 	t.Helper()
 	ctx := t.Context()
@@ -117,7 +117,7 @@ func neighbours(t *testing.T, r *rig) (running, asleep vm.Record) {
 	return r.must(r.Inspect(ctx, "runner")), asleep
 }
 
-// victimOf makes the VM of which the journal will lie, in one of fuzzTruths.
+// victimOf creates the VM about which the journal will be wrong, in one of fuzzTruths.
 func victimOf(t *testing.T, r *rig, truth string) vm.Record {
 	t.Helper()
 	ctx := t.Context()
@@ -136,7 +136,7 @@ func victimOf(t *testing.T, r *rig, truth string) vm.Record {
 	return r.must(r.Inspect(ctx, "victim"))
 }
 
-// snapshotOf is a snapshot of rec, or an id that none has.
+// snapshotOf returns a snapshot of rec, or an ID that no snapshot has.
 func snapshotOf(rec vm.Record) string {
 	if rec.Snapshot != "" {
 		return rec.Snapshot
@@ -147,7 +147,7 @@ func snapshotOf(rec vm.Record) string {
 	return string(rec.ID)
 }
 
-// rewrite puts in and rec into the journal of r, which is stopped. It returns false when the journal does not take them.
+// rewrite puts in and rec into the journal of r, which is stopped. It returns false if the journal refuses them.
 func rewrite(t *testing.T, r *rig, in journal.Intent, rec vm.Record) bool {
 	t.Helper()
 	j, err := sqlite.Open(t.Context(), sqlite.Config{Path: filepath.Join(r.dir, "state", "journal.db")})
@@ -159,12 +159,12 @@ func rewrite(t *testing.T, r *rig, in journal.Intent, rec vm.Record) bool {
 	return err == nil
 }
 
-// belongings is everything in the world of r that is of one of the VMs, with its content.
+// belongings returns everything in the world of r that belongs to one of the VMs, with its content.
 func belongings(t *testing.T, r *rig, of ...vm.Record) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	err := filepath.WalkDir(r.dir, func(path string, d os.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // engine and guests go on meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // engine and guests keep running meanwhile
 			return nil
 		}
 		if err != nil || d.IsDir() || strings.HasSuffix(path, "console.log") || strings.HasPrefix(path, filepath.Join(r.dir, "world", "tmp")) {
@@ -190,7 +190,7 @@ func belongings(t *testing.T, r *rig, of ...vm.Record) map[string]string {
 	return out
 }
 
-// unharmed fails unless what neighbours have, and are, is as it was.
+// unharmed fails if anything that the neighbours have, or their state, has changed.
 func unharmed(t *testing.T, r *rig, before map[string]string, of ...vm.Record) {
 	t.Helper()
 	after := belongings(t, r, of...)

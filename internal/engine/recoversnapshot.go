@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// argsOfSnapshot are the arguments of an unfinished operation with a snapshot.
+// argsOfSnapshot returns the arguments of an unfinished operation with a snapshot.
 func argsOfSnapshot(in journal.Intent) (snapshotArgs, error) {
 	var args snapshotArgs
 	if err := json.Unmarshal(in.Args, &args); err != nil || args.Snapshot == "" {
@@ -19,8 +19,8 @@ func argsOfSnapshot(in journal.Intent) (snapshotArgs, error) {
 	return args, nil
 }
 
-// committed reports whether a snapshot of m is there: its commit is one atomic change. One of another VM is an error: m has
-// no part in it, whatever the journal says.
+// committed reports whether a snapshot of m exists; its commit is one atomic change. A snapshot of another VM is an
+// error: it does not belong to m, whatever the journal says.
 func (e *Engine) committed(ctx context.Context, m *machine, id string) (bool, error) {
 	store, err := e.store()
 	if err != nil {
@@ -38,7 +38,7 @@ func (e *Engine) committed(ctx context.Context, m *machine, id string) (bool, er
 	return true, nil
 }
 
-// recoverSave ends a save that was cut off: the snapshot is there or it is not, and the guest goes on in either case.
+// recoverSave ends an interrupted save: the snapshot exists or not, and the guest continues in either case.
 func (e *Engine) recoverSave(ctx context.Context, m *machine, in journal.Intent) error {
 	args, err := argsOfSnapshot(in)
 	if err != nil {
@@ -60,7 +60,8 @@ func (e *Engine) recoverSave(ctx context.Context, m *machine, in journal.Intent)
 	return err
 }
 
-// unpause has the guest of m go on if it has one that was stopped for a save or for merging layers. A process that has ended is no error.
+// unpause resumes the guest of m if it was paused for a save or for merging layers. A process that has ended is no
+// error.
 func (e *Engine) unpause(ctx context.Context, m *machine) error {
 	run := m.run.Load()
 	if run == nil {
@@ -68,7 +69,7 @@ func (e *Engine) unpause(ctx context.Context, m *machine) error {
 	}
 	if w, ok := hypervisor.As[hypervisor.DiskWatcher](run.inst); ok {
 		if fault, _, err := w.DiskFault(ctx); err == nil && fault != nil && fault.Stands {
-			return nil // not we have stopped it: it goes on when its disks have room
+			return nil // the engine did not pause it: it resumes when its disks have room
 		}
 	}
 	state, err := run.inst.State(ctx)
@@ -85,7 +86,7 @@ func (e *Engine) unpause(ctx context.Context, m *machine) error {
 	return err
 }
 
-// recoverHibernate finishes a hibernation whose snapshot is there, and has the guest go on otherwise.
+// recoverHibernate finishes a hibernation whose snapshot exists, and otherwise lets the guest continue.
 func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.Intent) error {
 	args, err := argsOfSnapshot(in)
 	if err != nil {
@@ -126,8 +127,8 @@ func (e *Engine) recoverHibernate(ctx context.Context, m *machine, in journal.In
 	return err
 }
 
-// recoverWake finishes waking a VM whose process is on record and runs, in a worker when its guest has not answered yet; any
-// other is hibernated still.
+// recoverWake finishes waking a VM whose process is on record and runs. It uses a worker if the guest has not
+// answered yet. Any other VM is still hibernated.
 func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
 	args, err := argsOfSnapshot(in)
 	if err != nil {
@@ -163,7 +164,7 @@ func (e *Engine) recoverWake(ctx context.Context, m *machine, in journal.Intent,
 	return false, e.recoverHibernated(ctx, m, args)
 }
 
-// recoverAnswer waits for the guest of a VM that was being woken, in a worker.
+// recoverAnswer waits, in a worker, for the guest of a VM that was being woken.
 func (e *Engine) recoverAnswer(ctx context.Context, m *machine, args snapshotArgs, release func()) error {
 	h, err := e.snapshots.Hold(ctx, args.Snapshot)
 	if err != nil {
@@ -182,7 +183,7 @@ func (e *Engine) recoverAnswer(ctx context.Context, m *machine, args snapshotArg
 	return nil
 }
 
-// recoverHibernated notes that m, which has no process, is hibernated as before an attempt to wake it.
+// recoverHibernated records that m, which has no process, is hibernated as before an attempt to wake it.
 func (e *Engine) recoverHibernated(ctx context.Context, m *machine, args snapshotArgs) error {
 	r := m.record()
 	if err := e.reap(ctx, r); err != nil {

@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Remove deletes a VM with its disks, logs and addresses. One that runs is only removed with force, which kills it.
-// When something cannot be removed the VM stays in StateError and can be removed again.
+// Remove deletes a VM with its disks, logs and addresses. A running VM is removed only with force, which kills it. If
+// something cannot be removed, the VM stays in StateError and can be removed again.
 func (e *Engine) Remove(caller context.Context, ref string, force bool) error {
 	_, err := e.operate(caller, opRemove, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
 		r := m.record()
@@ -30,7 +30,7 @@ func (e *Engine) Remove(caller context.Context, ref string, force bool) error {
 	return err
 }
 
-// remove erases m under the intent that is open and forgets it.
+// remove erases m under the open intent and forgets it.
 func (e *Engine) remove(ctx context.Context, m *machine, thorough bool) error {
 	err := e.erase(ctx, m, thorough)
 	if err == nil {
@@ -43,8 +43,8 @@ func (e *Engine) remove(ctx context.Context, m *machine, thorough bool) error {
 	return err
 }
 
-// erase removes all that m has on this host but its record. It is idempotent. thorough is for a VM of which the record
-// does not tell everything: a process that nobody attends to, interfaces that were not written down.
+// erase removes everything that m has on this host except its record. It is idempotent. thorough is for a VM whose
+// record may be incomplete: a process that nobody watches, NICs that were not recorded.
 func (e *Engine) erase(ctx context.Context, m *machine, thorough bool) error {
 	if r := m.run.Load(); r != nil {
 		if err := kill(ctx, r); err != nil {
@@ -66,7 +66,7 @@ func (e *Engine) erase(ctx context.Context, m *machine, thorough bool) error {
 	return e.removeDirs(m.id)
 }
 
-// reap ends a process that nobody attends to: the one of the handle, and any that was launched without leaving one.
+// reap ends a process that nobody watches: the one of the handle, and any that was launched without leaving a handle.
 func (e *Engine) reap(ctx context.Context, r vm.Record) error {
 	d, err := e.driver(r.Driver)
 	if err != nil {
@@ -84,23 +84,23 @@ func (e *Engine) reap(ctx context.Context, r vm.Record) error {
 	return d.Reap(ctx, r.ID, e.runDir(r.ID))
 }
 
-// nicsOf returns the interfaces of r. Those that may have been made without being written down are asked for again:
-// Attach gives the same answer for the same VM.
+// nicsOf returns the NICs of r. NICs that may have been created without being recorded are asked for again: Attach
+// gives the same answer for the same VM.
 func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.NIC, error) {
 	nics := r.NICs
 	for i := len(nics); thorough && i < len(r.Spec.NICs); i++ {
 		n := e.networks.Get(e.networkName(r.Spec.NICs[i]))
 		if n == nil {
-			continue // not configured any more: it sweeps its taps itself should it come back
+			continue // no longer configured: it sweeps its taps itself if it comes back
 		}
 		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, r.Spec.NICs[i])
 		if errdefs.Is(err, errdefs.ResourceExhausted) {
-			continue // it has no address, so it was never made
+			continue // it has no address, so it was never created
 		}
 		if err != nil {
 			return nil, err
 		}
-		nics = append(slices.Clip(nics), nic) // the record's own slice stays as it is
+		nics = append(slices.Clip(nics), nic) // the record's own slice stays unchanged
 	}
 	return nics, nil
 }
@@ -108,7 +108,7 @@ func (e *Engine) nicsOf(ctx context.Context, r vm.Record, thorough bool) ([]vm.N
 // resetWidth is how many VMs Reset removes at a time.
 const resetWidth = 8
 
-// Reset removes every VM by force, and those that wait in the pool. FailedPrecondition while unknown VMs are kept aside.
+// Reset removes every VM by force, and the entries of the pool. FailedPrecondition while unknown VMs are kept aside.
 func (e *Engine) Reset(ctx context.Context) error {
 	if err := e.life.ready(ctx); err != nil {
 		return err

@@ -13,11 +13,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Restore makes the VM of ref, whatever it does now, go back to a snapshot that was taken of it: to its memory, or, when
-// that has none, to its disks, which it boots. What happened since is lost; the disks until then go when its guest has
-// answered, or has run for a while if it has no agent.
-// Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine) before anything is changed.
-// When it fails after its process was ended, it is stopped, or hibernated as before, and has the disks that it had.
+// Restore returns the VM of ref, running or not, to a snapshot that was taken of it: to its memory or, if it has
+// none, to its disks, which the VM boots. Changes since the snapshot are lost. The old disks are removed when the
+// guest has answered, or has run for a while if it has no agent.
+// Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine) before anything changes.
+// If it fails after the process was ended, the VM is stopped, or hibernated as before, and has its earlier disks.
 func (e *Engine) Restore(caller context.Context, ref, snap string) (vm.Record, error) {
 	return e.operate(caller, opRestore, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
 		return e.restore(ctx, m, snap)
@@ -41,11 +41,11 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 	}
 	defer h.Release()
 	x := h.Snapshot()
-	if r.State == vm.StateHibernated && r.Snapshot == x.ID { // its memory is needed once, and not on top of itself
+	if r.State == vm.StateHibernated && r.Snapshot == x.ID { // its memory is needed only once: wake it instead
 		h.Release()
 		return e.wake(ctx, m)
 	}
-	if err := h.Verify(ctx); err != nil { // its memory is compared after the guest has ended
+	if err := h.Verify(ctx); err != nil { // its memory is verified after the guest has ended
 		return r, damaged(x, err)
 	}
 	images, err := e.restorable(ctx, r, x)
@@ -78,7 +78,7 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 	return e.restoreFrom(context.WithoutCancel(ctx), m, h, disks, args)
 }
 
-// restorable refuses a snapshot to which r cannot go back.
+// restorable refuses a snapshot to which r cannot be restored.
 func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) ([]image.Image, error) {
 	if x.Source.VMID != r.ID {
 		return nil, errdefs.Preconditionf("snapshot %s was not taken of this VM but of %s; clone it instead", x.Name, x.Source.VMName)
@@ -93,10 +93,10 @@ func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapsho
 	} else if _, err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
 		return nil, err
 	}
-	return e.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), x) // the VM stands on them already
+	return e.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), x) // the VM uses them already
 }
 
-// clear ends the process of m, if it has one, and writes that down: from here it is going back, whatever happens.
+// clear ends the process of m, if it has one, and records that. From here on recovery continues the restore.
 func (e *Engine) clear(ctx context.Context, m *machine) error {
 	run := m.run.Load()
 	if run != nil {
@@ -117,7 +117,7 @@ func (e *Engine) clear(ctx context.Context, m *machine) error {
 	return err
 }
 
-// restoreFrom has m, which has no process any more, go on from h with the given disks, and settles whatever happens.
+// restoreFrom starts m, which no longer has a process, from h with the given disks, and settles in every case.
 func (e *Engine) restoreFrom(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, args snapshotArgs) (vm.Record, error) {
 	was := m.record()
 	var back undo.Stack
@@ -127,16 +127,16 @@ func (e *Engine) restoreFrom(ctx context.Context, m *machine, h snapshot.Held, d
 	return e.settleRestored(ctx, m, h.Snapshot(), was, args)
 }
 
-// settleRestored waits for the guest of m, which has just gone back to x, and settles: what it was before goes, or it is that, was,
-// again.
+// settleRestored waits for the guest of m, which has just been restored to x, and settles the operation. Either the
+// earlier state is removed, or m is again as its earlier record was.
 func (e *Engine) settleRestored(ctx context.Context, m *machine, x snapshot.Snapshot, was vm.Record, args snapshotArgs) (vm.Record, error) {
-	if args.Slept != "" { // until then nobody removes what it slept in
+	if args.Slept != "" { // until then, nobody may remove the snapshot that it was hibernated in
 		e.settling.Store(args.Slept, true)
 		defer e.settling.Delete(args.Slept)
 	}
 	if err := e.proven(m, x); err != nil {
 		if e.life.serving.Err() != nil {
-			return m.record(), err // the next daemon goes on waiting
+			return m.record(), err // the next daemon continues to wait
 		}
 		if err := e.endUnproven(ctx, m); err != nil {
 			e.fail(ctx, m, vm.ReasonStartFailed, err)
@@ -148,7 +148,7 @@ func (e *Engine) settleRestored(ctx context.Context, m *machine, x snapshot.Snap
 	return m.record(), err
 }
 
-// undoRestore makes m, which has not gone back because of err, what it was before.
+// undoRestore returns m to its earlier record was, because the restore failed with err.
 func (e *Engine) undoRestore(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, err error) (vm.Record, error) {
 	if undone := back.Run(ctx); undone != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
@@ -165,11 +165,11 @@ func (e *Engine) undoRestore(ctx context.Context, m *machine, was vm.Record, bac
 	return m.record(), err
 }
 
-// startRestored starts the process of a VM that goes back.
+// startRestored starts the process of a VM that is being restored.
 func (e *Engine) startRestored(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, back *undo.Stack) (vm.Record, error) {
 	r, live := m.record(), h.Snapshot().Live
 	if !live {
-		boot, err := e.boot(r.Spec, r.ImageType) // where the kernel is may have changed since
+		boot, err := e.boot(r.Spec, r.ImageType) // the path of the kernel may have changed
 		if err != nil {
 			return r, err
 		}
@@ -183,7 +183,7 @@ func (e *Engine) startRestored(ctx context.Context, m *machine, h snapshot.Held,
 		return r, err
 	}
 	for _, d := range r.Disks {
-		if d.Role == vm.RoleCidat { // the one disk that is in no snapshot
+		if d.Role == vm.RoleCidat { // the only disk that is in no snapshot
 			disks = append(disks, d)
 		}
 	}
@@ -200,7 +200,7 @@ func (e *Engine) startRestored(ctx context.Context, m *machine, h snapshot.Held,
 		r.Resume.Clone = true
 		if r.Cloned = !r.Itself(); !r.Cloned {
 			r.Resume = &vm.Resume{}
-		} else { // it had not been told yet who it is
+		} else { // its guest had not received its identity yet
 			r.Resume.MachineID = newMachineID()
 		}
 		r.Resume.Fresh = h.Snapshot().Fresh
@@ -225,8 +225,8 @@ func (e *Engine) startRestored(ctx context.Context, m *machine, h snapshot.Held,
 	return e.launchProcess(ctx, m, r, f, back)
 }
 
-// recoverRestore goes on with a restore from where it ended the process of the VM, in a worker, and undoes one that was
-// cut off before.
+// recoverRestore recovers an interrupted restore. From the step that ends the VM's process on, it continues the
+// restore in a worker. It undoes a restore that was interrupted before that step.
 func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
 	args, err := argsOfSnapshot(in)
 	if err != nil {
@@ -262,7 +262,8 @@ func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Inte
 	return true, nil
 }
 
-// recoverRestored waits for the guest of a VM that was going back, in a worker. One whose process has ended is what it was.
+// recoverRestored waits, in a worker, for the guest of a VM that was being restored. If the process has ended, the VM
+// returns to its earlier record.
 func (e *Engine) recoverRestored(ctx context.Context, m *machine, args snapshotArgs, release func()) (later bool, err error) {
 	if args.Was == nil {
 		return false, errdefs.DataLossf("the arguments of its unfinished restore are damaged")
@@ -301,7 +302,7 @@ func (e *Engine) recoverRestored(ctx context.Context, m *machine, args snapshotA
 	return true, nil
 }
 
-// finishRestore does what is left of a restore, with disks made anew. When it cannot, the VM is what it was then.
+// finishRestore does the rest of a restore, with new disks. If it cannot, the VM keeps its earlier state.
 func (e *Engine) finishRestore(ctx context.Context, m *machine, args snapshotArgs) (vm.Record, error) {
 	h, disks, err := e.again(ctx, m, args)
 	if err != nil {
@@ -319,7 +320,7 @@ func (e *Engine) finishRestore(ctx context.Context, m *machine, args snapshotArg
 	return e.restoreFrom(context.WithoutCancel(ctx), m, h, disks, args)
 }
 
-// again ends what is left of the process of m and makes its disks anew.
+// again ends what is left of the process of m and creates its disks anew.
 func (e *Engine) again(ctx context.Context, m *machine, args snapshotArgs) (snapshot.Held, []vm.Disk, error) {
 	store, err := e.store()
 	if err != nil {

@@ -13,22 +13,23 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// entropyBytes is how much of the host's randomness a resumed guest gets: all guests of one state have the same otherwise.
+// entropyBytes is how much of the host's randomness a resumed guest gets: otherwise all guests of one state have the
+// same.
 const entropyBytes = 64
 
-// foreign reports whether r's guest was resumed from another VM's state and has not been told who it is.
+// foreign reports whether r's guest was resumed from another VM's state and has not received its own identity.
 func foreign(r vm.Record) bool { return r.Cloned && r.Resume != nil && r.Resume.Clone }
 
-// newMachineID returns what a clone gets as its machine-id.
+// newMachineID returns the machine-id of a new clone.
 func newMachineID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the process instead
 	return hex.EncodeToString(b[:])
 }
 
-// setUpResumed is setUp for a guest that went on from saved state: it is told who it is and what time it is, in one call,
-// gets its carrier back, and is ready then. Until that has happened its state is not lost, whatever fails: it is tried
-// again with the next session.
+// setUpResumed is setUp for a guest that resumed from saved state. One call tells it its identity and the time. Then
+// it gets its carrier back and is ready. Whatever fails before that, its state is not lost: the next session tries
+// again.
 func (e *Engine) setUpResumed(ctx context.Context, m *machine, run *run, agent guest.Agent) error {
 	limit := e.cfg.AgentTimeout
 	if m.record().ImageType != vm.ImageOCI {
@@ -43,16 +44,16 @@ func (e *Engine) setUpResumed(ctx context.Context, m *machine, run *run, agent g
 	defer leave()
 	r := m.record()
 	resume := r.Resume
-	if resume == nil { // it was told meanwhile
+	if resume == nil { // it has been told meanwhile
 		return nil
 	}
 	resumer, ok := agent.(guest.Resumer)
 	cold := resume.Clone && !r.Cloned
-	if cold || !ok && !resume.Clone { // it has booted, or it is who it was
+	if cold || !ok && !resume.Clone { // it has booted, or its identity has not changed
 		if err := e.introduce(ctx, m, agent); err != nil {
 			return err
 		}
-	} else if !ok { // commands can be run in it, so that somebody can tell it who it is
+	} else if !ok { // commands can run in it, so somebody can give it its identity
 		e.log.Info("agent of clone cannot tell its guest who it is", "vm", m.id)
 		return nil
 	}
@@ -64,7 +65,7 @@ func (e *Engine) setUpResumed(ctx context.Context, m *machine, run *run, agent g
 			return e.setUpFailed(ctx, m, err)
 		}
 		reply, err = resumer.Resumed(ctx, resumedOf(r))
-		if foreign(r) && errdefs.Is(err, errdefs.Unsupported) { // its owner does not let it: as if nobody could
+		if foreign(r) && errdefs.Is(err, errdefs.Unsupported) { // its owner does not allow it: treat the agent as unable
 			e.log.Info("agent of clone cannot tell its guest who it is", "vm", m.id, "err", err)
 			return nil
 		}
@@ -84,7 +85,7 @@ func (e *Engine) setUpResumed(ctx context.Context, m *machine, run *run, agent g
 		if err := e.setUpLate(ctx, m, agent, leave); err != nil {
 			return err
 		}
-	} else if r.ImageType == vm.ImageOCI && !cold && len(r.Spec.Volumes) > 0 { // they may have changed while it was away
+	} else if r.ImageType == vm.ImageOCI && !cold && len(r.Spec.Volumes) > 0 { // they may have changed while it did not run
 		if err := e.pushVolumes(ctx, m, agent); err != nil {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
@@ -93,14 +94,14 @@ func (e *Engine) setUpResumed(ctx context.Context, m *machine, run *run, agent g
 	_, err = e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""
 	})
-	return errdefs.As(errdefs.Unavailable, err) // the journal may take it the next time
+	return errdefs.As(errdefs.Unavailable, err) // the journal may accept it the next time
 }
 
-// diskGuestTimeout bounds how long a guest that brings its own tools may take to become another one: they are not quick.
+// diskGuestTimeout bounds how long a guest may take to change its identity with its own tools: they are slow.
 const diskGuestTimeout = 5 * time.Minute
 
-// swapped makes sure that a clone whose agent is not ours has its own interfaces before it is told who it is, where that
-// can be done, and returns its record. Preconditions: m.self is held.
+// swapped makes sure that a clone whose agent is not ours has its own NICs before it receives its identity, if the
+// driver can do that, and returns its record. Preconditions: m.self is held.
 func (e *Engine) swapped(ctx context.Context, m *machine, run *run) (vm.Record, error) {
 	r := m.record()
 	swapper, ok := hypervisor.As[hypervisor.NICSwapper](run.inst)
@@ -111,9 +112,9 @@ func (e *Engine) swapped(ctx context.Context, m *machine, run *run) (vm.Record, 
 	return m.record(), err
 }
 
-// setUpLate sets up a guest that was saved before that could be done, and has been told who it is. That it has its own MACs is
-// on record before, and m.self given up by leave: this takes time, and it may be saved again meanwhile. Preconditions:
-// m.self is held.
+// setUpLate sets up a guest that was saved before its setup and has now received its identity. First it records that
+// the guest has its own MACs, then it releases m.self with leave: setup takes time, and the guest may be saved again
+// meanwhile. Preconditions: m.self is held.
 func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent, leave func()) error {
 	_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
 		resume := *r.Resume
@@ -130,7 +131,7 @@ func (e *Engine) setUpLate(ctx context.Context, m *machine, agent guest.Agent, l
 	return e.introduce(ctx, m, agent)
 }
 
-// introduce sets up a guest that booted, or whose agent knows nothing of being resumed.
+// introduce sets up a guest that booted, or whose agent does not support being resumed.
 func (e *Engine) introduce(ctx context.Context, m *machine, agent guest.Agent) error {
 	r := m.record()
 	if r.ImageType == vm.ImageOCI {
@@ -141,8 +142,8 @@ func (e *Engine) introduce(ctx context.Context, m *machine, agent guest.Agent) e
 	return agent.Setup(ctx, setupOf(r))
 }
 
-// setUpFailed notes why a guest is not itself yet. The error makes the session end and another one try again: a guest whose
-// state may be the only copy is never ended for it.
+// setUpFailed records why a guest has not received its identity yet. The error ends the session, and another session
+// tries again. The guest is never ended for this, because its state may be the only copy.
 func (e *Engine) setUpFailed(ctx context.Context, m *machine, cause error) error {
 	if text := "its guest has not come to itself: " + cause.Error(); !lost(cause) && m.record().Message != text {
 		e.log.Warn("resumed guest not brought to itself, trying again", "vm", m.id, "err", cause)
@@ -153,7 +154,7 @@ func (e *Engine) setUpFailed(ctx context.Context, m *machine, cause error) error
 	return errdefs.As(errdefs.Unavailable, cause)
 }
 
-// resumedOf is what the guest of r is told.
+// resumedOf returns what the guest of r is told.
 func resumedOf(r vm.Record) guest.Resumed {
 	setup := setupOf(r)
 	out := guest.Resumed{
@@ -167,7 +168,7 @@ func resumedOf(r vm.Record) guest.Resumed {
 	return out
 }
 
-// linksUp gives the interfaces of a clone their carrier.
+// linksUp turns on the carrier of a clone's NICs.
 func linksUp(ctx context.Context, run *run, r vm.Record) error {
 	linker, ok := hypervisor.As[hypervisor.Linker](run.inst)
 	if !ok {
@@ -181,11 +182,12 @@ func linksUp(ctx context.Context, run *run, r vm.Record) error {
 	return nil
 }
 
-// swapTimeout bounds one change of an interface: the guest has to agree to it.
+// swapTimeout bounds the replacement of one NIC: the guest has to agree to it.
 const swapTimeout = 30 * time.Second
 
-// swapNICs gives a clone that may have nobody to tell it its MACs other interfaces, which have them, and only these a
-// carrier. Who the guest is otherwise is not changed by that. It tries until it succeeds or the process ends.
+// swapNICs replaces the NICs of a clone that possibly nobody can tell its MACs. The new NICs have these MACs, and
+// only they get a carrier. The rest of the guest's identity does not change. It retries until it succeeds or the
+// process ends.
 func (e *Engine) swapNICs(ctx context.Context, m *machine, run *run) {
 	swapper, ok := hypervisor.As[hypervisor.NICSwapper](run.inst)
 	if !ok {
@@ -213,12 +215,12 @@ func (e *Engine) swapOnce(ctx context.Context, m *machine, run *run, swapper hyp
 	return e.swapAll(ctx, m, run, swapper)
 }
 
-// swapAll replaces the interfaces that are not replaced yet. Preconditions: m.self is held.
+// swapAll replaces the NICs that are not replaced yet. Preconditions: m.self is held.
 func (e *Engine) swapAll(ctx context.Context, m *machine, run *run, swapper hypervisor.NICSwapper) error {
 	for i, nic := range m.record().NICs {
 		r := m.record()
 		if !foreign(r) || i >= len(r.Resume.MACs) {
-			return nil // it was told who it is meanwhile
+			return nil // it received its identity meanwhile
 		}
 		if r.Resume.MACs[i] == nic.MAC {
 			continue

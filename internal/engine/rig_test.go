@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// rig is an engine in a world, on a folder that outlives both.
+// rig is an engine in a world, with a folder that outlives both.
 type rig struct {
 	*engine.Engine
 	t     testing.TB
@@ -35,15 +35,15 @@ type rig struct {
 	end   func()
 
 	snapshots snapshot.Store // nil: the world's
-	cfg       engine.Config  // what is not as in all tests
+	cfg       engine.Config  // settings that differ from the common ones
 	room      func(dir string) (engine.Room, error)
 	file      sqlite.Config // of the journal; its path is the rig's
 
 	journal  journal.Journal
-	parallel bool // other tests run beside this one
+	parallel bool // other tests run in parallel
 }
 
-// newRig returns an engine that has recovered. Change it with opts before it starts.
+// newRig returns an engine that has recovered. opts change the rig before the engine starts.
 func newRig(t testing.TB, opts ...func(*rig)) *rig {
 	t.Helper()
 	r := &rig{t: t, dir: t.TempDir(), wrap: func(j journal.Journal) journal.Journal { return j }}
@@ -65,7 +65,7 @@ func (r *rig) newWorld() *enginetest.World {
 	return w
 }
 
-// build puts an engine together on the folders of dir; cfg and at say what is not the same for all tests.
+// build assembles an engine on the folders of dir; cfg and at hold the settings that differ between tests.
 func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Driver, wrap func(journal.Journal) journal.Journal, snapshots snapshot.Store, cfg engine.Config, room func(string) (engine.Room, error), at sqlite.Config) (*engine.Engine, journal.Journal, error) {
 	if snapshots == nil {
 		snapshots = w.Snapshots()
@@ -110,7 +110,7 @@ func (r *rig) start() {
 	}
 }
 
-// try is start that may fail.
+// try is a start that may fail.
 func (r *rig) try() error {
 	if r.vmm == nil {
 		r.vmm = r.world.Driver()
@@ -152,14 +152,14 @@ func (r *rig) stop() {
 	}
 }
 
-// restart ends the engine and starts another on the same folders; the world goes on.
+// restart ends the engine and starts another one on the same folders; the world keeps running.
 func (r *rig) restart() {
 	r.t.Helper()
 	r.stop()
 	r.start()
 }
 
-// noGoroutines fails when goroutines of the engine are left.
+// noGoroutines fails if goroutines of the engine remain.
 func noGoroutines(t testing.TB) {
 	t.Helper()
 	var left []string
@@ -208,7 +208,7 @@ func (r *rig) await(ref string, what string, ok func(vm.Record) bool) vm.Record 
 	if !errors.Is(err, found) {
 		r.t.Fatalf("%s did not become %s: %v; it is %+v", ref, what, err, got)
 	}
-	for { // the event is out a moment before the engine itself goes by it
+	for { // the event is sent a moment before the engine itself uses the new record
 		now, err := r.Inspect(ctx, string(got.ID))
 		if err != nil || now.Revision >= got.Revision {
 			return got
@@ -220,7 +220,7 @@ func (r *rig) await(ref string, what string, ok func(vm.Record) bool) vm.Record 
 func ready(r vm.Record) bool   { return r.AgentReady }
 func stopped(r vm.Record) bool { return r.State == vm.StateStopped }
 
-// clean fails unless nothing of any VM is left.
+// clean fails if anything of any VM remains.
 func (r *rig) clean() {
 	r.t.Helper()
 	if left := leftovers(r.t, r.dir, r.world); len(left) > 0 {

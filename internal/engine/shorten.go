@@ -9,19 +9,19 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Every save and every wake puts a layer on each writable disk of a VM.
+// Every save and every wake adds a layer to each writable disk of a VM.
 const (
-	mergeLayers = 8  // from so many on they are merged when the guest runs
-	mostLayers  = 48 // above what a disk stands on then, no more are added: a driver starts VMs with so many only
+	mergeLayers = 8  // from this number on, they are merged when the guest runs
+	mostLayers  = 48 // above this number, no more are added: a driver starts only VMs with a limited number
 )
 
-// layers is how many files d consists of, the one that it stands on in the end included.
+// layers returns how many files d consists of, including the one at the bottom.
 func layers(d vm.Disk) (n int) {
 	each(d, func(vm.Disk) { n++ })
 	return n
 }
 
-// roomOnTop refuses a save whose overlays would be too many.
+// roomOnTop refuses a save that would add too many overlays.
 func roomOnTop(r vm.Record) error {
 	for _, d := range r.Disks {
 		if n := layers(d); !d.ReadOnly && n > mostLayers {
@@ -31,11 +31,11 @@ func roomOnTop(r vm.Record) error {
 	return nil
 }
 
-// shorten merges the layers of m's writable disks when they have become many, while its guest runs. What fails leaves the
-// longer chain, which is as true: it is tried again after the next save or start.
+// shorten merges the layers of m's writable disks when there are many, while its guest runs. A failure leaves the
+// longer chain, which is equally valid: the next save or start tries again.
 //
-// Preconditions: m is held, and its process has the disks of its record: it has just been started with them, or a save
-// has just put their tops on.
+// Preconditions: m is held, and its process has the disks of its record, because it has just been started with them,
+// or a save has just added their overlays.
 func (e *Engine) shorten(ctx context.Context, m *machine) {
 	run := m.run.Load()
 	if run == nil || run.over() {

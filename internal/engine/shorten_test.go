@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A VM whose disks nobody can merge is not saved until it cannot start any more.
+// A VM whose disks cannot be merged is no longer saved before it has too many layers to start.
 func TestSavesEndBeforeTheLayersAreTooMany(t *testing.T) {
 	r := newRig(t)
 	r.must(r.Create(t.Context(), spec("web")))
@@ -26,7 +26,7 @@ func TestSavesEndBeforeTheLayersAreTooMany(t *testing.T) {
 	t.Errorf("%d layers were put on a disk", enough)
 }
 
-// A crash may come while a guest stands still for a moment, outside any operation that the journal knows.
+// A crash may happen while a guest is paused for a moment, outside any operation that the journal knows.
 func TestAGuestFoundPausedGoesOn(t *testing.T) {
 	r := newRig(t)
 	rec := r.must(r.Launch(t.Context(), spec("web")))

@@ -9,14 +9,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// misses is how many answers in a row a guest must owe before it is silent: one may be late because we were stopped.
+// misses is how many answers in a row a guest must miss to count as silent: one may be late because the daemon was
+// stopped.
 const misses = 2
 
-// checkAlive asks the guest now and then whether it is there, and gives its session up when it is not: all calls in it end, and
-// the next session begins when the guest answers again. The stream itself does not end when a kernel dies.
+// checkAlive asks the guest periodically whether it answers, and closes its session if it does not: all calls in it
+// end, and the next session begins when the guest answers again. The stream itself does not end when a kernel dies.
 //
-// It is no keep-alive of gRPC for two reasons: the guest of an agent of before ends a session that is tried so often, and
-// a guest that is being saved stands still for as long as that takes. Other agents try their sessions themselves.
+// It is not a gRPC keep-alive, for two reasons: a guest with an older agent ends a session that is probed so often,
+// and a guest that is being saved is paused for as long as that takes. Other agents check their sessions themselves.
 func (e *Engine) checkAlive(ctx context.Context, m *machine, r *run, agent guest.Agent) {
 	if r.link.kind != vm.ImageOCI {
 		return
@@ -44,18 +45,18 @@ func (e *Engine) checkAlive(ctx context.Context, m *machine, r *run, agent guest
 	r.link.mu.Lock()
 	r.link.silent = agent
 	r.link.mu.Unlock()
-	_ = agent.Close() // who opened the session sees it end
+	_ = agent.Close() // whoever opened the session sees it end
 }
 
-// unheard reports whether agent's session was given up because the guest had stopped answering; for nil, whether the last
-// one was.
+// unheard reports whether agent's session was closed because the guest had stopped answering; for nil, whether the
+// last session was.
 func (l *link) unheard(agent guest.Agent) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.silent != nil && (agent == nil || l.silent == agent)
 }
 
-// silent says why calls into m end. Its state is not known: only its process is there.
+// silent explains why calls into m end. The state of the guest is not known: only its process exists.
 func silent(m *machine) error {
 	if err := standsStill(m); err != nil {
 		return err

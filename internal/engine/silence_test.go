@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// sleeping runs a command in web that does not end, and returns what it ends with.
+// sleeping runs a command in web that does not end, and returns its later result.
 func (r *rig) sleeping() <-chan error {
 	errs := make(chan error, 1)
 	go func() {
@@ -54,7 +54,7 @@ func TestSilentGuest(t *testing.T) {
 	r.must(r.Stop(t.Context(), "web", 0))
 }
 
-// TestSavedGuestIsNotSilent has a guest stand for longer than a guest may be silent, because it is saved.
+// TestSavedGuestIsNotSilent pauses a guest for longer than a guest may be silent, because it is saved.
 func TestSavedGuestIsNotSilent(t *testing.T) {
 	const silence = 50 * time.Millisecond
 	var g *enginetest.Guest

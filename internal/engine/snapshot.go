@@ -18,12 +18,12 @@ import (
 // freezeTimeout bounds how long a guest may take to freeze or thaw its file systems.
 const freezeTimeout = 30 * time.Second
 
-// snapshotArgs are the arguments of operations with a snapshot in the journal.
+// snapshotArgs are the journal arguments of operations with a snapshot.
 type snapshotArgs struct {
-	Snapshot string   `json:"snapshot"`        // id; of save and hibernate: that the snapshot will have
-	Files    []string `json:"files,omitempty"` // of restore: disks in the VM's folder that are not needed after it
-	Slept    string   `json:"slept,omitempty"` // of restore: id of the snapshot that the VM was hibernated in
-	// Was is the record that the VM goes back to when its guest does not answer, of restore.
+	Snapshot string   `json:"snapshot"`        // id; for save and hibernate: of the snapshot to be made
+	Files    []string `json:"files,omitempty"` // for restore: disks in the VM's folder that are not needed after it
+	Slept    string   `json:"slept,omitempty"` // for restore: id of the snapshot that the VM was hibernated in
+	// Was, for restore, is the record that the VM returns to if its guest does not answer.
 	Was *vm.Record `json:"was,omitempty"`
 }
 
@@ -40,9 +40,10 @@ func (e *Engine) store() (snapshot.Store, error) {
 	return e.snapshots, nil
 }
 
-// SaveSnapshot saves the VM of ref: a running one with its memory, while it goes on; a stopped one with its disks.
+// SaveSnapshot saves the VM of ref: a running VM with its memory, while it keeps running; a stopped VM with its
+// disks.
 // Errors: InvalidArgument and AlreadyExists (name), FailedPrecondition (state, a guest that cannot be frozen) and
-// Unsupported before anything is changed. Whatever fails, the VM goes on as before and no snapshot is left.
+// Unsupported before anything changes. Whatever fails, the VM continues as before and no snapshot remains.
 func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
 	var saved snapshot.Snapshot
 	_, err := e.operate(caller, opSave, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
@@ -81,7 +82,7 @@ func (e *Engine) save(ctx context.Context, m *machine, spec vm.SaveSpec) (snapsh
 		return snapshot.Snapshot{}, err
 	}
 	if _, err := e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) { listed(r, x.ID) }); err != nil {
-		// The snapshot is there and complete; only the list of it in the record is not. The next recovery adds it.
+		// The snapshot exists and is complete. Only the list in the record lacks it; the next recovery adds it.
 		e.log.Error("snapshot saved, and the journal does not take it", "vm", m.id, "snapshot", x.ID, "err", err)
 		return x, nil
 	}
@@ -89,15 +90,15 @@ func (e *Engine) save(ctx context.Context, m *machine, spec vm.SaveSpec) (snapsh
 	return x, nil
 }
 
-// listed adds a snapshot to those that were taken of r.
+// listed adds a snapshot to the list of those that were taken of r.
 func listed(r *vm.Record, id string) {
 	if !slices.Contains(r.SnapshotIDs, id) {
 		r.SnapshotIDs = append(slices.Clip(r.SnapshotIDs), id)
 	}
 }
 
-// settleFailed settles an operation that failed and left the VM as change says. When the journal does not take it, the
-// intent stays: the next operation or recovery settles it.
+// settleFailed settles an operation that failed and left the VM as change says. If the journal fails, the intent
+// stays: the next operation or recovery settles it.
 func (e *Engine) settleFailed(ctx context.Context, m *machine, op string, change func(*vm.Record)) {
 	if _, err := e.commit(ctx, m, e.journal.Settle, change); err != nil {
 		e.log.Error("failed operation not settled", "vm", m.id, "op", op, "err", err)
@@ -110,16 +111,16 @@ func (e *Engine) discard(m *machine, draft snapshot.Draft) {
 	}
 }
 
-// capturer is what takes a snapshot of one VM.
+// capturer is what is needed to take a snapshot of one VM.
 type capturer struct {
 	run     *run                   // nil: only its disks are saved
 	save    hypervisor.Snapshotter // of run
-	freezer guest.Freezer          // nil: its file systems go on
+	freezer guest.Freezer          // nil: its file systems are not frozen
 	hold    bool                   // the guest stays paused
 	fresh   bool                   // the guest may not have been set up since it booted
 }
 
-// capture finds out how m can be saved, or says why it cannot.
+// capture determines how m can be saved, or returns why it cannot.
 func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	r := m.record()
 	if err := roomOnTop(r); err != nil {
@@ -158,8 +159,8 @@ func (e *Engine) capture(m *machine, quiesce bool) (capturer, error) {
 	return c, nil
 }
 
-// fresh reports whether the guest of r, which runs, has not been set up since it booted, as far as is known: to set up one
-// that has been changes nothing.
+// fresh reports whether the running guest of r has, as far as is known, not been set up since it booted. Setting up a
+// guest again changes nothing.
 func fresh(r vm.Record) bool {
 	switch {
 	case r.ImageType != vm.ImageOCI:
@@ -170,10 +171,10 @@ func fresh(r vm.Record) bool {
 	return !r.AgentReady
 }
 
-// shoot saves m into draft under the intent that is open and completes x. On error the guest runs as before, unless it
-// was to be held; then it may be paused.
+// shoot saves m into draft under the open intent and completes x. On error the guest runs as before, unless it was to
+// be held; then it may be paused.
 func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapshot.Draft, x snapshot.Snapshot) (snapshot.Snapshot, error) {
-	if c.run != nil && m.record().Resume != nil { // who its guest is must be the same in its memory and in its record
+	if c.run != nil && m.record().Resume != nil { // memory and record must have the same identity of the guest
 		leave, err := m.self.take(ctx)
 		if err != nil {
 			return x, err
@@ -210,17 +211,18 @@ func (e *Engine) shoot(ctx context.Context, m *machine, c capturer, draft snapsh
 	return draft.Commit(ctx, x)
 }
 
-// manifestOf is what the origin of an image knows it by; "" is not known: a clone elsewhere has to find it by its name.
+// manifestOf returns the digest by which the origin of an image knows it; "" if unknown: then a clone elsewhere has
+// to find the image by its name.
 func (e *Engine) manifestOf(ctx context.Context, digest string) string {
-	img, err := e.images.Get(vm.OnBehalf(ctx, vm.Owner{}), digest) // the VM stands on it already
+	img, err := e.images.Get(vm.OnBehalf(ctx, vm.Owner{}), digest) // the VM uses it already
 	if err != nil {
 		return ""
 	}
 	return img.Digest
 }
 
-// relatedSnapshots are the snapshots whose memory that of r is most like: those taken of it, the last one first, then that which it
-// goes on from.
+// relatedSnapshots returns the snapshots whose memory is most like that of r: those taken of it, the newest first,
+// then the one that it was resumed from.
 func relatedSnapshots(r vm.Record) []string {
 	ids := slices.Clone(r.SnapshotIDs)
 	slices.Reverse(ids)
@@ -230,10 +232,10 @@ func relatedSnapshots(r vm.Record) []string {
 	return ids
 }
 
-// overlay puts an empty overlay on each writable disk of m, on record, and returns them for the driver.
+// overlay puts an empty overlay on each writable disk of m, records them and returns them for the driver.
 //
-// They are on record before the guest writes to them. That is safe at any crash: as long as it does not, they are empty
-// and what stands below them is the same disk; and once it does, the record leads to what it wrote.
+// They are recorded before the guest writes to them. That is safe after any crash: until the guest writes, they are
+// empty and the disk below them has the same content; once it writes, the record leads to what it wrote.
 func (e *Engine) overlay(ctx context.Context, m *machine) ([]hypervisor.DiskOverlay, error) {
 	disks, overlays, err := e.overlaysOn(ctx, m)
 	if err != nil {
@@ -248,7 +250,7 @@ func (e *Engine) overlay(ctx context.Context, m *machine) ([]hypervisor.DiskOver
 	return overlays, e.durable(ctx)
 }
 
-// overlaysOn makes an empty overlay for each writable disk of m, with a name that none had before.
+// overlaysOn creates an empty overlay for each writable disk of m, with a name that was never used before.
 func (e *Engine) overlaysOn(ctx context.Context, m *machine) (disks []vm.Disk, overlays []hypervisor.DiskOverlay, err error) {
 	disks = slices.Clone(m.record().Disks)
 	for i, d := range disks {
@@ -265,7 +267,7 @@ func (e *Engine) overlaysOn(ctx context.Context, m *machine) (disks []vm.Disk, o
 	return disks, overlays, nil
 }
 
-// saveMemory has the driver save the guest and change its disks, with its file systems frozen if c can do that.
+// saveMemory makes the driver save the guest and switch its disks, with its file systems frozen if c can do that.
 func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir string, based bool, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
 	plan := hypervisor.SavePlan{
 		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold,
@@ -294,10 +296,10 @@ func (e *Engine) saveMemory(ctx context.Context, m *machine, c capturer, dir str
 	return s, quiesced, nil
 }
 
-// settleTimeout bounds how long a guest may take to settle: one that writes to its disks all the time never has.
+// settleTimeout bounds how long a guest may take to settle: a guest that always writes to its disks never does.
 const settleTimeout = 2 * time.Second
 
-// settleGuest has a guest settle that others will go on from. One whose agent cannot do that is saved as it is.
+// settleGuest lets a guest settle that others will resume from. A guest whose agent cannot do that is saved as it is.
 func (e *Engine) settleGuest(ctx context.Context, m *machine, c capturer) {
 	agent, ready, _ := c.run.link.peek()
 	settler, ok := agent.(guest.Settler)
@@ -311,7 +313,7 @@ func (e *Engine) settleGuest(ctx context.Context, m *machine, c capturer) {
 	e.log.Debug("guest settled", "vm", m.id, "dur", time.Since(began), "err", err)
 }
 
-// thaw is tried even when the caller has gone away: the guest thaws itself otherwise, but only after a while.
+// thaw runs even if the caller has gone away: otherwise the guest thaws itself, but only after a while.
 func (e *Engine) thaw(ctx context.Context, m *machine, f guest.Freezer) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTimeout)
 	defer cancel()
@@ -320,7 +322,7 @@ func (e *Engine) thaw(ctx context.Context, m *machine, f guest.Freezer) {
 	}
 }
 
-// describe fills in what a snapshot of r says of it.
+// describe fills in what a snapshot of r says about it.
 func describe(x *snapshot.Snapshot, r vm.Record) {
 	x.Image, x.ImageDigest, x.ImageType = r.Spec.Image, r.ImageDigest, r.ImageType
 	if r.ImageType != vm.ImageOCI {
@@ -336,14 +338,14 @@ func describe(x *snapshot.Snapshot, r vm.Record) {
 	}
 }
 
-// inheritance is what a clone gets to know of the VM whose state it goes on from: what was asked for and what its guest
-// knows, and nothing of this host or of those who asked.
+// inheritance returns what a clone may know of the VM whose state it resumes from: what was requested and what its
+// guest knows, but nothing about this host or the callers.
 func inheritance(r vm.Record) vm.Record {
 	r = r.Clone()
 	nics := slices.Clone(r.NICs)
 	for i := range nics {
 		nics[i].Tap, nics[i].NetNS = "", ""
-		if r.Resume != nil && i < len(r.Resume.MACs) { // it does not have its own yet
+		if r.Resume != nil && i < len(r.Resume.MACs) { // it does not have its own MAC yet
 			nics[i].MAC = r.Resume.MACs[i]
 		}
 	}
@@ -359,7 +361,7 @@ func inheritance(r vm.Record) vm.Record {
 	}
 }
 
-// RemoveSnapshot deletes a snapshot unless a hibernated VM is in it. VMs that were cloned from it are not touched.
+// RemoveSnapshot deletes a snapshot unless a VM is hibernated in it. VMs that were cloned from it are not touched.
 // Errors: NotFound, FailedPrecondition while a hibernated VM or somebody else needs it.
 func (e *Engine) RemoveSnapshot(caller context.Context, ref string) error {
 	ctx, leave, err := e.life.enter(caller)
@@ -406,13 +408,13 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 	if err := e.removeStored(ctx, x.ID); err != nil {
 		return err
 	}
-	for _, m := range listing { // an operation on the VM may take its time: nobody waits for that
+	for _, m := range listing { // an operation on the VM may take long: do not wait for it
 		e.life.spawn(func(ctx context.Context) { e.unlist(ctx, m, x.ID) })
 	}
 	return nil
 }
 
-// unlist takes a snapshot that is gone off the list in the record of m.
+// unlist removes a deleted snapshot from the list in the record of m.
 func (e *Engine) unlist(ctx context.Context, m *machine, id string) {
 	ctx, cancel := e.life.bound(ctx)
 	defer cancel()

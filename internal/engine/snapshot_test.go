@@ -27,7 +27,7 @@ func (r *rig) saved(name string) snapshot.Snapshot {
 	return x
 }
 
-// source launches the VM "web" that has written "one" to its disk and two lines to its log, and knows who it is.
+// source launches the VM "web", which has its identity and has written "one" to its disk and two lines to its log.
 func (r *rig) source() (vm.Record, *enginetest.Guest) {
 	r.t.Helper()
 	r.must(r.Launch(r.t.Context(), withVolumes()))
@@ -54,7 +54,7 @@ func (r *rig) disk(id vm.ID) string {
 	return text
 }
 
-// clearAll removes all VMs and the named snapshots and fails when anything is left.
+// clearAll removes all VMs and the named snapshots, and fails if anything remains.
 func (r *rig) clearAll(snapshots ...string) {
 	r.t.Helper()
 	for _, s := range snapshots {
@@ -117,7 +117,7 @@ func TestSaveAndClone(t *testing.T) {
 		t.Errorf("the source's disk holds %q", got)
 	}
 
-	r.restart() // what the clone knows and what its log begins with outlive the daemon
+	r.restart() // what the clone knows and where its log begins survive the daemon
 	r.await("a", "ready", ready)
 	r.logs("a", "line 3\n")
 	r.must(r.Stop(ctx, "a", 0))
@@ -238,7 +238,7 @@ func TestCloneRefusals(t *testing.T) {
 	if all, _ := r.List(ctx); len(all) != 1 {
 		t.Errorf("there are %d VMs", len(all))
 	}
-	// A machine on which memory cannot go on boots the disks.
+	// A machine on which the memory cannot resume boots the disks.
 	if _, err := r.world.Snapshots().Update(ctx, "gold", func(x *snapshot.Snapshot) { x.Hypervisor = "bhyve" }); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestCloneRefusals(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// TestCloneWithALargerDisk is told of it, also by a daemon that was not there when it began.
+// TestCloneWithALargerDisk is told of it, also by a daemon that started later.
 func TestCloneWithALargerDisk(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
@@ -299,7 +299,7 @@ func TestCloneFromDir(t *testing.T) {
 	r.clearAll()
 }
 
-// TestManyClones clones one snapshot many times at once: each is itself.
+// TestManyClones clones one snapshot many times at once: each clone has its own identity.
 func TestManyClones(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
@@ -367,7 +367,7 @@ func TestQuiesce(t *testing.T) {
 	r.clearAll("still")
 }
 
-// TestSettle: a guest settles before others are to go on from its state, and is saved also when it cannot.
+// TestSettle: a guest settles before others resume from its state, and is saved even if it cannot settle.
 func TestSettle(t *testing.T) {
 	var settled, saved atomic.Int32
 	var broken atomic.Bool
@@ -412,7 +412,7 @@ func value[T any](v T, err error) T {
 	return v
 }
 
-// TestCloneThatIsRefused by its guest is not ready and not ended: its state may be the only copy.
+// TestCloneThatIsRefused by its guest is neither ready nor ended: its state may be the only copy.
 func TestCloneThatIsRefused(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	r.source()
@@ -425,7 +425,7 @@ func TestCloneThatIsRefused(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// TestForeignSnapshot says that it was taken of a VM that knows nothing of it: the secrets of that VM are not for its clones.
+// TestForeignSnapshot claims to be taken of a VM that does not know it: its clones do not get the secrets of that VM.
 func TestForeignSnapshot(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, _ := r.source()

@@ -12,12 +12,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Start starts a VM that does not run. Starting one that runs is no error.
+// Start starts a VM that does not run. Starting a running VM is no error.
 func (e *Engine) Start(caller context.Context, ref string) (vm.Record, error) {
 	return e.operate(caller, opStart, ref, e.start)
 }
 
-// operate runs act on the VM of ref in its turn.
+// operate runs act on the VM of ref when its turn comes.
 func (e *Engine) operate(caller context.Context, op, ref string, act func(context.Context, *machine) (vm.Record, error)) (vm.Record, error) {
 	ctx, leave, err := e.life.enter(caller)
 	if err != nil {
@@ -30,7 +30,7 @@ func (e *Engine) operate(caller context.Context, op, ref string, act func(contex
 	}
 	defer release()
 	began := time.Now()
-	r, err := act(vm.OnBehalf(ctx, m.record().Owner), m) // whoever asked: what is made of a VM belongs to whom the VM does
+	r, err := act(vm.OnBehalf(ctx, m.record().Owner), m) // what is made from a VM belongs to the owner of the VM, whoever asked
 	if err == nil {
 		err = e.durable(ctx)
 	}
@@ -61,7 +61,7 @@ func (e *Engine) start(ctx context.Context, m *machine) (vm.Record, error) {
 	return e.bootUp(ctx, m, stepLaunch)
 }
 
-// startable refuses what would fail anyhow, before anything is changed.
+// startable refuses a start that would fail anyway, before anything changes.
 func (e *Engine) startable(r vm.Record) error {
 	if _, err := e.driver(r.Driver); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (e *Engine) startable(r vm.Record) error {
 	return err
 }
 
-// bootUp plugs and starts m under the intent that is open, and settles it whatever happens.
+// bootUp attaches and starts m under the open intent, and settles the intent in every case.
 func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record, error) {
 	var back undo.Stack
 	r, err := e.attachAndBoot(ctx, m, step, &back)
@@ -83,7 +83,7 @@ func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record
 		e.fail(ctx, m, vm.ReasonStartFailed, err)
 		return m.record(), err
 	}
-	// It is as it was before, with a word on what happened.
+	// The VM is as before, but the record says what happened.
 	r, failed := e.commit(ctx, m, e.journal.Settle, func(r *vm.Record) {
 		r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
 	})
@@ -96,11 +96,11 @@ func (e *Engine) bootUp(ctx context.Context, m *machine, step string) (vm.Record
 
 func (e *Engine) attachAndBoot(ctx context.Context, m *machine, step string, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
-	boot, err := e.boot(r.Spec, r.ImageType) // where the kernel is may have changed since
+	boot, err := e.boot(r.Spec, r.ImageType) // the path of the kernel may have changed
 	if err != nil {
 		return r, err
 	}
-	if err := e.makeDirs(m.id); err != nil { // the runtime folder is gone after a reboot of the host
+	if err := e.makeDirs(m.id); err != nil { // a reboot of the host removes the runtime folder
 		return r, err
 	}
 	nics, err := e.attach(ctx, r, back, false)
@@ -113,29 +113,29 @@ func (e *Engine) attachAndBoot(ctx context.Context, m *machine, step string, bac
 	}
 	if _, err := e.commit(ctx, m, e.step(step), func(r *vm.Record) {
 		r.Boot, r.NICs, r.Disks = boot, nics, disks
-		r.Resume, r.Cloned = nil, false // what boots is nobody else's
+		r.Resume, r.Cloned = nil, false // a guest that boots has no identity of another VM
 	}); err != nil {
 		return r, err
 	}
 	return e.bootVM(ctx, m, back)
 }
 
-// bootVM boots m as its record says, settles the intent and attends to it from then on.
+// bootVM boots m as its record says, settles the intent and watches the process from then on.
 func (e *Engine) bootVM(ctx context.Context, m *machine, back *undo.Stack) (vm.Record, error) {
 	return e.launchProcess(ctx, m, m.record(), launchOptions{log: m.log.Begin, done: e.journal.Settle}, back)
 }
 
-// launchOptions is how a process comes to be and what is written down of it.
+// launchOptions says how a process starts and what is recorded about it.
 type launchOptions struct {
-	ready    func() error         // waits for what has to be there before it is written down; may be nil
-	inst     hypervisor.Instance  // that runs already; nil: one is launched
-	incoming *hypervisor.Incoming // nil: it boots
-	log      func() error         // begins the log, or goes on with it
-	change   func(*vm.Record)     // that the process makes to the record besides being there; may be nil
+	ready    func() error         // waits for what must exist before the process is recorded; may be nil
+	inst     hypervisor.Instance  // already running; nil: one is launched
+	incoming *hypervisor.Incoming // saved state to resume from; nil: it boots
+	log      func() error         // begins the log, or continues it
+	change   func(*vm.Record)     // what else the process changes in the record; may be nil
 	done     put
 }
 
-// launchProcess starts the process of m as r says, which may be ahead of its record, writes it down and attends to it.
+// launchProcess starts the process of m as r says, records it and watches it. r may be newer than m's record.
 func (e *Engine) launchProcess(ctx context.Context, m *machine, r vm.Record, f launchOptions, back *undo.Stack) (vm.Record, error) {
 	d, err := e.driver(r.Driver)
 	if err != nil {
@@ -179,7 +179,7 @@ func (e *Engine) launchProcess(ctx context.Context, m *machine, r vm.Record, f l
 	return r, nil
 }
 
-// broken says why nothing can be done with r but removing it.
+// broken explains why r can only be removed.
 func broken(r vm.Record) error {
 	return errdefs.Preconditionf("it is in state %s (%s); remove it", r.State, r.Message)
 }

@@ -11,13 +11,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// stopArgs are the arguments of stop and restart in the journal.
+// stopArgs are the journal arguments of stop and restart.
 type stopArgs struct {
 	Grace time.Duration `json:"grace"` // nanoseconds
 }
 
-// Stop asks the guest to power off, by its agent or ACPI, and kills it after grace (negative: that of the spec, zero: at
-// once). Stopping a VM that does not run is no error. When ctx ends first the guest has been asked and may still stop.
+// Stop asks the guest to power off, by its agent or ACPI, and kills it after grace (negative: that of the spec, zero:
+// at once). Stopping a VM that does not run is no error. If ctx ends first, the guest has been asked and may still
+// stop.
 func (e *Engine) Stop(caller context.Context, ref string, grace time.Duration) (vm.Record, error) {
 	return e.operate(caller, opStop, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
 		r := m.record()
@@ -36,7 +37,7 @@ func (e *Engine) Stop(caller context.Context, ref string, grace time.Duration) (
 	})
 }
 
-// Restart stops a VM as Stop does, when it runs, and starts it.
+// Restart stops a VM as Stop does, if it runs, and starts it.
 func (e *Engine) Restart(caller context.Context, ref string, grace time.Duration) (vm.Record, error) {
 	return e.operate(caller, opRestart, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
 		r := m.record()
@@ -73,8 +74,8 @@ func (a stopArgs) json() []byte {
 	return b
 }
 
-// stop ends the process of m under the intent that is open and records it with done. When Run ends meanwhile, the
-// intent stays open: the next Run finishes it.
+// stop ends the process of m under the open intent and records that with done. If Run ends meanwhile, the intent
+// stays open: the next Run finishes it.
 func (e *Engine) stop(ctx context.Context, m *machine, grace time.Duration, done put) (vm.Record, error) {
 	r := m.run.Load()
 	how := ending{asked: true}
@@ -104,13 +105,13 @@ func (e *Engine) stop(ctx context.Context, m *machine, grace time.Duration, done
 	return rec, err
 }
 
-// halt brings the process of r to its end. Its error is that of ctx, or says that the process cannot be killed.
+// halt ends the process of r. Its error is that of ctx, or says that the process cannot be killed.
 func (e *Engine) halt(ctx context.Context, r *run, grace time.Duration) (ending, error) {
 	r.asked.Store(true)
 	how := ending{asked: true}
 	if grace > 0 {
 		limit := grace
-		if r.link != nil && r.link.kind == vm.ImageOCI { // our own agent uses up the grace before it powers off
+		if r.link != nil && r.link.kind == vm.ImageOCI { // our own agent uses the whole grace before it powers off
 			limit += e.cfg.StopMargin
 		}
 		asking, cancel := context.WithTimeout(ctx, limit)
@@ -145,8 +146,8 @@ func kill(ctx context.Context, r *run) error {
 	}
 }
 
-// ask tells the guest to power off and waits for it until ctx ends. The agent is asked as soon as it is there; until
-// then, and when it refuses, the power button has to do.
+// ask tells the guest to power off and waits for it until ctx ends. The agent is asked as soon as it is connected.
+// Until then, and if it refuses, ask uses the power button.
 func (e *Engine) ask(ctx context.Context, r *run, grace time.Duration) {
 	began := time.Now()
 	pressed, told := false, false

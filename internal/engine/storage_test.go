@@ -6,7 +6,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestDiskImagesLargerThanTheDefault: the default size is no reason to refuse an image, a size that was asked for is.
+// TestDiskImagesLargerThanTheDefault: the default size must not refuse an image, but a requested size may.
 func TestDiskImagesLargerThanTheDefault(t *testing.T) {
 	r := newRig(t)
 	for name, c := range map[string]struct {

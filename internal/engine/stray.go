@@ -21,14 +21,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// unbornFile is in the state folder of a VM from before anything else is in it until just before its creation is settled:
-// nobody was ever told of a VM whose folder has it. Its name is all it says.
+// unbornFile exists in the state folder of a VM from before any other file until just before the creation is settled.
+// No caller was ever told of a VM whose folder has it. The file has no content.
 const unbornFile = "unborn"
 
-// gonePrefix is what the name of a VM's state folder begins with once its removal is decided.
+// gonePrefix begins the name of a VM's state folder once its removal is decided.
 const gonePrefix = ".gone-"
 
-// strays are what recovery found of VMs that the journal does not know.
+// strays are the remains that recovery found of VMs that the journal does not know.
 type strays struct {
 	mu   sync.Mutex
 	byID map[vm.ID][]vm.NIC
@@ -62,10 +62,10 @@ func (s *strays) ids() []vm.ID {
 	return slices.Sorted(maps.Keys(s.byID))
 }
 
-// StrayCount is how many VMs are kept aside.
+// StrayCount returns how many VMs are kept aside.
 func (e *Engine) StrayCount() int { return len(e.strays.ids()) }
 
-// Strays returns what this host has of VMs that the journal does not know, sorted by id. Others than the operator are told of none.
+// Strays returns what this host has of VMs that the journal does not know, sorted by ID. Non-operators get none.
 func (e *Engine) Strays(ctx context.Context) ([]vm.Stray, error) {
 	if err := e.life.ready(ctx); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func (e *Engine) stray(id vm.ID, pids []int) vm.Stray {
 	return s
 }
 
-// kept is the row of a VM as its folder says.
+// kept returns the row of a VM as its folder has it.
 func (e *Engine) kept(id vm.ID) (journal.Row, error) {
 	if e.records == nil {
 		return journal.Row{}, errdefs.NotFoundf("vm %s has no record in its folder", id)
@@ -120,8 +120,8 @@ func (e *Engine) kept(id vm.ID) (journal.Row, error) {
 	return e.records.Kept(id)
 }
 
-// AdoptStray makes a VM that the journal does not know one of its VMs, under its own name ("") or another, as the record in
-// its folder says: its guest goes on if it runs, and an operation that was unfinished is finished or undone.
+// AdoptStray adds a VM that the journal does not know to the journal, under its own name ("") or another, as the
+// record in its folder says. Its guest continues if it runs, and an unfinished operation is finished or undone.
 // Errors: NotFound, DataLoss (its record), AlreadyExists (its name).
 func (e *Engine) AdoptStray(caller context.Context, ref, name string) (vm.Record, error) {
 	ctx, leave, err := e.life.enter(caller)
@@ -181,13 +181,13 @@ func (e *Engine) adoptStray(ctx context.Context, id vm.ID, name string) (vm.Reco
 	return m.record(), nil
 }
 
-// enlist puts r on record with an unsettled operation.
+// enlist records r with an unsettled operation.
 func (e *Engine) enlist(ctx context.Context, r vm.Record, in journal.Intent) (*machine, error) {
 	m := e.newMachine(r)
 	if err := e.index.reserve(m.key(), r.ID); err != nil {
 		return nil, err
 	}
-	m.remains.Store(true) // for all we know
+	m.remains.Store(true) // not known, so assume it
 	err := e.insert(ctx, m, func(ctx context.Context, r vm.Record) (vm.Record, error) { return e.journal.Begin(ctx, in, r) })
 	if err != nil {
 		e.index.unreserve(m.key())
@@ -196,8 +196,8 @@ func (e *Engine) enlist(ctx context.Context, r vm.Record, in journal.Intent) (*m
 	return m, nil
 }
 
-// RemoveStray ends the process of a VM that the journal does not know, and removes its interfaces, addresses and folders.
-// Errors: NotFound for what is no stray.
+// RemoveStray ends the process of a VM that the journal does not know, and removes its NICs, addresses and folders.
+// Errors: NotFound if ref is no stray.
 func (e *Engine) RemoveStray(caller context.Context, ref string) error {
 	ctx, leave, err := e.life.enter(caller)
 	if err != nil {
@@ -215,10 +215,10 @@ func (e *Engine) RemoveStray(caller context.Context, ref string) error {
 	return nil
 }
 
-// unknown is how strays are named in requests.
+// unknown is how requests refer to strays.
 var unknown = vm.Kind{Noun: "unknown VM", List: "cocoon recover"}
 
-// findStray resolves an id or a unique prefix of one. Strays are the operator's, whosever VM they were.
+// findStray resolves an ID or a unique prefix of one. Strays belong to the operator, whoever owned the VM.
 func (e *Engine) findStray(ctx context.Context, ref string) (vm.ID, error) {
 	return unknown.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
 		for _, id := range e.strays.ids() {
@@ -254,7 +254,7 @@ func (e *Engine) removeStray(caller context.Context, id vm.ID) error {
 	return nil
 }
 
-// reapUnknown ends what any driver may have launched for id.
+// reapUnknown ends every process that any driver may have launched for id.
 func (e *Engine) reapUnknown(ctx context.Context, id vm.ID) error {
 	for _, d := range e.drivers {
 		if err := d.Reap(ctx, id, e.runDir(id)); err != nil {
@@ -264,8 +264,8 @@ func (e *Engine) reapUnknown(ctx context.Context, id vm.ID) error {
 	return nil
 }
 
-// sweep removes what is proven to be left of a VM that nobody has, and keeps aside what is merely unknown. What it cannot
-// remove is logged and tried again next time.
+// sweep removes what is proven to belong to no VM, and keeps aside what is merely unknown. It logs what it cannot
+// remove and tries again next time.
 func (e *Engine) sweep(ctx context.Context) {
 	unborn := map[vm.ID]bool{}
 	for _, id := range e.unknownFolders() {
@@ -292,7 +292,7 @@ func (e *Engine) sweep(ctx context.Context) {
 	e.remember(ctx, records)
 }
 
-// unknownFolders are the ids of the folders that no VM has. It finishes removals that were cut off.
+// unknownFolders returns the IDs of folders that belong to no VM. It also finishes interrupted removals.
 func (e *Engine) unknownFolders() []vm.ID {
 	found := map[vm.ID]bool{}
 	for _, parent := range []string{e.cfg.RunDir, e.cfg.StateDir} {
@@ -316,11 +316,12 @@ func (e *Engine) unknownFolders() []vm.ID {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// unborn reports whether the folders of id, which the journal does not know, prove that no VM is lost with them: it is a
-// clone of the pool, its creation never ended, or they are empty. What it is called by its own record counts for more.
+// unborn reports whether the folders of id, which the journal does not know, prove that no VM is lost with them: it
+// is a clone of the pool, its creation never ended, or they are empty. The VM's own record counts for more than a
+// marker.
 func (e *Engine) unborn(id vm.ID) (bool, error) {
 	if row, err := e.kept(id); err == nil && (row.Intent == nil || row.Record.State != vm.StateCreating) {
-		return false, nil // a marker that a power cut brought back
+		return false, nil // a power cut brought the marker back
 	}
 	for _, name := range []string{poolFile, unbornFile} {
 		_, err := os.Lstat(filepath.Join(e.stateDir(id), name))
@@ -343,7 +344,7 @@ func (e *Engine) unborn(id vm.ID) (bool, error) {
 	return true, nil
 }
 
-// sweepUnborn removes what there is of a VM that nobody was told of.
+// sweepUnborn removes everything of a VM that no caller was told of.
 func (e *Engine) sweepUnborn(ctx context.Context, id vm.ID) {
 	ctx, cancel := context.WithTimeout(ctx, undo.Limit)
 	defer cancel()
@@ -361,11 +362,12 @@ func (e *Engine) sweepUnborn(ctx context.Context, id vm.ID) {
 	e.log.Info("folders of unfinished vm removed", "vm", id)
 }
 
-// sweepTaps removes taps that known VMs do not have. unborn are ids of which nothing is to stay.
+// sweepTaps removes taps of known VMs that are not in their records. unborn are IDs of which nothing may remain; they
+// count as known.
 func (e *Engine) sweepTaps(ctx context.Context, unborn map[vm.ID]bool) {
 	keep := map[string][]string{}
 	for _, m := range e.index.all() {
-		for _, nic := range m.record().NICs { // also of one that is down: with a tap that nobody keeps its address may go
+		for _, nic := range m.record().NICs { // also of stopped VMs: if the tap is removed, its address may be released
 			keep[nic.Network] = append(keep[nic.Network], nic.Tap)
 		}
 	}
@@ -386,7 +388,7 @@ func (e *Engine) sweepTaps(ctx context.Context, unborn map[vm.ID]bool) {
 	}
 }
 
-// unplugDown removes the interfaces of VMs that do not run and that no operation is about to start.
+// unplugDown removes the NICs of VMs that do not run and that no operation is about to start.
 func (e *Engine) unplugDown(ctx context.Context, busy func(vm.ID) bool) {
 	for _, m := range e.index.all() {
 		r := m.record()
@@ -400,7 +402,7 @@ func (e *Engine) unplugDown(ctx context.Context, busy func(vm.ID) bool) {
 	}
 }
 
-// makeUnborn makes the folders of a VM that is being created, so that what a crash leaves is known for what it is.
+// makeUnborn creates the folders of a VM that is being created, with a marker that identifies what a crash leaves.
 func (e *Engine) makeUnborn(id vm.ID) error {
 	if err := e.makeDirs(id); err != nil {
 		return err
@@ -412,7 +414,7 @@ func (e *Engine) makeUnborn(id vm.ID) error {
 	return f.Close()
 }
 
-// born ends what makeUnborn began: from here the journal alone says what becomes of the VM.
+// born removes the marker of makeUnborn: from here the journal alone decides what becomes of the VM.
 func (e *Engine) born(id vm.ID) error {
 	if err := os.Remove(filepath.Join(e.stateDir(id), unbornFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("finish the folder: %w", err)
@@ -420,8 +422,8 @@ func (e *Engine) born(id vm.ID) error {
 	return nil
 }
 
-// removeDirs removes the folders of a VM. Its removal is decided in one step, so that no half of a folder is ever taken
-// for a VM.
+// removeDirs removes the folders of a VM. One rename decides the removal, so that no half-removed folder is ever
+// taken for a VM.
 func (e *Engine) removeDirs(id vm.ID) error {
 	gone := filepath.Join(e.cfg.StateDir, "vms", gonePrefix+string(id))
 	err := errors.Join(os.RemoveAll(gone), os.RemoveAll(e.runDir(id)))

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// loseJournal removes the journal of an engine that is stopped, and what says how far it had come.
+// loseJournal removes the journal of a stopped engine, and with mark also the file that says how far it had come.
 func (r *rig) loseJournal(mark bool) {
 	r.t.Helper()
 	for _, suffix := range []string{"", "-wal", "-shm", ".mark"} {
@@ -29,7 +29,7 @@ func (r *rig) loseJournal(mark bool) {
 	}
 }
 
-// forgetful is a start that takes the journal for what it is.
+// forgetful starts an engine that accepts the journal as it is.
 func (r *rig) forgetful() {
 	r.t.Helper()
 	r.file.Older = true
@@ -37,8 +37,8 @@ func (r *rig) forgetful() {
 	r.file.Older = false
 }
 
-// TestUnknownIsKeptAside has an engine forget its VMs, one of which runs: nothing of them is ended or removed, until somebody
-// asks for it.
+// TestUnknownIsKeptAside makes an engine forget its VMs, one of which runs: nothing of them is ended or removed until
+// somebody asks for it.
 func TestUnknownIsKeptAside(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
@@ -111,7 +111,7 @@ func TestUnknownIsKeptAside(t *testing.T) {
 	r.clean()
 }
 
-// Folders that hold nothing, of a creation that never ended, or half removed are no VMs.
+// Folders that are empty, from a creation that never ended, or half removed are no VMs.
 func TestProvenGarbageGoes(t *testing.T) {
 	r := newRig(t)
 	r.stop()
@@ -136,7 +136,7 @@ func TestProvenGarbageGoes(t *testing.T) {
 	}
 }
 
-// TestRebuild deletes the journal under twenty VMs in all states: all are back, and those that run never stop.
+// TestRebuild deletes the journal under twenty VMs in all states: all come back, and the running ones never stop.
 func TestRebuild(t *testing.T) {
 	var broken atomic.Bool
 	r := newRig(t, func(r *rig) {
@@ -220,7 +220,7 @@ func TestRebuild(t *testing.T) {
 	r.clean()
 }
 
-// A journal that is older than the record of a VM is not taken: a backup, or one whose log is gone.
+// A journal that is older than the record of a VM is refused: a backup, or one whose log is missing.
 func TestOlderJournal(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
@@ -243,7 +243,7 @@ func TestOlderJournal(t *testing.T) {
 		if err := r.try(); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Fatalf("it is taken: %v", err)
 		}
-		_ = os.Remove(path + ".mark") // the records alone prove it, too
+		_ = os.Remove(path + ".mark") // the records alone prove it
 	}
 	r.forgetful()
 	all, err := r.Strays(ctx)
@@ -254,7 +254,7 @@ func TestOlderJournal(t *testing.T) {
 		t.Error("it was ended")
 	}
 	r.must(r.AdoptStray(ctx, string(db.ID), ""))
-	r.restart() // with a journal that is none to be refused
+	r.restart() // with a journal that must not be refused
 	if rec := r.must(r.Inspect(ctx, "db")); rec.State != vm.StateRunning || rec.PID != db.PID {
 		t.Errorf("it is %+v", rec)
 	}
@@ -264,7 +264,7 @@ func TestOlderJournal(t *testing.T) {
 	r.clean()
 }
 
-// TestLostLeases takes the leases away from a network while the engine is down: those of VMs that do not run come back too.
+// TestLostLeases removes the leases of a network while the engine is down: those of stopped VMs come back, too.
 func TestLostLeases(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()

@@ -17,16 +17,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The content of volumes may be secret: it is in no record, only in files for root alone in the VM's folder, and goes
-// with it.
+// The content of volumes may be secret. It is in no record, only in root-only files in the VM's folder, and is
+// removed with the folder.
 
-// pushTimeout bounds how long UpdateVolume waits for a guest to take the content.
+// pushTimeout bounds how long UpdateVolume waits for a guest to accept the content.
 const pushTimeout = 10 * time.Second
 
-// UpdateVolume replaces the content of a volume of files, durably first, then in the guest if it is there. A guest that
-// is coming up, stopped or lost meanwhile gets it when it is set up the next time. A disk guest does not get it.
-// Errors: NotFound (VM, volume), InvalidArgument (not one of files, bad files), Unavailable and others when a guest that
-// is connected does not take it: then it is to be tried again.
+// UpdateVolume replaces the content of a file volume, first durably on the host, then in the guest if it is
+// connected. A guest that is starting, stopped or lost meanwhile gets it at its next setup. A disk guest does not get
+// it.
+// Errors: NotFound (VM, volume), InvalidArgument (not a file volume, bad files), Unavailable and others when a
+// connected guest does not accept it: the caller should retry then.
 func (e *Engine) UpdateVolume(caller context.Context, ref, volume string, files []vm.VolumeFile) error {
 	ctx, leave, err := e.life.enter(caller)
 	if err != nil {
@@ -53,7 +54,7 @@ func (e *Engine) updateVolume(ctx context.Context, ref, volume string, files []v
 	if err == nil {
 		err = e.writeVolume(m.id, v)
 	}
-	// The guest takes it outside of the VM's turn: a slow one does not hold up a stop.
+	// The guest gets it after the VM is released: a slow guest does not delay a stop.
 	release()
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func (e *Engine) updateVolume(ctx context.Context, ref, volume string, files []v
 	return e.pushVolume(ctx, m, v)
 }
 
-// volumeOf returns the definition of a volume of files.
+// volumeOf returns the definition of a file volume.
 func volumeOf(r vm.Record, name string) (vm.Volume, error) {
 	i := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == name })
 	switch {
@@ -73,8 +74,8 @@ func volumeOf(r vm.Record, name string) (vm.Volume, error) {
 	return r.Spec.Volumes[i], nil
 }
 
-// pushVolume brings what is written of v now to the guest. A session that is lost on the way is no error: the next one
-// begins with all volumes.
+// pushVolume sends the content of v that is now on the host to the guest. A session that is lost meanwhile is no
+// error: the next one begins with all volumes.
 func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error {
 	unlock, err := m.volumes.take(ctx)
 	if err != nil {
@@ -100,8 +101,8 @@ func (e *Engine) pushVolume(ctx context.Context, m *machine, v vm.Volume) error 
 	}
 }
 
-// pushVolumes brings all volumes of files to a guest that is about to be set up. Preconditions: m.link has agent, so
-// that who writes a volume from now on brings it, too.
+// pushVolumes sends all file volumes to a guest that is about to be set up. Preconditions: m.link has agent, so that
+// whoever writes a volume from now on also sends it.
 func (e *Engine) pushVolumes(ctx context.Context, m *machine, agent guest.Agent) error {
 	unlock, err := m.volumes.take(ctx)
 	if err != nil {
@@ -119,7 +120,8 @@ func (e *Engine) pushVolumes(ctx context.Context, m *machine, agent guest.Agent)
 	return nil
 }
 
-// put sends v as it is written to the guest. Preconditions: m's volumes are locked, so that the last content wins.
+// put sends the stored content of v to the guest. Preconditions: m's volumes are locked, so that the last content
+// wins.
 func (e *Engine) put(ctx context.Context, m *machine, agent guest.Agent, v vm.Volume) error {
 	keeper, ok := agent.(guest.VolumeKeeper)
 	if !ok {
@@ -135,10 +137,10 @@ func (e *Engine) put(ctx context.Context, m *machine, agent guest.Agent, v vm.Vo
 func (e *Engine) volumeDir(id vm.ID) string { return filepath.Join(e.stateDir(id), "volumes") }
 
 func (e *Engine) volumePath(id vm.ID, name string) string {
-	return filepath.Join(e.volumeDir(id), name+".json") // the name was validated: it is one part of a path
+	return filepath.Join(e.volumeDir(id), name+".json") // the name was validated: it is one element of a path
 }
 
-// writeVolumes keeps the first content of the volumes of a VM that is being made.
+// writeVolumes stores the first content of the volumes of a VM that is being created.
 func (e *Engine) writeVolumes(id vm.ID, volumes []vm.Volume) error {
 	for _, v := range volumes {
 		if v.Kind != vm.VolumeFiles {
@@ -177,7 +179,7 @@ func (e *Engine) readVolume(id vm.ID, name string) ([]vm.VolumeFile, error) {
 	return files, nil
 }
 
-// withFiles is the spec of r with the content of its volumes, for who writes them to a disk.
+// withFiles returns the spec of r with the content of its volumes, for callers that write them to a disk.
 func (e *Engine) withFiles(r vm.Record) (vm.Spec, error) {
 	s := r.Spec.Clone()
 	for i, v := range s.Volumes {
@@ -192,7 +194,7 @@ func (e *Engine) withFiles(r vm.Record) (vm.Spec, error) {
 	return s, nil
 }
 
-// withoutFiles is s as it is recorded.
+// withoutFiles returns s as it is recorded.
 func withoutFiles(s vm.Spec) vm.Spec {
 	s.Volumes = slices.Clone(s.Volumes)
 	for i := range s.Volumes {

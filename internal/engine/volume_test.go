@@ -58,7 +58,7 @@ func TestVolumesReachTheGuest(t *testing.T) {
 	if got := r.volume(rec.ID); got != "two" {
 		t.Errorf("after an update the guest has %q", got)
 	}
-	r.restart() // of the daemon: the guest is told again, of the last content
+	r.restart() // of the daemon: the guest gets the last content again
 	r.await("web", "ready", ready)
 	update("three")
 	r.must(r.Stop(ctx, "web", 0))
@@ -69,9 +69,9 @@ func TestVolumesReachTheGuest(t *testing.T) {
 		t.Errorf("after a start the guest has %q", got)
 	}
 	r.world.Guest(rec.ID).Drop()
-	update("five") // whether the session is lost, on its way or there again
+	update("five") // whether the session is lost, connecting or open again
 	r.await("web", "ready", ready)
-	for { // ready may still be told of the lost session
+	for { // the lost session may still count as ready
 		_, err := r.Stats(ctx, "web")
 		if err == nil {
 			break
@@ -176,7 +176,7 @@ func must(t *testing.T, path string) fs.FileMode {
 	return st.Mode().Perm()
 }
 
-// TestUpdatesRace: whatever updates and reconnects meet, the guest ends up with what was written last.
+// TestUpdatesRace: however updates and reconnects overlap, the guest ends up with the last content.
 func TestUpdatesRace(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec := r.must(r.Launch(ctx, withVolumes()))
@@ -193,7 +193,7 @@ func TestUpdatesRace(t *testing.T) {
 	}
 	wg.Wait()
 	r.await("web", "ready", ready)
-	// Once a session answers that is not among the dropped ones, the guest has the volumes.
+	// Once a session answers that is not one of the dropped ones, the guest has the volumes.
 	for _, err := r.Stats(ctx, "web"); err != nil; _, err = r.Stats(ctx, "web") {
 		if !errdefs.IsUnavailable(err) {
 			t.Fatal(err)

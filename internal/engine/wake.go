@@ -12,8 +12,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Wake makes a hibernated VM go on. Waking one that runs is no error. When it fails the VM is hibernated still and can be
-// woken again. It returns, and its snapshot goes, when the guest has answered, or has run for a while if it has no agent.
+// Wake resumes a hibernated VM. Waking a running VM is no error. If it fails, the VM stays hibernated and can be
+// woken again. Wake returns, and removes the snapshot, when the guest has answered, or has run for a while if it has
+// no agent.
 // Errors: FailedPrecondition (not hibernated, another kind of machine), DataLoss (its snapshot is gone or damaged).
 func (e *Engine) Wake(caller context.Context, ref string) (vm.Record, error) {
 	return e.operate(caller, opWake, ref, e.wake)
@@ -59,13 +60,13 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 	return e.settleWoken(ctx, m, h, r)
 }
 
-// settleWoken waits for the guest of m, which has just gone on from h, and settles: it is awake, and what it slept in goes; or it
-// is as it was, was, again.
+// settleWoken waits for the guest of m, which has just resumed from h, and settles the operation. Either the VM runs
+// and its snapshot is removed, or it is again as its earlier record was.
 func (e *Engine) settleWoken(ctx context.Context, m *machine, h snapshot.Held, was vm.Record) (vm.Record, error) {
-	ctx = context.WithoutCancel(ctx) // whoever asked may go: it is awake or asleep in the end
+	ctx = context.WithoutCancel(ctx) // the caller may go away: the VM is awake or hibernated in the end
 	if err := e.proven(m, h.Snapshot()); err != nil {
 		if e.life.serving.Err() != nil {
-			return m.record(), err // the next daemon goes on waiting
+			return m.record(), err // the next daemon continues to wait
 		}
 		if err := e.endUnproven(ctx, m); err != nil {
 			e.fail(ctx, m, vm.ReasonWakeFailed, err)
@@ -81,19 +82,20 @@ func (e *Engine) settleWoken(ctx context.Context, m *machine, h snapshot.Held, w
 	return m.record(), nil
 }
 
-// conclude removes what m, whose guest has gone on and answered, was before: the snapshot id that it was hibernated in, ""
-// for none, and files in its folder; and settles. What the journal does not take the next operation or recovery does.
+// conclude removes the earlier state of m, whose guest has resumed and answered: the snapshot id that it was
+// hibernated in ("" for none) and files in its folder. It then settles. If the journal fails, the next operation or
+// recovery does it.
 func (e *Engine) conclude(ctx context.Context, m *machine, id string, files ...string) error {
 	settled := false
 	if _, err := e.commit(ctx, m, e.step(stepClean), func(*vm.Record) {}); err != nil {
-		// It is settled first then: a crash before the rest leaves something behind, and loses nothing.
+		// Then it is settled first: a crash before the rest leaves something behind, but loses nothing.
 		if _, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); err != nil {
 			e.log.Error("vm has gone on, and the journal does not take it", "vm", m.id, "err", err)
 			return nil
 		}
 		settled = true
 	}
-	if err := e.durable(ctx); err != nil { // until then what it was may be what it is
+	if err := e.durable(ctx); err != nil { // until then, the VM may still be in its earlier state after a power cut
 		return err
 	}
 	e.tidy(m, files...)
@@ -104,15 +106,15 @@ func (e *Engine) conclude(ctx context.Context, m *machine, id string, files ...s
 	return nil
 }
 
-// settleGone settles the operation of m, which has gone on and says so in its record. What is left to do when the journal does
-// not take it the next operation or recovery does.
+// settleGone settles the operation of m, which has resumed and whose record says so. If the journal fails, the next
+// operation or recovery does what is left.
 func (e *Engine) settleGone(ctx context.Context, m *machine) {
 	if _, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); err != nil {
 		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
 	}
 }
 
-// damaged says of err, when it is that the files of x are damaged, what is to be done.
+// damaged adds to err what to do, if err says that the files of x are damaged.
 func damaged(x snapshot.Snapshot, err error) error {
 	if !errdefs.Is(err, errdefs.DataLoss) {
 		return err
@@ -120,7 +122,7 @@ func damaged(x snapshot.Snapshot, err error) error {
 	return fmt.Errorf("snapshot %s is damaged: %w; it is kept: bring another copy of it, from a registry or a backup, or go on from another snapshot", x.Name, err)
 }
 
-// unusable writes down that m cannot be woken because of err, when that is for good, and leaves it as it is.
+// unusable records that m cannot be woken because of err, if that is permanent. It changes nothing else.
 func (e *Engine) unusable(ctx context.Context, m *machine, err error) (vm.Record, error) {
 	r := m.record()
 	if !errdefs.Is(err, errdefs.DataLoss) {
@@ -135,26 +137,27 @@ func (e *Engine) unusable(ctx context.Context, m *machine, err error) (vm.Record
 	return m.record(), err
 }
 
-// resumeSleeping has m go on from h. Nothing is written to the journal before the process runs: until then the VM is hibernated.
+// resumeSleeping resumes m from h. It writes nothing to the journal before the process runs: until then the VM is
+// hibernated.
 func (e *Engine) resumeSleeping(ctx context.Context, m *machine, h snapshot.Held, accel vm.Accel, back *undo.Stack) (vm.Record, error) {
 	r := m.record()
-	if err := e.makeDirs(m.id); err != nil { // the runtime folder is gone after a reboot of the host
+	if err := e.makeDirs(m.id); err != nil { // a reboot of the host removes the runtime folder
 		return r, err
 	}
 	nics, err := e.attach(ctx, r, back, false)
 	if err != nil {
 		return r, err
 	}
-	// An attempt that failed may have let the guest write: each begins with overlays of its own.
+	// A failed attempt may have let the guest write, so each attempt begins with its own overlays.
 	disks, _, err := e.overlaysOn(ctx, m)
 	if err != nil {
 		return r, err
 	}
 	known := macsOf(r.NICs)
 	r.NICs, r.Disks, r.Spec.Accel = nics, disks, accel
-	if r.Resume == nil || !r.Resume.Clone { // a clone that has not been told who it is must still be
+	if r.Resume == nil || !r.Resume.Clone { // a clone that has not received its identity remains a clone
 		r.Resume = &vm.Resume{Fresh: h.Snapshot().Fresh}
-		if r.ImageType == vm.ImageOCI && !slices.Equal(macsOf(nics), known) { // others decide, and the host was restarted
+		if r.ImageType == vm.ImageOCI && !slices.Equal(macsOf(nics), known) { // the network chose other MACs after a host restart
 			r.Resume.Clone, r.Resume.MACs, r.Cloned = true, known, true
 		}
 	}
@@ -165,7 +168,7 @@ func (e *Engine) resumeSleeping(ctx context.Context, m *machine, h snapshot.Held
 		ready: e.syncing(m.id, disks), incoming: incoming, log: m.log.Resume, done: e.step(stepAnswer),
 		change: func(to *vm.Record) {
 			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
-			to.StartedAt, to.Restarts = startedAt, restarts // to the guest it has not been away
+			to.StartedAt, to.Restarts = startedAt, restarts // for the guest there was no interruption
 		},
 	}, back)
 }
@@ -177,7 +180,7 @@ func macsOf(nics []vm.NIC) (macs []string) {
 	return macs
 }
 
-// undoWake leaves m hibernated, as was, after an attempt to wake it that failed with cause.
+// undoWake leaves m hibernated, as its earlier record was, after an attempt to wake it failed with cause.
 func (e *Engine) undoWake(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, cause error) (vm.Record, error) {
 	if err := back.Run(ctx); err != nil {
 		cause = errors.Join(cause, fmt.Errorf("undo: %w", err))
@@ -198,9 +201,9 @@ func (e *Engine) undoWake(ctx context.Context, m *machine, was vm.Record, back *
 	return m.record(), cause
 }
 
-// cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles.
+// cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles the operation.
 func (e *Engine) cleanUp(ctx context.Context, m *machine, id string) error {
-	if err := e.durable(ctx); err != nil { // until then the snapshot may be what the VM is
+	if err := e.durable(ctx); err != nil { // until then, the VM may still be in the snapshot after a power cut
 		return err
 	}
 	e.dropSlept(ctx, m, id)

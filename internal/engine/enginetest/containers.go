@@ -43,7 +43,7 @@ func (s *session) ContainerLogs(ctx context.Context, container string, run int, 
 	})
 }
 
-// KillContainer implements guest.ContainerKeeper: who is killed runs again at once.
+// KillContainer implements guest.ContainerKeeper: a killed container runs again at once.
 func (s *session) KillContainer(_ context.Context, container string, run int, grace time.Duration) error {
 	if err := s.alive("agent.KillContainer"); err != nil {
 		return err
@@ -67,7 +67,8 @@ func (s *session) ReleaseContainer(context.Context, string) error {
 	return s.alive("agent.ReleaseContainer")
 }
 
-// follow calls say at once and with every change of the guest, until its main process has ended or the session is lost.
+// follow calls say at once and after every change of the guest, until its main process has ended or the session is
+// lost.
 func (s *session) follow(ctx context.Context, call string, say func() error) error {
 	for {
 		if err := s.alive(call); err != nil {

@@ -122,7 +122,7 @@ func (d Driver) Reap(_ context.Context, id vm.ID, _ string) error {
 	})
 }
 
-// hold makes p a guest of this process.
+// hold registers p as a guest of this process.
 func (w *World) hold(p proc) *Guest {
 	g := newGuest(w, p)
 	w.mu.Lock()
@@ -138,7 +138,7 @@ func (w *World) instance(g *Guest) hypervisor.Instance {
 	return agented{g}
 }
 
-// agented is a guest that can be talked to.
+// agented is a guest whose agent and console can be reached.
 type agented struct{ *Guest }
 
 // DialGuest implements hypervisor.GuestDialer. The stream carries nothing but the guest itself.

@@ -51,16 +51,16 @@ func (g *Guest) End(x hypervisor.Exit) {
 	close(g.ended)
 }
 
-// Print has the main process write n lines "line <seq>".
+// Print makes the main process write n lines "line <seq>".
 func (g *Guest) Print(n int) { g.change(func() { g.p.Lines += n }) }
 
 // Exit ends the main process.
 func (g *Guest) Exit(code int) { g.change(func() { g.p.Exit = &code }) }
 
-// Stand has the guest tell where its containers stand, in the order of its setup.
+// Stand sets the status that the guest reports for its containers, in the order of its setup.
 func (g *Guest) Stand(all ...vm.ContainerStatus) { g.change(func() { g.p.Stand = all }) }
 
-// PrintIn has a container write a line in one of its runs.
+// PrintIn makes a container write a line in one of its runs.
 func (g *Guest) PrintIn(container string, e guest.LogEntry) {
 	g.change(func() {
 		if g.p.Entries == nil {
@@ -70,7 +70,7 @@ func (g *Guest) PrintIn(container string, e guest.LogEntry) {
 	})
 }
 
-// Quiet has the guest answer nothing, as one whose kernel has died, until it is called again with false.
+// Quiet makes the guest answer nothing, like one whose kernel has died, until it is called with false.
 func (g *Guest) Quiet(quiet bool) { g.change(func() { g.quiet = quiet }) }
 
 // speaks waits until the guest answers.
@@ -92,7 +92,7 @@ func (s *session) speaks(ctx context.Context) error {
 	}
 }
 
-// Drop loses all sessions.
+// Drop breaks all sessions.
 func (g *Guest) Drop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -100,14 +100,14 @@ func (g *Guest) Drop() {
 	g.drop = make(chan struct{})
 }
 
-// Identity is what the guest was told last.
+// Identity is the setup that the guest got last.
 func (g *Guest) Identity() guest.Setup {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.setup
 }
 
-// Volume is what the guest was given as the content of a volume.
+// Volume is the content of a volume that the guest got.
 func (g *Guest) Volume(name string) []vm.VolumeFile {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -168,7 +168,7 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 		return nil, err
 	}
 	g := c.(wire).g
-	if p, _ := g.look(); p.Port != a.port { // nobody answers
+	if p, _ := g.look(); p.Port != a.port { // no agent answers
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -310,7 +310,7 @@ func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int
 	return -1, errdefs.NotFoundf("%s: no such command", e.Command[0])
 }
 
-// Attach implements guest.Attacher: it says which container it is and copies its input, to the end of it.
+// Attach implements guest.Attacher: it writes the name of the container and copies its input until that ends.
 func (s *session) Attach(_ context.Context, a guest.Attach, st guest.Streams) error {
 	if err := s.alive("agent.Attach"); err != nil {
 		return err

@@ -34,7 +34,7 @@ func (d Driver) Machine(_ context.Context, accel vm.Accel) (vm.Machine, error) {
 	return m, d.w.Fault("driver.Machine")
 }
 
-// wake makes pr the guest that p says: one that boots, or one that goes on.
+// wake makes pr the guest that p says: one that boots, or one that resumes.
 func (pr *proc) wake(p hypervisor.Plan) error {
 	for _, d := range p.Disks {
 		if d.Role == vm.RoleCOW {
@@ -59,7 +59,7 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	if _, err := os.Stat(p.Incoming.Memory); err != nil {
 		return errdefs.DataLossf("the saved memory is missing: %w", err)
 	}
-	// What no real hypervisor would notice: it is the end of the guest's file systems.
+	// No real hypervisor would notice this, but it destroys the guest's file systems.
 	if was.Written != len(content) {
 		return errdefs.DataLossf("the guest knows of %d bytes on its disk, which has %d", was.Written, len(content))
 	}
@@ -72,7 +72,7 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	return nil
 }
 
-// Content is what a disk holds: what was written to its files, the lowest first.
+// Content returns what a disk holds: what was written to its files, the lowest first.
 func Content(d vm.Disk) (string, error) {
 	below := ""
 	if d.Backing != nil {
@@ -85,7 +85,7 @@ func Content(d vm.Disk) (string, error) {
 	return below + string(text), err
 }
 
-// Write has the guest write to its disk. A paused guest does nothing.
+// Write makes the guest write to its disk. A paused guest cannot.
 func (g *Guest) Write(text string) error {
 	var err error
 	g.change(func() {
@@ -110,18 +110,18 @@ func (g *Guest) Disk() (string, error) {
 	return Content(p.Disk)
 }
 
-// Self is who the guest thinks it is.
+// Self is what the guest believes about itself.
 type Self struct {
 	Hostname  string
 	MachineID string
 	MAC       string // of its first interface
-	Lines     int    // that its main process wrote
-	Resumed   int    // how often it was brought to itself
+	Lines     int    // written by its main process
+	Resumed   int    // how often it was told its identity
 	Paused    bool
 	Down      bool // its first interface has no carrier
 	Frozen    bool
-	Larger    string // serials of the disks that it was told to be larger when it went on
-	Storage   int64  // to which it has grown its file system then, bytes
+	Larger    string // serials of the disks that were reported larger when it resumed
+	Storage   int64  // size to which it grew its file system then, bytes
 }
 
 // Await waits until ok holds for what the guest is, or ctx ends.
@@ -183,7 +183,7 @@ func (g *Guest) hold(p hypervisor.SavePlan) error {
 		if _, err := os.Stat(o.Disk.Path); err != nil {
 			return err
 		}
-		below := g.p.Disk // the hypervisor believes itself, not the caller
+		below := g.p.Disk // the hypervisor uses its own state, not the caller's
 		g.p.Disk = o.Disk
 		g.p.Disk.Backing = &below
 	}
@@ -209,7 +209,7 @@ func (g *Guest) paused(call string, paused bool) error {
 	})
 }
 
-// SetLink implements hypervisor.Linker. A guest with the MAC of another one must not be heard.
+// SetLink implements hypervisor.Linker. A guest with the MAC of another one must not be reachable.
 func (g *Guest) SetLink(_ context.Context, nic int, up bool) error {
 	return g.w.around("driver.SetLink", func() error {
 		if nic == 0 {
@@ -229,10 +229,10 @@ func (g *Guest) SwapNIC(_ context.Context, nic int, mac string) error {
 	})
 }
 
-// resumer is a session with an agent that can bring its guest to itself.
+// resumer is a session with an agent that can give a resumed guest its identity.
 type resumer struct{ *session }
 
-// Resumed implements guest.Resumer. The host name "refused" is not taken.
+// Resumed implements guest.Resumer. The host name "refused" is rejected.
 func (s resumer) Resumed(_ context.Context, r guest.Resumed) (guest.ResumedReply, error) {
 	if err := s.alive("agent.Resumed"); err != nil {
 		return guest.ResumedReply{}, err

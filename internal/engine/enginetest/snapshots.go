@@ -129,7 +129,7 @@ func (s Snapshots) Remove(ctx context.Context, ref string) error {
 		return errdefs.Preconditionf("snapshot %s is being used", x.Name)
 	}
 	return s.w.around("snapshots.Remove", func() error {
-		// Gone in one step, as from the real store: a crash must not leave a folder that is no snapshot.
+		// Removed in one step, as by the real store: a crash must not leave an incomplete snapshot folder.
 		gone := s.w.path("drafts", x.ID+".gone")
 		if err := os.Rename(s.w.path("snapshots", x.ID), gone); err != nil {
 			return err
@@ -252,7 +252,7 @@ func disk(from string, d snapshot.Disk, base []vm.Disk, dir string) (vm.Disk, er
 	return top, create(top.Path)
 }
 
-// lowest is the file at the bottom of a disk.
+// lowest returns the file at the bottom of a disk.
 func lowest(d vm.Disk) vm.Disk {
 	for d.Backing != nil {
 		d = *d.Backing
@@ -276,7 +276,7 @@ func (s Snapshots) Overlay(_ context.Context, below vm.Disk, dir, name string) (
 	return d, s.w.around("snapshots.Overlay", func() error { return create(d.Path) })
 }
 
-// Export implements snapshot.Store: nobody asks for it here.
+// Export implements snapshot.Store: no test needs it.
 func (s Snapshots) Export(context.Context, snapshot.Held, io.Writer) error {
 	return errdefs.Unsupportedf("not exported")
 }
@@ -286,12 +286,12 @@ func (s Snapshots) ExportDir(_ context.Context, h snapshot.Held, dir string) err
 	return os.CopyFS(dir, os.DirFS(h.Dir()))
 }
 
-// Import implements snapshot.Store: nobody asks for it here.
+// Import implements snapshot.Store: no test needs it.
 func (s Snapshots) Import(context.Context, string, string, io.Reader, func(int64)) (snapshot.Snapshot, error) {
 	return snapshot.Snapshot{}, errdefs.Unsupportedf("not imported")
 }
 
-// ImportDir implements snapshot.Store: nobody asks for it here.
+// ImportDir implements snapshot.Store: no test needs it.
 func (s Snapshots) ImportDir(context.Context, string, string, string) (snapshot.Snapshot, error) {
 	return snapshot.Snapshot{}, errdefs.Unsupportedf("not imported")
 }
@@ -312,7 +312,7 @@ func (d *draft) ID() string { return d.id }
 // Dir implements snapshot.Draft.
 func (d *draft) Dir() string { return d.s.w.path("drafts", d.id) }
 
-// Base implements snapshot.Draft: memory is whole in this world.
+// Base implements snapshot.Draft: this store always saves whole memory.
 func (d *draft) Base(context.Context, ...string) (string, error) { return "", nil }
 
 // Link implements snapshot.Draft.
@@ -353,7 +353,7 @@ func (d *draft) Commit(_ context.Context, x snapshot.Snapshot) (snapshot.Snapsho
 		return x, err
 	}
 	d.free()
-	// A crash may follow; a failure after which it is there all the same is none of a store's.
+	// A crash may follow here. A store never fails after the snapshot exists.
 	_ = d.s.w.Fault("snapshots.Commit done")
 	return x, nil
 }

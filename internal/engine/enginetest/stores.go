@@ -92,7 +92,7 @@ func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ v
 	return nic, nil
 }
 
-// lease is the answer that was given before for the same interface of the same VM.
+// lease is the earlier answer for the same NIC of the same VM.
 func (n Network) lease(tap string) (nic vm.NIC, ok bool) {
 	entries, _ := os.ReadDir(filepath.Join(n.w.Dir, "leases"))
 	for _, e := range entries {
@@ -114,7 +114,7 @@ func (n Network) Release(_ context.Context, nic vm.NIC) error {
 	return n.w.around("network.Release", func() error { return remove(n.w.path("leases", nic.IP)) })
 }
 
-// Sweep implements network.Network. Like that of CNI it gives the addresses back, too, of interfaces that nobody keeps.
+// Sweep implements network.Network. Like CNI it also releases the addresses of NICs that nobody keeps.
 func (n Network) Sweep(_ context.Context, keep []string, known func(vm.ID) bool) (gone []string, strays []network.Stray, err error) {
 	entries, err := os.ReadDir(filepath.Join(n.w.Dir, "taps"))
 	for _, e := range entries {
@@ -191,7 +191,7 @@ func (s Images) Prepare(_ context.Context, img image.Image, dir string, _ int64)
 	return image.Rootfs{Disks: []vm.Disk{{Path: cow, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleCOW}}}, err
 }
 
-// Base implements image.Store: of these images "layered" alone has a disk that VMs share.
+// Base implements image.Store: only the image "layered" has a disk that VMs share.
 func (s Images) Base(_ context.Context, img image.Image) ([]vm.Disk, error) {
 	if img.Name != "layered" {
 		return nil, nil
@@ -203,7 +203,7 @@ func (s Images) Base(_ context.Context, img image.Image) ([]vm.Disk, error) {
 	return []vm.Disk{{Path: layer, Format: vm.DiskRaw, ReadOnly: true, Serial: image.SerialLayer(0), Role: vm.RoleLayer}}, nil
 }
 
-// DiskSize is how the store says that the disk in the image "cloud" has 20 GiB.
+// DiskSize reports that the disk in the image "cloud" has 20 GiB.
 func (s Images) DiskSize(_ context.Context, img image.Image) (int64, error) {
 	if img.Name == "cloud" {
 		return 20 << 30, nil
@@ -249,12 +249,12 @@ func (s Seeds) Seed(_ context.Context, _ vm.ID, spec vm.Spec, nics []vm.NIC, dir
 	return vm.Disk{Path: path, Format: vm.DiskRaw, ReadOnly: true, Serial: "seed", Role: vm.RoleCidat}, err
 }
 
-// Export implements image.Store: nobody asks for it here.
+// Export implements image.Store: no test needs it.
 func (i Images) Export(context.Context, string, io.Writer) error {
 	return errdefs.Unsupportedf("not exported")
 }
 
-// Collect implements image.Store: nothing here takes room.
+// Collect implements image.Store: nothing here takes space.
 func (i Images) Collect(context.Context, image.GCLimits, func(string) bool) (image.Collected, error) {
 	return image.Collected{}, nil
 }

@@ -1,7 +1,7 @@
-// Package enginetest is a small world for tests of the engine: a driver, a network, an image store and guests that live
-// in a folder, so that they outlive a killed process as the real ones do, and that fail on request.
+// Package enginetest is a small test environment for the engine: a driver, a network, an image store and guests. They
+// live in a folder, so that they outlive a killed process as the real ones do, and they fail on request.
 //
-// It is for tests only. It checks nothing itself; Leftovers says what is still there.
+// It is for tests only. It checks nothing itself; Leftovers lists what still exists.
 package enginetest
 
 import (
@@ -23,12 +23,12 @@ type World struct {
 	Fault   func(call string) error // called before and after each act, as "driver.Launch" and "driver.Launch done"
 	NoAgent bool                    // guests have no channel for an agent
 	NoIP    bool                    // the network knows no addresses
-	Old     bool                    // guests' agents cannot bring a resumed guest to itself
+	Old     bool                    // guests' agents cannot give a resumed guest its identity
 	Told    bool                    // those of disk guests can
-	Machine vm.Machine              // of this host; the zero value is filled
+	Machine vm.Machine              // of this host; the zero value gets defaults
 
-	Net     byte                      // first byte of all addresses, and in MACs; 0 is 10. Those of 127 answer pings
-	Ready   bool                      // containers run as soon as the guest is set up; else Stand says where they stand
+	Net     byte                      // first byte of all addresses, and in MACs; 0 is 10. Addresses in 127 answer pings
+	Ready   bool                      // containers run as soon as the guest is set up; otherwise Stand sets their status
 	Process func(hypervisor.Plan) int // the pid of a VM; nil: made up
 
 	Reported []guest.Interface // by disk guests, with the MAC of their first interface
@@ -40,7 +40,7 @@ type World struct {
 	held   map[string]int  // snapshots, by id
 }
 
-// New returns the world in dir, with what an earlier process left there.
+// New returns the world in dir, including what an earlier process left there.
 func New(dir string) (*World, error) {
 	w := &World{
 		Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
@@ -54,7 +54,7 @@ func New(dir string) (*World, error) {
 	return w, sweepDrafts(dir)
 }
 
-// around runs act between two chances to fail. An act that failed afterwards has happened all the same.
+// around runs act between two calls of Fault. If the second fails, act has happened all the same.
 func (w *World) around(call string, act func() error) error {
 	if err := w.Fault(call); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (w *World) around(call string, act func() error) error {
 	return w.Fault(call + " done")
 }
 
-// Leftovers lists the processes, cgroups, taps, addresses, snapshots and drafts of such that are there.
+// Leftovers lists the processes, cgroups, taps, addresses, snapshots and drafts of snapshots that still exist.
 func (w *World) Leftovers() ([]string, error) {
 	var out []string
 	for _, sub := range []string{"procs", "cgroups", "taps", "leases", "snapshots", "drafts"} {
@@ -80,14 +80,14 @@ func (w *World) Leftovers() ([]string, error) {
 	return out, nil
 }
 
-// proc is a hypervisor process with its guest, as it is in the folder.
+// proc is a hypervisor process with its guest, as stored in the folder.
 type proc struct {
 	ID    vm.ID  `json:"id"`
 	PID   int    `json:"pid"`
 	SetUp bool   `json:"set_up"`
 	Exit  *int   `json:"exit,omitempty"` // of the main process
 	MAC   string `json:"mac"`            // of the first interface
-	Port  string `json:"port"`           // at which its agent is, "" for none
+	Port  string `json:"port"`           // of its agent, "" for none
 	Lines int    `json:"lines"`          // written by the main process
 
 	Disk    vm.Disk `json:"disk"`    // that it writes to
@@ -97,13 +97,13 @@ type proc struct {
 
 	Hostname  string `json:"hostname"`
 	MachineID string `json:"machine_id"`
-	Resumed   int    `json:"resumed"` // how often the guest was brought to itself
+	Resumed   int    `json:"resumed"` // how often the guest was told its identity
 	Frozen    bool   `json:"frozen"`
 	Larger    string `json:"larger"`  // see Self
 	Storage   int64  `json:"storage"` // see Self
 
 	Names   []string                    `json:"names,omitempty"`   // of its containers
-	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // where they do
+	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // their status
 	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs
 }
 

@@ -1,11 +1,12 @@
-// Package proclog keeps what the main process of one VM wrote, on the host: bounded, in order, without gaps or doubles.
+// Package proclog stores the output of the main process of one VM on the host: bounded, in order, without gaps or
+// duplicates.
 //
-// A log is a folder with JSON lines (guest.LogEntry) in two segments; when the newer one is full it replaces the older.
-// The run before the current one is kept beside it. The package knows neither guests nor agents: entries are given to it,
-// and their sequence numbers say what it has already.
+// A log is a folder with JSON lines (guest.LogEntry) in two segments; when the newer one is full it replaces the
+// older. The previous run is kept beside the current one. The package knows neither guests nor agents: callers give
+// it entries, and the sequence numbers of these tell what it already has.
 //
-// Entries are handed to the kernel one by one and not synced: they survive kill -9, and what a power cut takes was the
-// end of the guest as well. A torn last line is dropped when the log is opened and skipped when it is read.
+// Entries are written one by one and not synced. They survive kill -9; a power cut may take the last ones, but it
+// ends the guest as well. A torn last line is dropped when the log is opened and skipped when it is read.
 package proclog
 
 import (
@@ -28,9 +29,9 @@ const (
 	newer       = "new.jsonl"
 	older       = "old.jsonl"
 	foreign     = "foreign" // empty file: the guest's log begins with entries of another run, see Skip
-	skipped     = "-"       // stream of an entry that only says how much Skip left out; readers do not see it
+	skipped     = "-"       // stream of an entry that only says how much Skip left out; readers do not get it
 
-	// maxData bounds one entry, in bytes: more than any agent sends in one message is cut off.
+	// maxData bounds one entry, in bytes. Longer data is cut off; no agent sends that much in one message.
 	maxData = 1 << 20
 	// minSegment keeps a segment bigger than a few lines, whatever the configuration says.
 	minSegment = 4 << 10
@@ -42,7 +43,7 @@ type Log struct {
 	max int64  // bytes of one segment
 
 	mu      sync.Mutex
-	live    bool     // a run is going on: more may come
+	live    bool     // a run is in progress: more may come
 	file    *os.File // opened with the first entry: a silent VM costs no file
 	size    int64
 	last    uint64        // sequence number of the newest entry
@@ -52,12 +53,12 @@ type Log struct {
 	changed chan struct{} // closed at the next change; nil while nobody waits
 }
 
-// New returns the log in the folder of a VM, bounded to maxBytes per run. It touches nothing.
+// New returns the log in the folder of a VM, bounded to maxBytes per run. It does not access the folder.
 func New(dir string, maxBytes int64) *Log {
 	return &Log{dir: dir, max: max(maxBytes/2, minSegment)}
 }
 
-// Begin starts a run: what the last one wrote becomes the previous run, unless it wrote nothing.
+// Begin starts a run. The output of the last run becomes the previous run, unless it is empty.
 func (l *Log) Begin() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +78,7 @@ func (l *Log) begin() error {
 	return nil
 }
 
-// BeginForeign starts a run of a guest whose log begins with what another run wrote. Skip says how much that is.
+// BeginForeign starts a run of a guest whose log begins with the output of another run. Skip says how much that is.
 func (l *Log) BeginForeign() error {
 	if err := l.Begin(); err != nil {
 		return err
@@ -92,14 +93,14 @@ func (l *Log) BeginForeign() error {
 	return nil
 }
 
-// Skip leaves out the entries up to seq of a run (see guest.LogEntry; 0 where runs have no number) and those of the runs
-// before it, when the log began with BeginForeign and they were not left out before.
+// Skip leaves out the entries up to seq of a run (see guest.LogEntry; 0 where runs have no number) and those of
+// earlier runs, if the log began with BeginForeign and they have not been left out yet.
 func (l *Log) Skip(run int, seq uint64) error {
 	mark := filepath.Join(l.dir, currentRun, foreign)
 	if _, err := os.Stat(mark); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if run > 0 || seq > 0 { // an entry keeps the place, also for a later process
+	if run > 0 || seq > 0 { // an entry stores the position, also for a later process
 		l.mu.Lock()
 		l.number = run
 		err := l.write(guest.LogEntry{Run: run, Seq: seq, Stream: skipped})
@@ -114,7 +115,7 @@ func (l *Log) Skip(run int, seq uint64) error {
 	return nil
 }
 
-// Resume goes on with the run that is there, after a restart of the daemon.
+// Resume continues the existing run after a restart of the daemon.
 func (l *Log) Resume() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,11 +125,11 @@ func (l *Log) Resume() error {
 	if err != nil {
 		return err
 	}
-	if !found { // the run before may have been moved out of the way for an entry that never came
+	if !found { // the previous run may have been moved away for an entry that never came
 		if _, err := l.place(true); err != nil {
 			return err
 		}
-		if l.number == 0 { // it is of another guest, whose numbers mean nothing here
+		if l.number == 0 { // it belongs to another guest, whose numbers mean nothing here
 			l.last = 0
 		}
 	}
@@ -176,8 +177,8 @@ func (l *Log) Place() (run int, seq uint64) {
 	return l.number, l.last
 }
 
-// Append adds an entry. One that is there already is skipped; one of a later run than the last begins that run, and does
-// nothing else when it has no number. On error nothing of it stays.
+// Append adds an entry. An entry that already exists is skipped. An entry of a later run begins that run; without a
+// sequence number it does nothing else. On error nothing of it stays.
 func (l *Log) Append(e guest.LogEntry) error {
 	if len(e.Data) > maxData {
 		e.Data = e.Data[:maxData]
@@ -222,7 +223,7 @@ func (l *Log) write(e guest.LogEntry) error {
 		}
 	}
 	if _, err := l.file.Write(line); err != nil {
-		_ = l.file.Truncate(l.size) // a torn line would be skipped by readers, but it would also take the next with it
+		_ = l.file.Truncate(l.size) // readers would skip a torn line, but also the next line with it
 		return fmt.Errorf("append to log: %w", err)
 	}
 	l.size += int64(len(line))
@@ -231,7 +232,7 @@ func (l *Log) write(e guest.LogEntry) error {
 	return nil
 }
 
-// shift moves the current run out of the way. Each rename is atomic; being cut in between loses the older run only.
+// shift moves the current run away. Each rename is atomic; an interruption in between loses only the older run.
 func (l *Log) shift() error {
 	cur, prev := filepath.Join(l.dir, currentRun), filepath.Join(l.dir, previousRun)
 	empty := true
@@ -273,12 +274,12 @@ func (l *Log) open() error {
 func (l *Log) rotate() error {
 	dir := filepath.Join(l.dir, currentRun)
 	err := os.Rename(filepath.Join(dir, newer), filepath.Join(dir, older))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // not there: an attempt before this one came to here
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // missing: an earlier attempt got this far
 		return fmt.Errorf("rotate log: %w", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, newer), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
-		return fmt.Errorf("rotate log: %w", err) // the open file goes on as the older segment; the next entry tries again
+		return fmt.Errorf("rotate log: %w", err) // the open file stays in use as the older segment; the next entry tries again
 	}
 	_ = l.file.Close()
 	l.file, l.size = f, 0

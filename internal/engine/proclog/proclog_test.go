@@ -53,7 +53,7 @@ func seqs(t *testing.T, l *Log, opts guest.LogOptions) []uint64 {
 func TestRead(t *testing.T) {
 	l := begun(t, t.TempDir(), 1<<20)
 	put(t, l, 1, 5)
-	put(t, l, 3, 6) // what is there already is skipped
+	put(t, l, 3, 6) // existing entries are skipped
 	for name, tt := range map[string]struct {
 		opts guest.LogOptions
 		want []uint64
@@ -81,7 +81,7 @@ func TestRuns(t *testing.T) {
 	}
 	put(t, l, 1, 2)
 	l.Finish()
-	for range 2 { // a start that was cut off before its first line does not cost the previous run
+	for range 2 { // a start that was interrupted before its first line does not lose the previous run
 		if err := l.Begin(); err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +171,7 @@ func TestFollow(t *testing.T) {
 	l := begun(t, t.TempDir(), 64<<10)
 	var wg sync.WaitGroup
 	seen := make([][]uint64, 3)
-	step := make(chan struct{}) // paces the writer by the first reader
+	step := make(chan struct{}) // the first reader paces the writer
 	for i := range seen {
 		wg.Go(func() {
 			err := l.Read(t.Context(), guest.LogOptions{Follow: true, Tail: -1}, func(e guest.LogEntry) error {
@@ -215,7 +215,7 @@ func TestFollowEnds(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
-	// A follower of a run does not drift into the next one.
+	// A follower of a run does not continue into the next one.
 	first := make(chan struct{})
 	done := make(chan []uint64)
 	go func() {
@@ -270,7 +270,7 @@ func FuzzRead(f *testing.F) {
 		if l.Last() < last {
 			t.Fatalf("resumed at %d, read %d", l.Last(), last)
 		}
-		if l.Last() == ^uint64(0) { // nothing comes after it
+		if l.Last() == ^uint64(0) { // nothing can follow it
 			return
 		}
 		next := l.Last() + 1
@@ -313,7 +313,7 @@ func TestForeignRun(t *testing.T) {
 	do(l.BeginForeign())
 	check("begun", 0, "")
 	do(l.Skip(0, 5))
-	do(l.Skip(0, 7)) // asked again: what came since is its own
+	do(l.Skip(0, 7)) // called again: entries since then belong to it
 	check("skipped", 5, "")
 	add(6, "new.")
 	check("gone on", 6, "new.")
@@ -333,7 +333,7 @@ func TestForeignRun(t *testing.T) {
 	}
 }
 
-// A guest of several containers that goes back in time has runs that the log has seen.
+// A guest of several containers that was restored to an earlier state has runs that the log has already seen.
 func TestSkipOfRuns(t *testing.T) {
 	do := func(err error) {
 		t.Helper()

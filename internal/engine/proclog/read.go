@@ -15,12 +15,12 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// maxLine bounds a line of a log file in bytes: maxData in base64 with its envelope, generously.
+// maxLine bounds a line of a log file in bytes: maxData in base64 with its envelope, with a margin.
 const maxLine = 2 * maxData
 
 // Read calls fn with the selected entries, oldest first, and returns nil at the end: at once, or with Follow when the
-// run has ended. A slow fn holds up nobody; entries that are rotated away meanwhile are left out.
-// opts.Serial is not for this package.
+// run has ended. A slow fn delays nobody; entries that are rotated away meanwhile are left out. It does not use
+// opts.Serial.
 func (l *Log) Read(ctx context.Context, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
 	after, err := l.tailStart(opts)
 	if err != nil {
@@ -119,24 +119,24 @@ func (l *Log) openSegments(previous bool) ([]*os.File, error) {
 	return files, nil
 }
 
-// cursor is the place of one reader.
+// cursor is the position of one reader.
 type cursor struct {
 	log  *Log
 	opts guest.LogOptions
 	fn   func(guest.LogEntry) error
-	last uint64 // sequence number handed out last
-	cuts int    // of the log when the files were opened
+	last uint64 // sequence number delivered last
+	cuts int    // of the log, when the files were opened
 	open bool
 	file []*os.File
 	line []*lines
 }
 
-// reopen brings the cursor's files up to date. It returns what to wait on when they are read, and whether more may come.
+// reopen updates the cursor's files. It returns what to wait on when they are read, and whether more may come.
 func (c *cursor) reopen(epoch int) (<-chan struct{}, bool, error) {
 	l := c.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.epoch != epoch { // another run began: the files that are open hold the rest of ours
+	if l.epoch != epoch { // another run began: the open files hold the rest of ours
 		return nil, false, nil
 	}
 	if !c.open || c.cuts != l.cuts {
@@ -144,7 +144,8 @@ func (c *cursor) reopen(epoch int) (<-chan struct{}, bool, error) {
 		if err != nil {
 			return nil, false, err
 		}
-		// What is open may hold entries that were rotated away meanwhile: they come first, doubles are left out.
+		// The open files may hold entries that were rotated away meanwhile: they come first, and duplicates are left
+		// out.
 		keep := c.file[max(0, len(c.file)-1):]
 		closeAll(c.file[:len(c.file)-len(keep)])
 		c.line = c.line[len(c.line)-len(keep):]
@@ -160,7 +161,7 @@ func (c *cursor) reopen(epoch int) (<-chan struct{}, bool, error) {
 	return l.changed, l.live, nil
 }
 
-// drain hands out everything that the open files hold.
+// drain delivers everything that the open files hold.
 func (c *cursor) drain(ctx context.Context) error {
 	for _, r := range c.line {
 		for {
@@ -197,7 +198,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// lines reads entries from a file that grows: the start of a line that is not complete yet is kept for the next call.
+// lines reads entries from a file that grows: it keeps the start of an incomplete line for the next call.
 type lines struct {
 	r    *bufio.Reader
 	part []byte
@@ -206,7 +207,7 @@ type lines struct {
 
 func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 32<<10)} }
 
-// entry returns the next entry. Lines that are no entry are skipped. io.EOF means: nothing more for now.
+// entry returns the next entry. Invalid lines are skipped. io.EOF means: nothing more for now.
 func (l *lines) entry() (guest.LogEntry, error) {
 	for {
 		piece, err := l.r.ReadSlice('\n')
@@ -235,7 +236,7 @@ func (l *lines) entry() (guest.LogEntry, error) {
 	}
 }
 
-// parse decodes one line. Entries are numbered from 1: number 0 is none, but where Skip keeps a place.
+// parse decodes one line. Entries are numbered from 1: number 0 is invalid, except where Skip stores a position.
 func parse(line []byte) (guest.LogEntry, bool) {
 	line = bytes.TrimSpace(line)
 	var e guest.LogEntry

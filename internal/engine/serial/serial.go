@@ -1,7 +1,7 @@
-// Package serial reads the log of a VM's serial console as log entries: a file that another process appends to.
+// Package serial reads the log of a VM's serial console, a file that another process appends to, as log entries.
 //
-// The writer may cut or replace the file to bound it. New output is noticed through inotify, not by polling. The package
-// writes nothing and knows nothing of VMs.
+// The writer may truncate or replace the file to bound it. New output is noticed through inotify, not by polling. The
+// package writes nothing and knows nothing of VMs.
 package serial
 
 import (
@@ -20,12 +20,12 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// maxLine bounds one entry in bytes: a guest that writes no newline gets its output in pieces of this size.
+// maxLine bounds one entry in bytes: output without newlines is split into pieces of this size.
 const maxLine = 64 << 10
 
-// Read calls fn for each line of the file at path: the last tail ones (all when negative), then with follow those that
-// come until ended is closed and all is read. A file that does not exist (yet) is empty. The console knows no times:
-// entries have none, and they are numbered from the first that is handed out.
+// Read calls fn for each line of the file at path: the last tail lines (all when negative), then with follow the new
+// ones, until ended is closed and everything is read. A missing file counts as empty. The console has no times:
+// entries have none, and they are numbered from the first that is delivered.
 func Read(ctx context.Context, path string, tail int, follow bool, ended <-chan struct{}, fn func(guest.LogEntry) error) error {
 	r := &reader{path: path, fn: fn}
 	defer r.close()
@@ -113,7 +113,7 @@ func (r *reader) follow(ctx context.Context, w *os.File, ended <-chan struct{}) 
 	for {
 		over := false
 		select {
-		case <-ended: // asked before reading: what was written until then is read now
+		case <-ended: // checked before reading: everything written until then is read now
 			over = true
 		default:
 		}
@@ -132,7 +132,7 @@ func (r *reader) follow(ctx context.Context, w *os.File, ended <-chan struct{}) 
 	}
 }
 
-// refresh notices that the file was replaced or cut.
+// refresh handles a file that was replaced or truncated.
 func (r *reader) refresh(ctx context.Context) error {
 	now, err := os.Stat(r.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -161,7 +161,7 @@ func (r *reader) refresh(ctx context.Context) error {
 	return nil
 }
 
-// drain hands out the lines that are there, and at the end of all also what has no newline.
+// drain delivers the complete lines, and with last also a final line without newline.
 func (r *reader) drain(ctx context.Context, last bool) error {
 	for r.file != nil {
 		if err := ctx.Err(); err != nil {

@@ -70,7 +70,7 @@ func TestFollow(t *testing.T) {
 	next("first\n")
 	write(t, path, " two\n", os.O_APPEND)
 	next("part two\n")
-	write(t, path, "cut\n", os.O_TRUNC) // the writer bounds its file by cutting it
+	write(t, path, "cut\n", os.O_TRUNC) // the writer bounds its file by truncating it
 	next("cut\n")
 	if err := os.Rename(path, path+".1"); err != nil { // or by replacing it
 		t.Fatal(err)
