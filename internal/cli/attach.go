@@ -43,7 +43,7 @@ started with one (vm run --interactive). It ends with the process, or with our i
 	return cmd
 }
 
-// leaveKey is Ctrl-], which ends our input where every other key is the process's.
+// leaveKey is Ctrl-], which ends our input; every other key goes to the process.
 const leaveKey = 0x1d
 
 func (a *app) attach(ctx context.Context, c *nodeclient.Client, ref string, at guest.Attach, stdin, tty bool, controlFD int) error {

@@ -1,7 +1,7 @@
 // Package cli is the command line of Cocoon: verbs that people type, turned into calls of the node API.
 //
-// It is a thin client: it keeps no state, touches no file of the daemon's and knows no hypervisor. What needs more
-// (the doctor, whole clusters) is handed in by the composition root.
+// It is a thin client: it keeps no state, touches no file of the daemon and knows no hypervisor. The composition root
+// passes in what needs more (the doctor, whole clusters).
 package cli
 
 import (
@@ -22,10 +22,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// DefaultSocket is where cocoond serves unless told otherwise.
+// DefaultSocket is where cocoond serves by default.
 const DefaultSocket = "/run/cocoon/cocoond.sock"
 
-// Options is what the command line is given by its binary.
+// Options is what the binary passes to the command line.
 type Options struct {
 	Stdin   io.Reader
 	Stdout  io.Writer
@@ -36,7 +36,8 @@ type Options struct {
 	// Doctor examines this host without the daemon; dir is the global --dir.
 	Doctor func(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error)
 
-	// Extra returns commands that belong to other packages; dir answers the global --dir (or COCOON_DIR) once flags are parsed.
+	// Extra returns commands that belong to other packages; dir returns the global --dir (or COCOON_DIR) once flags
+	// are parsed.
 	Extra func(dir func() string) []*cobra.Command
 }
 
@@ -54,10 +55,10 @@ type app struct {
 	dir    string
 	socket string
 
-	namespace string // on whose behalf; "": what BehalfName in the environment says, else the operator
+	namespace string // on whose behalf; "": that of BehalfName in the environment, otherwise the operator
 
 	errorFD int  // descriptor for failures as JSON; 0: none
-	parsed  bool // flags and arguments were accepted: what fails from here on is no mistake of writing
+	parsed  bool // flags and arguments were accepted: later failures are no usage errors
 }
 
 func (a *app) run(ctx context.Context, args []string) error {
@@ -70,7 +71,7 @@ func (a *app) run(ctx context.Context, args []string) error {
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err != nil && !a.parsed && errdefs.ClassOf(err) == errdefs.Internal {
-		return errdefs.As(errdefs.InvalidArgument, err) // cobra's own words about flags, arguments and unknown commands
+		return errdefs.As(errdefs.InvalidArgument, err) // cobra's own messages about flags, arguments and unknown commands
 	}
 	return err
 }
@@ -93,7 +94,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
-		// A group of verbs given no verb shows its help.
+		// A group without a verb shows its help.
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			a.parsed = true
@@ -130,7 +131,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 	return root
 }
 
-// onBehalf has the calls of cmd made for whom flag or environment say.
+// onBehalf makes the calls of cmd on behalf of the owner that the flag or the environment names.
 func (a *app) onBehalf(cmd *cobra.Command) error {
 	who, err := nodejson.ParseBehalf(a.Getenv(nodejson.BehalfName))
 	if err != nil {
@@ -176,7 +177,7 @@ func (a *app) withClient(fn func(c *nodeclient.Client) error) error {
 	return fn(c)
 }
 
-// each calls fn for every reference, goes on after failures and returns them together.
+// each calls fn for every reference, continues after failures and returns them together.
 func each(refs []string, fn func(ref string) error) error {
 	var errs []error
 	for _, ref := range refs {
@@ -189,7 +190,7 @@ func (a *app) printf(format string, args ...any) {
 	fmt.Fprintf(a.Stdout, format, args...)
 }
 
-// file returns the open file behind a stream, nil when there is none, as in tests.
+// file returns the open file behind a stream, nil if there is none, as in tests.
 func file(stream any) *os.File {
 	f, _ := stream.(*os.File)
 	return f

@@ -236,7 +236,7 @@ func TestCompletionOffersVMs(t *testing.T) {
 	}
 }
 
-// The keys of reference 6.2 and our own, as they are promised.
+// The documented keys of reference 6.2, and our own.
 func TestJSONKeys(t *testing.T) {
 	code := 3
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
@@ -357,7 +357,7 @@ func TestPull(t *testing.T) {
 	for _, tc := range []struct {
 		args string
 		code int
-		out  string // of stdout, or of stderr when it fails
+		out  string // of stdout, or of stderr if it fails
 		want image.PullRequest
 	}{
 		{"debian:12", 0, "debian:12\n", image.PullRequest{Name: "debian:12", Policy: image.PullAlways}},
@@ -410,14 +410,14 @@ func TestRunPullsWhatIsMissing(t *testing.T) {
 	for _, tc := range []struct {
 		args   string
 		code   int
-		policy image.PullPolicy // "": not asked
+		policy image.PullPolicy // "": not pulled
 		image  string           // launched with
 	}{
 		{"demo", 0, image.PullIfNotPresent, "demo"},
 		{"--pull always demo", 0, image.PullAlways, "demo"},
 		{"--pull never demo", 0, "", "demo"},
 		{"missing", 3, image.PullIfNotPresent, ""},
-		{"https://me:hunter2@x/d.img", 0, image.PullIfNotPresent, "me:hunter2@x/d.img"}, // what the puller of this test calls it
+		{"https://me:hunter2@x/d.img", 0, image.PullIfNotPresent, "me:hunter2@x/d.img"}, // the name that the puller of this test gives it
 		{"--cpu 1000 demo", 2, "", ""},
 	} {
 		n.pulls.asked, n.launched = nil, vm.Spec{}

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// cloneFlags are the flags of clone. Zero values are the snapshot's own.
+// cloneFlags are the flags of clone. Zero values mean the snapshot's own.
 type cloneFlags struct {
 	vm.CloneSpec
 	memory, storage sizeFlag
@@ -68,8 +68,8 @@ CPUs run, and says what remains to be done.` + snapshotHelp,
 	for _, name := range []string{"memory", "storage"} {
 		fs.Lookup(name).DefValue = ""
 	}
-	// Scripts written for other versions say these. Memory is always fetched on demand here, and the host decides how
-	// disks are opened.
+	// Scripts written for other versions use these flags. Memory is always fetched on demand here, and the host
+	// decides how disks are opened.
 	for _, name := range []string{"on-demand", "no-direct-io"} {
 		fs.Bool(name, false, "accepted; it makes no difference")
 		fs.Lookup(name).Hidden = true
@@ -115,7 +115,7 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 	return a.printVM(r, f.out)
 }
 
-// spec makes the request. What only the engine can judge is left to it.
+// spec creates the request. It leaves to the engine what only the engine can validate.
 func (f *cloneFlags) spec(args []string, changed func(string) bool) (vm.CloneSpec, error) {
 	s := f.CloneSpec
 	s.Memory, s.Storage = int64(f.memory), int64(f.storage)
@@ -166,7 +166,7 @@ func args0(args []string, other string) string {
 	return other
 }
 
-// noteStranger says what remains to be done in a guest that was resumed and that nobody could tell who it is.
+// noteStranger prints what remains to be done in a resumed guest that could not be given its identity.
 func (a *app) noteStranger(r vm.Record) {
 	if r.State != vm.StateRunning || r.Resume == nil || !r.Cloned || r.ImageType != vm.ImageDisk {
 		return
@@ -184,7 +184,7 @@ func (a *app) noteStranger(r vm.Record) {
 		ID: r.ID, Hostname: hostname, NICs: r.NICs, MACs: r.Resume.MACs, MachineID: r.Resume.MachineID,
 	})
 	if err != nil || commands == "" {
-		return // then it is the guest's own network that has to tell it
+		return // then the guest's own network has to give it its identity
 	}
 	fmt.Fprintf(a.Stderr, `Note: %[1]s is being told who it is by the qemu-guest-agent in it (agent_ready in cocoon vm inspect says when it has been).
 Where none answers, its guest takes itself for the source of the snapshot until root runs this in it (cocoon vm console %[1]s):

@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// cloudInitFlags are the flags of create and run that only disk images understand.
+// cloudInitFlags are the flags of create and run that only disk images support.
 type cloudInitFlags struct {
 	sshKeys                                 []string
 	userData, metaData, vendorData, network string
@@ -30,7 +30,7 @@ func (f *cloudInitFlags) add(cmd *cobra.Command) {
 	completeWords(cmd, "datasource", cloudinit.DatasourceNoCloud, cloudinit.DatasourceConfigDrive)
 }
 
-// value is what the flags say; nil when none is given.
+// value returns what the flags say; nil if none is given.
 func (f *cloudInitFlags) value() (*vm.CloudInit, error) {
 	c := vm.CloudInit{Datasource: strings.ToLower(f.datasource)}
 	given := f.datasource != ""

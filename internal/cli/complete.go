@@ -10,14 +10,14 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
-const quickly = time.Second // a shell that completes, or a version, does not wait longer for the daemon
+const quickly = time.Second // shell completion and version do not wait longer for the daemon
 
 func completeWords(cmd *cobra.Command, flag string, words ...string) {
 	// Fails only for a flag that does not exist, which the first use of the command would show.
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeVMs offers the names of VMs that the command line does not hold yet.
+// completeVMs offers the names of VMs that are not on the command line yet.
 func (a *app) completeVMs(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return a.complete(cmd, args, func(ctx context.Context, c *nodeclient.Client) (names []string, err error) {
 		all, err := c.List(ctx)
@@ -48,7 +48,7 @@ func (a *app) completeSnapshots(cmd *cobra.Command, args []string, _ string) ([]
 	})
 }
 
-// inTurn completes the first argument with the first of list, the second with the second, and no more than these.
+// inTurn completes the first argument with the first of list, the second with the second, and no further arguments.
 func inTurn(list ...cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= len(list) {

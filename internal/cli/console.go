@@ -38,7 +38,7 @@ One person at a time can be connected.` + refHelp,
 	return cmd
 }
 
-// parseEscape returns the byte that s describes, -1 for none.
+// parseEscape returns the byte that s describes, -1 for no escape character.
 func parseEscape(s string) (int, error) {
 	name := strings.TrimPrefix(strings.ToLower(s), "ctrl-")
 	switch {
@@ -93,8 +93,8 @@ func (a *app) console(ctx context.Context, c *nodeclient.Client, ref string, esc
 	return err
 }
 
-// typeInto copies keys to the console and returns true at the escape character. At the end of input, which is not the
-// end of the console's output, or of the console it returns false.
+// typeInto copies keys to the console and returns true at the escape character. It returns false at the end of the
+// console, or at the end of input, which is not the end of the console's output.
 func typeInto(con io.Writer, in io.Reader, esc int) bool {
 	buf := make([]byte, 4096)
 	for {

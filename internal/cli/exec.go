@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
-// interruptsToGiveUp is how many Ctrl-C in a row end the exec itself, for a command that ignores them.
+// interruptsToGiveUp is how many Ctrl-C in a row end the exec itself, if the command ignores them.
 const interruptsToGiveUp = 3
 
 func (a *app) vmExecCommand() *cobra.Command {
@@ -54,7 +54,7 @@ Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2) are passed to the command; three C
 }
 
 func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e guest.Exec, stdin bool, controlFD int) error {
-	// Signals are the command's business here, not a reason to leave it: ctx ends with the first of them.
+	// The command handles signals here; they must not end the exec: ctx ends with the first signal.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	s := guest.Streams{Stdout: a.Stdout, Stderr: a.Stderr}
@@ -94,7 +94,7 @@ func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e gues
 	return nil
 }
 
-// relay turns signals of this process into sizes and signals for the command, until ctx ends.
+// relay turns signals of this process into window sizes and signals for the command, until ctx ends.
 func (a *app) relay(ctx context.Context, giveUp func(), signals <-chan os.Signal, resize chan guest.WinSize, numbers chan<- int, tty bool) {
 	interrupts := 0
 	for {
@@ -123,7 +123,7 @@ func (a *app) relay(ctx context.Context, giveUp func(), signals <-chan os.Signal
 	}
 }
 
-// latest replaces a value nobody took yet. One sender.
+// latest replaces a value that nobody has taken yet. There must be only one sender.
 func latest(c chan guest.WinSize, v guest.WinSize) {
 	select {
 	case <-c:
@@ -132,7 +132,7 @@ func latest(c chan guest.WinSize, v guest.WinSize) {
 	c <- v
 }
 
-// rawTerminal hands keys over unchanged, if we read them and they come from a terminal.
+// rawTerminal passes keys on unchanged, if this process reads them and they come from a terminal.
 func (a *app) rawTerminal(reading bool) (restore func(), err error) {
 	f := file(a.Stdin)
 	if !reading || f == nil || !term.IsTerminal(int(f.Fd())) {
@@ -145,7 +145,7 @@ func (a *app) rawTerminal(reading bool) (restore func(), err error) {
 	return func() { _ = term.Restore(int(f.Fd()), state) }, nil
 }
 
-// windowSize is that of the terminal we write to, 0 when it is none.
+// windowSize returns the size of the terminal that this process writes to, 0 if it is no terminal.
 func (a *app) windowSize() (rows, cols uint16) {
 	for _, stream := range []any{a.Stdout, a.Stdin} {
 		if f := file(stream); f != nil {

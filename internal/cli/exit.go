@@ -79,12 +79,12 @@ func exitCode(err error) int {
 	}
 }
 
-// guestExit carries the exit code of a command in a guest. It is no failure of ours and is not printed.
+// guestExit carries the exit code of a command in a guest. It is no failure of cocoon and is not printed.
 type guestExit int
 
 func (g guestExit) Error() string { return fmt.Sprintf("the command ended with exit code %d", int(g)) }
 
-// report prints err and returns the exit code. Of several errors the first one decides.
+// report prints err and returns the exit code. The first of several errors decides.
 func report(ctx context.Context, w io.Writer, err error) int {
 	if err == nil {
 		return exitOK
@@ -93,10 +93,10 @@ func report(ctx context.Context, w io.Writer, err error) int {
 		return int(g)
 	}
 	if ctx.Err() != nil && errdefs.Is(err, errdefs.Canceled) {
-		return exitInterrupted // whoever interrupted us knows
+		return exitInterrupted // whoever interrupted it knows
 	}
 	all := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { // only what each() joined, not a wrapped join
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // only errors that each() joined, not a wrapped join
 		all = joined.Unwrap()
 	}
 	for _, e := range all {

@@ -37,7 +37,7 @@ type node struct {
 	env            map[string]string
 }
 
-// puller has every image, under the name that was asked for.
+// puller has every image, under the requested name.
 type puller struct {
 	image.Puller // panics for what is not written here
 	asked        []image.PullRequest

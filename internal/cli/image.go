@@ -63,7 +63,7 @@ the last three are converted to qcow2); which one is seen from the content. The 
 	return cmd
 }
 
-// openSource returns what a file or standard input holds and its size in bytes, -1 when that cannot be known.
+// openSource opens a file or standard input and returns its size in bytes, -1 if that cannot be known.
 func (a *app) openSource(source, what, usage string) (io.ReadCloser, int64, error) {
 	if source == "-" {
 		if f := file(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {

@@ -45,7 +45,7 @@ func (b *imageBuild) add(cmd *cobra.Command) {
 	completeWords(cmd, "arch", "amd64", "arm64")
 }
 
-// check judges the flags before anything is read.
+// check validates the flags before anything is read.
 func (b *imageBuild) check() (err error) {
 	if b.entrypointWords, err = words("entrypoint", b.entrypoint); err != nil {
 		return err
@@ -71,7 +71,7 @@ func unmarshal(s string, v any) error { return json.Unmarshal([]byte(s), v) }
 
 const mediaLayer = "application/vnd.oci.image.layer.v1.tar"
 
-// spooledLayer is the layer as it travels: its digest has to be known before its first byte can be sent.
+// spooledLayer is the layer as it is sent: its digest must be known before its first byte is sent.
 type spooledLayer struct {
 	f      *os.File
 	temp   bool
@@ -165,7 +165,7 @@ func (l *spooledLayer) measure() error {
 	if _, err := io.Copy(inner, plain); err != nil {
 		return errdefs.DataLossf("the tar is damaged: %w", err)
 	}
-	n, err := io.Copy(io.Discard, in) // what a decompressor leaves
+	n, err := io.Copy(io.Discard, in) // what a decompressor leaves unread
 	if err != nil || n > 0 && l.media != mediaLayer {
 		return errdefs.DataLossf("the tar is damaged: %d bytes follow its end (%w)", n, errors.Join(err, io.ErrUnexpectedEOF))
 	}

@@ -94,7 +94,7 @@ file that VMs boot from: one that was converted when it came is exported as qcow
 	}
 }
 
-// writable refuses to write a lot of bytes to a terminal.
+// writable refuses to write a large amount of data to a terminal.
 func (a *app) writable(path, what, usage string) error {
 	if f := file(a.Stdout); path == "-" && f != nil && term.IsTerminal(int(f.Fd())) {
 		return errdefs.Invalidf("%s is not for a terminal; name a file: %s", what, usage)
@@ -102,8 +102,9 @@ func (a *app) writable(path, what, usage string) error {
 	return nil
 }
 
-// exportTo has export write to a file, or to standard output for "-". The file gets its name when it is complete and is
-// the caller's alone; what is no file is written to as it is. size is about what will come, 0 when that is not known.
+// exportTo makes export write to a file, or to standard output for "-". The file gets its name when it is complete,
+// and only the caller may read it; pipes and devices are written to directly. size is the approximate size, 0 if
+// unknown.
 func (a *app) exportTo(path, name string, size int64, export func(io.Writer) error) error {
 	bar := a.bar(name, false)
 	defer bar.clear()
@@ -111,12 +112,12 @@ func (a *app) exportTo(path, name string, size int64, export func(io.Writer) err
 		return export(&sized{to: a.Stdout, seen: bar.counter("exporting", size)})
 	}
 	switch fi, err := os.Stat(path); {
-	case err != nil: // not there: CreateTemp tells what else may be wrong
+	case err != nil: // missing: CreateTemp reports what else may be wrong
 	case fi.IsDir():
 		return errdefs.Invalidf("%s is a folder; name a file in it", path)
 	case !fi.Mode().IsRegular():
 		return exportInto(path, func(w io.Writer) error { return export(&sized{to: w, seen: bar.counter("exporting", size)}) })
-	default: // a link stays one
+	default: // a link stays a link
 		target, err := filepath.EvalSymlinks(path)
 		if err != nil {
 			return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
@@ -127,7 +128,7 @@ func (a *app) exportTo(path, name string, size int64, export func(io.Writer) err
 	if err != nil {
 		return errdefs.New(errdefs.FailedPrecondition, "write %s: %w", path, err)
 	}
-	defer os.Remove(f.Name()) // does nothing once it has its name
+	defer os.Remove(f.Name()) // does nothing once the file has its name
 	defer f.Close()
 	if err := export(&sized{to: f, seen: bar.counter("exporting", size)}); err != nil {
 		return err
@@ -141,7 +142,7 @@ func (a *app) exportTo(path, name string, size int64, export func(io.Writer) err
 	return nil
 }
 
-// exportInto has export write to a pipe or a device, which must not be replaced by a file: /dev/stdout, /dev/null.
+// exportInto makes export write to a pipe or a device, which must not be replaced by a file: /dev/stdout, /dev/null.
 func exportInto(path string, export func(io.Writer) error) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

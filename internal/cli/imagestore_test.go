@@ -62,7 +62,7 @@ func TestImageExport(t *testing.T) {
 	}
 }
 
-// tree is a root file system with what can go wrong.
+// tree creates a root file system with difficult cases.
 func tree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -133,7 +133,7 @@ func TestImageBuild(t *testing.T) {
 	}
 }
 
-// sameTree checks the layer made of tree: the last entry of the layout.
+// sameTree checks the layer made from tree: the last entry of the layout.
 func sameTree(t *testing.T, layout []byte) {
 	t.Helper()
 	var layer []byte

@@ -73,7 +73,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 type printer struct {
 	w      io.Writer
 	stamps bool
-	inLine bool // the last byte written was no newline
+	inLine bool // the last byte written was not a newline
 }
 
 func (p *printer) print(e guest.LogEntry) error {

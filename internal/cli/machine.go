@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// What programs need that run cocoon: specifications and errors as JSON, and what people rarely do.
+// What programs need that run cocoon (specifications and errors as JSON), and options that people rarely use.
 
 const maxSpec = 64 << 20 // bytes of a specification with the content of its volumes
 
@@ -34,7 +34,7 @@ func (a *app) reportTo(err error) {
 		return
 	}
 	defer f.Close()
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { // only what each() joined, not a wrapped join
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // only errors that each() joined, not a wrapped join
 		err = joined.Unwrap()[0]
 	}
 	_ = json.NewEncoder(f).Encode(nodejson.Error{Class: errdefs.ClassOf(err).String(), Message: strings.TrimSpace(err.Error())})
@@ -59,7 +59,7 @@ func (a *app) readJSON(path, what string, to any) error {
 	return nil
 }
 
-// runSpec launches what a JSON specification says. Nothing is fetched.
+// runSpec launches the VM of a JSON specification. It fetches nothing.
 func (a *app) runSpec(ctx context.Context, path string, f *specFlags, wait *waitFlags) error {
 	var s nodejson.Spec
 	if err := a.readJSON(path, "the specification", &s); err != nil {
@@ -145,7 +145,8 @@ func (a *app) snapshotRemoteCommand() *cobra.Command {
 		}))
 }
 
-// control turns lines of the descriptor that --control-fd names into sizes and signals for the command, until it ends.
+// control turns lines from the descriptor of --control-fd into window sizes and signals for the command, until it
+// ends.
 func control(fd int, resize chan guest.WinSize, numbers chan<- int) {
 	f := os.NewFile(uintptr(fd), "control-fd")
 	if f == nil {

@@ -50,7 +50,7 @@ func printJSON(w io.Writer, v any) error {
 	return nil
 }
 
-// printTable aligns rows under an upper-case header. Cells are cleaned: they may hold what a guest or an image said.
+// printTable aligns rows under an upper-case header. Cells are sanitized: they may hold text of a guest or an image.
 func printTable(w io.Writer, header []string, rows [][]string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	for _, row := range append([][]string{header}, rows...) {
@@ -78,7 +78,7 @@ func cell(s string) string {
 	return s
 }
 
-// age is how long ago t was, in one unit.
+// age returns how long ago t was, in one unit.
 func age(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"

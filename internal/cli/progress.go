@@ -14,11 +14,11 @@ import (
 const (
 	barPause   = 100 * time.Millisecond // between two drawings
 	barWidth   = 30
-	spinnerLag = 2 * time.Second // what takes no longer is not worth a word
+	spinnerLag = 2 * time.Second // shorter operations show nothing
 )
 
-// bar draws one line for each phase of a transfer, with rate and, where the size is known, the time that is left. It is
-// the only one that draws. A nil bar draws nothing: so it is where nobody looks.
+// bar draws one line for each phase of a transfer, with the rate and, if the size is known, the time that is left.
+// Nothing else draws. A nil bar draws nothing; it is used where nobody watches.
 type bar struct {
 	out   *os.File
 	name  string
@@ -27,7 +27,7 @@ type bar struct {
 	line  *progressbar.ProgressBar
 }
 
-// bar returns a bar for what happens to name, nil when standard error is no terminal.
+// bar returns a bar for operations on name, nil if standard error is no terminal.
 func (a *app) bar(name string, quiet bool) *bar {
 	f := file(a.Stderr)
 	if quiet || f == nil || !term.IsTerminal(int(f.Fd())) {
@@ -36,7 +36,7 @@ func (a *app) bar(name string, quiet bool) *bar {
 	return &bar{out: f, name: name}
 }
 
-// show says how far phase is, in bytes; a total that is not positive is not known.
+// show draws the progress of phase, in bytes; a total that is not positive means unknown.
 func (b *bar) show(phase string, done, total int64) {
 	if b == nil {
 		return
@@ -52,7 +52,7 @@ func (b *bar) show(phase string, done, total int64) {
 	_ = b.line.Set64(done)
 }
 
-// counter is show of one phase, as functions that report bytes want it: nil when nothing is drawn.
+// counter returns show for one phase, for functions that report bytes: nil if nothing is drawn.
 func (b *bar) counter(phase string, total int64) func(int64) {
 	if b == nil {
 		return nil
@@ -60,7 +60,7 @@ func (b *bar) counter(phase string, total int64) func(int64) {
 	return func(n int64) { b.show(phase, n, total) }
 }
 
-// clear takes the line away.
+// clear removes the line.
 func (b *bar) clear() {
 	if b != nil && b.line != nil {
 		_ = b.line.Clear()
@@ -74,7 +74,7 @@ func newLine(out *os.File, what string, total int64, more ...progressbar.Option)
 	}, more...)...)
 }
 
-// waiting shows on a terminal that what is still going on, once that has taken a while, until stop.
+// waiting shows on a terminal that what is still in progress, after a short delay, until stop is called.
 func (a *app) waiting(ctx context.Context, what string) (stop func()) {
 	f := file(a.Stderr)
 	if f == nil || !term.IsTerminal(int(f.Fd())) {

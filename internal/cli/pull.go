@@ -15,7 +15,7 @@ import (
 // pullPolicy is the value of --policy and --pull.
 type pullPolicy image.PullPolicy
 
-// The policies as people write them.
+// The policies as users write them.
 var pullPolicies = []struct {
 	word   string
 	policy image.PullPolicy
@@ -131,14 +131,14 @@ func readAuth(path string) ([]image.RegistryAuth, error) {
 	return auth, nil
 }
 
-// pull fetches an image and draws its progress where a person sees it.
+// pull fetches an image and draws its progress if a person watches.
 func (a *app) pull(ctx context.Context, c *nodeclient.Client, r image.PullRequest, quiet bool) (image.Image, error) {
 	b := a.bar(r.Name, quiet)
 	defer b.clear()
 	return c.Pull(ctx, r, b.image())
 }
 
-// image is show of an image's transfer, nil when nothing is drawn.
+// image returns show for the transfer of an image, nil if nothing is drawn.
 func (b *bar) image() func(image.Progress) {
 	if b == nil {
 		return nil
@@ -174,7 +174,7 @@ it is here already. The network is not used.`,
 	return cmd
 }
 
-// printExplanation prints the steps as a numbered list and then what came out.
+// printExplanation prints the steps as a numbered list and then the result.
 func (a *app) printExplanation(e image.Explanation) {
 	a.printf("%s\n", cell(e.Name))
 	for i, step := range e.Steps {

@@ -12,7 +12,7 @@ import (
 
 const maxSecretFile = 1 << 20 // bytes
 
-// remoteFlags say how we prove who we are to a registry. A secret is never an argument, which every process could read.
+// remoteFlags are the credentials for a registry. A secret is never an argument, which every process could read.
 type remoteFlags struct {
 	tokenFile, authFile, ca string
 }
@@ -94,7 +94,7 @@ func oneWord(token string) (string, error) {
 	return token, nil
 }
 
-// registryHost is HOST[:PORT] of a reference or of a key in a docker configuration.
+// registryHost returns HOST[:PORT] of a reference or of a key in a docker configuration.
 func registryHost(ref string) string {
 	if _, rest, ok := strings.Cut(ref, "://"); ok {
 		ref = rest

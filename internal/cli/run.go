@@ -19,7 +19,7 @@ import (
 
 const (
 	maxNICs     = 8
-	nameRetries = 5 // names others may take from under us
+	nameRetries = 5 // other callers may take a name first
 )
 
 // specFlags are the flags of create and run.
@@ -70,7 +70,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 }
 
-// hintAboutDashes: most wrong flags of run and exec are meant for the command in the guest.
+// hintAboutDashes adds a hint: most wrong flags of run and exec are meant for the command in the guest.
 func hintAboutDashes(_ *cobra.Command, err error) error {
 	if _, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		return errdefs.Invalidf("%w; if it is for the command in the guest, put -- before that command", err)
@@ -78,20 +78,20 @@ func hintAboutDashes(_ *cobra.Command, err error) error {
 	return errdefs.As(errdefs.InvalidArgument, err)
 }
 
-// spec makes the request. What only the engine can judge is left to it.
+// spec creates the request. It leaves to the engine what only the engine can validate.
 func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, error) {
 	s := vm.Spec{
 		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
-	if f.storageGiven() { // else the node chooses: its default, or what the image needs
+	if f.storageGiven() { // otherwise the node chooses: its default, or what the image needs
 		s.Storage = int64(f.storage)
 	}
 	if f.entrypoint != "" {
 		s.Process.Entrypoint = []string{f.entrypoint}
 	}
-	switch { // the engine takes a zero for "not given"
+	switch { // the engine treats a zero as "not given"
 	case f.cpus < 1:
 		return s, errdefs.Invalidf("--cpu %d: a VM needs at least one CPU", f.cpus)
 	case f.nics < 0 || f.nics > maxNICs:
@@ -212,7 +212,7 @@ run returns when the machine is on.`,
 	return cmd
 }
 
-// make has the engine do op with the spec the flags describe, under a name of our choice if none was given.
+// make calls op with the spec of the flags, under a generated name if none was given.
 func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args []string, op func(context.Context, vm.Spec) (vm.Record, error)) (vm.Record, error) {
 	s, err := f.spec(args, a.Getenv)
 	if err != nil {
@@ -232,13 +232,13 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		s.Name = freeName(s.Image, all)
 		r, err := op(ctx, s)
 		if errdefs.IsAlreadyExists(err) && try < nameRetries {
-			continue // somebody else took it since we looked
+			continue // another caller took it meanwhile
 		}
 		return r, err
 	}
 }
 
-// provide has the image of s fetched, as the flags say. A mistake in s shows before a transfer that would be for nothing.
+// provide fetches the image of s as the flags say. It reports a mistake in s before a useless transfer.
 func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *specFlags) (vm.Spec, error) {
 	check := s.Clone()
 	if check.Name == "" {
@@ -251,13 +251,13 @@ func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *s
 		return s, nil
 	}
 	img, err := a.pull(ctx, c, image.PullRequest{Name: s.Image, Policy: image.PullPolicy(f.pull)}, f.out == formatJSON)
-	if err == nil && strings.Contains(s.Image, "://") { // may hold a password, and a record is no place for one
+	if err == nil && strings.Contains(s.Image, "://") { // may hold a password, which must not be in a record
 		s.Image = img.Name
 	}
 	return s, err
 }
 
-// freeName is cocoon-<image>, or with -2, -3… when that is taken.
+// freeName returns cocoon-<image>, or with -2, -3… if that is taken.
 func freeName(img string, taken []vm.Record) string {
 	base := "cocoon-" + imageWord(img)
 	used := make(map[string]bool, len(taken))
@@ -273,7 +273,7 @@ func freeName(img string, taken []vm.Record) string {
 	}
 }
 
-// imageWord is the last part of an image's name without tag and digest, in the characters of a VM's name.
+// imageWord returns the last part of an image's name without tag and digest, in characters that a VM's name may have.
 func imageWord(image string) string {
 	if _, rest, ok := strings.Cut(image, "://"); ok { // a web address
 		image, _, _ = strings.Cut(rest[strings.LastIndexByte(rest, '@')+1:], "?")
@@ -315,7 +315,7 @@ func (f *waitFlags) settle(ctx context.Context, a *app, c *nodeclient.Client, r 
 	return settled(ctx, c, r, f.limit)
 }
 
-// settled waits until the guest of r is up or has ended.
+// settled waits until the guest of r is ready or has ended.
 func settled(ctx context.Context, c *nodeclient.Client, r vm.Record, limit time.Duration) (vm.Record, error) {
 	if isSettled(r) {
 		return r, outcome(r)
@@ -337,13 +337,13 @@ func settled(ctx context.Context, c *nodeclient.Client, r vm.Record, limit time.
 		return nil
 	}
 	err := c.Watch(wctx, r.Revision, see)
-	if errdefs.IsFailedPrecondition(err) { // so much has happened since that the history does not reach back
+	if errdefs.IsFailedPrecondition(err) { // so much has happened since that the history does not go back far enough
 		err = c.Watch(wctx, -1, see)
 	}
 	switch {
 	case errors.Is(err, done):
 		return r, outcome(r)
-	case ctx.Err() == nil && (wctx.Err() != nil || errdefs.Is(err, errdefs.DeadlineExceeded)): // the daemon's clock may be first
+	case ctx.Err() == nil && (wctx.Err() != nil || errdefs.Is(err, errdefs.DeadlineExceeded)): // the daemon's timer may end first
 		return r, errdefs.New(errdefs.DeadlineExceeded, "VM %s runs, but its agent has not answered within %s; `cocoon vm logs --serial %s` shows what the guest does", r.Spec.Name, limit, r.Spec.Name)
 	case err == nil:
 		err = errdefs.Unavailablef("cocoond ended the watch")
@@ -362,7 +362,8 @@ func isSettled(r vm.Record) bool {
 	}
 }
 
-// outcome is an error when the VM never came up properly. A process that ran and ended is none, whatever its exit code.
+// outcome returns an error if the VM never started properly. A process that ran and ended is no error, whatever its
+// exit code.
 func outcome(r vm.Record) error {
 	if r.State == vm.StateError || r.State == vm.StateStopped && r.Reason == vm.ReasonCrashed {
 		return errdefs.New(errdefs.Internal, "VM %s did not come up: %s", r.Spec.Name, cell(r.Message))

@@ -10,8 +10,8 @@ import (
 
 var sizeUnits = []string{"", "K", "M", "G", "T", "P"} // powers of 1024
 
-// ParseSize reads a number of bytes: 512M, 1.5G, 10GiB, 4096. The units K, M, G, T and P are powers of 1024, in either
-// case, with or without "i" and "B".
+// ParseSize parses a number of bytes: 512M, 1.5G, 10GiB, 4096. The units K, M, G, T and P are powers of 1024, in
+// either case, with or without "i" and "B".
 func ParseSize(s string) (int64, error) {
 	number := strings.TrimRight(s, "kKmMgGtTpPiIbB")
 	unit := strings.ToUpper(s[len(number):])
@@ -54,7 +54,7 @@ func FormatSize(n int64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(f, 'f', 1, 64), ".0") + sizeUnits[exp]
 }
 
-// sizeFlag is a size on the command line; zero is refused, because the engine takes it for "not given".
+// sizeFlag is a size on the command line; zero is refused, because the engine treats it as "not given".
 type sizeFlag int64
 
 func (s *sizeFlag) String() string { return FormatSize(int64(*s)) }

@@ -45,7 +45,7 @@ func FuzzParseSize(f *testing.F) {
 			t.Fatalf("ParseSize(%q) = %d", s, n)
 		}
 		again, err := ParseSize(FormatSize(n))
-		if err != nil { // 8192P, the rounded largest number, is the one that does not fit
+		if err != nil { // 8192P, the rounded largest number, is the only one that does not fit
 			if n < 1<<62 {
 				t.Fatalf("FormatSize(%d) = %q does not parse: %v", n, FormatSize(n), err)
 			}

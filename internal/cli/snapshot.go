@@ -119,7 +119,7 @@ func (a *app) printSnapshots(all []snapshot.Snapshot) error {
 	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "VM", "PUBLISHED", "IMAGE", "CPU", "MEMORY", "SIZE", "AGE"}, rows)
 }
 
-// sharing says with whom the operator shares something.
+// sharing returns with whom the operator shares something.
 func sharing(namespaces []string) string {
 	if slices.Contains(namespaces, vm.Everyone) {
 		return "all"
@@ -129,7 +129,7 @@ func sharing(namespaces []string) string {
 
 func shortID(id string) string { return id[:min(12, len(id))] }
 
-// kind says what a clone of s does: go on, or boot.
+// kind says what a clone of s does: resume, or boot.
 func kind(s snapshot.Snapshot) string {
 	if s.Live {
 		return "live"

@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// warm is the one snapshot of the tests' node.
+// warm is the only snapshot of the tests' node.
 var warm = snapshot.Snapshot{
 	ID: "zyxwvutsrqponmlkjihgfedcba", Name: "warm", Description: "d", Image: "demo:latest", ImageDigest: "sha256:1", ImageType: vm.ImageOCI, ImageBlobIDs: []string{"sha256:2"},
 	Hypervisor: "qemu", Machine: vm.Machine{Driver: "qemu", Version: "7.2", Type: "pc-q35-7.2", Arch: "amd64", Accel: vm.AccelTCG, CPU: "max"},
@@ -30,7 +30,7 @@ var warm = snapshot.Snapshot{
 	Live: true, Size: 96 << 20, Pause: 12345678, Method: "precopy", CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
 }
 
-// catalog carries warm anywhere and back.
+// catalog imports and exports warm from and to anywhere.
 type catalog struct {
 	nodeapi.Snapshots // panics for what is not written here
 
@@ -192,7 +192,7 @@ func TestSaveSaysHowLongTheGuestStoodStill(t *testing.T) {
 	}
 }
 
-// The keys of the reference and our own, as they are promised.
+// The documented keys of the reference, and our own.
 func TestSnapshotJSONKeys(t *testing.T) {
 	code, out, errOut := serve(t, &node{})("", "snapshot", "inspect", "warm")
 	want := `{
@@ -314,13 +314,13 @@ func TestExportToFileAndBack(t *testing.T) {
 	}
 }
 
-// A device or a pipe is written to; it is not replaced by a file of its name.
+// A device or a pipe is written to, not replaced by a file of its name.
 func TestExportToWhatIsNoFile(t *testing.T) {
 	cocoon, pipe := serve(t, &node{}), filepath.Join(t.TempDir(), "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // neither side waits for the other
+	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // so that neither side waits for the other
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +339,7 @@ func TestExportToWhatIsNoFile(t *testing.T) {
 	}
 }
 
-// A secret comes from a file or the environment, and shows nowhere.
+// A secret comes from a file or the environment, and appears nowhere.
 func TestPushAndPullProveWhoTheyAre(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) string {
@@ -422,7 +422,7 @@ func TestClone(t *testing.T) {
 	}
 }
 
-// A clone is there when it is itself; one that nobody can tell who it is comes with what to do.
+// A clone is ready when it has its own identity; if nobody can give it one, the output says what to do.
 func TestCloneWaitsUntilItIsItself(t *testing.T) {
 	n := &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web-2"}, State: vm.StateRunning, ImageType: vm.ImageOCI, Cloned: true, Resume: &vm.Resume{Clone: true}}}
 	n.events = func(_ context.Context, fn func(vm.Event) error) error {

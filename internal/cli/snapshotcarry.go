@@ -55,7 +55,7 @@ What it holds is the guest's memory: keep it as safe as the guest's secrets.` + 
 				}
 				size := s.Size
 				if compress {
-					size = 0 // what will come is not known
+					size = 0 // the compressed size is unknown
 				}
 				return a.exportTo(path, ref, size, func(w io.Writer) error {
 					if !compress {
@@ -213,7 +213,7 @@ certificate.` + remoteHelp,
 	return cmd
 }
 
-// transfer is show of a snapshot's transfer, nil when nothing is drawn.
+// transfer returns show for the transfer of a snapshot, nil if nothing is drawn.
 func (b *bar) transfer() func(snapshot.Progress) {
 	if b == nil {
 		return nil
@@ -221,7 +221,7 @@ func (b *bar) transfer() func(snapshot.Progress) {
 	return func(p snapshot.Progress) { b.show(p.Phase, p.Done, p.Total) }
 }
 
-// printSnapshot prints what a transfer brought, or returns its error.
+// printSnapshot prints the result of a transfer, or returns its error.
 func (a *app) printSnapshot(s snapshot.Snapshot, out format, err error) error {
 	switch {
 	case err != nil:

@@ -97,7 +97,7 @@ func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.C
 	return cmd
 }
 
-// eachVM makes a RunE that does op with every reference and prints the name, or the record, of each.
+// eachVM makes a RunE that calls op with every reference and prints the name, or the record, of each.
 func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, string) (vm.Record, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, refs []string) error {
 		return a.withClient(func(c *nodeclient.Client) error {
@@ -201,7 +201,7 @@ func (a *app) printVMs(all []vm.Record) error {
 	return printTable(a.Stdout, []string{"NAME", "ID", "STATE", "IMAGE", "CPU", "MEMORY", "IP", "AGE"}, rows)
 }
 
-// stateWord is the state with what matters most about it.
+// stateWord returns the state with its most important detail.
 func stateWord(r vm.Record) string {
 	switch {
 	case r.State == vm.StateRunning && nodejson.Resuming(r):

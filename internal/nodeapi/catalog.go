@@ -16,14 +16,14 @@ import (
 // PeerScheme begins the name of a snapshot on another node: cocoon://HOST:PORT/NAME.
 const PeerScheme = "cocoon://"
 
-// Peer is the node API of another node, as far as snapshots are fetched from it.
+// Peer is the part of another node's API that fetches snapshots from it.
 type Peer interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
 	Close() error
 }
 
-// Cloner makes VMs of snapshots.
+// Cloner creates VMs from snapshots.
 type Cloner interface {
 	Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error)
 }
@@ -33,9 +33,9 @@ type ImageGetter interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 }
 
-// Catalog is what the API does with snapshots beyond one call of engine, store or remote: it joins them. Its methods are
-// those of nodeclient.Client, so that a door in the same process can use it as another one uses the client.
-// What it lacks (nil) it refuses as Unsupported.
+// Catalog implements what the API does with snapshots beyond one call of engine, store or remote: it combines them.
+// Its methods are those of nodeclient.Client, so that a front end in the same process can use it like a remote one
+// uses the client. It returns Unsupported for what it lacks (nil).
 type Catalog struct {
 	Cloner Cloner
 	Images ImageGetter
@@ -55,8 +55,8 @@ func (s *Catalog) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error
 	return s.Store.List(ctx)
 }
 
-// PublishSnapshot replaces the namespaces that may clone from a snapshot: vm.Everyone for all, none for its owner alone. The
-// operator alone may.
+// PublishSnapshot replaces the namespaces that may clone from a snapshot: vm.Everyone for all, an empty list for its
+// owner alone. Only the operator may call it.
 func (s *Catalog) PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error) {
 	if err := operatorOnly(ctx, "publish a snapshot"); err != nil {
 		return snapshot.Snapshot{}, err
@@ -77,10 +77,10 @@ func (s *Catalog) PublishSnapshot(ctx context.Context, ref string, namespaces []
 	return s.Store.Update(ctx, snap.ID, func(x *snapshot.Snapshot) { x.Published = slices.Compact(namespaces) })
 }
 
-// namespaceRE is what Kubernetes takes for a namespace: a DNS label (RFC 1123).
+// namespaceRE is what Kubernetes accepts as a namespace: a DNS label (RFC 1123).
 var namespaceRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// operatorOnly refuses what touches the node itself, such as its folders, on behalf of anybody else.
+// operatorOnly refuses, for anybody but the operator, what touches the node itself, such as its folders.
 func operatorOnly(ctx context.Context, what string) error {
 	if who := vm.Behalf(ctx); !who.Operator() {
 		return errdefs.Preconditionf("namespace %s may not %s; the operator of the node may", who.Namespace, what)
@@ -124,7 +124,7 @@ func (s *Catalog) ImportSnapshotDir(ctx context.Context, name, description, dir 
 	return s.Store.ImportDir(ctx, name, description, dir)
 }
 
-// folder refuses a path that is not absolute, and folders of the node that somebody else names than its operator.
+// folder refuses a path that is not absolute, and any folder of the node unless its operator names it.
 func folder(ctx context.Context, op, dir string) error {
 	if err := operatorOnly(ctx, op+" a folder of the node"); err != nil {
 		return err
@@ -140,7 +140,7 @@ func absolute(op, dir string) error {
 	return nil
 }
 
-// PushSnapshot sends a snapshot to a registry and notes under which digest it is there.
+// PushSnapshot sends a snapshot to a registry and records the digest that it has there.
 func (s *Catalog) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	remote, err := s.remote()
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Catalog) PullSnapshot(ctx context.Context, from, name string, auth snap
 	return remote.Pull(ctx, from, name, auth, heard(progress))
 }
 
-// TagDigest asks a registry which manifest ref is.
+// TagDigest asks a registry for the digest of the manifest of ref.
 func (s *Catalog) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
 	remote, err := s.remote()
 	if err != nil {
@@ -188,7 +188,7 @@ func (s *Catalog) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth)
 	return remote.Delete(ctx, ref, auth)
 }
 
-// CheckRegistry asks whether the registry of ref answers and takes the credentials.
+// CheckRegistry asks whether the registry of ref answers and accepts the credentials.
 func (s *Catalog) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
 	remote, err := s.remote()
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Catalog) remote() (snapshot.Remote, error) {
 	return s.Remote, nil
 }
 
-// CloneWithImage makes sure that the image of the snapshot is here, by its digest, and clones.
+// CloneWithImage makes sure that the image of the snapshot is on this node, by its digest, and clones.
 func (s *Catalog) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
 	snap, err := s.snapshotOf(ctx, spec)
 	if err != nil {
@@ -223,7 +223,7 @@ func (s *Catalog) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.S
 	if spec.FromDir == "" {
 		return s.Store.Get(ctx, spec.Snapshot)
 	}
-	if !vm.Behalf(ctx).Operator() { // the engine knows the folders that are open to others, and fetches no image for them
+	if !vm.Behalf(ctx).Operator() { // the engine knows the folders that are open to non-operators, and fetches no image for them
 		return snapshot.Snapshot{}, nil
 	}
 	if err := absolute("clone", spec.FromDir); err != nil {
@@ -247,11 +247,11 @@ func (s *Catalog) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth 
 	return nil
 }
 
-// fetchImage pulls an image of snap unless its very content is here: by the digest that its origin can answer to, where
-// there is one. What comes must turn out to be the image in any case.
+// fetchImage pulls an image of snap unless exactly that content is here: by the digest that its origin knows, if
+// there is one. In every case, what is pulled must be the wanted image.
 //
-// What stands on an image does not give the right to it: a snapshot from a registry can name any digest. Those that the
-// operator shares do.
+// Depending on an image gives no right to it: a snapshot from a registry can name any digest. A snapshot that the
+// operator shares does give the right.
 func (s *Catalog) fetchImage(ctx context.Context, x snapshot.Snapshot, want snapshot.Image, auth []image.RegistryAuth) error {
 	if x.Owner.Operator() {
 		ctx = vm.OnBehalf(ctx, x.Owner)
@@ -267,7 +267,7 @@ func (s *Catalog) fetchImage(ctx context.Context, x snapshot.Snapshot, want snap
 	switch {
 	case want.Manifest != "":
 		name = untagged(name) + "@" + want.Manifest
-	case want.Type == vm.ImageDisk: // of a web address
+	case want.Type == vm.ImageDisk: // from a web address
 		name = untagged(name) + "@" + want.Digest
 	}
 	img, err := s.Puller.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: auth}, func(image.Progress) {})
@@ -280,7 +280,7 @@ func (s *Catalog) fetchImage(ctx context.Context, x snapshot.Snapshot, want snap
 	return nil
 }
 
-// untagged is a name without tag and digest; the port of a registry stays.
+// untagged returns a name without tag and digest; the port of a registry stays.
 func untagged(name string) string {
 	name, _, _ = strings.Cut(name, "@")
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
@@ -289,7 +289,7 @@ func untagged(name string) string {
 	return name
 }
 
-// heard makes a progress that may be nil callable.
+// heard returns a progress function that can always be called; progress may be nil.
 func heard(progress func(snapshot.Progress)) func(snapshot.Progress) {
 	if progress == nil {
 		return func(snapshot.Progress) {}

@@ -23,12 +23,12 @@ func (v *vms) Console(stream nodev1.VMs_ConsoleServer) error {
 		return err
 	}
 	defer con.Close()
-	// Close is what unblocks Read below when the client or the server goes away.
+	// Close unblocks Read below when the client or the server goes away.
 	defer context.AfterFunc(stream.Context(), func() { con.Close() })()
 	if err := stream.Send(&nodev1.ConsoleResponse{Of: &nodev1.ConsoleResponse_Opened{Opened: true}}); err != nil {
 		return err
 	}
-	var left atomic.Bool // the client said that it leaves, and the guest has all that it sent
+	var left atomic.Bool // the client has announced its end, and the guest has all that it sent
 	// Ends with this call, whose return ends Recv and closes con.
 	go func() {
 		defer con.Close()

@@ -17,7 +17,7 @@ import (
 
 var errStopping = errors.New("cocoond is stopping; VMs keep running, try again when it is back")
 
-// unary gives every error its status and notes the call for a debugging eye.
+// unary converts every error to its status and logs the call for debugging.
 func (s *Server) unary(caller context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	var resp any
@@ -26,7 +26,7 @@ func (s *Server) unary(caller context.Context, req any, info *grpc.UnaryServerIn
 		resp, err = handler(ctx, req)
 	}
 	s.note(info.FullMethod, began, err)
-	// A trailer that cannot be set only costs the client a less exact sentence.
+	// If a trailer cannot be set, the client only gets a less exact message.
 	_ = grpc.SetTrailer(caller, metadata.Pairs(nodeclient.AnsweredKey, "1"))
 	return resp, grpcerr.ToStatus(err)
 }

@@ -57,10 +57,10 @@ func (v *vms) Forward(stream nodev1.VMs_ForwardServer) error {
 	})
 }
 
-// talking is a call with streams.
+// talking is the stream of such a call.
 type talking = grpc.BidiStreamingServer[nodev1.ExecRequest, nodev1.ExecResponse]
 
-// opening is the first message of one.
+// opening returns the first message of a stream.
 func opening(stream talking) (*nodev1.ExecStart, error) {
 	m, err := stream.Recv()
 	if err != nil {
@@ -72,8 +72,8 @@ func opening(stream talking) (*nodev1.ExecStart, error) {
 	return m.GetStart(), nil
 }
 
-// talk lets run use the client's streams. Unless it is started at once, run has started when it first reads or writes; the
-// client then keeps its input if run cannot start.
+// talk lets run use the client's streams. Unless started is true, run counts as started when it first reads or
+// writes; the client then keeps its input if run cannot start.
 func talk(stream talking, withStdin, started bool, run func(context.Context, guest.Streams) (int, error)) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -105,7 +105,8 @@ func talk(stream talking, withStdin, started bool, run func(context.Context, gue
 	return x.send(&nodev1.ExecResponse{Of: &nodev1.ExecResponse_ExitCode{ExitCode: int32(code)}})
 }
 
-// execution is one call with streams under way: its client's messages sorted into the ends the engine reads.
+// execution is one call with streams in progress: it distributes the client's messages to the streams that the engine
+// reads.
 type execution struct {
 	stream talking
 	stdin  *queue
@@ -130,8 +131,8 @@ func (x *execution) send(m *nodev1.ExecResponse) error {
 	return x.stream.Send(m)
 }
 
-// receive never waits for the command, so that a signal is not stuck behind stdin. It returns when the client is gone;
-// one that only said it has no more to send is waited for.
+// receive never waits for the command, so that a signal is not stuck behind stdin. It returns when the client is
+// gone. If the client has only ended its input, it waits for the end of the call.
 func (x *execution) receive(ctx context.Context) {
 	for {
 		m, err := x.stream.Recv()
@@ -163,7 +164,7 @@ func (x *execution) receive(ctx context.Context) {
 	}
 }
 
-// Read gives the engine stdin, and the client credit for what was read.
+// Read gives stdin to the engine, and returns credit for what was read to the client.
 func (x *execution) Read(p []byte) (int, error) {
 	if err := x.start(); err != nil {
 		return 0, err
@@ -177,7 +178,8 @@ func (x *execution) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// latest replaces a value nobody took yet: only the newest window size matters. One sender.
+// latest replaces a value that nobody has taken yet: only the newest window size matters. There must be only one
+// sender.
 func latest(c chan guest.WinSize, v guest.WinSize) {
 	select {
 	case <-c:
@@ -198,7 +200,8 @@ type writerFunc func(p []byte) (int, error)
 
 func (w writerFunc) Write(p []byte) (int, error) { return w(p) }
 
-// output returns a writer of messages. Send waits for a client that reads slowly: the command then waits, not we.
+// output returns a writer of messages. Send waits for a client that reads slowly: then the command waits, not the
+// daemon.
 func (x *execution) output(message func([]byte) *nodev1.ExecResponse) io.Writer {
 	return writerFunc(func(p []byte) (int, error) {
 		if err := x.start(); err != nil {
@@ -245,7 +248,7 @@ func (q *queue) push(b []byte) bool {
 	return true
 }
 
-// close lets Read return err after what was pushed. The first call counts.
+// close makes Read return err after what was pushed. Only the first call counts.
 func (q *queue) close(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -90,13 +90,13 @@ func TestAttachCarriesStreamsBothWays(t *testing.T) {
 	}
 }
 
-// What a caller wants to send is not lost when there is nobody to send it to.
+// Input that the caller wants to send is not lost if the connection fails.
 func TestForwardReadsWhenConnected(t *testing.T) {
 	s := &scripted{forward: func(_ context.Context, ref string, port int, st guest.Streams) error {
 		if ref != "web" || port != 80 {
 			return errdefs.Unavailablef("nobody listens on port %d of %s", port, ref)
 		}
-		_, _ = io.WriteString(st.Stdout, "hello ") // a server that speaks first
+		_, _ = io.WriteString(st.Stdout, "hello ") // a server that sends first
 		_, err := io.Copy(st.Stdout, st.Stdin)
 		return err
 	}}
@@ -129,7 +129,7 @@ func TestExecEndsWithItsCaller(t *testing.T) {
 	<-killed
 }
 
-// A client that does not read its output holds up its own command, at a bounded number of bytes, and nobody else.
+// A client that does not read its output blocks only its own command, after a bounded number of bytes.
 func TestSlowReaderIsBounded(t *testing.T) {
 	var produced atomic.Int64
 	stuck := make(chan struct{})
@@ -162,7 +162,7 @@ func TestSlowReaderIsBounded(t *testing.T) {
 		_, _ = c.Exec(ctx, "x", guest.Exec{Command: []string{"yes"}}, guest.Streams{Stdout: slow})
 	}()
 	<-stuck
-	// The producer stands still once the windows are full: wait until two looks agree, talking to the server meanwhile.
+	// The producer stops once the windows are full: wait until two checks agree, and call the server meanwhile.
 	for last := int64(-1); last != produced.Load(); {
 		last = produced.Load()
 		for range 200 {

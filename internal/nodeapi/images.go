@@ -41,7 +41,7 @@ func (i *images) Import(stream nodev1.Images_ImportServer) error {
 			return
 		}
 		reported = n
-		// A client that is gone shows in the next Recv.
+		// If the client is gone, the next Recv fails.
 		_ = stream.Send(&nodev1.ImportResponse{Of: &nodev1.ImportResponse_Received{Received: n}})
 	}
 	next := func() ([]byte, error) {
@@ -55,7 +55,7 @@ func (i *images) Import(stream nodev1.Images_ImportServer) error {
 	return stream.Send(&nodev1.ImportResponse{Of: &nodev1.ImportResponse_Image{Image: nodewire.EncodeImage(img)}})
 }
 
-// chunks reads what a client sends from its messages. It ends with io.EOF only when the client closed its side in order.
+// chunks reads what a client sends in its messages. It ends with io.EOF only if the client closed its side properly.
 type chunks struct {
 	what string
 	next func() ([]byte, error)

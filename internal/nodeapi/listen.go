@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TLS names the files for the TCP listener, all PEM. Whoever holds a certificate of ClientCA has full power over the node.
+// TLS names the PEM files for the TCP listener. Whoever holds a certificate of ClientCA has full power over the node.
 type TLS struct {
 	Cert     string `json:"cert,omitempty"`
 	Key      string `json:"key,omitempty"`
@@ -51,7 +51,7 @@ func (t TLS) credentials() (credentials.TransportCredentials, error) {
 }
 
 // listenUnix serves at path, which may exceed the length of a socket address. The socket is never open to more than
-// root and group, not even for a moment. A socket nobody serves any more is replaced, a served one is refused.
+// root and group, not even for a moment. A socket that nobody serves any more is replaced; a served one is an error.
 func listenUnix(ctx context.Context, path, group string) (net.Listener, error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -65,7 +65,7 @@ func listenUnix(ctx context.Context, path, group string) (net.Listener, error) {
 	if err := removeStale(path, short); err != nil {
 		return nil, err
 	}
-	// The mode that bind gives the file is the socket's own: narrow it before there is a file.
+	// The file that bind creates gets the mode of the socket: restrict it before the file exists.
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
 		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) }), err)
@@ -75,7 +75,7 @@ func listenUnix(ctx context.Context, path, group string) (net.Listener, error) {
 		return nil, errdefs.New(errdefs.FailedPrecondition, "listen on %s: %w", path, err)
 	}
 	ul := l.(*net.UnixListener)
-	ul.SetUnlinkOnClose(false) // its name may be the short one, which ends with this function
+	ul.SetUnlinkOnClose(false) // its name may be the short one, which is valid only in this function
 	if err := admit(path, group); err != nil {
 		ul.Close()
 		os.Remove(path)
@@ -104,7 +104,7 @@ func removeStale(path, short string) error {
 	return nil
 }
 
-// admit opens the socket to the group, when this host has it.
+// admit opens the socket to the group, if it exists on this host.
 func admit(path, group string) error {
 	if group == "" {
 		return nil

@@ -173,7 +173,7 @@ func pair(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey) tls.Certi
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
 }
 
-// tlsFiles are a server's, for clients of the same CA.
+// tlsFiles returns the files of a server, for clients of the same CA.
 func tlsFiles(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey) nodeapi.TLS {
 	t.Helper()
 	dir, server := t.TempDir(), pair(t, ca, caKey)

@@ -1,7 +1,7 @@
-// Package nodeapi serves the node API: the engine and the image store of this machine, over gRPC on a unix socket and,
-// when configured, on TCP with mutual TLS.
+// Package nodeapi serves the node API: the engine and the image store of this machine, over gRPC on a unix socket
+// and, if configured, on TCP with mutual TLS.
 //
-// It translates and bounds; it decides nothing about VMs and keeps no state of its own.
+// It only translates and limits calls; it decides nothing about VMs and keeps no state of its own.
 package nodeapi
 
 import (
@@ -25,7 +25,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Bounds of one server. A client that exceeds them gets ResourceExhausted or waits; the daemon's memory does not grow.
+// Limits of one server. A client that exceeds them gets ResourceExhausted or waits; the daemon's memory does not
+// grow.
 const (
 	maxConnections  = 512
 	maxCallsPerConn = 1024     // concurrent calls of one connection
@@ -67,7 +68,7 @@ type Engine interface {
 	Wake(ctx context.Context, ref string) (vm.Record, error)
 }
 
-// Snapshots carries snapshots in and out: a Catalog, or what stands around one.
+// Snapshots imports and exports snapshots: a Catalog, or a wrapper around one.
 type Snapshots interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
@@ -107,12 +108,12 @@ type Host interface {
 // Config says where to serve.
 type Config struct {
 	Socket string // path of the unix socket; its folder must exist
-	Group  string // owner group of the socket when it exists on this host; otherwise root alone may connect
-	TCP    string // host:port, "" for none; needs TLS
+	Group  string // owner group of the socket if it exists on this host; otherwise only root may connect
+	TCP    string // host:port, "" for no TCP; needs TLS
 	TLS    TLS
 }
 
-// Deps is what the server stands on.
+// Deps is what the server depends on.
 type Deps struct {
 	Engine    Engine
 	Images    Images
@@ -134,7 +135,7 @@ type Server struct {
 	ready   chan struct{}
 }
 
-// New checks the configuration. Certificates are read here, sockets opened in Run.
+// New checks the configuration. It reads the certificates; Run opens the sockets.
 func New(cfg Config, deps Deps) (*Server, error) {
 	s := &Server{
 		cfg: cfg, deps: deps, log: deps.Log.With("component", "nodeapi"),
@@ -157,7 +158,8 @@ func New(cfg Config, deps Deps) (*Server, error) {
 // Ready is closed when every listener accepts.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves until ctx ends. Streams end at once then; other calls get a few seconds to finish. It may be called once.
+// Run serves until ctx ends. Then it ends streams at once and gives other calls a few seconds to finish. It may be
+// called once.
 func (s *Server) Run(ctx context.Context) error {
 	unixListener, err := listenUnix(ctx, s.cfg.Socket, s.cfg.Group)
 	if err != nil {
@@ -199,7 +201,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// drain stops a server, giving calls under way drainTime. What the engine has begun it finishes or undoes by itself.
+// drain stops a server and gives calls in progress drainTime. The engine itself finishes or undoes what it has begun.
 func drain(g *grpc.Server) {
 	t := time.AfterFunc(drainTime, g.Stop)
 	defer t.Stop()

@@ -23,7 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// scripted is an engine, store and host whose answers a test writes; what it does not write panics, as nil functions do.
+// scripted is an engine, store and host whose answers a test writes; other calls panic, as nil functions do.
 type scripted struct {
 	nodeapi.Engine // panics for what is not scripted
 	stop           func(ref string, grace time.Duration) (vm.Record, error)
@@ -122,7 +122,7 @@ func (host) Doctor(context.Context) ([]nodewire.Check, error) {
 	return []nodewire.Check{{Name: "root"}}, nil
 }
 
-// A door may be given the engine or the client: their methods are the same.
+// A front end may use the engine or the client: their methods are the same.
 var _ interface {
 	Create(ctx context.Context, s vm.Spec) (vm.Record, error)
 	Launch(ctx context.Context, s vm.Spec) (vm.Record, error)
@@ -142,7 +142,7 @@ var _ interface {
 
 var discard = slog.New(slog.DiscardHandler)
 
-// serve runs a server of s and returns a client; stop ends the server and waits for it.
+// serve runs a server of s and returns a client; stop ends the server and waits until it has ended.
 func serve(t *testing.T, s *scripted, cfg nodeapi.Config) (c *nodeclient.Client, stop func()) {
 	t.Helper()
 	if cfg.Socket == "" {
@@ -308,7 +308,7 @@ func TestImport(t *testing.T) {
 	<-began
 	broken := errdefs.New(errdefs.DataLoss, "disk on fire")
 	_, err = c.ImportImage(t.Context(), "demo", io.MultiReader(strings.NewReader("half"), reader(func([]byte) (int, error) {
-		<-began // earlier the store would never hear of it
+		<-began // earlier, the store would never learn of the error
 		return 0, broken
 	})), nil)
 	if !errors.Is(err, broken) {

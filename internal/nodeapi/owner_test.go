@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestBehalfCrossesTheWire has calls and streams arrive on behalf of whom the client made them.
+// TestBehalfCrossesTheWire checks that calls and streams arrive on behalf of the owner for whom the client made them.
 func TestBehalfCrossesTheWire(t *testing.T) {
 	sh := &told{catalog: newCatalog("warm")}
 	c := serveCatalog(t, &scripted{}, sh.catalog, func(s *nodeapi.Catalog) { s.Store = sh })
@@ -31,7 +31,7 @@ func TestBehalfCrossesTheWire(t *testing.T) {
 	}
 }
 
-// TestOnlyTheOperatorPublishes, and only what is the operator's; folders of the node are the operator's too.
+// TestOnlyTheOperatorPublishes, and only the operator's own snapshots; folders of the node are the operator's, too.
 func TestOnlyTheOperatorPublishes(t *testing.T) {
 	sh := newCatalog("golden", "db")
 	db := sh.all["db"]
@@ -64,7 +64,7 @@ func TestOnlyTheOperatorPublishes(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// told is a catalog that notes on whose behalf it was asked last.
+// told is a catalog that records on whose behalf it was last called.
 type told struct {
 	*catalog
 	who vm.Owner
@@ -80,7 +80,7 @@ func (s *told) List(ctx context.Context) ([]snapshot.Snapshot, error) {
 	return s.catalog.List(ctx)
 }
 
-// strict is an origin whose images are the operator's alone.
+// strict is an origin whose images belong to the operator alone.
 type strict struct{ *origin }
 
 func (s strict) Get(ctx context.Context, ref string) (image.Image, error) {
@@ -90,8 +90,8 @@ func (s strict) Get(ctx context.Context, ref string) (image.Image, error) {
 	return s.origin.Get(ctx, ref)
 }
 
-// What a snapshot of a namespace names is asked for with the pod's credentials, though it is here; what the operator
-// publishes comes with its image.
+// The image of a namespace's snapshot is requested with the pod's credentials, although it is here; a snapshot that
+// the operator publishes includes the right to its image.
 func TestASnapshotGivesNoRightToItsImage(t *testing.T) {
 	for name, c := range map[string]struct {
 		owner vm.Owner
@@ -111,7 +111,7 @@ func TestASnapshotGivesNoRightToItsImage(t *testing.T) {
 	}
 }
 
-// The store of images is the operator's: others name images, and do not list, copy, replace or remove them.
+// The image store belongs to the operator: others may name images, but not list, copy, replace or remove them.
 func TestImagesAreTheOperatorsToKeep(t *testing.T) {
 	c := serveCatalog(t, &scripted{}, newCatalog(), nil)
 	prod := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"})

@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// peerCredentials notes which process connected to the unix socket. Who may connect is the file mode's business.
+// peerCredentials logs which process connected to the unix socket. The file mode decides who may connect.
 type peerCredentials struct{ log *slog.Logger }
 
 type peerInfo struct {

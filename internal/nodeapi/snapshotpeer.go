@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// parsePeer takes cocoon://HOST:PORT/NAME apart.
+// parsePeer splits cocoon://HOST:PORT/NAME.
 func parsePeer(from string) (addr, name string, err error) {
 	addr, name, _ = strings.Cut(strings.TrimPrefix(from, PeerScheme), "/")
 	host, port, err := net.SplitHostPort(addr)
@@ -21,7 +21,8 @@ func parsePeer(from string) (addr, name string, err error) {
 	return addr, name, nil
 }
 
-// pullFromPeer feeds another node's export to the store, which verifies it file by file and shows it when it is complete.
+// pullFromPeer passes another node's export to the store, which verifies it file by file and lists it when it is
+// complete.
 func (s *Catalog) pullFromPeer(ctx context.Context, from, name string, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	addr, ref, err := parsePeer(from)
 	if err != nil {
@@ -39,7 +40,8 @@ func (s *Catalog) pullFromPeer(ctx context.Context, from, name string, progress 
 	if err != nil {
 		return snapshot.Snapshot{}, errdefs.New(errdefs.ClassOf(err), "pull %s: %w", from, err)
 	}
-	// A peer of a release before owners answers whoever asks, with states of VMs whose names two namespaces may share.
+	// A peer with a release from before owners answers everybody, with the state of VMs whose names two namespaces
+	// may share.
 	if who := vm.Behalf(ctx); !who.Operator() && theirs.Owner.Operator() && !who.Invited(theirs.Published) {
 		return snapshot.Snapshot{}, errdefs.NotFoundf("pull %s: the node does not say that it is of namespace %s; upgrade that node", from, who.Namespace)
 	}
@@ -54,13 +56,13 @@ func (s *Catalog) pullFromPeer(ctx context.Context, from, name string, progress 
 	got, err := s.Store.Import(ctx, name, "", r, func(n int64) {
 		progress(snapshot.Progress{Phase: "fetching", Done: n, Total: theirs.Size, Moved: n})
 	})
-	r.CloseWithError(io.ErrClosedPipe) // ends an export that the store does not read to its end
+	r.CloseWithError(io.ErrClosedPipe) // ends an export that the store does not read completely
 	cancel()
 	exportErr := <-sent
 	switch {
 	case err == nil:
 		return got, nil
-	case exportErr != nil && errdefs.IsUnavailable(exportErr): // the cause, which the store cannot know
+	case exportErr != nil && errdefs.IsUnavailable(exportErr): // this is the cause, which the store cannot know
 		err = exportErr
 	}
 	return snapshot.Snapshot{}, errdefs.New(errdefs.ClassOf(err), "pull %s: %w", from, err)

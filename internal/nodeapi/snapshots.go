@@ -122,7 +122,7 @@ func transferReporter(stream transferSender) *reporter[snapshot.Progress] {
 	}, func(p snapshot.Progress) string { return p.Phase })
 }
 
-// sendSnapshot ends a transfer with the snapshot, or its error.
+// sendSnapshot ends a transfer with the snapshot or with its error.
 func sendSnapshot(stream transferSender, out *reporter[snapshot.Progress]) func(snapshot.Snapshot, error) error {
 	return func(s snapshot.Snapshot, err error) error {
 		if err != nil {
@@ -134,10 +134,10 @@ func sendSnapshot(stream transferSender, out *reporter[snapshot.Progress]) func(
 	}
 }
 
-// reportPause is the least time between two reports of one phase.
+// reportPause is the minimum time between two reports of one phase.
 const reportPause = 100 * time.Millisecond
 
-// reporter sends progress, which may come from several goroutines and often, to one client.
+// reporter sends progress to one client. Reports may come often and from several goroutines.
 type reporter[P any] struct {
 	send  func(P) error
 	phase func(P) string
@@ -145,7 +145,7 @@ type reporter[P any] struct {
 	mu      sync.Mutex
 	last    time.Time
 	current string
-	pending *P // the newest that was not sent
+	pending *P // the newest report that was not sent
 	done    bool
 }
 
@@ -165,11 +165,11 @@ func (r *reporter[P]) report(p P) {
 		return
 	}
 	r.current, r.last, r.pending = r.phase(p), now, nil
-	// A client that is gone ends the stream's context, and so the transfer.
+	// If the client is gone, the stream's context ends, and with it the transfer.
 	_ = r.send(p)
 }
 
-// end sends the last report and then, with last, what the transfer came to. Nothing is reported after that.
+// end sends the last report, then the result of the transfer with last. Nothing is reported after that.
 func (r *reporter[P]) end(last func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

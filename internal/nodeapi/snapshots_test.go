@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A door may be given the client, or the engine and a catalog.
+// A front end may use the client, or the engine and a catalog.
 var (
 	_ nodeapi.Snapshots = (*nodeclient.Client)(nil)
 	_ nodeapi.Snapshots = (*nodeapi.Catalog)(nil)
@@ -35,16 +35,16 @@ var (
 // catalog is a snapshot store and a registry of byte strings, in memory.
 type catalog struct {
 	snapshot.Store  // panics for what is not written here
-	snapshot.Remote // likewise
+	snapshot.Remote // the same
 
 	mu    sync.Mutex
 	held  int
 	all   map[string]snapshot.Snapshot
 	bytes map[string][]byte // by id, and in the registry by reference
-	auth  snapshot.Auth     // that the last call of the registry had
-	drop  bool              // an export ends in the middle
-	began chan struct{}     // if not nil: an import says here that it reads
-	ended chan error        // … and here how that went
+	auth  snapshot.Auth     // credentials of the last registry call
+	drop  bool              // an export is cut off in the middle
+	began chan struct{}     // if not nil: an import reports here that it reads
+	ended chan error        // … and here its result
 }
 
 func newCatalog(names ...string) *catalog {
@@ -154,7 +154,7 @@ func (s *catalog) Update(_ context.Context, ref string, change func(*snapshot.Sn
 
 func (s *catalog) Push(_ context.Context, h snapshot.Held, ref string, auth snapshot.Auth, progress func(snapshot.Progress)) (string, error) {
 	s.auth = auth
-	for i := range int64(1000) { // more than a client wants to hear
+	for i := range int64(1000) { // more than a client needs
 		progress(snapshot.Progress{Phase: "sending", Done: i + 1, Total: 1000, Moved: i})
 	}
 	s.bytes[ref] = s.bytes[h.Snapshot().ID]
@@ -446,7 +446,7 @@ func TestCloneFetchesTheVeryImage(t *testing.T) {
 	}
 }
 
-// One node fetches a snapshot from another one over TCP, each proving who it is.
+// One node fetches a snapshot from another one over TCP; each proves its identity.
 func TestPullFromAPeer(t *testing.T) {
 	ca, caKey := certificate(t, nil, nil)
 	files := tlsFiles(t, ca, caKey)
@@ -486,7 +486,7 @@ func TestPullFromAPeer(t *testing.T) {
 			t.Errorf("%s: %v, want %v", from, err, class)
 		}
 	}
-	// What a peer does not say to be the namespace's is not taken for it, though its name were.
+	// A snapshot that the peer does not assign to the namespace is refused, even if the name fits.
 	prod := vm.OnBehalf(ctx, vm.Owner{Namespace: "prod"})
 	for name, change := range map[string]struct {
 		of        vm.Owner

@@ -60,7 +60,8 @@ func (v *vms) List(_ *nodev1.ListRequest, stream grpc.ServerStreamingServer[node
 	return nil
 }
 
-// A watcher that does not read stops in Send; the engine keeps no queue for it but reads the journal on.
+// Watch blocks in Send if the client does not read; the engine keeps no queue for it but continues to read the
+// journal.
 func (v *vms) Watch(r *nodev1.WatchRequest, stream grpc.ServerStreamingServer[nodev1.Event]) error {
 	return v.engine.Watch(stream.Context(), r.GetAfter(), func(e vm.Event) error { return stream.Send(nodewire.EncodeEvent(e)) })
 }
@@ -125,7 +126,7 @@ func encode(r vm.Record, err error) (*nodev1.Record, error) {
 	return nodewire.EncodeRecord(r), nil
 }
 
-// grace maps absence to the engine's word for "the spec's", and a negative value, which nobody can mean, to it too.
+// grace converts a missing value, and a meaningless negative one, to the engine's -1: the grace of the spec.
 func grace(ns *int64) time.Duration {
 	if ns == nil || *ns < 0 {
 		return -1

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Digest is "sha256:<hex>" of data.
+// Digest returns "sha256:<hex>" of data.
 func Digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return "sha256:" + hex.EncodeToString(sum[:])
@@ -40,8 +40,8 @@ func (s *Session) HasBlob(ctx context.Context, digest string) (bool, error) {
 	return false, s.explain(resp, what)
 }
 
-// PutBlob stores a blob of size bytes. body returns its bytes from the beginning, each time anew; it is called again
-// when a connection breaks. The registry refuses what does not have the digest.
+// PutBlob stores a blob of size bytes. body returns a new reader of all its bytes at each call; it is called again
+// when a connection breaks. The registry refuses content that does not have the digest.
 func (s *Session) PutBlob(ctx context.Context, digest string, size int64, body func() io.Reader) error {
 	what := "blob " + digest
 	for n := 1; ; n++ {
@@ -54,13 +54,14 @@ func (s *Session) PutBlob(ctx context.Context, digest string, size int64, body f
 		if err := s.pause(ctx, n, after.wait); err != nil {
 			return err
 		}
-		if have, err := s.HasBlob(ctx, digest); err == nil && have { // only the answer got lost
+		if have, err := s.HasBlob(ctx, digest); err == nil && have { // only the answer was lost
 			return nil
 		}
 	}
 }
 
-// put is one attempt: a single request where the registry takes a blob so, else an upload session: opened, filled, closed.
+// put is one attempt: a single request if the registry supports that, otherwise an upload session: opened, filled,
+// closed.
 func (s *Session) put(ctx context.Context, digest string, size int64, body func() io.Reader, what string) error {
 	if size <= maxSingle && !s.sessions.Load() {
 		if done, err := s.putSingle(ctx, digest, size, body, what); done || err != nil {
@@ -96,7 +97,7 @@ func (s *Session) put(ctx context.Context, digest string, size int64, body func(
 	switch {
 	case resp.StatusCode == http.StatusCreated || resp.StatusCode == http.StatusNoContent:
 		return nil
-	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusRequestedRangeNotSatisfiable: // the session is gone; another may do
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusRequestedRangeNotSatisfiable: // the session is gone; another may work
 		return errdefs.Unavailablef("%s lost the upload of the %s; try again", s.ref.Host, what)
 	case resp.StatusCode == http.StatusBadRequest && mentions(resp, "DIGEST_INVALID", "SIZE_INVALID"):
 		return errdefs.DataLossf("%s says that the %s arrived with other bytes", s.ref.Host, what)
@@ -104,12 +105,12 @@ func (s *Session) put(ctx context.Context, digest string, size int64, body func(
 	return s.refused(resp, what)
 }
 
-// maxSingle is the largest blob that is sent without asking first whether the registry takes it so, bytes.
+// maxSingle is the largest blob, in bytes, that is sent in a single request without opening an upload session first.
 const maxSingle = 64 << 20
 
-// putSingle sends a blob with the request that opens the upload. Registries need not support that: one that does not
-// opens a session, or says that the request is none. Then done is false, and that session is left to expire. Until it is
-// known what the registry does, it is asked before the bytes are sent.
+// putSingle sends a blob with the request that opens the upload. Registries need not support that. One that does not
+// opens a session, or rejects the request as invalid. Then done is false, and that session is left to expire. Until
+// the registry is known to support it, it is asked before the bytes are sent.
 func (s *Session) putSingle(ctx context.Context, digest string, size int64, body func() io.Reader, what string) (done bool, err error) {
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
 	if !s.singles.Load() {
@@ -138,7 +139,7 @@ func (s *Session) putSingle(ctx context.Context, digest string, size int64, body
 	return false, s.refused(resp, what)
 }
 
-// refused is explain, with the pause that the server asks for.
+// refused is explain plus the pause that the server asks for.
 func (s *Session) refused(resp *http.Response, what string) error {
 	err := s.explain(resp, what)
 	if wait := retryAfter(resp); wait > 0 && errdefs.IsUnavailable(err) {
@@ -147,22 +148,22 @@ func (s *Session) refused(resp *http.Response, what string) error {
 	return err
 }
 
-// maxErrorBody bounds what is read of an error's body.
+// maxErrorBody bounds how much of an error's body is read, in bytes.
 const maxErrorBody = 16 << 10
 
-// mentions reports whether an error of the registry has one of the codes, epoch's as the reason in its details. It leaves
-// the body read.
+// mentions reports whether an error of the registry has one of the codes; the registry epoch has them as the reason
+// in its details. The body can still be read afterwards.
 func mentions(resp *http.Response, codes ...string) bool {
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	if err != nil {
 		return false
 	}
 	resp.Body.Close()
-	resp.Body = io.NopCloser(bytes.NewReader(raw)) // others may ask, too
+	resp.Body = io.NopCloser(bytes.NewReader(raw)) // other callers may read it, too
 	var answer struct {
 		Errors []struct {
 			Code   string          `json:"code"`
-			Detail json.RawMessage `json:"detail"` // anything, in other registries
+			Detail json.RawMessage `json:"detail"` // any form, in other registries
 		} `json:"errors"`
 	}
 	if json.Unmarshal(raw, &answer) != nil {
@@ -172,7 +173,7 @@ func mentions(resp *http.Response, codes ...string) bool {
 		var detail struct {
 			Reason string `json:"reason"`
 		}
-		_ = json.Unmarshal(e.Detail, &detail) // of another form it has no reason
+		_ = json.Unmarshal(e.Detail, &detail) // if it has another form, there is no reason
 		for _, c := range codes {
 			if strings.EqualFold(e.Code, c) || strings.EqualFold(detail.Reason, c) {
 				return true
@@ -182,8 +183,8 @@ func mentions(resp *http.Response, codes ...string) bool {
 	return false
 }
 
-// Blob reads one blob of a known size from the beginning. When the connection breaks it goes on where it was. At the
-// end the content is what the digest says, or the last Read fails with DataLoss.
+// Blob reads one blob of a known size from the beginning. If the connection breaks, it continues where it was. At the
+// end the content matches the digest, or the last Read fails with DataLoss.
 func (s *Session) Blob(ctx context.Context, digest string, size int64) io.ReadCloser {
 	return &blob{s: s, ctx: ctx, digest: digest, size: size, sum: sha256.New()}
 }
@@ -197,7 +198,7 @@ type blob struct {
 	body  io.ReadCloser
 	sum   hash.Hash
 	at    int64
-	fails int // in a row, without a byte between
+	fails int // in a row, without a byte in between
 	err   error
 }
 
@@ -232,7 +233,7 @@ func (b *blob) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// verify checks the end: nothing may follow, and the digest must be right.
+// verify checks the end: nothing may follow, and the digest must match.
 func (b *blob) verify() error {
 	if b.body != nil {
 		if n, _ := io.ReadFull(b.body, make([]byte, 1)); n > 0 {
@@ -249,7 +250,7 @@ func (b *blob) verify() error {
 	return io.EOF
 }
 
-// broken notes that a transfer ended early, and waits before the next.
+// broken records that a transfer ended early, and waits before the next one.
 func (b *blob) broken(err error) {
 	if b.fails++; b.fails >= b.s.cfg.Attempts || permanent(b.ctx, err) {
 		if errors.Is(err, io.EOF) {
@@ -266,7 +267,7 @@ func (b *blob) broken(err error) {
 func (b *blob) open() error {
 	header := http.Header{}
 	if b.at > 0 {
-		header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.size-1)) // not all servers take an open end
+		header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.size-1)) // not all servers accept an open end
 	}
 	req := request{method: http.MethodGet, url: b.s.base + "blobs/" + b.digest, header: header, what: b.what()}
 	resp, err := b.s.do(b.ctx, req)
@@ -284,7 +285,7 @@ func (b *blob) open() error {
 		err = errdefs.DataLossf("the %s is truncated: %s has %d of %d bytes", b.what(), b.s.ref.Host, resp.ContentLength, b.size)
 	case resp.StatusCode == http.StatusOK && resp.ContentLength > b.size:
 		err = errdefs.DataLossf("the %s of %s is longer than the %d bytes that its descriptor says", b.what(), b.s.ref.Host, b.size)
-	case resp.StatusCode == http.StatusOK: // all of it, where ranges are not served: skip what we have
+	case resp.StatusCode == http.StatusOK: // the whole blob, if ranges are not served: skip what has been read
 		if _, err = io.CopyN(io.Discard, resp.Body, b.at); err != nil {
 			resp.Body.Close()
 			b.broken(err)

@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// hostile is a registry, and whatever it sends us to, that answers as a fuzzer says.
+// hostile is a registry, with everything that it redirects to, that answers as a fuzzer says.
 type hostile struct {
 	t                      *testing.T
 	challenge, retry, body string
@@ -35,7 +35,7 @@ func (h *hostile) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// Whatever a registry demands for a login ends in an error of ours or in a session, after few requests.
+// Whatever a registry demands for a login ends in an error of this package or in a session, after few requests.
 func FuzzChallenge(f *testing.F) {
 	f.Add(`Bearer realm="https://auth.example/token",service="r.example",scope="repository:a/b:pull"`, "", 200, `{"token":"t"}`)
 	f.Add(`Basic realm="r"`, "1", 429, "")

@@ -1,5 +1,5 @@
-// Package ociclient speaks the OCI distribution protocol to one repository: blobs in and out, manifests, with retries, resumption
-// and verified digests.
+// Package ociclient speaks the OCI distribution protocol to one repository: it uploads and downloads blobs and
+// manifests, with retries, resumption and verified digests.
 //
 // It knows no snapshots and no images, keeps nothing between sessions, and never writes a file.
 package ociclient
@@ -32,15 +32,15 @@ type Auth struct {
 	Token    string
 	Username string
 	Password string
-	Identity string // refresh token of docker's login, in the place of a password
-	CA       []byte // PEM: trusted beside the system's certificates
+	Identity string // refresh token of docker's login, instead of a password
+	CA       []byte // PEM: trusted in addition to the system's certificates
 }
 
-// Config tunes a session. Zero values are replaced by the defaults named here.
+// Config tunes a session. Zero values mean the defaults named here.
 type Config struct {
-	Stall    time.Duration // a connection on which nothing moves for this long is given up; 60 s
+	Stall    time.Duration // a connection that transfers nothing for this long is closed; 60 s
 	Backoff  time.Duration // before the second attempt, doubled for each further one; 500 ms
-	Attempts int           // of one request, or in a row that bring nothing; 6
+	Attempts int           // of one request, or in a row without progress; 6
 }
 
 // What a session may do.
@@ -50,10 +50,10 @@ const (
 	Delete = "delete,pull"
 )
 
-// maxConnections is how many a session keeps open: what is transferred at once, and a little.
+// maxConnections is how many connections a session keeps open: the number of parallel transfers, plus a few.
 const maxConnections = 16
 
-// Session is a repository that lets us in. It is safe for concurrent use.
+// Session is an authorized connection to a repository. It is safe for concurrent use.
 type Session struct {
 	ref   Ref
 	cfg   Config
@@ -63,11 +63,11 @@ type Session struct {
 	sent  atomic.Int64
 	recv  atomic.Int64
 
-	singles  atomic.Bool // the registry has taken a blob in one request
-	sessions atomic.Bool // it takes none
+	singles  atomic.Bool // the registry has accepted a blob in one request
+	sessions atomic.Bool // the registry needs upload sessions
 }
 
-// Moved is how many bytes of content went over the network, in both directions.
+// Moved returns how many bytes of content went over the network, in both directions.
 func (s *Session) Moved() int64 { return s.sent.Load() + s.recv.Load() }
 
 // Close drops the connections.
@@ -102,7 +102,7 @@ func Open(ctx context.Context, r Ref, auth Auth, scope string, cfg Config) (*Ses
 	return s, nil
 }
 
-// login finds out how the registry wants a user and password, or nothing, to be presented.
+// login finds out how the registry expects a user and password, or anonymous access.
 func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.RoundTripper) (http.RoundTripper, error) {
 	opts := []name.Option{}
 	if s.ref.Scheme == "http" {
@@ -144,17 +144,17 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.Ro
 	}
 }
 
-// newTransport speaks HTTP/1.1 only: bulk transfer wants many connections, not many streams of one.
+// newTransport uses HTTP/1.1 only: bulk transfer needs many connections, not many streams of one.
 func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		TLSHandshakeTimeout:   10 * time.Second,
-		ResponseHeaderTimeout: 2 * stall, // a registry may hash and sync what it got before it answers
+		ResponseHeaderTimeout: 2 * stall, // a registry may hash and sync the content before it answers
 		ExpectContinueTimeout: 2 * time.Second,
 		IdleConnTimeout:       time.Minute,
 		MaxIdleConns:          maxConnections,
 		MaxIdleConnsPerHost:   maxConnections,
-		DisableCompression:    true, // digests are those of what is stored
+		DisableCompression:    true, // digests are those of the stored bytes
 		WriteBufferSize:       256 << 10,
 		ReadBufferSize:        256 << 10,
 		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}},
@@ -182,7 +182,7 @@ func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
 	return t, nil
 }
 
-// stallConn is a connection that breaks when nothing moves in either direction.
+// stallConn is a connection that fails when nothing moves in either direction.
 type stallConn struct {
 	net.Conn
 
@@ -196,7 +196,7 @@ func (c *stallConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// ReadFrom writes what r has, in pieces that stay in the processor's cache.
+// ReadFrom writes the content of r, in pieces that stay in the processor's cache.
 func (c *stallConn) ReadFrom(r io.Reader) (int64, error) {
 	buf := sendBuffers.Get().(*[]byte)
 	defer sendBuffers.Put(buf)
@@ -205,7 +205,7 @@ func (c *stallConn) ReadFrom(r io.Reader) (int64, error) {
 
 var sendBuffers = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
 
-// Write moves the deadline of the read that waits for the answer, too.
+// Write also moves the deadline of the read that waits for the answer.
 func (c *stallConn) Write(p []byte) (int, error) {
 	if err := c.SetDeadline(time.Now().Add(c.stall)); err != nil {
 		return 0, err
@@ -213,7 +213,7 @@ func (c *stallConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// guard keeps requests from going over plain HTTP where the reference says https, and the other way round.
+// guard stops requests over plain HTTP if the reference says https, and the other way round.
 type guard struct {
 	scheme string
 	next   http.RoundTripper
@@ -223,7 +223,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != g.scheme && g.scheme == "https" {
 		return nil, errdefs.Preconditionf("%s leads from https to plain HTTP, which is refused", req.URL.Host)
 	}
-	if req.URL.Scheme == "https" && g.scheme == "http" && req.URL.Path == "/v2/" { // the handshake tries this first
+	if req.URL.Scheme == "https" && g.scheme == "http" && req.URL.Path == "/v2/" { // the handshake tries https first
 		return nil, errdefs.Preconditionf("%s is to be reached over plain HTTP", req.URL.Host)
 	}
 	return g.next.RoundTrip(req)
@@ -239,7 +239,7 @@ func noDowngrade(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// bearer adds a token to what goes to the registry, and to nobody else.
+// bearer adds a token to requests to the registry, and to no other requests.
 type bearer struct {
 	host  string
 	token string
@@ -264,7 +264,7 @@ func transient(code int) bool {
 	return false
 }
 
-// permanent reports whether trying again cannot help.
+// permanent reports whether a retry cannot help.
 func permanent(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
 		return true
@@ -281,7 +281,8 @@ func permanent(ctx context.Context, err error) bool {
 	return errdefs.ClassOf(err) != errdefs.Internal && !errdefs.IsUnavailable(err)
 }
 
-// unreachable classifies what a request failed with. URLs are left out: after a redirect they may hold a signature.
+// unreachable classifies the error of a failed request. It leaves out URLs: after a redirect they may hold a
+// signature.
 func (s *Session) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -324,18 +325,18 @@ func retryAfter(resp *http.Response) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// request is one that can be made again.
+// request is a request that can be repeated.
 type request struct {
 	method string
 	url    string // absolute
 	header http.Header
-	body   func() io.Reader // nil: none
+	body   func() io.Reader // nil: no body
 	size   int64            // of the body
 	what   string           // for errors: "blob sha256:..."
-	single bool             // the caller repeats, not do
+	single bool             // the caller repeats it, not do
 }
 
-// do makes the request until there is an answer that does not ask for patience. The caller closes its body.
+// do sends the request until the answer does not ask for a retry. The caller closes its body.
 func (s *Session) do(ctx context.Context, r request) (*http.Response, error) {
 	for n := 1; ; n++ {
 		resp, err := s.once(ctx, r)
@@ -373,7 +374,7 @@ func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
 	return s.http.Do(req)
 }
 
-// counted counts what is read of a body. The HTTP client closes it, however a request ends.
+// counted counts the bytes that are read of a body. The HTTP client closes it, however a request ends.
 type counted struct {
 	r io.Reader
 	n *atomic.Int64
@@ -385,7 +386,7 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close tells who makes the bytes that nobody wants more of them.
+// Close tells the producer of the bytes that no more are needed.
 func (c *counted) Close() error {
 	if closer, ok := c.r.(io.Closer); ok {
 		return closer.Close()
@@ -393,13 +394,13 @@ func (c *counted) Close() error {
 	return nil
 }
 
-// discard gives an answer back, read so far that the connection can be used again.
+// discard closes an answer, after reading enough that the connection can be reused.
 func discard(resp *http.Response) {
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
 	resp.Body.Close()
 }
 
-// explain makes a status that is no success an error.
+// explain converts an error status to an error.
 func (s *Session) explain(resp *http.Response, what string) error {
 	status := fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	host := resp.Request.URL.Host

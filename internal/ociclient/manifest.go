@@ -3,7 +3,7 @@ package ociclient
 import (
 	"bytes"
 	"context"
-	_ "crypto/sha512" // a digest's algorithm is usable only when it is linked
+	_ "crypto/sha512" // a digest's algorithm works only if it is linked in
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,7 +24,7 @@ const (
 	MediaDockerList     = "application/vnd.docker.distribution.manifest.list.v2+json"
 )
 
-// MaxManifest is how large a manifest may be. Registries refuse larger ones.
+// MaxManifest is the maximum size of a manifest, in bytes. Registries refuse larger ones.
 const MaxManifest = 4 << 20
 
 // Descriptor names a blob or a manifest.
@@ -37,7 +37,7 @@ type Descriptor struct {
 	Platform     *Platform         `json:"platform,omitempty"`
 }
 
-// Platform is what a manifest of an index is for.
+// Platform is the platform of a manifest in an index.
 type Platform struct {
 	OS           string `json:"os"`
 	Architecture string `json:"architecture"`
@@ -53,7 +53,7 @@ type Manifest struct {
 	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
-// retryError is an error after which the server wants to be left alone for a while.
+// retryError is an error after which the server asks for a pause.
 type retryError struct {
 	error
 
@@ -62,7 +62,7 @@ type retryError struct {
 
 func (e retryError) Unwrap() error { return e.error }
 
-// quota reports whether a refusal is about room, as registries say it in many ways.
+// quota reports whether a refusal is about lack of space, which registries report in many ways.
 func quota(resp *http.Response) bool {
 	switch resp.StatusCode {
 	case http.StatusForbidden, http.StatusBadRequest, http.StatusConflict:
@@ -84,7 +84,7 @@ func (s *Session) named(id string) string {
 
 var accepted = http.Header{"Accept": {strings.Join([]string{MediaManifest, MediaIndex, MediaDockerManifest, MediaDockerList}, ", ")}}
 
-// Head returns the digest of the manifest that id, a tag or a digest, names. NotFound.
+// Head returns the digest of the manifest that id, a tag or a digest, names. Error: NotFound.
 func (s *Session) Head(ctx context.Context, id string) (string, error) {
 	what := "manifest " + s.named(id)
 	resp, err := s.do(ctx, request{method: http.MethodHead, url: s.manifestURL(id), header: accepted, what: what})
@@ -105,8 +105,8 @@ func (s *Session) Head(ctx context.Context, id string) (string, error) {
 	return Digest(raw), nil
 }
 
-// Manifest reads a manifest or an index and checks it against the digest that it is named by. It returns its media type.
-// NotFound, DataLoss, InvalidArgument (too large).
+// Manifest reads a manifest or an index and verifies it if id is a digest. It also returns its media type.
+// Errors: NotFound, DataLoss, InvalidArgument (too large).
 func (s *Session) Manifest(ctx context.Context, id string) ([]byte, string, error) {
 	what := "manifest " + s.named(id)
 	for n := 1; ; n++ {
@@ -144,8 +144,8 @@ func (s *Session) manifest(ctx context.Context, id, what string) ([]byte, string
 	return raw, strings.TrimSpace(media), nil
 }
 
-// PutManifest stores a manifest under a tag or its digest, and asks for it afterwards: it returns when the registry has
-// confirmed the digest. DataLoss if it has another one.
+// PutManifest stores a manifest under a tag or its digest. It then reads the digest back and returns when the
+// registry has confirmed it. DataLoss if the registry has another one.
 func (s *Session) PutManifest(ctx context.Context, id, media string, raw []byte) (string, error) {
 	what := "manifest " + s.named(id)
 	want := Digest(raw)
@@ -177,7 +177,7 @@ func (s *Session) PutManifest(ctx context.Context, id, media string, raw []byte)
 	return want, nil
 }
 
-// DeleteManifest removes a tag or a manifest. What is gone is no error.
+// DeleteManifest removes a tag or a manifest. One that does not exist is no error.
 func (s *Session) DeleteManifest(ctx context.Context, id string) error {
 	what := "manifest " + s.named(id)
 	resp, err := s.do(ctx, request{method: http.MethodDelete, url: s.manifestURL(id), what: what})

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/ociclient"
 )
 
-// What is named by a digest has that digest, whatever the algorithm.
+// Content that is named by a digest has that digest, whatever the algorithm.
 func TestManifestIsThatOfItsDigest(t *testing.T) {
 	const wanted, served = `{"schemaVersion":2}`, `{"schemaVersion":2,"evil":true}`
 	body := wanted

@@ -14,11 +14,11 @@ type Ref struct {
 	Scheme     string // http or https
 	Host       string // HOST[:PORT]
 	Repository string
-	Tag        string // "latest" when neither is given, "" when Digest is
+	Tag        string // "latest" if neither is given, "" if Digest is set
 	Digest     string // sha256:<hex> or sha512:<hex>
 }
 
-// Identifier is what comes after the repository in a request: the digest or the tag.
+// Identifier returns what follows the repository in a request: the digest or the tag.
 func (r Ref) Identifier() string {
 	if r.Digest != "" {
 		return r.Digest
@@ -26,7 +26,7 @@ func (r Ref) Identifier() string {
 	return r.Tag
 }
 
-// String is the reference as it is shown. It can be parsed again.
+// String returns the reference for display. It can be parsed again.
 func (r Ref) String() string {
 	s := r.Scheme + "://" + r.Host + "/" + r.Repository
 	if r.Digest != "" {
@@ -49,8 +49,8 @@ var (
 	hostLabel      = regexp.MustCompile(`^[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
 )
 
-// ParseRef reads a reference. Without a scheme it is https, and http for loopback hosts. Errors are InvalidArgument and
-// name the part that is wrong; one with a user or password in it is refused without being quoted.
+// ParseRef parses a reference. Without a scheme it is https, but http for loopback hosts. Errors are InvalidArgument
+// and name the wrong part; a reference that contains a user or password is refused without being quoted.
 func ParseRef(s string) (Ref, error) {
 	const form = "a reference is [http[s]://]HOST[:PORT]/REPOSITORY[:TAG|@DIGEST]"
 	r := Ref{}
@@ -92,7 +92,7 @@ func ParseRef(s string) (Ref, error) {
 			return Ref{}, errdefs.Invalidf("the tag of %q is not 1 to 128 letters, digits, %q, %q or %q", s, "_", ".", "-")
 		}
 	}
-	switch { // a tag beside a digest says nothing
+	switch { // a tag has no meaning beside a digest
 	case r.Digest != "":
 		r.Tag = ""
 	case r.Tag == "":
