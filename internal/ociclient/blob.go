@@ -46,7 +46,7 @@ func (s *Session) PutBlob(ctx context.Context, digest string, size int64, body f
 	what := "blob " + digest
 	for n := 1; ; n++ {
 		err := s.put(ctx, digest, size, body, what)
-		if err == nil || permanent(ctx, err) || n >= s.cfg.Attempts {
+		if err == nil || s.permanent(ctx, err) || n >= s.cfg.Attempts {
 			return err
 		}
 		after := retryError{}
@@ -252,7 +252,7 @@ func (b *blob) verify() error {
 
 // broken records that a transfer ended early, and waits before the next one.
 func (b *blob) broken(err error) {
-	if b.fails++; b.fails >= b.s.cfg.Attempts || permanent(b.ctx, err) {
+	if b.fails++; b.fails >= b.s.cfg.Attempts || b.s.permanent(b.ctx, err) {
 		if errors.Is(err, io.EOF) {
 			b.err = errdefs.DataLossf("the %s is truncated: %s sends %d of %d bytes", b.what(), b.s.ref.Host, b.at, b.size)
 			return
@@ -294,7 +294,7 @@ func (b *blob) open() error {
 	case resp.StatusCode == http.StatusPartialContent:
 		err = errdefs.DataLossf("%s answers a request for bytes from %d of the %s with others", resp.Request.URL.Host, b.at, b.what())
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone: // a manifest names it
-		err = errdefs.DataLossf("%s has lost the %s, which the manifest names", b.s.ref.Host, b.what())
+		err = errdefs.NotFoundf("%s has no %s, which the manifest names", b.s.ref.Host, b.what())
 	default:
 		err = b.s.explain(resp, b.what())
 	}
@@ -306,10 +306,12 @@ func (b *blob) open() error {
 	return nil
 }
 
+// startsAt reports whether an answer begins at that byte. One that does not say is believed: the digest decides.
 func startsAt(resp *http.Response, at int64) bool {
+	said := resp.Header.Get("Content-Range")
 	var from int64
-	_, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-", &from)
-	return err == nil && from == at
+	_, err := fmt.Sscanf(said, "bytes %d-", &from)
+	return said == "" || err == nil && from == at
 }
 
 func (b *blob) hangUp() {

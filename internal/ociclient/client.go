@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/reach"
 )
 
 // Auth are the credentials for a registry: a bearer token, or a user and password. Secret. The zero value is anonymous.
@@ -41,6 +42,13 @@ type Config struct {
 	Stall    time.Duration // a connection that transfers nothing for this long is closed; 60 s
 	Backoff  time.Duration // before the second attempt, doubled for each further one; 500 ms
 	Attempts int           // of one request, or in a row without progress; 6
+
+	// AnyScheme ignores the scheme of the reference: the session detects whether the host speaks TLS or plain HTTP. Plain
+	// HTTP is allowed for loopback hosts and, if Insecure, for all hosts.
+	AnyScheme bool
+	Insecure  bool          // certificates are not verified
+	FailFast  bool          // a failed connection attempt is not repeated: the caller has other hosts to try
+	Reach     *reach.Policy // the allowed addresses, also after redirects; nil: all
 }
 
 // What a session may do.
@@ -85,27 +93,30 @@ func Open(ctx context.Context, r Ref, auth Auth, scope string, cfg Config) (*Ses
 	if cfg.Attempts <= 0 {
 		cfg.Attempts = 6
 	}
-	plain, err := newTransport(auth.CA, cfg.Stall)
+	plain, err := newTransport(auth.CA, cfg)
 	if err != nil {
 		return nil, err
 	}
+	if cfg.AnyScheme {
+		r.Scheme = "https" // login sets the scheme that it detects
+	}
 	s := &Session{ref: r, cfg: cfg, plain: plain, base: r.Scheme + "://" + r.Host + "/v2/" + r.Repository + "/"}
-	guarded := &guard{scheme: r.Scheme, next: plain}
+	guarded := &guard{scheme: r.Scheme, any: cfg.AnyScheme, insecure: cfg.Insecure, next: plain}
 	var rt http.RoundTripper = &bearer{host: r.Host, token: auth.Token, next: guarded}
-	if auth.Token == "" {
+	if auth.Token == "" || cfg.AnyScheme {
 		if rt, err = s.login(ctx, auth, scope, guarded); err != nil {
 			plain.CloseIdleConnections()
 			return nil, err
 		}
 	}
-	s.http = &http.Client{Transport: rt, CheckRedirect: noDowngrade}
+	s.http = &http.Client{Transport: rt, CheckRedirect: guarded.redirect}
 	return s, nil
 }
 
 // login finds out how the registry expects a user and password, or anonymous access.
-func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.RoundTripper) (http.RoundTripper, error) {
+func (s *Session) login(ctx context.Context, auth Auth, scope string, rt *guard) (http.RoundTripper, error) {
 	opts := []name.Option{}
-	if s.ref.Scheme == "http" {
+	if s.ref.Scheme == "http" || s.cfg.AnyScheme && s.cfg.Insecure {
 		opts = append(opts, name.Insecure)
 	}
 	registry, err := name.NewRegistry(s.ref.Host, opts...)
@@ -113,14 +124,17 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.Ro
 		return nil, errdefs.Invalidf("the host %q is no registry: %w", s.ref.Host, err)
 	}
 	who := authn.Anonymous
-	if auth.Username != "" || auth.Password != "" || auth.Identity != "" {
-		who = authn.FromConfig(authn.AuthConfig{Username: auth.Username, Password: auth.Password, IdentityToken: auth.Identity})
+	if auth.Username != "" || auth.Password != "" || auth.Identity != "" || auth.Token != "" {
+		who = authn.FromConfig(authn.AuthConfig{Username: auth.Username, Password: auth.Password, IdentityToken: auth.Identity, RegistryToken: auth.Token})
 	}
 	scopes := []string{"repository:" + s.ref.Repository + ":" + scope}
 	for n := 1; ; n++ {
 		out, err := transport.NewWithContext(ctx, registry, who, rt, scopes)
 		if err == nil {
 			return out, nil
+		}
+		if cert := rt.untrusted.Load(); cert != nil {
+			return nil, s.untrusted(cert)
 		}
 		var retry bool
 		if e, ok := errors.AsType[*transport.Error](err); ok {
@@ -132,7 +146,7 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.Ro
 			}
 			err = errdefs.Unavailablef("%s answers %d %s; try again later", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
 		} else {
-			retry = !permanent(ctx, err)
+			retry = !s.permanent(ctx, err)
 			err = s.unreachable(ctx, err)
 		}
 		if !retry || n >= s.cfg.Attempts {
@@ -145,7 +159,8 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt http.Ro
 }
 
 // newTransport uses HTTP/1.1 only: bulk transfer needs many connections, not many streams of one.
-func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
+func newTransport(ca []byte, cfg Config) (*http.Transport, error) {
+	stall := cfg.Stall
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		TLSHandshakeTimeout:   10 * time.Second,
@@ -157,12 +172,17 @@ func newTransport(ca []byte, stall time.Duration) (*http.Transport, error) {
 		DisableCompression:    true, // digests are those of the stored bytes
 		WriteBufferSize:       256 << 10,
 		ReadBufferSize:        256 << 10,
-		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}},
+		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, InsecureSkipVerify: cfg.Insecure}, //nolint:gosec // only where the operator says so
 		TLSNextProto:          map[string]func(string, *tls.Conn) http.RoundTripper{},
 	}
 	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
+	t.DialContext = dialer.DialContext
+	if cfg.Reach != nil {
+		cfg.Reach.Guard(t, dialer)
+	}
+	dial := t.DialContext
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dialer.DialContext(ctx, network, addr)
+		c, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
@@ -213,13 +233,19 @@ func (c *stallConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// guard stops requests over plain HTTP if the reference says https, and the other way round.
+// guard stops requests over plain HTTP if the reference says https, and the other way round. With any, it allows plain HTTP
+// for loopback hosts and, if insecure, for all hosts.
 type guard struct {
-	scheme string
-	next   http.RoundTripper
+	scheme        string
+	any, insecure bool
+	next          http.RoundTripper
+	untrusted     atomic.Pointer[tls.CertificateVerificationError] // why TLS with a host failed
 }
 
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if g.any {
+		return g.either(req)
+	}
 	if req.URL.Scheme != g.scheme && g.scheme == "https" {
 		return nil, errdefs.Preconditionf("%s leads from https to plain HTTP, which is refused", req.URL.Host)
 	}
@@ -229,10 +255,22 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	return g.next.RoundTrip(req)
 }
 
-func noDowngrade(req *http.Request, via []*http.Request) error {
+func (g *guard) either(req *http.Request) (*http.Response, error) {
+	if req.URL.Scheme == "http" && !g.insecure && !Loopback(req.URL.Hostname()) {
+		return nil, errdefs.Unavailablef("%s is reached over plain HTTP only, which is not allowed; make it insecure in the configuration of that registry", req.URL.Host)
+	}
+	resp, err := g.next.RoundTrip(req)
+	if cert, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		g.untrusted.Store(cert) // this is the reason, even if plain HTTP gives another answer later
+	}
+	return resp, err
+}
+
+func (g *guard) redirect(req *http.Request, via []*http.Request) error {
 	switch {
 	case len(via) >= 10:
 		return errdefs.Unavailablef("%s redirects more than 10 times", via[0].URL.Host)
+	case g.any: // RoundTrip looks at each request
 	case via[0].URL.Scheme == "https" && req.URL.Scheme != "https":
 		return errdefs.Preconditionf("%s redirects from https to %s, which is refused", via[0].URL.Host, req.URL.Scheme)
 	}
@@ -265,8 +303,11 @@ func transient(code int) bool {
 }
 
 // permanent reports whether a retry cannot help.
-func permanent(ctx context.Context, err error) bool {
+func (s *Session) permanent(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
+		return true
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" && s.cfg.FailFast {
 		return true
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
@@ -288,7 +329,7 @@ func (s *Session) unreachable(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	if cert, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return errdefs.Preconditionf("the certificate of %s is not trusted (%w); give its CA", s.ref.Host, cert.Err)
+		return s.untrusted(cert)
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
@@ -300,6 +341,10 @@ func (s *Session) unreachable(ctx context.Context, err error) error {
 		return errdefs.Unavailablef("%s cannot be reached", s.ref.Host)
 	}
 	return errdefs.Unavailablef("%s cannot be reached: %w", s.ref.Host, err)
+}
+
+func (s *Session) untrusted(cert *tls.CertificateVerificationError) error {
+	return errdefs.Preconditionf("the certificate of %s is not trusted (%w); give its CA", s.ref.Host, cert)
 }
 
 const maxPause = 30 * time.Second
@@ -348,7 +393,7 @@ func (s *Session) do(ctx context.Context, r request) (*http.Response, error) {
 		case err == nil:
 			asked = retryAfter(resp)
 			discard(resp)
-		case last || permanent(ctx, err):
+		case last || s.permanent(ctx, err):
 			return nil, s.unreachable(ctx, err)
 		}
 		if err := s.pause(ctx, n, asked); err != nil {
@@ -408,9 +453,11 @@ func (s *Session) explain(resp *http.Response, what string) error {
 	case code == http.StatusInsufficientStorage || code == http.StatusRequestEntityTooLarge || quota(resp):
 		return errdefs.Exhaustedf("%s has no room for the %s (%s); delete something there or raise its quota", host, what, status)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return errdefs.Preconditionf("%s refuses access to the %s (%s); give a token that is valid and may do this", host, what, status)
+		return errdefs.Preconditionf("%s refuses access to the %s (%s); give credentials that are valid and may do this", host, what, status)
 	case code == http.StatusNotFound || code == http.StatusGone:
 		return errdefs.NotFoundf("%s has no %s", host, what)
+	case code == http.StatusTooManyRequests:
+		return errdefs.Unavailablef("%s limits how often it may be asked (%s for the %s); try again later, or give credentials", host, status, what)
 	case transient(code):
 		return errdefs.Unavailablef("%s answers %s for the %s; try again later", host, status, what)
 	case code == http.StatusMethodNotAllowed || code == http.StatusNotImplemented:

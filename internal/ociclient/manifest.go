@@ -22,6 +22,9 @@ const (
 	MediaIndex          = "application/vnd.oci.image.index.v1+json"
 	MediaDockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
 	MediaDockerList     = "application/vnd.docker.distribution.manifest.list.v2+json"
+
+	mediaSchema1       = "application/vnd.docker.distribution.manifest.v1+json" // accepted so that it can be refused by name
+	mediaSchema1Signed = "application/vnd.docker.distribution.manifest.v1+prettyjws"
 )
 
 // MaxManifest is the maximum size of a manifest, in bytes. Registries refuse larger ones.
@@ -82,7 +85,7 @@ func (s *Session) named(id string) string {
 	return r.String()
 }
 
-var accepted = http.Header{"Accept": {strings.Join([]string{MediaManifest, MediaIndex, MediaDockerManifest, MediaDockerList}, ", ")}}
+var accepted = http.Header{"Accept": {strings.Join([]string{MediaManifest, MediaIndex, MediaDockerManifest, MediaDockerList, mediaSchema1Signed, mediaSchema1}, ", ")}}
 
 // Head returns the digest of the manifest that id, a tag or a digest, names. Error: NotFound.
 func (s *Session) Head(ctx context.Context, id string) (string, error) {

@@ -62,7 +62,8 @@ func covering(repo name.Repository, auth []image.RegistryAuth) []image.RegistryA
 
 // credential is one credential to try, and what it would prove.
 type credential struct {
-	authn.Authenticator
+	ociclient.Auth
+
 	entry *image.RegistryAuth // from the request; nil: the host's, or none
 }
 
@@ -71,53 +72,47 @@ type credential struct {
 func (c *Client) credentials(ctx context.Context, repo name.Repository, auth []image.RegistryAuth) []credential {
 	var out []credential
 	for _, a := range covering(repo, auth) {
-		out = append(out, credential{authn.FromConfig(authConfig(a)), &a})
+		out = append(out, credential{authOf(a), &a})
 	}
-	host, err := authn.Resolve(ctx, c.cfg.Keychain, repo)
-	if err != nil { // a broken file of the host must not block a public image
-		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", repo.RegistryStr())
-	}
-	if err == nil && host != authn.Anonymous {
-		out = append(out, credential{Authenticator: host})
+	if host, ok := c.hostAuth(ctx, repo); ok {
+		out = append(out, credential{Auth: host})
 	}
 	if len(out) == 0 {
-		out = append(out, credential{Authenticator: authn.Anonymous})
+		out = append(out, credential{})
 	}
 	return out
 }
 
-// hostAuth returns the host's credentials for the repository of a push; empty if it has none.
-func (c *Client) hostAuth(ctx context.Context, to ociclient.Ref, ca []byte) ociclient.Auth {
-	auth := ociclient.Auth{CA: ca}
-	repo, err := name.NewRepository(to.Host + "/" + to.Repository)
-	if err != nil {
-		return auth
-	}
+// hostAuth returns the host's credentials for a repository; false if it has none. A broken file of the host must not block
+// public images.
+func (c *Client) hostAuth(ctx context.Context, repo name.Repository) (ociclient.Auth, bool) {
 	found, err := authn.Resolve(ctx, c.cfg.Keychain, repo)
 	if err != nil {
-		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", to.Host)
-		return auth
+		c.cfg.Log.Warn("docker configuration of the host unusable", "registry", repo.RegistryStr())
+		return ociclient.Auth{}, false
+	}
+	if found == authn.Anonymous {
+		return ociclient.Auth{}, false
 	}
 	a, err := authn.Authorization(ctx, found)
 	if err != nil {
-		c.cfg.Log.Warn("credentials of the host unusable", "registry", to.Host)
-		return auth
+		c.cfg.Log.Warn("credentials of the host unusable", "registry", repo.RegistryStr())
+		return ociclient.Auth{}, false
 	}
-	auth.Token, auth.Username, auth.Password, auth.Identity = a.RegistryToken, a.Username, a.Password, a.IdentityToken
-	return auth
+	return ociclient.Auth{Token: a.RegistryToken, Username: a.Username, Password: a.Password, Identity: a.IdentityToken}, true
 }
 
-func authConfig(a image.RegistryAuth) authn.AuthConfig {
+// authOf converts an entry of a request for a session.
+func authOf(a image.RegistryAuth) ociclient.Auth {
 	const byToken = "<token>" // user name that means no user
-	c := authn.AuthConfig{Username: a.Username, Password: a.Password}
 	switch {
 	case a.Token == "":
+		return ociclient.Auth{Username: a.Username, Password: a.Password}
 	case a.Username == "" || a.Username == byToken && a.Password != "":
-		c = authn.AuthConfig{RegistryToken: a.Token}
+		return ociclient.Auth{Token: a.Token}
 	default:
-		c = authn.AuthConfig{IdentityToken: a.Token}
+		return ociclient.Auth{Identity: a.Token}
 	}
-	return c
 }
 
 // dockerHub are the names of Docker Hub in docker configurations.

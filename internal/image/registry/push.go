@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 
@@ -64,36 +66,51 @@ func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(im
 		return "", err
 	}
 	defer func() { err = errors.Join(err, parts.Close()) }()
-	name := cmp.Or(parts.Image.Name, parts.Image.ID)
+	called := cmp.Or(parts.Image.Name, parts.Image.ID)
 	ca, err := c.authority(to.Host, r.CA)
 	if err != nil {
 		return "", err
 	}
 	auth := ociclient.Auth{Token: r.Token, Username: r.Username, Password: r.Password, CA: ca}
 	if r.Token == "" && r.Username == "" && r.Password == "" {
-		auth = c.hostAuth(ctx, to, ca)
+		if repo, err := name.NewRepository(to.Host + "/" + to.Repository); err == nil {
+			if host, ok := c.hostAuth(ctx, repo); ok {
+				auth = host
+				auth.CA = ca
+			}
+		}
 	}
 	s, err := ociclient.Open(ctx, to, auth, ociclient.Push, ociclient.Config{Stall: c.cfg.Stall, Backoff: c.cfg.Backoff})
 	if err != nil {
-		return "", fmt.Errorf("push image %s to %s: %w", name, to, err)
+		return "", fmt.Errorf("push image %s to %s: %w", called, to, err)
 	}
 	defer s.Close()
 	p := &push{s: s, parts: parts, size: cmp.Or(c.cfg.Part, defaultPart), tell: progress, claimed: map[string]bool{}}
 	if digest, err = p.run(ctx, to.Tag); err != nil {
-		return "", fmt.Errorf("push image %s to %s: %w", name, to, err)
+		return "", fmt.Errorf("push image %s to %s: %w", called, to, err)
 	}
 	return digest, nil
 }
 
 // authority is the CA to trust for a host: from the request, else from the host's configuration.
 func (c *Client) authority(host string, ca []byte) ([]byte, error) {
-	path := c.cfg.Registries[host].CA
-	if len(ca) > 0 || path == "" {
+	if len(ca) > 0 {
 		return ca, nil
 	}
-	pem, err := os.ReadFile(path)
+	return readCA(host, c.cfg.Registries[host])
+}
+
+// readCA is the CA of a host's configuration, nil if that names none.
+func readCA(host string, cfg RegistryConfig) ([]byte, error) {
+	if cfg.CA == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(cfg.CA)
 	if err != nil {
 		return nil, errdefs.Preconditionf("the CA of %s cannot be read: %w", host, err)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(pem) {
+		return nil, errdefs.Preconditionf("the CA file %s of %s holds no certificate", cfg.CA, host)
 	}
 	return pem, nil
 }

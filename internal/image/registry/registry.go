@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -139,8 +137,8 @@ func (c *Client) verify(ctx context.Context, r name.Reference, e endpoint, auth 
 	if err != nil {
 		return Proof{}, err
 	}
-	defer at.close()
-	if _, err := at.head(ctx, r.Identifier()); err != nil { // not all registries answer HEAD
+	defer at.Close()
+	if _, err := at.Head(ctx, r.Identifier()); err != nil { // not all registries answer HEAD
 		if _, _, _, err := at.manifest(ctx, r.Identifier()); err != nil {
 			return Proof{}, err
 		}
@@ -192,9 +190,9 @@ func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) 
 	if p.remote, err = p.c.connect(ctx, e, p.id, auth); err != nil {
 		return image.Image{}, err
 	}
-	defer p.remote.close()
+	defer p.remote.Close()
 	if p.known != "" {
-		if d, err := p.remote.head(ctx, p.id); err == nil && d == p.known {
+		if d, err := p.remote.Head(ctx, p.id); err == nil && d == p.known {
 			_, img, err := p.c.store.Origin(ctx, p.key)
 			if err == nil {
 				p.c.store.Touch(img.ID)
@@ -238,9 +236,7 @@ func (p *pull) layer(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error
 	if d.Digest.Algorithm != "sha256" {
 		return nil, errdefs.Invalidf("the layer %s uses the digest algorithm %q; only sha256 is known", d.Digest, d.Digest.Algorithm)
 	}
-	b := p.remote.blob(ctx, d)
-	b.progress = func(n int64) { p.report(local.PhaseDownload, n) }
-	return b, nil
+	return &metered{p.remote.blob(ctx, d), func(n int64) { p.report(local.PhaseDownload, n) }}, nil
 }
 
 // small reads a whole blob.
@@ -248,21 +244,4 @@ func (p *pull) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	b := p.remote.blob(ctx, d)
 	defer b.Close()
 	return io.ReadAll(b)
-}
-
-// explain turns a status other than success into an error.
-func explain(resp *http.Response, what string) error {
-	host := resp.Request.URL.Host
-	switch code := resp.StatusCode; {
-	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return errdefs.Preconditionf("%s refuses access to %s (%s); give credentials that may pull it", host, what, resp.Status)
-	case code == http.StatusNotFound:
-		return errdefs.NotFoundf("%s has no %s", host, what)
-	case code == http.StatusTooManyRequests:
-		return errdefs.Unavailablef("%s limits how often one may pull (%s for %s); try again later or give credentials", host, resp.Status, what)
-	case transient(code):
-		return errdefs.Unavailablef("%s answers %s for %s; try again later", host, resp.Status, what)
-	default:
-		return errdefs.Unavailablef("%s answers %s for %s", host, strings.TrimSpace(resp.Status), what)
-	}
 }

@@ -324,7 +324,9 @@ func TestBrokenTransfersGoOn(t *testing.T) {
 				defer mu.Unlock()
 				from := 0
 				if h := r.Header.Get("Range"); ranges && h != "" {
-					from, _ = strconv.Atoi(strings.Trim(h, "bytes=-"))
+					if _, err := fmt.Sscanf(h, "bytes=%d-", &from); err != nil {
+						t.Errorf("range %q: %v", h, err)
+					}
 					w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, len(blob)-1, len(blob)))
 					resumed++
 				}

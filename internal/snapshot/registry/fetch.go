@@ -170,7 +170,7 @@ func (w *worker) fetch(ctx context.Context, t task) ([]byte, error) {
 		w.raw = make([]byte, t.layer.Size)
 	}
 	blob := w.raw[:t.layer.Size]
-	r := w.p.s.Blob(ctx, t.layer.Digest, t.layer.Size)
+	r := w.p.blob(ctx, t.layer)
 	defer r.Close()
 	if _, err := io.ReadFull(r, blob); err != nil {
 		return nil, err
@@ -242,7 +242,7 @@ func (w *worker) whole(ctx context.Context, f *incoming) error {
 }
 
 func (w *worker) layer(ctx context.Context, l ociclient.Descriptor, out io.Writer, buf []byte) error {
-	b := w.p.s.Blob(ctx, l.Digest, l.Size)
+	b := w.p.blob(ctx, l)
 	defer b.Close()
 	var r io.Reader = b
 	if compressed(l) {

@@ -133,9 +133,25 @@ func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m 
 
 // small reads a blob whose size was validated before.
 func (p *pull) small(ctx context.Context, d ociclient.Descriptor) ([]byte, error) {
-	b := p.s.Blob(ctx, d.Digest, d.Size)
+	b := p.blob(ctx, d)
 	defer b.Close()
 	return io.ReadAll(b)
+}
+
+// blob reads a blob that the manifest names. A registry that does not have it has lost data.
+func (p *pull) blob(ctx context.Context, d ociclient.Descriptor) io.ReadCloser {
+	return required{p.s.Blob(ctx, d.Digest, d.Size)}
+}
+
+// required is a blob that must exist.
+type required struct{ io.ReadCloser }
+
+func (n required) Read(b []byte) (int, error) {
+	k, err := n.ReadCloser.Read(b)
+	if errdefs.IsNotFound(err) {
+		err = errdefs.As(errdefs.DataLoss, err)
+	}
+	return k, err
 }
 
 // enough refuses a pull for which the disk has no room.
