@@ -40,6 +40,7 @@ type Auth struct {
 // Config tunes a session. Zero values mean the defaults named here.
 type Config struct {
 	Stall    time.Duration // a connection that transfers nothing for this long is closed; 60 s
+	Answer   time.Duration // how long a server may take to begin its answer; 2 × Stall: it may hash and sync what it got
 	Backoff  time.Duration // before the second attempt, doubled for each further one; 500 ms
 	Attempts int           // of one request, or in a row without progress; 6
 
@@ -86,6 +87,9 @@ func (s *Session) Close() { s.plain.CloseIdleConnections() }
 func Open(ctx context.Context, r Ref, auth Auth, scope string, cfg Config) (*Session, error) {
 	if cfg.Stall <= 0 {
 		cfg.Stall = time.Minute
+	}
+	if cfg.Answer <= 0 {
+		cfg.Answer = 2 * cfg.Stall
 	}
 	if cfg.Backoff <= 0 {
 		cfg.Backoff = 500 * time.Millisecond
@@ -164,7 +168,7 @@ func newTransport(ca []byte, cfg Config) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		TLSHandshakeTimeout:   10 * time.Second,
-		ResponseHeaderTimeout: 2 * stall, // a registry may hash and sync the content before it answers
+		ResponseHeaderTimeout: cfg.Answer,
 		ExpectContinueTimeout: 2 * time.Second,
 		IdleConnTimeout:       time.Minute,
 		MaxIdleConns:          maxConnections,

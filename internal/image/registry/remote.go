@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -60,6 +61,9 @@ func nameOptions(cfg RegistryConfig) []name.Option {
 	return nil
 }
 
+// maxAnswer is how long a registry may take to begin an answer: another one may be asked after it.
+const maxAnswer = 30 * time.Second
+
 // attempts is how often a request is tried, and a transfer that makes no progress is resumed.
 const attempts = 4
 
@@ -82,7 +86,7 @@ func (c *Client) connect(ctx context.Context, e endpoint, id string, auth []imag
 		return nil, err
 	}
 	cfg := ociclient.Config{
-		Stall: c.cfg.Stall, Backoff: c.cfg.Backoff, Attempts: attempts, FailFast: true,
+		Stall: c.cfg.Stall, Answer: min(c.cfg.Stall, maxAnswer), Backoff: c.cfg.Backoff, Attempts: attempts, FailFast: true,
 		AnyScheme: true, Insecure: e.cfg.Insecure,
 	}
 	if !e.known {
