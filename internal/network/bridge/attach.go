@@ -176,8 +176,7 @@ func (n *Network) Release(ctx context.Context, nic vm.NIC) error {
 }
 
 func (n *Network) release(nic vm.NIC) error {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
+	defer n.mu.Read()()
 	if n.live == nil {
 		return n.file.Release(nic.MAC, nic.Tap)
 	}

@@ -12,12 +12,10 @@ package bridge
 import (
 	"context"
 	"errors"
-	"hash/fnv"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,13 +42,9 @@ type Network struct {
 
 	damaged atomic.Uint64 // number of lease files set aside
 
-	mu   sync.RWMutex // held for reading by changes of single taps, for writing by changes of the whole network
-	live *live        // nil until Setup has succeeded
-
-	// One change at a time per tap, chosen by a hash of its name. Different taps change in parallel, except their links (see
-	// turns).
-	perTap [64]sync.Mutex
-	turns  turns
+	mu    host.TapLock // different taps change in parallel, except their links (see turns)
+	live  *live        // nil until Setup has succeeded; under mu
+	turns turns
 }
 
 // live is what Setup decided and found. It is never changed, only replaced.
@@ -111,8 +105,7 @@ func (n *Network) Addresses() (leased, total int) {
 
 // up returns the result of Setup, or an error if the network is not set up.
 func (n *Network) up() (*live, error) {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
+	defer n.mu.Read()()
 	if n.live == nil {
 		return nil, n.notUp()
 	}
@@ -130,8 +123,7 @@ func (n *Network) spaceGone(err error) bool {
 
 // whole runs fn in the namespace while nothing else changes the network.
 func (n *Network) whole(ctx context.Context, fn func() error) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	defer n.mu.Whole()()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -140,13 +132,7 @@ func (n *Network) whole(ctx context.Context, fn func() error) error {
 
 // single runs fn in the namespace while nothing else changes the tap. fn gets nil if the network is not set up.
 func (n *Network) single(ctx context.Context, tap string, fn func(*live) error) error {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(tap)) // never fails
-	mu := &n.perTap[h.Sum32()%uint32(len(n.perTap))]
-	mu.Lock()
-	defer mu.Unlock()
+	defer n.mu.Tap(tap)()
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -194,9 +194,9 @@ func (n *Network) Sweep(ctx context.Context, keep []string, known func(vm.ID) bo
 // stays.
 func (n *Network) Teardown(ctx context.Context) error {
 	_, err := n.sweep(ctx, func(record) bool { return false })
-	n.mu.Lock()
+	unlock := n.mu.Whole()
 	n.up = false
-	n.mu.Unlock()
+	unlock()
 	if err != nil {
 		return fmt.Errorf("tear down network %s: %w", n.cfg.Name, err)
 	}
@@ -205,8 +205,7 @@ func (n *Network) Teardown(ctx context.Context) error {
 
 // sweep removes all attachments except those to keep, and returns the taps that existed.
 func (n *Network) sweep(ctx context.Context, keep func(record) bool) (removed []string, err error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	defer n.mu.Whole()()
 	all, err := n.records()
 	if err != nil {
 		return nil, err

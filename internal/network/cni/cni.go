@@ -11,14 +11,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -75,9 +73,8 @@ type Network struct {
 	log    *slog.Logger
 	cni    *libcni.CNIConfig
 
-	mu     sync.RWMutex // held for reading by changes of single interfaces, for writing by changes of the whole network
-	up     bool
-	perTap [64]sync.Mutex // index: a hash of the tap's name
+	mu host.TapLock
+	up bool // under mu
 }
 
 var _ network.Network = (*Network)(nil)
@@ -165,8 +162,7 @@ func (n *Network) Name() string { return n.cfg.Name }
 
 // Setup implements network.Network: it checks whether the plugins can be run. They create what they need with each interface.
 func (n *Network) Setup(ctx context.Context) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	defer n.mu.Whole()()
 	if err := n.probe(ctx); err != nil {
 		return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
 	}
@@ -203,9 +199,9 @@ func (n *Network) probe(ctx context.Context) error {
 
 // Run implements network.Network. There is nothing to serve.
 func (n *Network) Run(ctx context.Context) error {
-	n.mu.RLock()
+	unlock := n.mu.Read()
 	up := n.up
-	n.mu.RUnlock()
+	unlock()
 	if !up {
 		return n.notUp()
 	}
@@ -219,13 +215,7 @@ func (n *Network) notUp() error {
 
 // single runs fn while nothing else changes the network or the interface.
 func (n *Network) single(ctx context.Context, tap string, fn func(up bool) error) error {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(tap)) // never fails
-	mu := &n.perTap[h.Sum32()%uint32(len(n.perTap))]
-	mu.Lock()
-	defer mu.Unlock()
+	defer n.mu.Tap(tap)()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
