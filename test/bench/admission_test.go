@@ -27,14 +27,14 @@ import (
 )
 
 const (
-	reviews     = 10000 // AdmissionReviews that the webhook is sent
-	reviewers   = 16    // at once
-	dryCreates  = 200   // pods of each kind that the API server is asked for
+	reviews     = 10000 // AdmissionReviews that are sent to the webhook
+	reviewers   = 16    // in parallel
+	dryCreates  = 200   // pods of each kind that are created in dry-run mode
 	webhookPath = "/mutate"
 )
 
-// admissions asks the manager's webhook for pods of VMs as the API server does, and then the API server for pods that it
-// asks the webhook about and for pods that it does not.
+// admissions sends pods of VMs to the manager's webhook, as the API server does. Then it creates pods in the API server, some of
+// which the API server sends to the webhook, and some not.
 func admissions(t *testing.T, results *table) {
 	k := kubetest.Up(t, "--with", "manager")
 	config := *k.Config

@@ -18,11 +18,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// absence is how long the API server is away: longer than leases, watches and back-offs last.
+// absence is how long the API server is stopped: longer than leases, watches and back-offs last.
 const absence = 3 * time.Minute
 
-// away takes the API server from a node whose guests are real. Meanwhile one guest is killed, which must be started again,
-// and another one counts, which must not notice. A pod is deleted as soon as the API server is back.
+// away stops the API server of a node with real guests. Meanwhile one guest is killed and must be started again. Another guest
+// counts and must keep running. A pod is deleted as soon as the API server is back.
 func away(t *testing.T, k *kubetest.Cluster, c *cluster, engine *daemon) {
 	t.Helper()
 	api := c.kube.CoreV1().Pods(namespace)
@@ -69,7 +69,7 @@ func away(t *testing.T, k *kubetest.Cluster, c *cluster, engine *daemon) {
 		t.Errorf("a guest was touched while the API server was away: %+v, before %+v", r, counts)
 	}
 	meanwhile := count(t, engine, counts) - counted
-	if meanwhile < int(absence/time.Second) { // it counts to five each second where it is not emulated
+	if meanwhile < int(absence/time.Second) { // without emulation it counts to five each second
 		t.Errorf("the guest counted to no more than %d in %s", meanwhile, absence)
 	}
 
@@ -97,7 +97,7 @@ func away(t *testing.T, k *kubetest.Cluster, c *cluster, engine *daemon) {
 	}
 }
 
-// count is what r's guest has counted to. Its log must have no gap.
+// count returns how far r's guest has counted. Its log must have no gap.
 func count(t *testing.T, engine *daemon, r vm.Record) (n int) {
 	t.Helper()
 	err := engine.Logs(t.Context(), string(r.ID), guest.LogOptions{Tail: -1}, func(e guest.LogEntry) error {

@@ -1,7 +1,7 @@
 //go:build bench
 
-// Package bench measures the product side by side with what it stands on, in one run, and prints one table of medians.
-// It asserts no times: machines differ, and a slow one is no bug. It holds no logic of the product.
+// Package bench measures the product side by side with the software below it, in one run, and prints one table of medians.
+// It asserts no times: machines differ, and a slow one is not a bug. It contains no product logic.
 //
 // It needs root, `make build`, and a network namespace of its own: hack/test.sh bench provides all of it.
 package bench
@@ -27,7 +27,7 @@ const (
 	guestStorage = 1 << 30   // bytes
 )
 
-// TestBench runs every measurement, one after the other, and prints what they found.
+// TestBench runs all measurements, one after the other, and prints the results.
 func TestBench(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("the benchmarks need root; run them with `make bench`")
@@ -66,7 +66,7 @@ type table struct {
 	notes strings.Builder
 }
 
-// row is one figure. Empty cells are printed as such.
+// row is one result. Empty cells are printed as such.
 type row struct {
 	what, a, b, figure, goal string
 	n                        int
@@ -75,7 +75,7 @@ type row struct {
 
 func (t *table) add(r row) { t.rows = append(t.rows, r) }
 
-// note adds lines that are printed below the table.
+// note adds lines below the table.
 func (t *table) note(format string, args ...any) { fmt.Fprintf(&t.notes, format+"\n", args...) }
 
 func (t *table) String() string {
@@ -97,7 +97,7 @@ func (t *table) String() string {
 	return out.String()
 }
 
-// samples are the times of one thing measured again and again.
+// samples are the times of repeated measurements of one thing.
 type samples []time.Duration
 
 func (s samples) quantile(q float64) time.Duration {
@@ -112,7 +112,7 @@ func (s samples) median() time.Duration { return s.quantile(0.5) }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.0f ms", float64(d)/1e6) }
 
-// millis is ms for times in which tenths matter.
+// millis formats times in ms with tenths.
 func millis(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/1e6) }
 
 func bin(name string) string {
@@ -123,7 +123,7 @@ func bin(name string) string {
 	return path
 }
 
-// run runs a program; a failure ends the test.
+// run runs a program. A failure ends the test.
 func run(t *testing.T, path string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), path, args...)
@@ -134,7 +134,7 @@ func run(t *testing.T, path string, args ...string) {
 	}
 }
 
-// scratch is a folder with a path short enough for sockets.
+// scratch creates a folder whose path is short enough for sockets.
 func scratch(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cocoon-bench-")
@@ -148,7 +148,7 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// until asks again every few milliseconds until ok, and returns when that was.
+// until calls ok every few milliseconds until it returns true, and returns the time of that.
 func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.Time {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)

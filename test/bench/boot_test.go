@@ -31,9 +31,9 @@ const (
 	bareTap    = "bench-bare"
 )
 
-// boot compares `cocoon vm run --wait=false` with the plain QEMU command of the very same machine: the same kernel,
-// devices and disks, without descriptors, user, namespaces, cgroup and sandbox, and with a tap and a disk that are there
-// already. Both are watched through the same window: the file QEMU writes the serial console to.
+// boot compares `cocoon vm run --wait=false` with the plain QEMU command of the same machine: the same kernel,
+// devices and disks, but no descriptors, user, namespaces, cgroup and sandbox, and with an existing tap and disk.
+// Both are observed in the same way: through the file to which QEMU writes the serial console.
 func boot(t *testing.T, results *table) {
 	d := start(t, "")
 	ready := watchReady(t, d.Client)
@@ -41,14 +41,14 @@ func boot(t *testing.T, results *table) {
 	var ours, plain boots
 	for n := range bootRounds + 1 {
 		var a, b booted
-		if n%2 == 0 { // neither is always the one that finds the caches warm
+		if n%2 == 0 { // alternate, so that neither always finds the caches warm
 			a = oursOnce(t, d, ready, fmt.Sprintf("ours-%d", n))
 		}
 		b = machine.once(t, n)
 		if n%2 == 1 {
 			a = oursOnce(t, d, ready, fmt.Sprintf("ours-%d", n))
 		}
-		if n > 0 { // the first warms up
+		if n > 0 { // the first round only warms up
 			ours, plain = ours.with(a), plain.with(b)
 		}
 	}
@@ -66,14 +66,14 @@ func boot(t *testing.T, results *table) {
 	execTrips(t, d, ready, results)
 }
 
-// booted is what one boot took, from the start of the command.
+// booted holds the times of one boot, from the start of the command.
 type booted struct {
 	init time.Duration // to the first line of init on the serial console
-	set  time.Duration // to a guest that is set up
+	set  time.Duration // until the guest is set up
 	cpu  time.Duration // CPU time of all processes concerned, until init
-	back time.Duration // to the return of `vm run`
+	back time.Duration // until `vm run` returns
 
-	cli, daemon time.Duration // CPU time of the two that bare QEMU does without
+	cli, daemon time.Duration // CPU time of the two programs that bare QEMU does not need
 }
 
 type boots struct{ init, set, cpu, back, cli, daemon samples }
@@ -82,7 +82,7 @@ func (s boots) with(b booted) boots {
 	return boots{append(s.init, b.init), append(s.set, b.set), append(s.cpu, b.cpu), append(s.back, b.back), append(s.cli, b.cli), append(s.daemon, b.daemon)}
 }
 
-// cpuOf is the CPU time a process has used, to the precision of the kernel's clock tick.
+// cpuOf is the CPU time of a process, to the precision of the kernel's clock tick.
 func cpuOf(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	text := string(must(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(t))
@@ -136,15 +136,15 @@ func initLine(t *testing.T, console string) time.Time {
 	})
 }
 
-// bare is the plain QEMU command of one of our machines.
+// bare is the plain QEMU command of one of our VMs.
 type bare struct {
 	dir   string
 	args  []string // with %s for the folder of a run
-	disks []string // templates of the writable disks; a run has copies in its folder
+	disks []string // templates of the writable disks; each run has copies in its folder
 	setup guest.Setup
 }
 
-// newBare takes the command of a VM of ours that runs, and the disks of one that never ran.
+// newBare uses the command of one of our running VMs, and the disks of a VM that never ran.
 func newBare(t *testing.T, d *daemon) *bare {
 	t.Helper()
 	model := must(d.Launch(t.Context(), spec("model")))(t)
@@ -170,7 +170,7 @@ func newBare(t *testing.T, d *daemon) *bare {
 	return b
 }
 
-// bareTapFor makes the tap of the bare machines, until the test ends.
+// bareTapFor creates the tap of the bare machines. It is removed at the end of the test.
 func bareTapFor(t *testing.T) {
 	t.Helper()
 	tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: bareTap}, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_DEFAULTS | netlink.TUNTAP_VNET_HDR}
@@ -186,7 +186,7 @@ func bareTapFor(t *testing.T) {
 	}
 }
 
-// files says which path stands behind each block node of a file; writable ones become templates.
+// files maps each block node of a file to its path. Writable files become templates.
 func (b *bare) files(disks []vm.Disk) map[string]string {
 	files := map[string]string{}
 	for i, d := range disks {
@@ -208,13 +208,13 @@ var (
 	chardev    = regexp.MustCompile(`^socket,id=(\w+),`)
 )
 
-// plain puts paths in the place of descriptors and drops the sandbox.
+// plain replaces descriptors by paths and removes the sandbox.
 func plain(t *testing.T, argv []string, boot vm.Boot, files map[string]string) []string {
 	t.Helper()
 	out := []string{argv[0]}
 	for n := 1; n < len(argv); n++ {
 		option := argv[n]
-		if n+1 == len(argv) || strings.HasPrefix(argv[n+1], "-") { // it has no value
+		if n+1 == len(argv) || strings.HasPrefix(argv[n+1], "-") { // an option without a value
 			out = append(out, option)
 			continue
 		}
@@ -265,7 +265,7 @@ type bareRun struct {
 	stop  func()
 }
 
-// run starts the commands with fresh copies of the disks. Preparing them is not part of the time.
+// run starts the commands with fresh copies of the disks. The time for the copies is not measured.
 func (b *bare) run(t *testing.T, n int) bareRun {
 	t.Helper()
 	dir := filepath.Join(b.dir, fmt.Sprint(n))
@@ -282,7 +282,7 @@ func (b *bare) run(t *testing.T, n int) bareRun {
 	var errs bytes.Buffer
 	cmd := exec.Command(b.args[0], args...)
 	cmd.Stderr = &errs
-	// Its own session, as ours has: the kernel's autogroups share out the CPU by session.
+	// Its own session, as our VMs have: the kernel's autogroups divide the CPU by session.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	began := time.Now()
 	if err := cmd.Start(); err != nil {
@@ -322,7 +322,7 @@ func (b *bare) once(t *testing.T, n int) (took booted) {
 	return took
 }
 
-// greet sets the guest up, as the engine does.
+// greet sets up the guest, as the engine does.
 func (b *bare) greet(ctx context.Context, socket string) error {
 	a, err := agent.Connector{}.Connect(ctx, func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -334,7 +334,7 @@ func (b *bare) greet(ctx context.Context, socket string) error {
 	return a.Setup(ctx, b.setup)
 }
 
-// execTrips measures a command in a guest, from the call of the node API to its exit code.
+// execTrips measures a command in a guest, from the call of the node API to the exit code.
 func execTrips(t *testing.T, d *daemon, ready *readiness, results *table) {
 	must(d.Launch(t.Context(), spec("exec")))(t)
 	ready.wait(t, "exec")

@@ -29,9 +29,9 @@ const (
 	benchToken  = "bench"
 )
 
-// carry compares pushing a snapshot to epoch and pulling it with what no transfer can do without: hashing the bytes that
-// are moved, and writing them to a file that is synced. The second comparison is what both ends cannot do without, when
-// they share one machine.
+// carry compares pushing a snapshot to epoch and pulling it with the minimum for any transfer: hashing the bytes
+// that are moved, and writing them to a file that is synced. The second comparison is the minimum for both ends
+// together, if they share one machine.
 func carry(t *testing.T, results *table) {
 	d := start(t, "")
 	ready := watchReady(t, d.Client)
@@ -85,7 +85,7 @@ func carry(t *testing.T, results *table) {
 	})
 }
 
-// epoch is a registry of the benchmark's own.
+// epoch starts a registry for the benchmark.
 func epoch(t *testing.T) (addr string) {
 	t.Helper()
 	dir := scratch(t)
@@ -116,7 +116,7 @@ func epoch(t *testing.T) (addr string) {
 	return addr
 }
 
-// hashAndWrite is the slower of hashing n bytes and of writing and syncing them.
+// hashAndWrite returns the longer of two times: hashing n bytes, and writing and syncing them.
 func hashAndWrite(t *testing.T, n int64) time.Duration {
 	t.Helper()
 	block := make([]byte, 1<<20)
@@ -136,7 +136,7 @@ func hashAndWrite(t *testing.T, n int64) time.Duration {
 	return max(hash, write)
 }
 
-// bareTransfer sends n bytes through a socket to a file that is synced. Each side hashes them beside moving them.
+// bareTransfer sends n bytes through a socket to a file that is synced. Each side hashes them while it moves them.
 func bareTransfer(t *testing.T, n int64) {
 	t.Helper()
 	block := make([]byte, 1<<20)
@@ -171,7 +171,7 @@ func bareTransfer(t *testing.T, n int64) {
 	}
 }
 
-// hashedCopy copies, and hashes what it copied while it goes on.
+// hashedCopy copies, and hashes the copied bytes at the same time.
 func hashedCopy(w io.Writer, r io.Reader) error {
 	const depth = 8
 	free, full := make(chan []byte, depth), make(chan []byte, depth)

@@ -31,7 +31,7 @@ const (
 	saveRounds  = 5
 )
 
-// clones compares a VM that goes on from a snapshot with one that boots, and with the plain QEMU commands that do the same.
+// clones compares a VM that resumes from a snapshot with one that boots, and with the plain QEMU commands for the same.
 func clones(t *testing.T, results *table) {
 	t.Run("pool", func(t *testing.T) { pooled(t, results) })
 	d := start(t, "")
@@ -55,11 +55,11 @@ func clones(t *testing.T, results *table) {
 			ready.wait(t, fmt.Sprintf("clone-%d", n))
 		})
 		p := plainClone.once(t, n)
-		if n > 0 { // the first warms up
+		if n > 0 { // the first round only warms up
 			cold, clone, bare = append(cold, b), append(clone, c), append(bare, p)
 		}
 		if n == cloneRounds {
-			break // these two are weighed below
+			break // these two are compared below
 		}
 		remove(t, d, fmt.Sprintf("cold-%d", n), fmt.Sprintf("clone-%d", n))
 	}
@@ -78,7 +78,7 @@ func clones(t *testing.T, results *table) {
 	hibernation(t, d, ready, results)
 }
 
-// engineMetrics is in the network namespace of the benchmarks.
+// engineMetrics is an address in the network namespace of the benchmarks.
 const engineMetrics = "127.0.0.1:9477"
 
 // pooled compares a VM from the pool with one that boots.
@@ -109,7 +109,7 @@ func pooled(t *testing.T, results *table) {
 	ratio(results, "clone from the pool (A), cold boot (B): until the agent has set it up", clone.median(), cold.median(), 1.0/15, cloneRounds)
 }
 
-// engineMetric returns a metric without labels of the cocoond whose metrics are at engineMetrics.
+// engineMetric returns a metric without labels from the cocoond that serves its metrics at engineMetrics.
 func engineMetric(t *testing.T, name string) (value float64) {
 	t.Helper()
 	reply, err := http.Get("http://" + engineMetrics + "/metrics")
@@ -150,7 +150,7 @@ func ratio(results *table, what string, a, b time.Duration, goal float64, n int)
 	results.add(r)
 }
 
-// pauses measures how long a guest that writes to memory and disk stands still while it is saved.
+// pauses measures how long a guest that writes to memory and disk is paused while it is saved.
 func pauses(t *testing.T, d *daemon, results *table) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -179,7 +179,7 @@ func pauses(t *testing.T, d *daemon, results *table) {
 	results.add(row{what: "live save of a busy guest (" + method + "): pause (A), in all (B)", a: millis(paused.median()), b: ms(took.median()), n: saveRounds})
 }
 
-// pss is what the process of a VM occupies, with its share of what it shares, bytes.
+// pss is the memory of a VM's process, including its part of shared memory, in bytes.
 func pss(t *testing.T, d *daemon, name string) int64 {
 	t.Helper()
 	r := must(d.Inspect(t.Context(), name))(t)
@@ -196,7 +196,7 @@ func pss(t *testing.T, d *daemon, name string) int64 {
 
 func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
-// storm clones n VMs at once and returns what each of them occupies in memory, bytes.
+// storm clones n VMs at once and returns how much memory each of them uses, in bytes.
 func storm(t *testing.T, d *daemon, ready *readiness, results *table, n int, one time.Duration) (each int64) {
 	t.Helper()
 	name := func(i int) string { return fmt.Sprintf("storm%d-%d", n, i) }
@@ -236,7 +236,7 @@ func storm(t *testing.T, d *daemon, ready *readiness, results *table, n int, one
 	return each
 }
 
-// hibernation compares hibernating and waking a guest whose memory is full with copying as many bytes from file to file.
+// hibernation compares hibernating and waking a guest whose memory is full with copying the same number of bytes between files.
 func hibernation(t *testing.T, d *daemon, ready *readiness, results *table) {
 	t.Helper()
 	s := spec("sleeper")
@@ -277,7 +277,7 @@ func hibernation(t *testing.T, d *daemon, ready *readiness, results *table) {
 	remove(t, d, "sleeper")
 }
 
-// bareClone is the plain QEMU commands that make the clone of a template: no user, namespaces, cgroup, sandbox, journal.
+// bareClone holds the plain QEMU commands that clone a template: no user, namespaces, cgroup, sandbox, journal.
 type bareClone struct {
 	*bare
 	memory, state string
@@ -299,7 +299,7 @@ func newBareClone(t *testing.T, d *daemon, ready *readiness) *bareClone {
 		b.told.Clone.MACs = append(b.told.Clone.MACs, source.NICs[i].MAC)
 	}
 	snapshot := filepath.Join(d.dir, "state", "snapshots", model.Snapshot)
-	// The best place for it, as ours is: memory.
+	// The memory file is in memory, which is the fastest place. Ours is there too.
 	shm := must(os.MkdirTemp("/dev/shm", "cocoon-bench-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(shm) })
 	b.memory, b.state = filepath.Join(shm, "memory"), filepath.Join(snapshot, "vmstate")
@@ -319,16 +319,16 @@ func newBareClone(t *testing.T, d *daemon, ready *readiness) *bareClone {
 		argv = append(argv, a)
 	}
 	b.args = plain(t, argv, model.Boot, files)
-	for i, disk := range b.disks { // the overlay as it was before the clone wrote to it would be as good
+	for i, disk := range b.disks { // the overlay from before the clone wrote to it would do as well
 		b.disks[i] = filepath.Join(b.dir, fmt.Sprintf("template%d", i))
 		run(t, "cp", "--sparse=always", "--reflink=auto", disk, b.disks[i])
 	}
-	must(d.Stop(t.Context(), "model", 0))(t) // its folder holds the layers that the bare clones stand on
+	must(d.Stop(t.Context(), "model", 0))(t) // its folder holds the backing files of the bare clones
 	bareTapFor(t)
 	return b
 }
 
-// once runs the commands and returns how long it took until the agent had been told who the guest is.
+// once runs the commands and returns the time until the agent knows the identity of the guest.
 func (b *bareClone) once(t *testing.T, n int) time.Duration {
 	t.Helper()
 	r := b.run(t, n)
@@ -360,11 +360,11 @@ func (b *bareClone) once(t *testing.T, n int) time.Duration {
 	return time.Since(began)
 }
 
-// qmpConn is just enough of QMP for a script.
+// qmpConn implements just enough of QMP for a script.
 type qmpConn struct {
 	net.Conn
 	dec       *json.Decoder
-	migration string // the last that was heard
+	migration string // the last reported state
 }
 
 type qmpMessage struct {
@@ -414,7 +414,7 @@ func (q *qmpConn) do(t *testing.T, command string, arguments map[string]any) {
 	}
 }
 
-// migrated waits until the state is there.
+// migrated waits until the migration reports that state.
 func (q *qmpConn) migrated(t *testing.T) {
 	t.Helper()
 	for q.migration != "completed" {

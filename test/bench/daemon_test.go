@@ -18,14 +18,14 @@ import (
 
 const image = "demo:latest"
 
-// daemon is a cocoond of the benchmark's own, with the demo image.
+// daemon is a cocoond for the benchmark, with the demo image.
 type daemon struct {
 	*nodeclient.Client
 	*program
 	dir, socket string
 }
 
-// start runs cocoond with more settings in YAML until the test ends.
+// start runs cocoond with additional settings in YAML until the test ends.
 func start(t *testing.T, config string) *daemon {
 	t.Helper()
 	dir := scratch(t)
@@ -56,7 +56,7 @@ func start(t *testing.T, config string) *daemon {
 	return d
 }
 
-// program is one that runs until the test ends.
+// program is a process that runs until the test ends.
 type program struct {
 	argv, env []string
 	log       string // path
@@ -82,7 +82,7 @@ func background(t *testing.T, what string, env []string, argv ...string) *progra
 	return p
 }
 
-// start starts it, once more after kill.
+// start starts it. It can be called again after kill.
 func (p *program) start() error {
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -98,7 +98,7 @@ func (p *program) start() error {
 	return nil
 }
 
-// kill ends it as a crash does.
+// kill ends it with SIGKILL, like a crash.
 func (p *program) kill() error {
 	err := p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
@@ -119,7 +119,7 @@ func spec(name string) vm.Spec {
 	}
 }
 
-// readiness learns from the node's events when guests were set up.
+// readiness records from the node's events when guests were set up.
 type readiness struct {
 	mu  sync.Mutex
 	at  map[string]time.Time // by name of the VM
@@ -153,14 +153,14 @@ func (r *readiness) see(e vm.Event) error {
 	return nil
 }
 
-// stopped returns when the VM of that name was last seen to stop.
+// stopped returns when the VM of that name last stopped.
 func (r *readiness) stopped(name string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.end[name]
 }
 
-// wait returns when the guest of that name was set up, and its record of then.
+// wait returns when the guest of that name was set up, and its record at that time.
 func (r *readiness) wait(t *testing.T, name string) (at time.Time, rec vm.Record) {
 	t.Helper()
 	until(t, time.Minute, "agent of "+name+" answers", func() bool {

@@ -29,11 +29,11 @@ import (
 const (
 	dhcpClients = 200 // each with a reservation
 	dhcpRounds  = 5   // leases per client in one run
-	dhcpAtOnce  = 16  // clients that wait for an answer
+	dhcpAtOnce  = 16  // clients that wait for an answer at the same time
 )
 
-// leases has the same clients ask our DHCP server and dnsmasq for the addresses that belong to them, in turns, and
-// compares whole exchanges of four messages per second.
+// leases lets the same clients request their reserved addresses from our DHCP server and from dnsmasq, in turns. It compares
+// how many complete exchanges of four messages each server does per second.
 func leases(t *testing.T, results *table) {
 	dnsmasq := need.Tool(t, "dnsmasq")
 	var ours, theirs []float64
@@ -127,7 +127,7 @@ func dnsmasqLeases(t *testing.T, tool string) float64 {
 	return rate(t, "bench0")
 }
 
-// rate joins the bridge with a veth and returns how many leases per second are had by all clients behind it.
+// rate joins the bridge with a veth and returns how many leases per second all clients behind it get.
 func rate(t *testing.T, name string) float64 {
 	t.Helper()
 	br, err := netlink.LinkByName(name)
@@ -162,23 +162,23 @@ func rate(t *testing.T, name string) float64 {
 	}
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 200_000})
 	w := asker{t: t, fd: fd}
-	w.run(dhcpClients) // the server is up, and has seen everybody
+	w.run(dhcpClients) // warm-up: the server is up, and has seen all clients
 	began := time.Now()
 	w.run(dhcpClients * dhcpRounds)
 	return dhcpClients * dhcpRounds / time.Since(began).Seconds()
 }
 
-// asker is all clients on one wire.
+// asker is the set of all clients on one wire.
 type asker struct {
 	t  *testing.T
 	fd int
 }
 
-// run has total leases, of one client after the other. An answer that is lost is asked for again.
+// run obtains total leases, one client after the other. A request without an answer is repeated.
 func (a asker) run(total int) {
 	a.t.Helper()
 	started, done := 0, 0
-	open := map[int]func(){} // by client: ask again
+	open := map[int]func(){} // by client: repeats the request
 	discover := func(i int) {
 		ask := func() { a.send(i, dhcpv4.MessageTypeDiscover, nil) }
 		open[i] = ask

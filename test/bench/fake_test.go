@@ -21,8 +21,8 @@ const (
 	fakeCycle = 2000
 )
 
-// fakes drives a cocoond whose VMs are records, to see what the engine, the journal and the node API cost by themselves:
-// first VMs that come and go, then many at once.
+// fakes drives a cocoond whose VMs are only records, to measure the cost of the engine, the journal and the node API alone:
+// first VMs that are created and deleted, then many at once.
 func fakes(t *testing.T, results *table) {
 	d := start(t, "driver: fake\nnetwork: {enabled: false}\nlog: {level: warn}\n")
 	var conns []*nodeclient.Client

@@ -35,9 +35,9 @@ const (
 	kwokGoal   = 0.8
 )
 
-// manyOnOne has a thousand pods come up and go on one virtual node whose VMs are records, and on one that KWOK pretends to
-// have, on the same control plane. Ours writes a journal, makes a tap and an address for each VM, and asks whether it can
-// be reached; that of KWOK patches a status. Between the two is a node of ours whose VMs have no disk, no tap and no lease.
+// manyOnOne creates and deletes a thousand pods on a virtual node whose VMs are only records, and on a node simulated by KWOK,
+// with the same control plane. Our node writes a journal, makes a tap and an address for each VM, and probes whether it is
+// reachable; KWOK's patches a status. A third node is in between: ours, with VMs that have no disk, no tap and no lease.
 func manyOnOne(t *testing.T, results *table) {
 	k := kubetest.Up(t)
 	config := *k.Config
@@ -51,7 +51,7 @@ func manyOnOne(t *testing.T, results *table) {
 	plane := controlPlane(t, k.Dir)
 	ours := c.crowd(t, "ours", recordDisk, node.pid, engine.pid, plane)
 	t.Logf("ours: %.0f pods/s up, %.0f pods/s down", ours.up, ours.down)
-	if err := node.kill(); err != nil { // what it still has to tell costs the others nothing
+	if err := node.kill(); err != nil { // its remaining writes must not slow down the others
 		t.Fatal(err)
 	}
 	inMemory := fakenode.Start(t, fakenode.Options{Name: "memory", Kubeconfig: kubeconfig})
@@ -110,15 +110,15 @@ func manyOnOne(t *testing.T, results *table) {
 	}
 }
 
-// recordNode starts a cocoond whose VMs are records and a vk-cocoon beside it. The node may open no ICMP socket, so an
-// address counts as Ready: nobody is behind it.
+// recordNode starts a cocoond whose VMs are only records, and a vk-cocoon beside it. The node cannot open an ICMP socket, so an
+// address counts as Ready: no guest would answer there.
 func recordNode(t *testing.T, kubeconfig string) (engine *daemon, node *program) {
 	t.Helper()
 	engine = recordEngine(t)
 	return engine, virtualNode(t, kubeconfig, engine, "setpriv", "--bounding-set=-net_raw")
 }
 
-// recordEngine starts a cocoond whose VMs are records with a disk, a tap and an address.
+// recordEngine starts a cocoond whose VMs are only records with a disk, a tap and an address.
 func recordEngine(t *testing.T, config ...string) *daemon {
 	t.Helper()
 	engine := start(t, strings.Join(append(config, "driver: fake", "network: {instance: many, bridge: ccmany, subnet: 10.201.0.0/20}", "log: {level: warn}", ""), "\n"))
@@ -130,7 +130,7 @@ func recordEngine(t *testing.T, config ...string) *daemon {
 	return engine
 }
 
-// virtualNode starts the vk-cocoon "ours" beside engine, by way of another program.
+// virtualNode starts the vk-cocoon "ours" beside engine, through another program if by is set.
 func virtualNode(t *testing.T, kubeconfig string, engine *daemon, by ...string) *program {
 	t.Helper()
 	_, kubelet, err := net.SplitHostPort(must(port.Free())(t))
@@ -144,7 +144,7 @@ func virtualNode(t *testing.T, kubeconfig string, engine *daemon, by ...string) 
 	), append(by, bin("vk-cocoon"))...)
 }
 
-// kwok makes a node and has KWOK pretend that it is there.
+// kwok creates a node that KWOK simulates.
 func (c *cluster) kwok(t *testing.T, kubeconfig string) *program {
 	t.Helper()
 	must(c.kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "kwok"}}, metav1.CreateOptions{}))(t)
@@ -169,12 +169,12 @@ func (c *cluster) awaitAccount(t *testing.T) {
 	})
 }
 
-// crowding is what a crowd of pods did.
+// crowding is the result of a crowd of pods.
 type crowding struct {
-	up, down float64         // pods a second
-	writes   float64         // of the node, for each pod
-	asked    map[request]int // of the API server, by everybody
-	rss      []int           // KiB of each process with all pods there
+	up, down float64         // pods per second
+	writes   float64         // of the node, per pod
+	asked    map[request]int // requests to the API server, from all clients
+	rss      []int           // KiB of each process while all pods exist
 	spent    []spent         // by each process
 }
 
@@ -185,7 +185,7 @@ type spent struct{ up, down time.Duration }
 func controlPlane(t *testing.T, dir string) int {
 	t.Helper()
 	for _, path := range must(filepath.Glob("/proc/[0-9]*/cmdline"))(t) {
-		argv, _ := os.ReadFile(path) // it may be over
+		argv, _ := os.ReadFile(path) // the process may have ended
 		if strings.Contains(string(argv), "control-plane\x00") && strings.Contains(string(argv), dir+"/") {
 			return must(strconv.Atoi(filepath.Base(filepath.Dir(path))))(t)
 		}
@@ -194,7 +194,7 @@ func controlPlane(t *testing.T, dir string) int {
 	return 0
 }
 
-// crowd has many pods come up on a node, and go.
+// crowd creates many pods on a node, and deletes them.
 func (c *cluster) crowd(t *testing.T, node, image string, pids ...int) crowding {
 	t.Helper()
 	api, seen := c.kube.CoreV1().Pods(namespace), c.follow(t, node)
@@ -231,11 +231,11 @@ func (c *cluster) crowd(t *testing.T, node, image string, pids ...int) crowding 
 	for r, n := range asked {
 		out.asked[r] -= n
 	}
-	out.writes = float64(c.podWrites(t)-before)/manyPods - 2 // created and deleted by this test
+	out.writes = float64(c.podWrites(t)-before)/manyPods - 2 // minus create and delete by this test
 	return out
 }
 
-// podWrites counts what the API server was asked to write of pods and Events.
+// podWrites counts the write requests to the API server for pods and Events.
 func (c *cluster) podWrites(t *testing.T) (n int) {
 	t.Helper()
 	for r, of := range c.requests(t) {
@@ -246,14 +246,14 @@ func (c *cluster) podWrites(t *testing.T) (n int) {
 	return n
 }
 
-// podEvent is news of a pod.
+// podEvent is a change of a pod.
 type podEvent struct {
 	pod  *corev1.Pod
 	gone bool
 }
 
-// follow tells of the pods of a node. Unlike a bare watch it comes back when the API server ends it, which it does to who
-// reads slowly.
+// follow reports the changes of the pods of a node. Unlike a bare watch it reconnects when the API server ends it, which it does
+// to slow readers.
 func (c *cluster) follow(t *testing.T, node string) <-chan podEvent {
 	t.Helper()
 	news := make(chan podEvent, 16*manyPods)
@@ -278,7 +278,7 @@ func (c *cluster) follow(t *testing.T, node string) <-chan podEvent {
 	return news
 }
 
-// each does something with each pod, several at a time, and returns when it was seen done with the last.
+// each calls do for each pod, several at a time, and returns when done was seen for the last one.
 func (c *cluster) each(t *testing.T, seen <-chan podEvent, prefix string, do func(context.Context, string) error, done func(podEvent) bool) time.Time {
 	t.Helper()
 	var next atomic.Int64

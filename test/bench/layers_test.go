@@ -29,7 +29,7 @@ const (
 	layerGoal   = 1.5 // of the time of tar -x
 )
 
-// layers measures what it takes to turn the layers of a container image into file systems, against unpacking them.
+// layers compares converting the layers of a container image into file systems with unpacking them.
 func layers(t *testing.T, results *table) {
 	dir := scratch(t)
 	for _, kind := range []string{"", "gzip"} {
@@ -66,7 +66,7 @@ func layers(t *testing.T, results *table) {
 
 const layersBytes = 256 << 20
 
-// layeredImage has two layers with files of the sizes that images have, half of their bytes compressible.
+// layeredImage returns an image of two layers, with files of typical sizes, half of whose bytes are compressible.
 func layeredImage(compress string) ociimage.Image {
 	var img ociimage.Image
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -120,7 +120,7 @@ func unpackLayers(t *testing.T, dir string, files []string) time.Duration {
 	return time.Since(start)
 }
 
-// registryPull measures a pull from a registry on loopback, and what a second VM of the image adds to the store.
+// registryPull measures a pull from a registry on loopback, and how much a second VM of the image adds to the store.
 func registryPull(t *testing.T, results *table, dir string, img ociimage.Image) {
 	t.Helper()
 	srv := httptest.NewServer(ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0))))

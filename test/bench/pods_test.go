@@ -29,7 +29,7 @@ const (
 	namespace = "default"
 )
 
-// cluster is one made by `cocoon up`.
+// cluster is a cluster made by `cocoon up`.
 type cluster struct {
 	dir   string
 	kube  *kubernetes.Clientset
@@ -54,7 +54,7 @@ func up(t *testing.T, results *table) *cluster {
 	run(t, bin("cocoon"), "up", "--dir", c.dir, "--detach")
 	results.add(row{what: "cocoon up --detach, from nothing to a Ready node", a: ms(time.Since(began)), n: 1})
 	config := must(clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, "kubeconfig")))(t)
-	config.QPS = -1 // the measurement is not to be slowed down by its client
+	config.QPS = -1 // the client must not slow down the measurement
 	c.kube = must(kubernetes.NewForConfig(config))(t)
 	node := must(nodeclient.Dial(filepath.Join(c.dir, "run", "cocoond.sock")))(t)
 	t.Cleanup(func() { node.Close() })
@@ -62,27 +62,27 @@ func up(t *testing.T, results *table) *cluster {
 	return c
 }
 
-// trip is what one way from a request to a running guest took.
+// trip holds the times from one request to a running guest.
 type trip struct {
 	whole  time.Duration // pod: from the request that creates it to Running, as a client of the API sees it; vm run: to its return
-	before time.Duration // of that, until the engine began to make the VM
+	before time.Duration // of that, until the engine created the VM
 	guest  time.Duration // from then until the guest was set up
-	after  time.Duration // and until the end
+	after  time.Duration // and until the end, which is Running or the return
 }
 
 func newTrip(began, end, set, created time.Time) trip {
 	return trip{whole: end.Sub(began), before: created.Sub(began), guest: set.Sub(created), after: end.Sub(set)}
 }
 
-// trips are the same of many. A boot varies by more than what is around it: outside is before and after of each trip.
+// trips are the times of many trips. The boot varies most, so outside is before plus after of each trip.
 type trips struct{ whole, outside, before, guest, after samples }
 
 func (s trips) with(t trip) trips {
 	return trips{append(s.whole, t.whole), append(s.outside, t.before+t.after), append(s.before, t.before), append(s.guest, t.guest), append(s.after, t.after)}
 }
 
-// pods compares a pod that comes up with a `cocoon vm run` of the same machine on the same node, and counts what the
-// API server was asked to write meanwhile.
+// pods compares the start of a pod with a `cocoon vm run` of the same machine on the same node, and counts the write requests
+// to the API server meanwhile.
 func pods(t *testing.T, results *table) {
 	c := up(t, results)
 	c.pod(t, "warm-up")
@@ -122,7 +122,7 @@ func pods(t *testing.T, results *table) {
 	})
 }
 
-// death kills the hypervisor process of a pod and returns how long the engine's event and the pod's status took to say so.
+// death kills the hypervisor process of a pod and returns how long the engine's event and the pod's status took to report it.
 func (c *cluster) death(t *testing.T, name string) (engine, api time.Duration) {
 	t.Helper()
 	w, _, gone := c.create(t, name)
@@ -154,7 +154,7 @@ func (c *cluster) vmRun(t *testing.T, name string) trip {
 	return newTrip(began, end, set, rec.CreatedAt)
 }
 
-// create makes a pod and returns when, a watch on it, and how to have it gone.
+// create creates a pod and returns a watch on it, the time, and a function that deletes it.
 func (c *cluster) create(t *testing.T, name string) (w *podWatch, began time.Time, gone func()) {
 	t.Helper()
 	api := c.kube.CoreV1().Pods(namespace)
@@ -181,7 +181,7 @@ func (c *cluster) create(t *testing.T, name string) (w *podWatch, began time.Tim
 	}
 }
 
-// pod takes one pod from nothing over Running and Ready to nothing.
+// pod takes one pod from creation through Running and Ready to deletion.
 func (c *cluster) pod(t *testing.T, name string) trip {
 	t.Helper()
 	w, began, gone := c.create(t, name)
@@ -196,10 +196,10 @@ func (c *cluster) pod(t *testing.T, name string) trip {
 type podWatch struct {
 	events <-chan watch.Event
 	last   *corev1.Pod
-	at     time.Time // when last came
+	at     time.Time // when last arrived
 }
 
-// await reads events until the pod is ok (nil: until it is deleted), and returns when that was seen.
+// await reads events until ok accepts the pod (nil: until it is deleted), and returns the time of that.
 func (w *podWatch) await(t *testing.T, what string, ok func(*corev1.Pod) bool) time.Time {
 	t.Helper()
 	limit := time.NewTimer(time.Minute)

@@ -18,11 +18,11 @@ import (
 const (
 	probedGuests = 1000
 	probedFor    = 20 * time.Second
-	probePeriod  = 5 * time.Second // as of a guest that is ready
+	probePeriod  = 5 * time.Second // the period for a guest that is ready
 	probeGoal    = 3.0             // per cent of a core
 )
 
-// probes measures what it costs to ping a thousand guests as the virtual node does. The guests are addresses of the
+// probes measures the cost of pinging a thousand guests as the virtual node does. The guests are addresses of the
 // loopback link, so that the kernel's work for their answers counts too.
 func probes(t *testing.T, results *table) {
 	pinger := must(probe.OpenPinger())(t)
@@ -49,7 +49,7 @@ func probes(t *testing.T, results *table) {
 	<-time.After(probedFor)
 	took := time.Since(began)
 	busy = cpuTime(t) - busy
-	got, lost := answers.Load(), misses.Load() // before those in flight are cut off
+	got, lost := answers.Load(), misses.Load() // read before the pings in flight are cancelled
 	cancel()
 	for range 2 {
 		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
@@ -66,7 +66,7 @@ func probes(t *testing.T, results *table) {
 	})
 }
 
-// cpuTime is what this process has used, the kernel's work for it included.
+// cpuTime is the CPU time of this process, including the kernel's work for it.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var u syscall.Rusage

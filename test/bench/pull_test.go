@@ -21,12 +21,12 @@ import (
 
 const (
 	pullRounds  = 3
-	pullBytes   = 1 << 30 // COCOON_BENCH_PULL_BYTES says otherwise
+	pullBytes   = 1 << 30 // default; COCOON_BENCH_PULL_BYTES overrides it
 	pullGoal    = 1.1     // of the time of curl | sha256sum
 	pullsBeside = 8
 )
 
-// pulls measures fetching over loopback, hashed on the way, against what a shell would do.
+// pulls compares fetching over loopback, hashed on the way, with the equivalent shell command.
 func pulls(t *testing.T, results *table) {
 	for _, tool := range []string{"curl", "sha256sum"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -111,7 +111,7 @@ func pullInto(t *testing.T, c *fetch.Client, url, path string) error {
 	return pullTo(t, c, url, f)
 }
 
-// atOnce runs n of do beside each other and returns how long they all took.
+// atOnce runs do n times in parallel and returns how long they all took.
 func atOnce(t *testing.T, n int, do func(i int) error) time.Duration {
 	t.Helper()
 	errs := make([]error, n)

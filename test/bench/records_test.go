@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// records has a thousand VMs come up and go that are records but for their disk, tap and address, without a cluster: what
-// is left is the time of cocoond alone.
+// records creates and deletes a thousand VMs that are only records with a disk, a tap and an address, without a cluster. This
+// measures the time of cocoond alone.
 func records(t *testing.T, results *table) {
 	d := recordEngine(t, "metricsAddr: "+engineMetrics)
 	var conns []*nodeclient.Client

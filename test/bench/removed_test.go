@@ -20,10 +20,10 @@ import (
 
 const removedNodes = 20 // of each profile
 
-// removed measures how soon a user sees why a VM waits when its node is removed from the cluster, one node at a time.
+// removed measures how soon a user sees why a VM waits after its node is removed from the cluster, one node at a time.
 func removed(t *testing.T, results *table) {
 	p := newPlacing(t, kubetest.Start(t, "--with", "manager,scheduler"))
-	if err := p.node(t, stickyNodes); err != nil { // it stays: where there are no nodes, schedulers look no further
+	if err := p.node(t, stickyNodes); err != nil { // it stays: without any node, schedulers stop early
 		t.Fatal(err)
 	}
 	var claim, event, condition samples
@@ -67,7 +67,7 @@ func removed(t *testing.T, results *table) {
 	}
 }
 
-// reason is that of the condition of the claim of pod's VM, "" while there is none.
+// reason is the reason in the condition of the claim of pod's VM, "" if there is none.
 func (p *placing) reason(t *testing.T, pod *corev1.Pod) string {
 	t.Helper()
 	o := must(p.custom.Resource(placement.Resource).Namespace(namespace).Get(t.Context(), placement.NameOf(pod), metav1.GetOptions{}))(t)
@@ -83,7 +83,7 @@ func (p *placing) reason(t *testing.T, pod *corev1.Pod) string {
 	return ""
 }
 
-// unscheduled is what the scheduler says of a pod that waits.
+// unscheduled is the scheduler's message for a pod that waits.
 func unscheduled(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {

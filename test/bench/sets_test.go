@@ -27,11 +27,11 @@ import (
 
 const (
 	setCount  = 100
-	setAgents = 2 // of each: the main VM and one forked from it
+	setAgents = 2 // per set: the main VM and one forked from it
 )
 
-// sets has the manager make many sets at once on a node whose VMs are records, and counts what the API server was asked to
-// write for it.
+// sets makes the manager create many sets at once on a node whose VMs are only records, and counts the write requests to the API
+// server for it.
 func sets(t *testing.T, results *table) {
 	k := kubetest.Up(t, "--with", "manager,epoch")
 	k.Install(t)
@@ -118,7 +118,7 @@ func nodeReady(n *corev1.Node) bool {
 	return false
 }
 
-// epochURL is where the registry of an instance listens.
+// epochURL is the address of the registry of an instance.
 func epochURL(t *testing.T, dir string) string {
 	t.Helper()
 	var s struct {

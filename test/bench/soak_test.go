@@ -27,8 +27,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestSoak has pods come and go while the processes that care for them are killed again and again, takes the API server
-// away for minutes, and then looks for what is left over. `make soak` runs it.
+// TestSoak creates and deletes pods while the processes that manage them are killed again and again. It stops the API server
+// for minutes, and then looks for anything left over. `make soak` runs it.
 func TestSoak(t *testing.T) {
 	for _, s := range []soak{
 		{name: "records", pods: 2000, wide: 40, image: recordDisk, every: 3 * time.Second, grace: 1, node: recordNode},
@@ -38,15 +38,15 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// soak is one kind of it.
+// soak is one kind of soak test.
 type soak struct {
 	name   string
-	pods   int // in all
+	pods   int // in total
 	wide   int // at a time
 	image  string
-	every  time.Duration // a process is killed about so often
+	every  time.Duration // a process is killed about this often
 	guests bool          // the VMs are processes, which are killed too
-	grace  int           // least grace of a pod, in seconds; one of none is gone before a node that is down can know of it
+	grace  int           // least grace of a pod, in seconds; a node that is down may miss the deletion of a pod with a grace of 0
 	node   func(t *testing.T, kubeconfig string) (*daemon, *program)
 }
 
@@ -57,7 +57,7 @@ func guestNode(t *testing.T, kubeconfig string) (*daemon, *program) {
 	return engine, virtualNode(t, kubeconfig, engine, "env", "VK_ORPHAN_POLICY=destroy")
 }
 
-// remains is what there is when no pod is.
+// remains is what exists when there is no pod.
 type remains struct {
 	descriptors, goroutines [2]int // of cocoond and vk-cocoon
 	files                   int    // in cocoond's folders
@@ -96,12 +96,12 @@ func (s soak) run(t *testing.T) {
 	t.Logf("%s: %d pods in %s; killed cocoond %d, vk-cocoon %d, QEMU %d times", s.name, s.pods, took.Round(time.Second), kills[0], kills[1], kills[2])
 	for i, who := range []string{"cocoond", "vk-cocoon"} {
 		t.Logf("%s: %d descriptors, then %d; %d goroutines, then %d", who, before.descriptors[i], after.descriptors[i], before.goroutines[i], after.goroutines[i])
-		// Connections come and go by themselves; a leak would be as many as there were pods, or kills.
+		// The number of connections varies; a leak would be as large as the number of pods, or of kills.
 		if after.descriptors[i] > before.descriptors[i]+8 || after.goroutines[i] > before.goroutines[i]+20 {
 			t.Errorf("%s holds more than before", who)
 		}
 	}
-	if after.files > before.files+5 { // the journal's own come and go
+	if after.files > before.files+5 { // the number of the journal's own files varies
 		t.Errorf("%d files, before %d", after.files, before.files)
 	}
 	for _, l := range leak.New(before.machine, after.machine) {
@@ -109,7 +109,7 @@ func (s soak) run(t *testing.T) {
 	}
 }
 
-// lives has n pods come up and go, several at a time. A pod that is killed under way has to come up all the same.
+// lives creates and deletes n pods, several at a time. A pod whose processes are killed must still start.
 func (s soak) lives(t *testing.T, c *cluster, prefix string, n int) {
 	t.Helper()
 	api := c.kube.CoreV1().Pods(namespace)
@@ -126,7 +126,7 @@ func (s soak) lives(t *testing.T, c *cluster, prefix string, n int) {
 					t.Error(err)
 					return
 				}
-				if rand.IntN(4) > 0 { // others go while they come up
+				if rand.IntN(4) > 0 { // the others are deleted while they start
 					reached(t, name+" is Ready", func() bool {
 						pod, err := api.Get(t.Context(), name, metav1.GetOptions{})
 						return err == nil && podReady(pod)
@@ -148,7 +148,7 @@ func (s soak) lives(t *testing.T, c *cluster, prefix string, n int) {
 	}
 }
 
-// reached is until for goroutines of a test.
+// reached is until for the goroutines of a test.
 func reached(t *testing.T, what string, ok func() bool) {
 	deadline := time.Now().Add(3 * time.Minute)
 	for !ok() {
@@ -160,7 +160,7 @@ func reached(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// kill ends one of the processes, again and again, and starts ours once more. It returns how often cocoond, vk-cocoon and
+// kill kills one of the processes, again and again, and restarts our own. It returns how often cocoond, vk-cocoon and
 // hypervisors were killed.
 func (s soak) kill(ctx context.Context, t *testing.T, engine *daemon, node *program) (n [3]int) {
 	victims := []func() error{
@@ -201,8 +201,8 @@ func again(p *program) error {
 
 var goroutine = regexp.MustCompile(`(?m)^goroutine \d+`)
 
-// settle waits until nothing is left of any pod, and counts. The two processes are asked for their goroutines, of which
-// they die, and are started again.
+// settle waits until nothing is left of any pod, and counts. SIGQUIT makes the two processes print their goroutines, which also
+// ends them, so they are started again.
 func (s soak) settle(t *testing.T, engine *daemon, node *program) (r remains) {
 	t.Helper()
 	until(t, time.Minute, "no VM is left", func() bool {
@@ -224,7 +224,7 @@ func (s soak) settle(t *testing.T, engine *daemon, node *program) (r remains) {
 		return len(left) == 0
 	})
 	_ = filepath.WalkDir(engine.dir, func(string, fs.DirEntry, error) error { r.files++; return nil })
-	r.machine = slices.DeleteFunc(leak.Snapshot(), func(l string) bool { // neighbours have cgroups and files too; the two daemons change their pids
+	r.machine = slices.DeleteFunc(leak.Snapshot(), func(l string) bool { // other tests have cgroups and files too; the pids of the two daemons change
 		ours := strings.HasPrefix(l, "link ") || strings.HasPrefix(l, "nft ") || strings.Contains(l, engine.dir) || strings.Contains(l, "cocoon-soak")
 		return !ours || strings.HasPrefix(l, "process ")
 	})

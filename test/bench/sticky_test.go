@@ -35,15 +35,15 @@ const (
 	stickyClients = 16  // that create pods at a time
 )
 
-// placing is what measures how fast pods find nodes. The nodes are objects that nobody serves.
+// placing measures how fast pods are placed on nodes. The nodes are only objects: no process serves them.
 type placing struct {
 	kube   *kubernetes.Clientset
 	custom dynamic.Interface
-	claims int // how many VMs were given one
+	claims int // how many batches of VMs were given a node
 }
 
-// stickies compares how fast the sticky profile of cocoon-scheduler places pods with the stock profile of the same process:
-// pods of VMs that have no node yet, and such whose VM has claimed one. Both take turns.
+// stickies compares how fast the sticky profile of cocoon-scheduler and the stock profile of the same process place pods:
+// pods of VMs that have no node yet, and pods whose VM has claimed one. The profiles take turns.
 func stickies(t *testing.T, results *table) {
 	p := newPlacing(t, kubetest.Start(t, "--with", "scheduler"))
 	if err := p.many(stickyNodes, func(i int) error { return p.node(t, i) }); err != nil {
@@ -98,7 +98,7 @@ func (p *placing) node(t *testing.T, i int) error {
 	return err
 }
 
-// many does n things, some at a time.
+// many calls do n times, some in parallel.
 func (p *placing) many(n int, do func(i int) error) error {
 	var wg sync.WaitGroup
 	next := make(chan int)
@@ -118,7 +118,7 @@ func (p *placing) many(n int, do func(i int) error) error {
 	close(next)
 	wg.Wait()
 	close(failed)
-	return <-failed // nil when there is none
+	return <-failed // nil if nothing failed
 }
 
 func (p *placing) pod(batch string, i int, profile string) *corev1.Pod {
@@ -133,7 +133,7 @@ func (p *placing) pod(batch string, i int, profile string) *corev1.Pod {
 	}
 }
 
-// hold has the VMs of a batch claim nodes, as those do that made them.
+// hold makes the VMs of a batch claim nodes, as the nodes that create VMs do.
 func (p *placing) hold(t *testing.T, batch string) {
 	t.Helper()
 	err := p.many(stickyBatch, func(i int) error {

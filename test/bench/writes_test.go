@@ -20,7 +20,7 @@ import (
 // request is a kind of request to the API server.
 type request struct{ verb, resource string }
 
-// writes counts what the API server was asked to write between its making and its report.
+// writes counts the write requests to the API server between its creation and its report.
 type writes struct {
 	c      *cluster
 	before map[request]int
@@ -36,7 +36,7 @@ var (
 	label   = regexp.MustCompile(`(\w+)="([^"]*)"`)
 )
 
-// requests is the API server's own count of writes, whatever it answered to them.
+// requests is the API server's own count of write requests, whatever their result.
 func (c *cluster) requests(t *testing.T) map[request]int {
 	t.Helper()
 	counts := c.asked(t)
@@ -46,7 +46,7 @@ func (c *cluster) requests(t *testing.T) map[request]int {
 	return counts
 }
 
-// asked is the API server's own count of what it was asked, writes and reads.
+// asked is the API server's own count of all requests, writes and reads.
 func (c *cluster) asked(t *testing.T) map[request]int {
 	t.Helper()
 	text := must(c.kube.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
@@ -71,9 +71,9 @@ func (c *cluster) asked(t *testing.T) map[request]int {
 	return counts
 }
 
-// report attributes the writes. Who wrote what follows from the API's rules: the pods are created and deleted once each
-// by this test and bound by the scheduler; events name their author; a pod's status and what else is done to a bound pod
-// is the node's.
+// report attributes the writes to their authors, by the API's rules: this test creates and deletes each pod once, and the
+// scheduler binds it; events name their author; a pod's status and all other changes to a bound pod come from the
+// node.
 func (w writes) report(t *testing.T, results *table) {
 	t.Helper()
 	after := w.c.requests(t)
@@ -123,7 +123,7 @@ func (w writes) report(t *testing.T, results *table) {
 	})
 }
 
-// eventWrites counts by author and verb the requests that made the events of our pods. An event that repeats is patched.
+// eventWrites counts, by author and verb, the requests that wrote the events of our pods. A repeated event is patched.
 func (w *cluster) eventWrites(t *testing.T) map[string]map[string]int {
 	t.Helper()
 	list := must(w.kube.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{}))(t)

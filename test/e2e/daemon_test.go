@@ -14,7 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// daemons are the processes a script started by name. They end with the script.
+// daemons are the processes that a script started by name. They end with the script.
 type daemons struct {
 	own     string // the script's $OWN
 	running map[string]*background
@@ -22,22 +22,22 @@ type daemons struct {
 
 type daemonsKey struct{}
 
-// background is one of them.
+// background is one such process.
 type background struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it ended
-	err  error         // how, valid once done is closed
+	done chan struct{} // closed when it has ended
+	err  error         // its result, valid once done is closed
 }
 
 // daemonEnd is how long a daemon may take to end after SIGTERM or SIGINT.
 const daemonEnd = 240 * time.Second
 
-// daemon runs a long-lived process of the script's own, whose output goes to the file $WORK/NAME.log:
+// daemon controls a long-running process of the script, whose output goes to the file $WORK/NAME.log:
 //
 //	daemon start NAME CMD ARGS...
-//	daemon stop|interrupt NAME     (SIGTERM, SIGINT) and wait for its end, which must be a success, with ! a failure
-//	daemon kill NAME               SIGKILL and wait
-//	daemon wait NAME               for it to end by itself, success or, with !, failure
+//	daemon stop|interrupt NAME     sends SIGTERM or SIGINT and waits for the end, which must be a success, with ! a failure
+//	daemon kill NAME               sends SIGKILL and waits
+//	daemon wait NAME               waits until it ends by itself, with success or, with !, failure
 //	daemon pid NAME                prints its pid for setenvout
 func daemon(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 2 {
@@ -103,7 +103,7 @@ func (ds *daemons) start(ts *testscript.TestScript, name string, argv []string) 
 			cmd.Env = append(cmd.Env, k+"="+v)
 		}
 	}
-	// A group of its own: a signal meant for the test is not meant for it.
+	// Its own process group: a signal to the test's group must not reach it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	ts.Check(cmd.Start())
 	b := &background{cmd: cmd, done: make(chan struct{})}
@@ -114,7 +114,7 @@ func (ds *daemons) start(ts *testscript.TestScript, name string, argv []string) 
 	ds.running[name] = b
 }
 
-// end stops what a script left running, and empties the engine it may have described in $OWN/engine.yaml.
+// end stops the processes that a script left running, and empties the engine that $OWN/engine.yaml may describe.
 func (ds *daemons) end(t testscript.T) {
 	for name, b := range ds.running {
 		_ = b.cmd.Process.Signal(syscall.SIGTERM)
@@ -135,7 +135,7 @@ func (ds *daemons) end(t testscript.T) {
 	}
 }
 
-// tail is the end of a log that is still readable in a test's output.
+// tail is the end of a log, short enough to read in a test's output.
 func tail(log []byte) []byte {
 	lines := bytes.Split(log, []byte("\n"))
 	return bytes.Join(lines[max(0, len(lines)-30):], []byte("\n"))

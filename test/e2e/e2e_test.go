@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package e2e runs the scripts in testdata against a real control plane, the real daemons and real guests, with an
-// unmodified kubectl. It holds no logic of the product; a script reads like what a user types.
+// unmodified kubectl. It contains no product logic. A script reads like the commands of a user.
 //
 // It needs root, `make build`, and a network namespace of its own: hack/test.sh e2e provides all of it.
 package e2e
@@ -24,7 +24,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// bin is where `make build` left the binaries.
+// bin is the folder where `make build` puts the binaries.
 func bin() string {
 	dir, err := filepath.Abs(filepath.Join("..", "..", "bin"))
 	if err != nil {
@@ -33,15 +33,15 @@ func bin() string {
 	return dir
 }
 
-// shared is the cluster most scripts use; the ones that kill or stop daemons bring up their own (`[own]` in the name).
+// shared is the cluster that most scripts use. Scripts that kill or stop daemons start their own (`[own]` in the name).
 var shared struct {
 	once sync.Once
 	dir  string
 	err  error
-	late []error // what went wrong while cleaning up after a script: no test is left then that it could fail
+	late []error // errors of the cleanup after a script, when no test is left to fail
 }
 
-// scripts counts those that were set up.
+// scripts counts the scripts that were set up.
 var scripts atomic.Int32
 
 func TestMain(m *testing.M) {
@@ -107,13 +107,13 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	env.Setenv("EXAMPLES", examples)
-	// The folder of a script is long and sockets are not: clusters of its own live in a short one.
+	// A script's folder has a long path, and socket paths must be short, so the script's own cluster is in a short one.
 	own, err := os.MkdirTemp("", "cocoon-e2e-own-")
 	if err != nil {
 		return err
 	}
 	env.Setenv("OWN", own)
-	// The usual ports of a cluster that is down go to whichever script comes next; one that wants them back takes these.
+	// When a cluster is down, another script may take its default ports. A script that needs the same ports again uses these.
 	first := 20000 + 10*int(scripts.Add(1))
 	for i, name := range []string{"API_PORT", "NODE_PORT", "METRICS_PORT"} {
 		env.Setenv(name, strconv.Itoa(first+i))
@@ -132,8 +132,8 @@ func setup(env *testscript.Env) error {
 	return nil
 }
 
-// cluster points the script at a cluster: `cluster shared` at the one all scripts share (brought up by the first), with
-// a namespace of the script's own that is removed at its end; `cluster own` at $OWN, which the script brings up itself.
+// cluster selects the script's cluster. `cluster shared` is the one that scripts share (the first script starts it), with
+// a namespace of the script that is removed at its end. `cluster own` is at $OWN; the script starts it itself.
 func cluster(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: cluster shared|own")
@@ -169,11 +169,11 @@ func cluster(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(kubectl("config", "view"))
 }
 
-// busy is how much longer than on a quiet machine things may take on a busy one.
+// busy is the factor by which timeouts are longer than a quiet machine needs.
 const busy = 3
 
 // eventually runs a command again and again until its output matches: eventually 30s REGEXP CMD ARGS... The duration is
-// that of a quiet machine.
+// the one for a quiet machine.
 func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: eventually DURATION REGEXP CMD ARGS...")
@@ -191,13 +191,13 @@ func waitFor(ts *testscript.TestScript, limit time.Duration, re *regexp.Regexp, 
 		began := time.Now()
 		err := ts.Exec(argv[0], argv[1:]...)
 		out := ts.ReadFile("stdout")
-		if err == nil && re.MatchString(strings.TrimSuffix(out, "\n")) { // or ^$ would match behind every last line
+		if err == nil && re.MatchString(strings.TrimSuffix(out, "\n")) { // else ^$ would match after the last line
 			return
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("%v did not print %s within %v; last:\n%s%s", argv, re, limit, out, ts.ReadFile("stderr"))
 		}
-		// Who asks takes the processors from what is waited for: a kubectl costs a fifth of a second.
+		// Polling takes CPU time from the awaited work: one kubectl costs a fifth of a second.
 		<-time.After(min(max(200*time.Millisecond, 3*time.Since(began)), 3*time.Second))
 	}
 }
@@ -209,7 +209,7 @@ func kill9(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	pid := pidOf(ts, args[0], ts.Getenv("COCOON_DIR"))
 	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
-	// Reaped by the supervisor: wait until the number is free or somebody else's.
+	// The supervisor reaps the process: wait until its pid is free or reused.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for syscall.Kill(pid, 0) == nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestUpgrade runs the scripts in upgrade: guests that an older build has started, seen from this one. `make test-upgrade`
-// builds the older one and says where it is.
+// TestUpgrade runs the scripts in upgrade: this build takes over guests that an older build started. `make test-upgrade`
+// builds the older one and sets its path.
 func TestUpgrade(t *testing.T) {
 	old := os.Getenv("COCOON_TEST_OLD")
 	if old == "" {

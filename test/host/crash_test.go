@@ -29,17 +29,17 @@ const (
 	crowd   = 6 // VMs, snapshots and images that a worker keeps, each
 	golden  = "golden"
 
-	// The VMs that come and go are records, with real disks, taps, leases, snapshots and images: a machine that is emulated
-	// has time for few real guests. What the fake machines are lost in a power cut, as processes are.
+	// The VMs that are created and removed are records, with real disks, taps, leases, snapshots and images: an emulated machine
+	// is too slow for many real guests. A power cut ends the fake machines, as it ends processes.
 	crashConfig = "driver: fake\nlog: {level: info}\n"
 	fakesVolume = "tmpfs /var/lib/cocoon/fake tmpfs mode=0700,x-systemd.before=cocoond.service 0 0"
 )
 
-// TestHostCrash cuts the power of a host HOST_CRASHES times (default 3) at random moments while VMs, snapshots and images
-// come and go, half of the times by a reset that its kernel makes, half by a kill -9 of its QEMU. What was acknowledged is
-// noted outside of it, and is all there when it is up again; what was under way is there or not, and nothing half.
+// TestHostCrash cuts the power of a host HOST_CRASHES times (default 3) at random moments while VMs, snapshots and images are
+// created and removed: half of the times by a reset from its kernel, half by a kill -9 of its QEMU. The test records outside of
+// the host what was acknowledged. After the next boot all of it must exist. An unfinished step is done or not done, never half.
 //
-// HOST_STORED names a file that keeps the machine's disk once it is set up. A run that finds it begins there.
+// HOST_STORED names a file that keeps the machine's disk once it is set up. If the file exists, a run starts from it.
 func TestHostCrash(t *testing.T) {
 	stored := os.Getenv("HOST_STORED")
 	if _, err := os.Stat(stored); err == nil {
@@ -72,7 +72,7 @@ func newCrasher(t *testing.T, m *machine) *crasher {
 	return &crasher{t: t, m: m, truth: newTruth(), told: map[string]bool{}, random: rand.New(rand.NewPCG(seed(t), 0))} //nolint:gosec // a test's choices
 }
 
-// crash goes through as many power cuts as are asked for.
+// crash runs the requested number of power cuts.
 func (c *crasher) crash() {
 	t := c.t
 	c.truth.begin("snapshot", golden, "save")
@@ -88,7 +88,7 @@ func (c *crasher) crash() {
 	t.Logf("%d power cuts, %d verbs answered, %d faults", rounds, c.answered.Load(), c.faults)
 }
 
-// seed is HOST_SEED, to have the choices of an earlier run again.
+// seed is HOST_SEED if set, to repeat the choices of an earlier run.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	s := uint64(time.Now().UnixNano()) //nolint:gosec // any will do
@@ -110,7 +110,7 @@ type crasher struct {
 	node   *nodeclient.Client
 
 	round    int
-	serial   atomic.Int64 // of names
+	serial   atomic.Int64 // makes names unique
 	answered atomic.Int64
 	faults   int
 	told     map[string]bool
@@ -119,7 +119,7 @@ type crasher struct {
 	cut     time.Time
 }
 
-// fault tells of one, once.
+// fault reports each fault once.
 func (c *crasher) fault(format string, args ...any) {
 	c.t.Helper()
 	what := fmt.Sprintf(format, args...)
@@ -130,14 +130,14 @@ func (c *crasher) fault(format string, args ...any) {
 	}
 }
 
-// makeGolden makes the snapshot of a KVM guest that each round has a clone of.
+// makeGolden takes the snapshot of a KVM guest that is cloned in each round.
 func makeGolden(m *machine) {
 	m.must("cocoon vm run --driver qemu --cpu 1 --memory 128M --wait-timeout 15m --name " + golden + " demo && cocoon vm exec " + golden +
 		" -- sh -c 'mkdir -p /dev/shm && mount -t tmpfs none /dev/shm && echo " + golden + " >/dev/shm/secret'")
 	m.must("cocoon snapshot save --name " + golden + " " + golden + " && cocoon vm rm --force " + golden)
 }
 
-// churn has VMs, snapshots and images come and go until the power is cut.
+// churn creates and removes VMs, snapshots and images until the power is cut.
 func (c *crasher) churn() {
 	c.node = c.m.node()
 	c.cutting.Store(false)
@@ -154,7 +154,7 @@ func (c *crasher) churn() {
 	all.Go(func() { c.guest(ctx) })
 	length := 2*time.Second + time.Duration(c.random.Int64N(int64(20*time.Second)))
 	reset := c.random.IntN(2) == 0
-	<-time.After(length) // the churn goes on meanwhile
+	<-time.After(length) // the churn continues meanwhile
 	before := c.answered.Load()
 	c.cutting.Store(true)
 	c.cut = time.Now()
@@ -173,7 +173,7 @@ func (c *crasher) churn() {
 	}
 }
 
-// guest clones the golden KVM guest, gives it a secret and hibernates it.
+// guest clones the golden KVM guest, stores a secret in its memory and hibernates it.
 func (c *crasher) guest(ctx context.Context) {
 	name := fmt.Sprintf("kvm-%d", c.round)
 	if !c.do("vm", name, "clone", running, func(o *thing) error {
@@ -196,7 +196,7 @@ func (c *crasher) guest(ctx context.Context) {
 	})
 }
 
-// inside runs a script in a guest, as soon as its agent answers.
+// inside runs a script in a guest as soon as its agent answers.
 func (c *crasher) inside(ctx context.Context, name, script string) (string, error) {
 	for {
 		r, err := c.node.Inspect(ctx, name)
@@ -220,7 +220,7 @@ func (c *crasher) inside(ctx context.Context, name, script string) (string, erro
 	return strings.TrimSpace(out.String()), err
 }
 
-// do has a verb done that leads to state, by way of those in between, and notes when it has answered.
+// do runs a verb that leads to state, through the states in between, and records the result when the verb has answered.
 func (c *crasher) do(kind, name, verb, state string, op func(*thing) error, between ...string) bool {
 	var known thing
 	c.truth.begin(kind, name, verb, append(between, state)...)
@@ -239,7 +239,7 @@ func (c *crasher) do(kind, name, verb, state string, op func(*thing) error, betw
 	return true
 }
 
-// refused takes a failure for a fault, unless the power is off.
+// refused reports a failure as a fault, unless the power is off.
 func (c *crasher) refused(verb, what string, err error) {
 	if !c.cutting.Load() {
 		c.t.Errorf("round %d: %s %s: %v", c.round, verb, what, err)
@@ -256,7 +256,7 @@ func addressOf(r vm.Record) string {
 	return strings.Join(all, ",")
 }
 
-// check compares the machine, when it is up again, with the truth.
+// check compares the machine, once it is up again, with the truth.
 func (c *crasher) check() {
 	c.m.eventually("cocoon vm list")
 	c.node = c.m.node()
@@ -311,7 +311,7 @@ func (c *crasher) checkVMs(found map[string]string) {
 	}
 }
 
-// leases returns the addresses by MAC that the machine's network has written down.
+// leases returns the addresses by MAC from the machine's lease file.
 func (c *crasher) leases() map[string]string {
 	var list []struct{ MAC, IP string }
 	if err := json.Unmarshal([]byte(c.m.must("cat /var/lib/cocoon/net/leases.json")), &list); err != nil {
@@ -349,7 +349,7 @@ func (c *crasher) checkSnapshots(found map[string]string) {
 			}
 		}
 	}
-	for name := range names { // those that VMs hibernate in are named for them
+	for name := range names { // the snapshots of hibernated VMs have this prefix
 		if !strings.HasPrefix(name, "hibernate-") {
 			found["snapshot "+name] = there
 			c.fault("snapshot %s is there and nobody asked for it", name)
@@ -390,8 +390,8 @@ func (c *crasher) checkImages(found map[string]string) {
 	}
 }
 
-// checkGuests wakes the KVM guests that are hibernated: their memory has their secret. Then they are removed, as are all of
-// the records that ran when the power went.
+// checkGuests wakes the hibernated KVM guests and checks the secrets in their memory. Then it removes them, and also the
+// records of those that ran during the power cut.
 func (c *crasher) checkGuests() {
 	ctx := c.t.Context()
 	for _, o := range c.truth.all("vm") {

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// A guest that is small and has a secret in its memory alone.
+	// A small guest with a secret that exists only in its memory.
 	runGuest = "cocoon vm run --cpu 1 --memory 128M --wait-timeout 15m --name %[1]s demo && " +
 		"cocoon vm exec %[1]s -- sh -c 'mkdir -p /dev/shm && mount -t tmpfs none /dev/shm; echo memory of %[1]s >/dev/shm/secret; echo disk of %[1]s >/kept; sync'"
 	memoryOf = "cocoon vm exec %s -- cat /dev/shm/secret"
@@ -20,8 +20,8 @@ const (
 	stateOf  = "cocoon vm inspect %s | jq -r .state"
 )
 
-// contend has two busy loops in each of two cgroups for ten seconds, on the two cores, and prints what the second has of the
-// CPU in percent of what the first has.
+// contend runs two busy loops in each of two cgroups for ten seconds, on the two cores, and prints the CPU time of the second
+// group in percent of that of the first.
 const contend = `
 burn() { for i in 1 2; do sh -c "echo \$\$ >$1/cgroup.procs; timeout 15 sh -c 'while :; do :; done'" & done; }
 usage() { awk '/usage_usec/ {print $2}' $1/cpu.stat; }
@@ -33,7 +33,7 @@ echo $((($(usage %[2]s) - b) * 100 / ($(usage %[1]s) - a + 1)))
 wait
 rmdir %[2]s`
 
-// payload is what a test brings to the machine: the package, a newer one, and the demo image.
+// payload is the set of files that a test brings to the machine: the package, a newer one, and the demo image.
 func payload(t *testing.T) map[string]string {
 	t.Helper()
 	const word = "make test-host"
@@ -43,7 +43,7 @@ func payload(t *testing.T) map[string]string {
 	}
 }
 
-// installed is a machine that is on, with the package installed and cocoond running.
+// installed is a running machine with the package installed and cocoond started.
 func installed(t *testing.T) *machine {
 	t.Helper()
 	m := newMachine(t, payload(t), "")
@@ -56,7 +56,7 @@ func installed(t *testing.T) *machine {
 
 func of(script string, name ...any) string { return fmt.Sprintf(script, name...) }
 
-// TestHost goes through the life of a host. Each step stands on the one before, so the first that fails ends it.
+// TestHost goes through the life of a host. Each step depends on the one before, so the first failure ends the test.
 func TestHost(t *testing.T) {
 	m := installed(t)
 	for _, step := range []struct {
@@ -97,7 +97,7 @@ func guestsRun(t *testing.T, m *machine) {
 	m.must("curl -sf -m 60 http://$(cocoon vm inspect a | jq -r .network_configs[0].network.ip):8080/ >/dev/null")
 }
 
-// limitsBite: what runs in a VM's cgroup cannot take more than the VM may have, and takes CPU by its weight. The clone ends by it.
+// limitsBite: processes in a VM's cgroup cannot exceed the VM's limits, and share the CPU by weight. The test ends the clone.
 func limitsBite(t *testing.T, m *machine) {
 	group := "/sys/fs/cgroup/cocoon/" + m.must("cocoon vm inspect b | jq -r .id")
 	inside := func(script string) string { return "sh -c 'echo $$ >" + group + "/cgroup.procs; " + script + "'" }
@@ -125,7 +125,7 @@ func limitsBite(t *testing.T, m *machine) {
 	if out, err := m.run(inside("head -c 1G /dev/zero | tail >/dev/null")); err == nil {
 		t.Errorf("a process in the VM's cgroup took 1 GiB: %s", out)
 	}
-	m.eventually("test ! -d /proc/" + pid + " && test $(" + of(stateOf, "b") + ") = stopped") // the group goes as one
+	m.eventually("test ! -d /proc/" + pid + " && test $(" + of(stateOf, "b") + ") = stopped") // the whole group is killed at once
 	m.want("cocoon vm inspect b | jq -r .reason", "Crashed")
 	m.want(of(memoryOf, "a"), "memory of a")
 	m.must("cocoon vm rm b")
@@ -156,7 +156,7 @@ func hibernatedAndWoken(_ *testing.T, m *machine) {
 	m.want(of(memoryOf, "a"), "memory of a")
 }
 
-// daemonHangs: systemd's watchdog ends a cocoond that does not answer, and starts another; guests notice nothing.
+// daemonHangs: systemd's watchdog ends a cocoond that does not answer, and starts another. Guests are not affected.
 func daemonHangs(_ *testing.T, m *machine) {
 	guest, daemon := m.must(of(pidOf, "a")), m.must("systemctl show -P MainPID cocoond")
 	m.must("kill -STOP " + daemon)
@@ -178,7 +178,7 @@ func upgraded(t *testing.T, m *machine) {
 	m.want(of(memoryOf, "a"), "memory of a")
 }
 
-// rebooted: a hibernated VM wakes as it was; one that ran has ended with the host, and keeps its disk and its address.
+// rebooted: a hibernated VM wakes with its state. A running VM ends with the host, and keeps its disk and its address.
 func rebooted(_ *testing.T, m *machine) {
 	m.must(of(runGuest, "ran"))
 	m.must("cocoon vm hibernate a")
@@ -196,7 +196,7 @@ func rebooted(_ *testing.T, m *machine) {
 	m.must("cocoon vm rm --force ran")
 }
 
-// powerCut cuts the power right after the verbs have answered: all of what they said is still true.
+// powerCut cuts the power right after the verbs have answered. All acknowledged results must survive.
 func powerCut(_ *testing.T, m *machine, name string, cut func()) {
 	m.must("cocoon snapshot save --name before-" + name + " a")
 	m.must("cocoon vm create --name made-" + name + " demo")
@@ -217,7 +217,7 @@ func powerCut(_ *testing.T, m *machine, name string, cut func()) {
 	m.must("cocoon vm rm --force clone " + name)
 }
 
-// back waits until cocoond serves and compares states: NAME, STATE and so on.
+// back waits until cocoond answers, and compares states: NAME, STATE and so on.
 func (m *machine) back(states ...string) {
 	m.t.Helper()
 	m.eventually("cocoon vm list")

@@ -1,7 +1,7 @@
 //go:build host
 
-// Package host installs Cocoon on a whole machine and breaks it: a Debian host that QEMU emulates, with KVM, cgroup v2 and
-// systemd, whose power can be cut. `make test-host` runs it; docs/host.md describes it.
+// Package host installs Cocoon on a whole machine and breaks the machine: a Debian host that QEMU emulates, with KVM, cgroup v2
+// and systemd, whose power can be cut. `make test-host` runs it; docs/host.md describes it.
 package host
 
 import (
@@ -36,11 +36,11 @@ const (
 	handshake      = 30 * time.Second
 	cpus, memory   = "2", "4096" // of the machine; MiB
 
-	// What a disk is not told to keep it may lose: metadata is not written early, and a rename does not write its file.
+	// The file system may lose what is not synced: metadata is not written early, and a rename does not write its file.
 	rootFlags = "commit=60,noauto_da_alloc"
 )
 
-// machine is an emulated host. Its disk is an overlay: what a test does to it is gone with the test.
+// machine is an emulated host. Its disk is an overlay: the changes of a test are discarded with it.
 type machine struct {
 	t    *testing.T
 	dir  string
@@ -48,14 +48,14 @@ type machine struct {
 	key  ssh.Signer
 
 	process *exec.Cmd
-	ended   chan struct{} // closed when process has
+	ended   chan struct{} // closed when process has ended
 	conn    *ssh.Client
-	boot    string // id of the kernel's boot that conn is with
+	boot    string // boot id of the kernel that conn is connected to
 	clients []io.Closer
 }
 
-// newMachine prepares a machine that finds the files of payload, by name, below /payload. Its disk begins as the image, or as
-// one that store has kept. It is off.
+// newMachine prepares a machine that has the files of payload, by name, below /payload. Its disk starts as the image, or as a disk
+// that store has kept. The machine is off.
 func newMachine(t *testing.T, payload map[string]string, stored string) *machine {
 	t.Helper()
 	need.QEMU(t)
@@ -112,7 +112,7 @@ func (m *machine) write(path string, data []byte) {
 	}
 }
 
-// keep leaves the private key beside the machine, for whoever wants to look into it while the test runs.
+// keep writes the private key beside the machine, so that a person can log in while the test runs.
 func (m *machine) keep(private ed25519.PrivateKey) {
 	m.t.Helper()
 	block, err := ssh.MarshalPrivateKey(private, "")
@@ -131,7 +131,7 @@ func (m *machine) host(name string, args ...string) {
 	}
 }
 
-// on switches the machine on and waits for its sshd. Its QEMU ends with this process.
+// on starts the machine and waits for its sshd. Its QEMU ends with this process.
 func (m *machine) on() {
 	m.t.Helper()
 	bin := filepath.Dir(need.Built(m.t, "bin/host/vmlinuz", "make test-host"))
@@ -150,7 +150,7 @@ func (m *machine) on() {
 	started, ended := make(chan error), make(chan struct{})
 	go func(p *exec.Cmd) {
 		defer close(ended)
-		runtime.LockOSThread() // Pdeathsig means the end of the thread
+		runtime.LockOSThread() // Pdeathsig is sent when the thread ends
 		defer runtime.UnlockOSThread()
 		err := p.Start()
 		started <- err
@@ -165,7 +165,7 @@ func (m *machine) on() {
 	m.connect()
 }
 
-// off pulls the plug: kill -9 of its QEMU. What its kernel had not written, and QEMU's caches of the overlay's tables, are gone.
+// off cuts the power: kill -9 of its QEMU. Data that its kernel had not written, and QEMU's caches of overlay tables, are lost.
 func (m *machine) off() {
 	m.leave()
 	if m.process != nil {
@@ -175,7 +175,7 @@ func (m *machine) off() {
 	}
 }
 
-// store keeps the disk as it is now in a file, from which other machines can begin, and goes on.
+// store copies the current disk to a file, from which other machines can start, and continues.
 func (m *machine) store(file string) {
 	m.t.Helper()
 	m.must("systemctl stop cocoond && sync")
@@ -185,7 +185,7 @@ func (m *machine) store(file string) {
 	m.on()
 }
 
-// reset has the machine's own kernel reset it at once, without writing anything, and waits until it is up again.
+// reset tells the machine's own kernel to reset it at once, without writing anything, and waits until it is up again.
 func (m *machine) reset() {
 	m.t.Helper()
 	m.orderReset()
@@ -202,14 +202,14 @@ func (m *machine) orderReset() {
 	}
 	done := make(chan struct{})
 	go func() { _ = session.Wait(); close(done) }()
-	select { // it never answers
+	select { // the command never answers
 	case <-done:
 	case <-time.After(time.Second):
 	}
 	m.leave()
 }
 
-// leave closes what is open to the machine.
+// leave closes the connections to the machine.
 func (m *machine) leave() {
 	for _, c := range m.clients {
 		_ = c.Close()
@@ -221,7 +221,7 @@ func (m *machine) leave() {
 	}
 }
 
-// connect waits until the machine's sshd answers in another boot than the last one.
+// connect waits until the machine's sshd answers after a new boot.
 func (m *machine) connect() {
 	m.t.Helper()
 	config := &ssh.ClientConfig{
@@ -266,13 +266,13 @@ func dial(addr string, config *ssh.ClientConfig) (*ssh.Client, error) {
 	return ssh.NewClient(c, channels, requests), nil
 }
 
-// serial is the end of what the machine's kernel and systemd said.
+// serial returns the last output of the machine's kernel and systemd.
 func (m *machine) serial() string {
 	out, _ := os.ReadFile(m.path("serial.log"))
 	return string(out[max(0, len(out)-4000):])
 }
 
-// run runs a script on the machine and returns what it said, both streams, without spaces around it.
+// run runs a script on the machine and returns the output of both streams, without spaces around it.
 func (m *machine) run(script string) (string, error) {
 	session, err := m.conn.NewSession()
 	if err != nil {
@@ -291,7 +291,7 @@ func (m *machine) run(script string) (string, error) {
 	return strings.TrimSpace(out.String()), err
 }
 
-// buffer is written and read at once: a command that does not end is still shown.
+// buffer can be read while it is written, so that the output of a command that does not end can be shown.
 type buffer struct {
 	mu sync.Mutex
 	b  strings.Builder
@@ -309,7 +309,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// must runs a script that succeeds.
+// must runs a script that must succeed.
 func (m *machine) must(script string) string {
 	m.t.Helper()
 	began := time.Now()
@@ -350,7 +350,7 @@ func (m *machine) eventually(script string) {
 	m.t.Fatalf("never: %s: %v\n%s\n%s", script, err, out, journal)
 }
 
-// node is the node API of the machine's cocoond until the machine goes down; it waits until it answers.
+// node waits for the node API of the machine's cocoond, and returns it. It is valid until the machine goes down.
 func (m *machine) node() *nodeclient.Client {
 	m.t.Helper()
 	path := filepath.Join(m.dir, fmt.Sprintf("node-%.8s.sock", m.boot))

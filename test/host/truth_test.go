@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// State of an object that is no VM, or is not. The others are vm.State.
+// States of an object other than a VM: it exists, or it does not. The others are vm.State.
 const (
 	gone  = "gone"
 	there = "there"
@@ -24,7 +24,7 @@ const (
 	hibernated = string(vm.StateHibernated)
 )
 
-// afterCut is what a power cut makes of states: what ran has ended.
+// afterCut returns the states after a power cut: running VMs have ended.
 func afterCut(states []string) []string {
 	out := slices.Clone(states)
 	for i, s := range out {
@@ -35,11 +35,11 @@ func afterCut(states []string) []string {
 	return out
 }
 
-// thing is a VM, a snapshot or an image, as the answers to the verbs left it.
+// thing is a VM, a snapshot or an image, in the state that the answers to the verbs reported.
 type thing struct {
 	kind, name string
-	may        []string // the state that it is in; while a verb is under way those before and after it
-	verb       string   // the last one, or the one under way
+	may        []string // the state that it is in; while a verb runs, also those that the verb may lead to
+	verb       string   // the last one, or the one that runs
 	answered   time.Time
 
 	id      string
@@ -48,7 +48,7 @@ type thing struct {
 	secret  string // that a guest has in its memory
 }
 
-// truth is what a node has acknowledged, kept where no power cut reaches it.
+// truth holds what a node has acknowledged, in a place that no power cut reaches.
 type truth struct {
 	mu     sync.Mutex
 	things map[string]*thing // by kind and name
@@ -58,7 +58,7 @@ func newTruth() *truth { return &truth{things: map[string]*thing{}} }
 
 func (x *truth) key(kind, name string) string { return kind + " " + name }
 
-// begin notes that a verb is under way, after which the object may be what it was or any of after.
+// begin records that a verb has started. From then on the object may be in its old state or any of after.
 func (x *truth) begin(kind, name, verb string, after ...string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -71,7 +71,7 @@ func (x *truth) begin(kind, name, verb string, after ...string) {
 	o.may = append(slices.Clone(o.may), after...)
 }
 
-// answer notes that the verb under way has succeeded: the object is in state, and change says what else is known of it.
+// answer records that the running verb has succeeded: the object is in state, and change adds the other known facts.
 func (x *truth) answer(kind, name, state string, change func(*thing)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -85,7 +85,7 @@ func (x *truth) answer(kind, name, state string, change func(*thing)) {
 	}
 }
 
-// settle takes what is found after a power cut for what has been said, and forgets what is gone: its name is not used again.
+// settle takes the states found after a power cut as acknowledged, and forgets removed objects: their names are not used again.
 func (x *truth) settle(found map[string]string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -116,7 +116,7 @@ func (x *truth) all(kind string) []thing {
 	return list
 }
 
-// fault says how what is found contradicts o, or "".
+// fault says how the state that was found contradicts o, or "".
 func (o thing) fault(state string, cut time.Time) string {
 	may := afterCut(o.may)
 	if slices.Contains(may, state) {

@@ -15,14 +15,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// worker makes and changes objects of its own, one verb at a time.
+// worker creates and changes its own objects, one verb at a time.
 type worker struct {
 	*crasher
 	prefix string
 	random *rand.Rand
 }
 
-// step does one verb to an object that it fits, if there is one.
+// step applies one verb to a suitable object, if there is one.
 func (w *worker) step(ctx context.Context) {
 	verbs := []func(context.Context){
 		w.create, w.run, w.run, w.hibernate, w.hibernate, w.wake, w.stop, w.remove, w.save, w.save, w.clone,
@@ -31,7 +31,7 @@ func (w *worker) step(ctx context.Context) {
 	verbs[w.random.IntN(len(verbs))](ctx)
 }
 
-// pick returns one of the worker's objects of a kind that is in one of states, or "".
+// pick returns one of the worker's objects of a kind in one of states, or "".
 func (w *worker) pick(kind string, states ...string) string {
 	var names []string
 	for _, o := range w.mine(kind) {
@@ -45,14 +45,14 @@ func (w *worker) pick(kind string, states ...string) string {
 	return names[w.random.IntN(len(names))]
 }
 
-// mine are the worker's objects of a kind that exist, as far as that is known.
+// mine returns the worker's objects of a kind that exist, as far as known.
 func (w *worker) mine(kind string) []thing {
 	return slices.DeleteFunc(w.truth.all(kind), func(o thing) bool {
 		return !strings.HasPrefix(o.name, w.prefix) || len(o.may) != 1 || o.may[0] == gone
 	})
 }
 
-// fresh returns a name that no object had, or "" when the worker has enough of the kind.
+// fresh returns a name that no object had, or "" if the worker has enough objects of the kind.
 func (w *worker) fresh(kind string) string {
 	if len(w.mine(kind)) >= crowd {
 		return ""
@@ -64,7 +64,7 @@ func spec(name string) vm.Spec {
 	return vm.Spec{Name: name, Image: "demo", CPUs: 1, Memory: 128 << 20, Storage: 64 << 20, NICs: []vm.NICSpec{{}}}.Default()
 }
 
-// create prepares a VM for QEMU, with what it would boot from.
+// create creates a VM for QEMU without starting it, with everything that it would boot from.
 func (w *worker) create(ctx context.Context) {
 	if name := w.fresh("vm"); name != "" {
 		w.do("vm", name, "create", created, func(o *thing) error {
@@ -147,7 +147,7 @@ func (w *worker) removeSnapshot(ctx context.Context) {
 	}
 }
 
-// importImage imports a small disk of content that no other has.
+// importImage imports a small disk with unique content.
 func (w *worker) importImage(ctx context.Context) {
 	if name := w.fresh("image"); name != "" {
 		w.do("image", name, "import", there, func(o *thing) error {

@@ -1,4 +1,4 @@
-// Package leak asserts that a whole test run left nothing of ours on the machine. hack/test.sh calls it before and after.
+// Package leak checks that a whole test run left nothing of ours on the machine. hack/test.sh runs it before and after.
 package leak
 
 import (
@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/leak"
 )
 
-// TestNothingIsLeft writes what there is to the file COCOON_LEAK_BEFORE names, or, if that file is there, compares.
+// TestNothingIsLeft writes what exists to the file that COCOON_LEAK_BEFORE names, or, if that file exists, compares with it.
 func TestNothingIsLeft(t *testing.T) {
 	path := os.Getenv("COCOON_LEAK_BEFORE")
 	if path == "" {

@@ -38,8 +38,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestTenancyMatrixOnACluster runs the cells as a service account that may edit one namespace, on a whole cluster with real guests:
-// with the webhooks, and then without, those whose pods the webhooks refuse, wait or fail. The others reach the node alike.
+// TestTenancyMatrixOnACluster runs the cells as a service account that may edit one namespace, on a cluster with real guests.
+// With the webhooks it runs all cells; without them only those whose pods are refused, wait or fail: the others are not affected.
 func TestTenancyMatrixOnACluster(t *testing.T) {
 	c := newCluster(t)
 	began := time.Now()
@@ -67,11 +67,11 @@ func TestTenancyMatrixOnACluster(t *testing.T) {
 	t.Logf("without admission after %s", time.Since(began).Round(time.Second))
 }
 
-// cluster is a world with a control plane, a registry, a node with guests and an author of pods.
+// cluster is a world with a control plane, a registry, a node with guests and a pod author.
 type cluster struct {
 	*stage
 	admin *kubetest.Cluster
-	thief kubernetes.Interface // who may edit Dev
+	thief kubernetes.Interface // may edit Dev
 	token string               // the thief's
 	dir   string
 	vk    *exec.Cmd
@@ -79,7 +79,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tenancy-") // short: there are sockets in it
+	dir, err := os.MkdirTemp("", "tenancy-") // short, because it holds sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func newCluster(t *testing.T) *cluster {
 	for _, d := range []string{c.listed, c.other} {
 		c.check(os.Mkdir(d, 0o755))
 	}
-	t.Setenv("CLONE_DIRS", c.listed) // of the manager
+	t.Setenv("CLONE_DIRS", c.listed) // for the manager
 	c.admin = kubetest.Up(t, "--with", "epoch,manager")
 	c.client, err = kubernetes.NewForConfig(c.admin.Config)
 	c.check(err)
@@ -115,7 +115,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// demo is the image that guests of the tests boot.
+// demo is the image that the guests of the tests boot.
 func demo(t *testing.T) v1.Image {
 	t.Helper()
 	dir := t.TempDir()
@@ -155,7 +155,7 @@ func demo(t *testing.T) v1.Image {
 	return img
 }
 
-// setting is a number of up.json.
+// setting reads a number from up.json.
 func (c *cluster) setting(key string) int {
 	c.t.Helper()
 	data, err := os.ReadFile(filepath.Join(c.admin.Dir, "up.json"))
@@ -166,7 +166,7 @@ func (c *cluster) setting(key string) int {
 	return int(n)
 }
 
-// account makes the service account that may edit Dev, and nothing else.
+// account creates the service account that may edit Dev, and nothing else.
 func (c *cluster) account() {
 	c.t.Helper()
 	ctx := c.t.Context()
@@ -193,7 +193,7 @@ func (c *cluster) account() {
 	}
 }
 
-// program is a program that `make build` made.
+// program is the path of a program that `make build` built.
 func program(name string) string {
 	path, err := filepath.Abs(filepath.Join("..", "..", "bin", name))
 	if err != nil {
@@ -202,7 +202,7 @@ func program(name string) string {
 	return path
 }
 
-// startNode starts a daemon with the operator's settings, and the virtual node on it.
+// startNode starts a daemon with the operator's settings, and a virtual node that uses it.
 func (c *cluster) startNode() {
 	c.t.Helper()
 	config := filepath.Join(c.dir, "engine.yaml")
@@ -264,7 +264,7 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// spawn starts a program until the test ends. It says why it ended before, in its log.
+// spawn starts a program that runs until the test ends. If the program ends earlier, its log says why.
 func (c *cluster) spawn(env []string, name string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -283,7 +283,7 @@ func (c *cluster) spawn(env []string, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// end ends a program once.
+// end ends a program, unless it has already ended.
 func end(cmd *exec.Cmd, with syscall.Signal) {
 	if cmd.ProcessState == nil {
 		_ = cmd.Process.Signal(with)
@@ -310,7 +310,7 @@ func (c *cluster) author(p *corev1.Pod) (why string) {
 // change implements world.
 func (c *cluster) change(namespace, name string, f func(*corev1.Pod)) {
 	c.t.Helper()
-	c.until("change of "+namespace+"/"+name, func() string { // the node may be quicker
+	c.until("change of "+namespace+"/"+name, func() string { // the node may have changed the pod meanwhile
 		p := c.get(namespace, name)
 		if p.Annotations == nil {
 			p.Annotations = map[string]string{}
@@ -342,12 +342,12 @@ func (c *cluster) remembers(rec vm.Record) (secret, boot string) {
 	return secret, boot
 }
 
-// again implements world: the virtual node is killed, and another one takes up what it left.
+// again implements world: the virtual node is killed, and another one adopts its VMs.
 func (c *cluster) again() {
 	c.t.Helper()
 	end(c.vk, syscall.SIGKILL)
 	c.startVirtual()
 }
 
-// closed implements world: what the doors of the node say of static machines is the quick version's to see.
+// closed implements world. It does nothing: the quick version tests the kubelet API of the node for static machines.
 func (c *cluster) closed([]Case) {}

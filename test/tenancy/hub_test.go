@@ -21,11 +21,11 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
-// hub is a registry of images in which each owner has repositories of his own, which he alone may read; those of Public are read by
-// everybody.
+// hub is a registry of images. Each owner has repositories that only he may read. Everybody may read the repositories of
+// Public.
 type hub struct {
 	host string
-	base v1.Image // of every image
+	base v1.Image // of all images
 }
 
 func newHub(t *testing.T, base v1.Image) *hub {
@@ -50,7 +50,7 @@ func newHub(t *testing.T, base v1.Image) *hub {
 	return &hub{host: strings.TrimPrefix(srv.URL, "http://"), base: base}
 }
 
-// layer is one of an image, with a file of that name.
+// layer is an image layer with a file of that name.
 func layer(t *testing.T, file string) v1.Layer {
 	t.Helper()
 	data := ociimage.Tar(ociimage.File(file, file))
@@ -61,10 +61,10 @@ func layer(t *testing.T, file string) v1.Layer {
 	return l
 }
 
-// name is that of the image of w.
+// name is the name of the image of w.
 func (h *hub) name(w Whose) string { return h.host + "/" + w.prefix() + "/app:1" }
 
-// auth are the credentials of w; everybody reads what is public without.
+// auth returns the credentials of w. Public images are read without credentials.
 func (h *hub) auth(w Whose) []image.RegistryAuth {
 	if w == Public {
 		return nil
@@ -72,7 +72,7 @@ func (h *hub) auth(w Whose) []image.RegistryAuth {
 	return []image.RegistryAuth{{Registry: h.host, Username: w.prefix(), Password: w.Secret()}}
 }
 
-// put puts an image of w, like no other's, into its repository.
+// put pushes an image of w, different from all others, to w's repository.
 func (h *hub) put(t *testing.T, w Whose) {
 	t.Helper()
 	img, err := mutate.AppendLayers(h.base, layer(t, w.prefix()))

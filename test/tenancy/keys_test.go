@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestEveryKeyIsDecided holds the table to the sources: every key, label, tag, prefix and function of api/contract that makes a
-// name, and every name that a node makes of a VM's, has a row, or names nothing and the list says why.
+// TestEveryKeyIsDecided compares the table with the sources. Every key, label, tag, prefix and name function of api/contract, and
+// every name that a node derives from a VM's name, must have a row, or be in the list of those that name nothing, with a reason.
 func TestEveryKeyIsDecided(t *testing.T) {
 	found := declared(t)
 	byValue := map[string]string{}
@@ -22,7 +22,7 @@ func TestEveryKeyIsDecided(t *testing.T) {
 			byValue[d.value] = name
 		}
 	}
-	decided := map[string]string{} // by whom
+	decided := map[string]string{} // by row
 	for i := range rows {
 		r := &rows[i]
 		for _, m := range []map[string]string{r.Ask, r.On} {
@@ -71,11 +71,11 @@ func TestEveryKeyIsDecided(t *testing.T) {
 	}
 }
 
-// declaration is where something is declared, and its value if that is a constant text.
+// declaration is the file of a declaration, and its value if it is a constant string.
 type declaration struct{ file, value string }
 
-// declared reads the sources: constants of api/contract, but for the words of closed lists, which have types; its functions and
-// methods that make or read names; and those of podprovider that make names of a VM's.
+// declared reads the sources: the constants of api/contract without a type (the words of closed lists have types), its functions
+// and methods that make or parse names, and the functions of podprovider that derive names from a VM's name.
 func declared(t *testing.T) map[string]declaration {
 	t.Helper()
 	out := map[string]declaration{}
@@ -108,7 +108,7 @@ func declared(t *testing.T) map[string]declaration {
 	return out
 }
 
-// constants notes those of d that are texts without a type.
+// constants records the constants of d that are strings without a type.
 func constants(d *ast.GenDecl, file string, values map[string]string, out map[string]declaration) {
 	for _, s := range d.Specs {
 		spec := s.(*ast.ValueSpec)
@@ -125,7 +125,7 @@ func constants(d *ast.GenDecl, file string, values map[string]string, out map[st
 	}
 }
 
-// textOf is the value of a constant expression of texts.
+// textOf is the value of a constant string expression.
 func textOf(e ast.Expr, values map[string]string) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -142,8 +142,8 @@ func textOf(e ast.Expr, values map[string]string) (string, bool) {
 	return "", false
 }
 
-// maker is the name of a function that makes names or reads them, "" for others: of the contract's those that are exported and
-// return texts, references or whether a name may be; of a node's those that are called so.
+// maker returns the name of a function that makes or parses names, "" for others. In the contract these are exported functions
+// that return strings, references, or whether a name is allowed. In a node these are functions whose name ends in Name.
 func maker(d *ast.FuncDecl, contract bool) string {
 	name := d.Name.Name
 	if !contract {

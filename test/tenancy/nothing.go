@@ -1,6 +1,6 @@
 package tenancy
 
-// nothing lists what of the contract names nothing that could be somebody's, and why.
+// nothing lists the parts of the contract that name nothing that could belong to someone, with the reason.
 var nothing = map[string]string{
 	// Words and numbers.
 	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
@@ -12,20 +12,20 @@ var nothing = map[string]string{
 	"EncodingPlain": word, "EncodingBase64": word, "StickyWait": word, "StickyNever": word, "StickyScheduler": "the name of a profile",
 	"RoleSubAgent": word, "RoleToolbox": word,
 
-	// What the node or the manager writes, and reads of nobody's pods but to show it.
+	// What the node or the manager writes. It is read from a pod only to show it.
 	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
 	"KeyDeadLetter": told, "KeyRebuildHistory": told,
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 
-	// Nodes, which are for all.
+	// Nodes, which all namespaces share.
 	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,
 
-	// Beginnings of keys, and what others are made of.
+	// Prefixes of keys, and parts of other names.
 	"PrefixSet": prefix, "PrefixVM": prefix, "PrefixNode": prefix, "ContainerIDScheme": "it begins the ids in statuses, which the node writes",
 	"NodeAnnotations": "it lists keys", "Generation": size, "KeyError.Error": message, "Errors.Error": message,
 }
 
-// Reasons that several have.
+// Reasons that several entries share.
 const (
 	word     = "a word of a closed list"
 	size     = "a number or a size"

@@ -59,9 +59,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestTenancyMatrix runs every cell: the provider and the engine of a node, its snapshots and a registry, in this process, with
-// the webhooks in front and without. Whatever is named, nothing of another namespace's or of the operator's is given away,
-// changed, woken or removed, while the pods are there, when the node starts anew and when they are gone.
+// TestTenancyMatrix runs every cell in this process: the provider and the engine of a node, its snapshots and a registry, with
+// and without the webhooks. Whatever a pod names, nothing of another namespace or of the operator is given away, changed,
+// woken or removed: while the pods exist, after a restart of the node, and after the pods are deleted.
 func TestTenancyMatrix(t *testing.T) {
 	for _, front := range []bool{true, false} {
 		t.Run("admission "+map[bool]string{true: "on", false: "off"}[front], func(t *testing.T) {
@@ -76,22 +76,22 @@ func TestTenancyMatrix(t *testing.T) {
 	}
 }
 
-// process is a world in this process, and its stage.
+// process is a world inside this process, and its stage.
 type process struct {
 	*stage
 	node     *fakenode.Node
 	client   *kube.Clientset
-	tracker  clienttesting.ObjectTracker // what client has
+	tracker  clienttesting.ObjectTracker // the objects of client
 	provider *podprovider.Provider
 	stop     func()
 	uids     atomic.Int64
-	webhooks map[string]http.Handler // nil: nobody stands in front of the node
+	webhooks map[string]http.Handler // nil: no webhooks in front of the node
 }
 
 func newProcess(t *testing.T) *process {
 	t.Helper()
 	p := &process{client: &kube.Clientset{}, tracker: clienttesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())}
-	p.client.AddReactor("*", "*", clienttesting.ObjectReaction(p.tracker)) // NewClientset's knows who wrote what, and is slow
+	p.client.AddReactor("*", "*", clienttesting.ObjectReaction(p.tracker)) // NewClientset's also tracks field owners, which is slow
 	dir := room(t)
 	p.stage = &stage{
 		t: t, world: p, client: p.client, token: "sesame", listed: room(t), other: room(t), kept: filepath.Join(dir, "state", "snapshots"),
@@ -105,7 +105,7 @@ func newProcess(t *testing.T) *process {
 	return p
 }
 
-// room is a folder of the test's: in memory where it can be, because much is synced that no power cut will ask for.
+// room is a folder of the test, in memory if possible: many files are synced, which a test does not need.
 func room(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "tenancy-")
@@ -129,7 +129,7 @@ func (p *process) serveRegistry() {
 	p.url = srv.URL
 }
 
-// start runs a provider; after stop it is that of a node that starts anew.
+// start runs a provider. After stop, it acts as the provider of a restarted node.
 func (p *process) start() {
 	p.t.Helper()
 	log := slog.New(slog.DiscardHandler)
@@ -158,7 +158,7 @@ func (p *process) start() {
 	<-ready
 }
 
-// again has the node start anew: a new process of it, which virtual-kubelet tells of every pod.
+// again restarts the node: it starts a new provider and passes it every pod, as virtual-kubelet does.
 func (p *process) again() {
 	p.t.Helper()
 	p.stop()
@@ -175,7 +175,7 @@ type answers struct{}
 
 func (answers) Probe(context.Context, string, int) error { return nil }
 
-// small is an image that could run, if anything did.
+// small is an image that could run; no test runs it.
 func small(t *testing.T) v1oci.Image {
 	t.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layer(t, "bin/app"))
@@ -194,7 +194,7 @@ func small(t *testing.T) v1oci.Image {
 	return img
 }
 
-// pulled puts a real store of images, and a real puller from the hub, beside the node's own images.
+// pulled adds a real image store, and a real puller from the hub, to the node's own images.
 func (p *process) pulled(own image.Store, pulls image.Puller) (image.Store, image.Puller) {
 	store, err := local.New(local.Config{Dir: filepath.Join(room(p.t), "images")})
 	p.check(err)
@@ -207,7 +207,7 @@ func (p *process) pulled(own image.Store, pulls image.Puller) (image.Store, imag
 	return both, both
 }
 
-// twoStores are the node's own images, by their names, and those of a real store, by the names and ids of such.
+// twoStores combines the node's own images, by name, and those of a real store, by name and id.
 type twoStores struct {
 	image.Store
 	image.Puller
@@ -258,7 +258,7 @@ func (p *process) remembers(rec vm.Record) (secret, boot string) {
 	return g.Env[secretName], g.BootID
 }
 
-// create implements world: it makes a pod in the API and tells the node, as virtual-kubelet does.
+// create implements world: it creates a pod in the API and notifies the node, as virtual-kubelet does.
 func (p *process) create(pod *corev1.Pod) {
 	p.t.Helper()
 	pod.UID, pod.Generation, pod.Spec.NodeName = types.UID(fmt.Sprintf("uid-%d", p.uids.Add(1))), 1, NodeName
@@ -287,8 +287,8 @@ func (p *process) remove(namespace, name string) {
 	p.check(p.provider.DeletePod(p.t.Context(), pod))
 }
 
-// closed implements world: into a machine that is not the node's leads no door, and to its ports only where the operator lists its
-// network.
+// closed implements world: a machine that is not the node's has no exec and no logs, and its ports are reachable only if the
+// operator lists its network.
 func (p *process) closed(cases []Case) {
 	p.t.Helper()
 	for _, c := range cases {
@@ -314,7 +314,7 @@ func (p *process) closed(cases []Case) {
 
 func second[T any](_ T, err error) error { return err }
 
-// author implements world: the webhooks complete the pod and check it.
+// author implements world: the webhooks complete and validate the pod.
 func (p *process) author(pod *corev1.Pod) (why string) {
 	p.t.Helper()
 	if p.webhooks == nil {
@@ -350,7 +350,7 @@ func (p *process) review(path string, pod *corev1.Pod) *admissionv1.AdmissionRes
 	return review.Response
 }
 
-// patch applies what the webhooks answer: additions and replacements.
+// patch applies the patch of a webhook: additions and replacements.
 func (p *process) patch(pod *corev1.Pod, patch []byte) {
 	p.t.Helper()
 	var ops []struct {
@@ -374,7 +374,7 @@ func (p *process) patch(pod *corev1.Pod, patch []byte) {
 	p.check(json.Unmarshal(data, pod))
 }
 
-// put is doc with a value at a path.
+// put returns doc with value set at path.
 func put(doc any, path []string, add bool, value any) any {
 	if len(path) == 0 {
 		return value
@@ -398,7 +398,7 @@ func put(doc any, path []string, add bool, value any) any {
 	return map[string]any{key: put(nil, path[1:], add, value)}
 }
 
-// webhooks are those that stand in front of pods, as the manager serves them.
+// webhooks returns the webhooks for pods, as the manager serves them.
 func webhooks(t *testing.T, listed string) map[string]http.Handler {
 	t.Helper()
 	ctrllog.SetLogger(logr.Discard())
@@ -418,9 +418,9 @@ type served struct {
 
 func (s served) Register(path string, h http.Handler) { s.at[path] = h }
 
-// bareCluster is one with nothing that webhooks look up.
+// bareCluster is a cluster without the objects that webhooks look up.
 type bareCluster struct {
-	client.Client // nil: nothing else is asked
+	client.Client // nil: no other method is called
 	scheme        *runtime.Scheme
 }
 

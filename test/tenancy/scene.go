@@ -6,29 +6,29 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Stage is a node, its cluster and its registry, as the operator and the authors of pods use them. Failures end the test.
+// Stage is a node, its cluster and its registry, as the operator and the pod authors use them. Failures end the test.
 type Stage interface {
-	// Pods makes pods, and waits until they are ready. Hibernate waits until their VMs sleep in the registry, Delete until they
-	// are gone.
+	// Pods creates pods and waits until they are ready. Hibernate waits until their VMs are hibernated in the registry, Delete
+	// until they are gone.
 	Pods(...Victim)
 	Hibernate(...Victim)
 	Delete(...Victim)
-	// Launch makes VMs by hand.
+	// Launch creates VMs by hand.
 	Launch(...ByHand)
-	// Save saves a VM of the operator's as a snapshot, which is published to those. Rest saves it and ends it.
+	// Save saves a VM of the operator as a snapshot, published to the given namespaces. Rest saves it and ends it.
 	Save(vm, snapshot string, labels map[string]string, published ...string)
 	Rest(vm, snapshot string)
-	// Push sends a snapshot of the node, of a namespace or the operator's, to a repository and tag.
+	// Push pushes a snapshot on the node, of a namespace or the operator, to a repository and tag.
 	Push(namespace, snapshot, to string)
-	// Forget removes a snapshot of the operator's from the node.
+	// Forget removes a snapshot of the operator from the node.
 	Forget(snapshot string)
-	// Export copies a snapshot into a folder, in one that namespaces may clone from or beside it. Link makes a link in the
-	// former that leads to where the node keeps the snapshot.
+	// Export copies a snapshot into a folder: if listed, one that namespaces may clone from, else another one. Link makes a link
+	// in the listed folder that points to where the node keeps the snapshot.
 	Export(namespace, snapshot string, listed bool)
 	Link(namespace, snapshot string)
-	// Image puts a private image of w's into a registry of images, and has the node fetch it for w; that of Public is everybody's.
+	// Image pushes a private image of w to a registry and makes the node pull it for w. Everybody may read the image of Public.
 	Image(w Whose)
-	// Object makes a ConfigMap and a Secret of a namespace.
+	// Object creates a ConfigMap and a Secret in a namespace.
 	Object(namespace, name string)
 }
 
@@ -40,14 +40,14 @@ type Victim struct {
 
 func (v Victim) String() string { return v.Namespace + "/" + v.Name }
 
-// ByHand is a VM that is no pod's: of a namespace, or, for "", of the operator's, who offers it to those.
+// ByHand is a VM without a pod: of a namespace, or, for "", of the operator, who offers it to the namespaces in Offered.
 type ByHand struct {
 	Namespace, Name, Secret string
 	Labels                  map[string]string
 	Offered                 []string
 }
 
-// Build puts on s what the cells name. quick says that what earlier releases left is there too.
+// Build creates on s everything that the cells name. quick adds what earlier releases left.
 func Build(s Stage, quick bool) {
 	var up, naps, asleep, saved []Victim
 	var made []ByHand
@@ -88,10 +88,10 @@ func Build(s Stage, quick bool) {
 	for _, w := range Columns {
 		s.Image(w)
 	}
-	for _, w := range Columns { // of one VM, whichever is asked for
+	for _, w := range Columns { // all of one VM, whatever they are named
 		s.Push(Dev, "fork-"+Own.VM("db"), Dev+"/vk-dev-far-"+w.prefix()+":fork")
 	}
-	// A namespace says of what it pushes whose it is, wherever it is: not even the operator's mistake gives it away.
+	// What a namespace pushes names that namespace as its owner, wherever it is: not even a mistake of the operator gives it away.
 	s.Push(Prod, "fork-"+Foreign.VM("db"), Dev+"/stray:1")
 	for _, w := range []Whose{Operators, Public} {
 		s.Rest(w.VM("nap"), w.VM("nap")+":hibernate")
@@ -118,7 +118,7 @@ func Build(s Stage, quick bool) {
 	}
 }
 
-// to are the namespaces with which w shares.
+// to returns the namespaces that w shares with.
 func (w Whose) to() []string {
 	if w == Public {
 		return []string{Dev}
@@ -126,12 +126,12 @@ func (w Whose) to() []string {
 	return nil
 }
 
-// older are the labels that an earlier release gave what it made for a pod.
+// older returns the labels that an earlier release set on objects of a pod.
 func older(namespace, pod string) map[string]string {
 	return map[string]string{contract.VMLabelPodNamespace: namespace, contract.VMLabelPodName: pod, contract.VMLabelPodUID: "of-" + pod, contract.VMLabelNode: NodeName}
 }
 
-// left are VMs of pods that are gone, some by names of earlier releases, and some that were made by hand.
+// left returns VMs of deleted pods, some with names of earlier releases, and some VMs made by hand.
 func left() []ByHand {
 	all := []ByHand{
 		{Rival, "vk-dev-eu-run", Foreign.Secret(), older(Rival, "run"), nil},
@@ -154,6 +154,6 @@ func left() []ByHand {
 // NodeName is the name of the node.
 const NodeName = "node-1"
 
-// PublicRepositories are those that the node's operator shares with everybody, as vk-cocoon is told of them. The states of VMs
-// are nobody's to share, whatever is said here.
+// PublicRepositories are the repositories that the node's operator shares with everybody, as set in vk-cocoon. The states of
+// VMs are never shared, even if they are listed here.
 const PublicRepositories = "pub/,pub-gone,pub-asleep,pub-db,pub-flat"

@@ -33,24 +33,24 @@ func (s *stage) check(err error) {
 	}
 }
 
-// world is what differs between the versions: the cluster, and what is behind the node.
+// world is the part that differs between the versions: the cluster, and the node's back end.
 type world interface {
-	// create makes a pod as the operator of the cluster does, and author as who may edit one namespace: why is what admission
-	// says to refuse it.
+	// create creates a pod as the operator of the cluster. author creates one as a user who may edit one namespace: why is
+	// the reason if admission refuses it.
 	create(p *corev1.Pod)
 	author(p *corev1.Pod) (why string)
 	// change changes a pod, remove deletes it.
 	change(namespace, name string, f func(*corev1.Pod))
 	remove(namespace, name string)
-	// remembers is the secret that the guest of a VM has, and which boot of its it is in; "" when it has none.
+	// remembers returns the secret in the guest of a VM, and the id of its current boot, or "" if there is none.
 	remembers(rec vm.Record) (secret, boot string)
-	// again has the node start anew.
+	// again restarts the node.
 	again()
-	// closed looks at the doors of the kubelet API to the pods of static machines.
+	// closed checks that the kubelet API gives no access to static machines.
 	closed(cases []Case)
 }
 
-// machine is the node below the cluster, as its operator has it.
+// machine is the node below the cluster, as seen by its operator.
 type machine interface {
 	podprovider.Runtime
 	podprovider.Snapshots
@@ -67,20 +67,20 @@ type stage struct {
 	url     string // of the registry
 	token   string
 	listed  string // folder that namespaces may clone from
-	other   string // one that they may not
+	other   string // folder that they may not clone from
 	kept    string // where the node keeps its snapshots
-	image   string // that everybody may run
+	image   string // that every namespace may run
 	network string
 	hub     *hub
 	images  map[Whose]image.Image
 	front   bool          // webhooks stand in front of the node
-	pace    time.Duration // of looking again
+	pace    time.Duration // interval between polls
 }
 
-// patience is how long a pod may take to come to where it has to, on a machine that does much else.
+// patience is how long a pod may take to reach its state, on a busy machine.
 const patience = 4 * time.Minute
 
-// until asks again until there is nothing to say against it.
+// until calls why until it returns "".
 func (s *stage) until(what string, why func() string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); ; <-time.After(s.pace) {
@@ -94,7 +94,7 @@ func (s *stage) until(what string, why func() string) {
 	}
 }
 
-// as is a context on behalf of a namespace, or of the operator.
+// as returns a context on behalf of a namespace, or of the operator.
 func (s *stage) as(namespace string) context.Context {
 	return vm.OnBehalf(s.t.Context(), vm.Owner{Namespace: namespace})
 }
@@ -131,7 +131,7 @@ func (s *stage) Pods(all ...Victim) {
 	}
 }
 
-// keeps is a main process that has its secret in a file in memory.
+// keeps is a main process that stores its secret in a file in memory.
 var keeps = []string{"sh", "-c", "echo \"$" + secretName + "\" >" + secretFile + "; exec sleep 1000000"}
 
 // secretFile is that file.
@@ -144,7 +144,7 @@ func text(err error) string {
 	return err.Error()
 }
 
-// secretName is the variable in which guests have their secret.
+// secretName is the environment variable that holds a guest's secret.
 const secretName = "SECRET"
 
 // Hibernate implements Stage.
@@ -290,7 +290,7 @@ func (s *stage) Object(namespace, name string) {
 	s.check(err)
 }
 
-// find is what the cells ask of the stage.
+// find resolves what the cells refer to on the stage.
 func (s *stage) find(w Whose, kind, thing string) string {
 	s.t.Helper()
 	ns := ""
@@ -345,7 +345,7 @@ func (s *stage) find(w Whose, kind, thing string) string {
 	return ""
 }
 
-// seen is what became of a pod.
+// seen is the observed state of a pod.
 type seen struct {
 	state        State
 	secret       string
@@ -357,7 +357,7 @@ func (x seen) String() string {
 	return fmt.Sprintf("%s %q %s %q", x.state, x.secret, x.reason, x.says)
 }
 
-// sees says what became of p.
+// sees returns the observed state of p.
 func (s *stage) sees(p *corev1.Pod) (x seen) {
 	s.t.Helper()
 	if p == nil {
@@ -365,10 +365,10 @@ func (s *stage) sees(p *corev1.Pod) (x seen) {
 	}
 	all, err := s.machine.List(s.as(p.Namespace))
 	s.check(err)
-	if convert.Static(p) { // which says what it likes
+	if convert.Static(p) { // the status of a static pod may claim any id
 		all = nil
 	}
-	for _, rec := range all { // the one that the pod says, or that was made for it
+	for _, rec := range all { // the VM in the pod's status, or the one made for it
 		if rec.Spec.Labels[contract.VMLabelPodUID] == string(p.UID) || len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].ContainerID == contract.ContainerIDScheme+string(rec.ID) {
 			x.vm = rec.ID
 			x.secret, _ = s.world.remembers(rec)
@@ -388,7 +388,7 @@ func (s *stage) sees(p *corev1.Pod) (x seen) {
 		x.state = Sleeps
 	case c.Waiting != nil:
 		x.state, x.reason, x.says = Waits, c.Waiting.Reason, c.Waiting.Message
-	case convert.Static(p) && c.Running != nil: // that it is ready, its address says, which may be one that nobody asks
+	case convert.Static(p) && c.Running != nil: // it is ready if its address answers, and some addresses are never probed
 		x.state = Stands
 	case !ready:
 	case x.secret != "":
@@ -399,7 +399,7 @@ func (s *stage) sees(p *corev1.Pod) (x seen) {
 	return x
 }
 
-// unlike says what of x is not as it should be. "" of is any secret.
+// unlike returns how x differs from the expected state, or "". An empty of accepts any secret.
 func unlike(x seen, state State, of string) string {
 	if x.state != state || of != "" && x.secret != of {
 		return x.String()
@@ -407,7 +407,7 @@ func unlike(x seen, state State, of string) string {
 	return ""
 }
 
-// not says how x is not the outcome.
+// not returns how x differs from the outcome, or "".
 func (o Outcome) not(x seen) string {
 	of := ""
 	if o.State == GoesOn {
@@ -464,7 +464,7 @@ func (s *stage) matrix(all []Case) {
 	s.t.Logf("%d cells, %d of them admitted", len(all), len(cases))
 }
 
-// settle waits until each case has come to what the table says, and looks once more when all have.
+// settle waits until each case has reached its outcome in the table, and checks all once more at the end.
 func (s *stage) settle(cases []Case, later bool) {
 	s.t.Helper()
 	want := func(c Case) Outcome {
@@ -473,15 +473,15 @@ func (s *stage) settle(cases []Case, later bool) {
 		}
 		return c.Cell.Node
 	}
-	for range 2 { // what is tried again and again is seen once more when all others have come to their end
+	for range 2 { // checks the retried steps again after all cases have ended
 		for _, c := range cases {
 			s.await(c, want(c))
 		}
 	}
 }
 
-// await waits until the pod of the case has come to its outcome. It must not have anybody's memory on the way there but what the
-// outcome says.
+// await waits until the pod of the case has reached its outcome. On the way it must never hold a secret other than the one in
+// the outcome.
 func (s *stage) await(c Case, want Outcome) {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); ; <-time.After(s.pace) {
@@ -497,7 +497,7 @@ func (s *stage) await(c Case, want Outcome) {
 	}
 }
 
-// others is all that there is of others than Dev: VMs with what they remember, snapshots, and the tags of the registry.
+// others returns everything that does not belong to Dev: VMs with their secrets, snapshots, and the tags of the registry.
 func (s *stage) others() map[string]string {
 	s.t.Helper()
 	out := map[string]string{}
@@ -538,7 +538,7 @@ func (s *stage) others() map[string]string {
 	return out
 }
 
-// read asks the registry.
+// read reads JSON from the registry.
 func (s *stage) read(path string, into any) {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+path, nil)
@@ -550,7 +550,7 @@ func (s *stage) read(path string, into any) {
 	s.check(json.NewDecoder(resp.Body).Decode(into))
 }
 
-// unchanged compares what others have with what they had.
+// unchanged compares what others have now with what they had before.
 func (s *stage) unchanged(when string, before map[string]string) {
 	s.t.Helper()
 	after := s.others()

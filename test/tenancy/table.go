@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// What nodes say.
+// Messages of nodes.
 const (
 	notSupported = "PodNotSupported"
 	createError  = "CreateContainerError"
@@ -38,24 +38,24 @@ func fails(says string) Cell {
 	return Cell{Node: Outcome{State: Fails, Reason: notSupported, Says: says}}
 }
 
-// refused is a pod that admission refuses in the words with which a node does.
+// refused is a pod that admission refuses with the same message as a node.
 func refused(says string) Cell {
 	c := fails(says)
 	c.Refused = says
 	return c
 }
 
-// foreign is what becomes of a pod that names a VM of another namespace.
+// foreign is the outcome of a pod that names a VM of another namespace.
 func foreign() Cell { return refused(another) }
 
-// closed is a folder that no pod may be cloned from.
+// closed is the outcome for a folder that no pod may be cloned from.
 func closed() Cell {
 	c := waits(createError, "may not clone from the folder")
 	c.Refused = notListed
 	return c
 }
 
-// later is c, and what becomes of it when the node has started anew.
+// later is c with the outcome after a restart of the node.
 func later(c Cell, then Cell) Cell {
 	c.Later = &then.Node
 	return c
@@ -63,7 +63,7 @@ func later(c Cell, then Cell) Cell {
 
 func all(c Cell) [4]Cell { return [4]Cell{c, c, c, c} }
 
-// ask is a set of annotations.
+// ask builds a set of annotations.
 func ask(pairs ...string) map[string]string {
 	m := map[string]string{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -78,24 +78,24 @@ func clone(image string) map[string]string {
 
 func run(pairs ...string) map[string]string { return ask(append(pairs, contract.KeyMode, "run")...) }
 
-// managed is a pod whose VM the node owns, and does not save.
+// managed is a pod whose VM the node manages and does not save.
 func managed(pairs ...string) map[string]string {
 	return ask(append(pairs, contract.KeyManaged, "true", contract.KeySnapshotPolicy, "never")...)
 }
 
 var (
-	// notThatOne is what a pod waits for that names the VM to fork by an id that is not the VM's.
+	// notThatOne is the outcome of a pod that names the VM to fork with the id of another VM.
 	notThatOne = waits(createError, "is not in the registry yet")
 
 	longPod = strings.Repeat("long-", 12) + "name"
 
-	// ofNobody is why a column is empty.
+	// ofNobody is the reason for an empty column.
 	ofNobody = none("what has no VM yet has no owner")
 	unmade   = none("earlier releases made them for pods alone")
 )
 
-// rows are the table: each way to name something, and what becomes of a pod that names what is its own, another namespace's, the
-// operator's, and what he shares.
+// rows are the table: each way to name something, and the outcome for a pod that names what belongs to itself, to another
+// namespace, to the operator, and what the operator shares.
 var rows = append([]Row{
 	// Names of VMs: adoption and creation.
 	{
@@ -123,7 +123,7 @@ var rows = append([]Row{
 	{
 		Name: "short id as a name", Ask: run(contract.KeyName, "{short:nap}"), Quick: alike, Cells: all(boots()),
 	},
-	{ // pod dev/eu-run and an earlier release's pod dev-eu/run have the same
+	{ // pod dev/eu-run and pod dev-eu/run of an earlier release have the same name
 		Name: "name that an older VM has", Ask: run(contract.KeyName, "vk-dev-eu-run"), Forms: []string{"OldVMName", "CanonicalVMName", "Aliases", "dashedPrefix"},
 		Cells: [4]Cell{unmade, boots(), unmade, unmade}, Quick: earlier,
 	},
@@ -212,7 +212,7 @@ var rows = append([]Row{
 	},
 	{
 		Name: "snapshot of an earlier release", Ask: clone("{flat}"), Forms: []string{"OldRepository"}, Quick: earlier,
-		Cells: [4]Cell{goesOn(Operators), foreign(), waits(createError, noSnapshot), goesOn(Operators)}, // the operator put them there
+		Cells: [4]Cell{goesOn(Operators), foreign(), waits(createError, noSnapshot), goesOn(Operators)}, // the operator's push
 	},
 	{
 		Name: "ambiguous snapshot of an earlier release", Ask: clone("vk-dev-eu-flat"), Quick: earlier,
@@ -259,7 +259,7 @@ var rows = append([]Row{
 		Name: "folder by a link", Ask: managed(contract.KeyCloneFromDir, "{link:fork}"), Cells: all(waits(createError, "may not clone from the folder")),
 	},
 
-	// Sleep.
+	// Hibernation.
 	{
 		Name: "restored", Ask: managed(contract.KeyName, "{asleep}", contract.KeyRestoreFromHibernate, "true"),
 		Cells: [4]Cell{goesOn(Own), foreign(), waits(createError, doesNotSay), waits(createError, doesNotSay)},
@@ -295,7 +295,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{boots(), foreign(), boots(), boots()},
 	},
 
-	// What only the node says.
+	// What only the node reports.
 	{
 		Name: "id of a VM", Ask: with(clone("none:1"), contract.KeyID, "{id:found}"),
 		Cells: [4]Cell{later(waits(createError, noSnapshot), goesOn(Own)), waits(createError, noSnapshot), waits(createError, noSnapshot), later(waits(createError, noSnapshot), goesOn(Public))},
@@ -313,7 +313,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{none(operatorsIs), none(operatorsIs), none("the machine of the node is one"), stands()},
 	},
 
-	// Images that the node has: each is of whom its registry lets read it.
+	// Images that the node already has: each may be used by those who may read it in its registry.
 	{
 		Name: "image", Image: "{image:app}", Ask: run(), More: credentials(corev1.PullIfNotPresent),
 		Cells: [4]Cell{boots(), waits(pullBackOff, "Back-off pulling"), waits(pullBackOff, "Back-off pulling"), boots()},
@@ -360,13 +360,13 @@ var rows = append([]Row{
 	},
 }, sources()...)
 
-// earlier is why a row is for the quick version.
+// earlier is the reason why only the quick version runs a row.
 const earlier = "it needs what an earlier release left"
 
-// alike is why a row is for the quick version: real guests are dear.
+// alike is the reason why only the quick version runs a row: real guests are expensive.
 const alike = "a row beside it runs as many guests"
 
-// sources are the annotations of Virtlet that name ConfigMaps and Secrets.
+// sources returns rows for the annotations of Virtlet that name ConfigMaps and Secrets.
 func sources() (rows []Row) {
 	for _, key := range []string{contract.KeyVirtletUserDataSource, contract.KeyVirtletSSHKeySource, contract.KeyVirtletFiles} {
 		for _, kind := range []string{contract.SourceConfigMap, contract.SourceSecret} {
@@ -385,13 +385,13 @@ func sources() (rows []Row) {
 	return rows
 }
 
-// cached are the cells of an image that the node has and that is not the pod's to run.
+// cached returns the cells of an image that the node has and that the pod may not run.
 func cached(reason string) [4]Cell {
 	c := waits(reason, "")
 	return [4]Cell{none("the row of images runs it"), c, c, none("the row of images runs it")}
 }
 
-// PullSecret is the Secret with which Dev's pods read its own repositories.
+// PullSecret is the Secret that Dev's pods use to read Dev's own repositories.
 const PullSecret = "registry"
 
 func credentials(policy corev1.PullPolicy) func(*corev1.Pod, Whose) {
@@ -401,7 +401,7 @@ func credentials(policy corev1.PullPolicy) func(*corev1.Pod, Whose) {
 	}
 }
 
-// with is m and one annotation more.
+// with returns m with one more annotation.
 func with(m map[string]string, key, value string) map[string]string {
 	m[key] = value
 	return m

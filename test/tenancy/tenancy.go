@@ -1,7 +1,7 @@
-// Package tenancy is the table of what a pod of one namespace may name, whose that is, and what becomes of the pod, with the
-// admission webhooks in front of the node and without them. Its tests run every cell: in one process, and on a whole cluster.
+// Package tenancy is a table of what a pod of one namespace may name, who owns it, and what happens to the pod, with and without
+// the admission webhooks in front of the node. Its tests run every cell: in one process, and on a whole cluster.
 //
-// It is for tests only, and starts nothing by itself.
+// It is only for tests, and starts nothing by itself.
 package tenancy
 
 import (
@@ -16,15 +16,15 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// The namespaces: whose pods the cells are, who is named, and one whose name begins as the first one's does, so that what earlier
-// releases called by namespace and pod is ambiguous.
+// The namespaces: the one of the cells' pods, the one that they name, and one that starts with the first one's name. The third
+// makes names of earlier releases, built from namespace and pod, ambiguous.
 const (
 	Dev   = "dev"
 	Prod  = "prod"
 	Rival = "dev-eu"
 )
 
-// Whose says to whom belongs what a cell names.
+// Whose says who owns what a cell names.
 type Whose int
 
 // The columns of the table.
@@ -35,18 +35,18 @@ const (
 	Public                 // the operator, who shares it with the pod's namespace
 )
 
-// Columns are all of them.
+// Columns lists all columns.
 var Columns = []Whose{Own, Foreign, Operators, Public}
 
 func (w Whose) String() string { return [...]string{"own", "foreign", "operator", "public"}[w] }
 
-// prefix begins the names of what belongs to w.
+// prefix is the prefix of the names of what belongs to w.
 func (w Whose) prefix() string { return [...]string{Dev, Prod, "op", "pub"}[w] }
 
-// Secret is what the guests of w remember.
+// Secret is the secret in the guests of w.
 func (w Whose) Secret() string { return "the secret of " + w.prefix() }
 
-// VM is how the VM of w is called that the table calls thing: as that of a pod, where w is a namespace.
+// VM is the name of the VM of w that the table calls thing: the name of a pod's VM if w is a namespace.
 func (w Whose) VM(thing string) string {
 	if w == Own || w == Foreign {
 		return contract.VMName(w.prefix(), thing)
@@ -54,15 +54,15 @@ func (w Whose) VM(thing string) string {
 	return w.prefix() + "-" + thing
 }
 
-// State is what becomes of a pod that is admitted.
+// State is the final state of an admitted pod.
 type State string
 
 // The states.
 const (
-	Boots  State = "boots"   // its VM runs, and remembers nothing
-	GoesOn State = "goes on" // its VM runs, and remembers the secret of whom Outcome.Of says
+	Boots  State = "boots"   // its VM runs without a secret
+	GoesOn State = "goes on" // its VM runs and has the secret of the owner in Outcome.Of
 	Sleeps State = "sleeps"  // its VM hibernates
-	Stands State = "stands"  // it runs, for a machine that is not the node's
+	Stands State = "stands"  // it runs, for a machine that does not belong to the node
 	Waits  State = "waits"   // its container waits
 	Fails  State = "fails"   // it has failed
 )
@@ -70,9 +70,9 @@ const (
 // Outcome is what a node does with a pod.
 type Outcome struct {
 	State  State
-	Of     Whose  // GoesOn: whose memory it has
+	Of     Whose  // GoesOn: whose memory it resumes with
 	Reason string // Waits, Fails
-	Says   string // Waits, Fails: in the message
+	Says   string // Waits, Fails: part of the message
 }
 
 func (o Outcome) String() string {
@@ -86,12 +86,12 @@ func (o Outcome) String() string {
 	return string(o.State)
 }
 
-// Cell is what becomes of a pod that names something of one owner.
+// Cell is what happens to a pod that names something of one owner.
 type Cell struct {
-	None    string // why nothing such can be named; the rest is empty then
-	Refused string // what admission says to refuse the pod; "": it admits it
+	None    string // why nothing like this can be named; the rest is empty then
+	Refused string // message with which admission refuses the pod; "": it admits it
 	Node    Outcome
-	Later   *Outcome // after the node has started anew; nil: as before
+	Later   *Outcome // after a restart of the node; nil: as before
 }
 
 // Row is one way to name something.
@@ -99,16 +99,16 @@ type Row struct {
 	Name  string
 	Ask   map[string]string        // annotations
 	On    map[string]string        // labels
-	Image string                   // of the container; "": the one that everybody may run
-	Pods  map[Whose]string         // names of the pods, where these say what is meant
-	More  func(*corev1.Pod, Whose) // whatever else is said
-	Forms []string                 // what of api/contract it decides beside the keys of Ask and On
-	Takes []string                 // what its public cell uses up
+	Image string                   // of the container; "": the one that every namespace may run
+	Pods  map[Whose]string         // names of the pods, if they decide what is named
+	More  func(*corev1.Pod, Whose) // other fields
+	Forms []string                 // the parts of api/contract that the row covers in addition to the keys of Ask and On
+	Takes []string                 // what its public cell consumes
 	Quick string                   // why the cluster does not run it; "": it does
 	Cells [4]Cell
 }
 
-// Case is one cell that is run.
+// Case is one cell to run.
 type Case struct {
 	Row   *Row
 	Whose Whose
@@ -117,7 +117,7 @@ type Case struct {
 
 func (c Case) String() string { return c.Row.Name + "/" + c.Whose.String() }
 
-// Cases are the cells that there are.
+// Cases returns all cells that are not empty.
 func Cases() (all []Case) {
 	for i := range rows {
 		for _, w := range Columns {
@@ -131,7 +131,7 @@ func Cases() (all []Case) {
 
 var notName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// PodName is how the pod of the case is called.
+// PodName is the name of the case's pod.
 func (c Case) PodName() string {
 	if name := c.Row.Pods[c.Whose]; name != "" {
 		return name
@@ -140,10 +140,10 @@ func (c Case) PodName() string {
 	return strings.Trim(name, "-") + "-" + c.Whose.String()
 }
 
-// Lookup is what of a thing is known only when it is there: its id, its folder, its address.
+// Lookup returns facts that are known only once a thing exists: its id, its folder, its address.
 type Lookup func(w Whose, kind, thing string) string
 
-// Pod is the pod of the case, for a node of that name with an image that everybody may run.
+// Pod is the pod of the case, with the given image, which every namespace may run.
 func (c Case) Pod(image string, find Lookup) *corev1.Pod {
 	p := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -172,8 +172,8 @@ func (c Case) Pod(image string, find Lookup) *corev1.Pod {
 
 var holder = regexp.MustCompile(`\{(?:([a-z]+):)?([a-z0-9-]+)\}`)
 
-// expand fills in a text: {ns} is the namespace of w, {plain:x} a name of w's that is no pod's, {x} the VM of w's that the table
-// calls x, and {kind:x} what find knows of it.
+// expand replaces placeholders in a text: {ns} is the namespace of w, {plain:x} a name of w that is not a pod's, {x} the VM of w
+// that the table calls x, and {kind:x} what find returns for it.
 func (w Whose) expand(text string, find Lookup) string {
 	return holder.ReplaceAllStringFunc(text, func(m string) string {
 		part := holder.FindStringSubmatch(m)

@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package vksuite runs the end-to-end suite that virtual-kubelet exports for its providers against our virtual node, on a
-// real control plane. The node's engine is the real one too; guests are those of enginetest, which need no hypervisor.
+// real control plane. The node's engine is also real. The guests are those of enginetest, which need no hypervisor.
 //
 // It needs root and `make build`.
 package vksuite
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
 	nodeName  = "suite"
-	nodeIP    = "192.0.2.1" // of the loopback link: the API server dials no loopback address
+	nodeIP    = "192.0.2.1" // of the loopback link: the API server connects to no loopback address
 	nodePort  = 11250
 	namespace = "default"
 )
@@ -81,7 +81,7 @@ func address(t *testing.T) {
 	}
 }
 
-// save writes the access to the cluster as a kubeconfig.
+// save writes the credentials for the cluster as a kubeconfig.
 func save(t *testing.T, c *rest.Config) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -98,14 +98,14 @@ func save(t *testing.T, c *rest.Config) string {
 	return path
 }
 
-// images has every image there is.
+// images contains every image.
 type images struct{ enginetest.Images }
 
 func (images) Get(_ context.Context, ref string) (image.Image, error) {
 	return image.Image{ID: "sha256:demo", Name: ref, Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"/init"}}}, nil
 }
 
-// runtime is an engine that has what it is to pull.
+// runtime is an engine that already has all images.
 type runtime struct {
 	*engine.Engine
 	images
@@ -144,7 +144,7 @@ func guests(t *testing.T) vkcocoon.Runtime {
 	return runtime{e, store}
 }
 
-// process has a process run that waits for its end, which is that of the test, and bears a name.
+// process starts a process that has a name and waits until the test ends it.
 func process(t *testing.T, name string) int {
 	cmd := exec.Command("sh", "-c", "read end", name)
 	in, err := cmd.StdinPipe()
@@ -162,7 +162,7 @@ func process(t *testing.T, name string) int {
 	return cmd.Process.Pid
 }
 
-// run has f work until the test ends, and waits for it.
+// run runs f until the test ends, and waits for it.
 func run(t *testing.T, f func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -187,7 +187,7 @@ func serve(t *testing.T, kubeconfig string, r vkcocoon.Runtime) {
 	run(t, n.Run)
 }
 
-// sign has the cluster sign the node's serving certificate, which an administrator does otherwise.
+// sign signs the node's serving certificate, which an administrator does otherwise.
 func sign(ctx context.Context, client kubernetes.Interface) error {
 	api := client.CertificatesV1().CertificateSigningRequests()
 	for {
@@ -220,8 +220,8 @@ func unlessOver(ctx context.Context, err error) error {
 	return err
 }
 
-// name gives the suite's pods VM names by what they are generated from: vk-default- and a pod's name of 60 characters are
-// more than a VM's name may have.
+// name gives the suite's pods VM names from their generateName: vk-default- plus a pod's name of 60 characters would be
+// too long for a VM's name.
 func name(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	admission := client.AdmissionregistrationV1()
@@ -252,7 +252,7 @@ func name(t *testing.T, client kubernetes.Interface) {
 	})
 }
 
-// until asks again until there is no error.
+// until calls ok until it returns no error.
 func until(t *testing.T, what string, ok func() error) {
 	t.Helper()
 	deadline := time.Now().Add(4 * time.Minute)
@@ -268,8 +268,8 @@ func until(t *testing.T, what string, ok func() error) {
 	}
 }
 
-// front makes what the suite takes a virtual kubelet for: a pod of the node's name that serves the kubelet API on port
-// 10250 to whoever comes by the API server's proxy. Ours lets in nobody without a name, so a proxy of the test stands in.
+// front creates what the suite expects as a virtual kubelet: a pod with the node's name that serves the kubelet API on port
+// 10250 to any client of the API server's proxy. Our node rejects anonymous clients, so a proxy of the test forwards the requests.
 func front(t *testing.T, config *rest.Config, client kubernetes.Interface) {
 	t.Helper()
 	pod := &corev1.Pod{
