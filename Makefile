@@ -1,12 +1,12 @@
-# Everything a developer or CI types. `make help` lists it.
+# All commands that a developer or CI runs. `make help` lists them.
 SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 BIN      := bin
-# One set of flags for build, vet and lint: with others the Kubernetes packages would compile a second time.
+# One set of flags for build, vet and lint: with different flags the Kubernetes packages would be compiled twice.
 export CGO_ENABLED ?= 0
-# go.work is for editors; what we build is what `go install` of the module gives a stranger.
+# go.work is for editors. We build what `go install` of the module builds for a user.
 export GOWORK := off
 GOFLAGS_ := -trimpath
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)

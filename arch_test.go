@@ -1,5 +1,5 @@
-// Package cocoon holds the rules of the house as ordinary tests: who may import whom, and that every package says what
-// it is. It contains no product code.
+// Package cocoon tests the rules of this repository: which packages may import which, and that every package has a comment.
+// It contains no product code.
 package cocoon
 
 import (
@@ -15,7 +15,7 @@ import (
 
 const module = "cocoonstack.io/cocoon"
 
-// A layer may import layers below it. What else it may import, of ours and of others', is said beside it.
+// A layer may import the layers below it. Its other permitted imports, ours and third-party, are listed in it.
 type layer struct {
 	name     string
 	rank     int
@@ -23,7 +23,7 @@ type layer struct {
 	third    []string // third-party modules allowed, by prefix; nil: none; "*": any
 }
 
-// The table of docs/architecture.md. The first layer that names a package counts.
+// The table of docs/architecture.md. The first layer that names a package applies.
 var layers = []layer{
 	{"L7 cmd", 7, []string{"cmd/"}, nil},
 	{"L6 app", 6, []string{"internal/app/"}, []string{"*"}},
@@ -63,10 +63,10 @@ var layers = []layer{
 	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},
 }
 
-// exceptions are imports the table forbids and we allow for now, "importer -> imported". It starts empty and should stay so.
+// exceptions are imports that the table forbids and we allow for now, "importer -> imported". It starts empty and should stay so.
 var exceptions = map[string]bool{}
 
-// nouns are the L2/L3 rooms that must not know each other: values meet in vm.
+// nouns are the L2/L3 packages that must not import each other. They exchange values of package vm.
 var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot"}
 
 type pkg struct {

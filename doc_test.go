@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Every package says in one sentence what it is; mains say what they do.
+// Every package comment says in one sentence what the package is. Main packages say what they do.
 func TestEveryPackageHasAComment(t *testing.T) {
 	for _, p := range packages(t) {
 		switch {
@@ -56,7 +56,7 @@ func TestSecurityNamesTestsThatExist(t *testing.T) {
 	}
 }
 
-// The table of layers in docs/architecture.md names the folders that arch_test.go has, in the same layers.
+// The table of layers in docs/architecture.md names the same folders as arch_test.go, in the same layers.
 func TestArchitectureNamesTheLayers(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("docs", "architecture.md"))
 	if err != nil {
@@ -89,7 +89,7 @@ func TestArchitectureNamesTheLayers(t *testing.T) {
 	}
 }
 
-// expand returns what a pattern with at most one list in braces stands for.
+// expand returns the names that a pattern with at most one list in braces stands for.
 func expand(pattern string) []string {
 	before, rest, ok := strings.Cut(pattern, "{")
 	if !ok {

@@ -19,7 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
-// objects are those of a stream of manifests, by kind, namespace and name.
+// objects returns the objects of a stream of manifests, by kind, namespace and name.
 func objects(t *testing.T, text string) map[string]map[string]any {
 	t.Helper()
 	all := map[string]map[string]any{}
@@ -36,7 +36,7 @@ func objects(t *testing.T, text string) map[string]map[string]any {
 	return all
 }
 
-// plain takes away what the chart adds to every object.
+// plain removes what the chart adds to every object.
 func plain(o map[string]any) map[string]any {
 	m := o["metadata"].(map[string]any)
 	for field, keys := range map[string][]string{
@@ -60,7 +60,7 @@ func plain(o map[string]any) map[string]any {
 	return o
 }
 
-// TestChart holds the chart against the kustomization, and installs it.
+// TestChart compares the chart with the kustomization, and installs the chart.
 func TestChart(t *testing.T) {
 	helm, chart := need.Built(t, "bin/helm", "make helm"), "./chart"
 	k := kubetest.Up(t, "--nodes", "2", "--with", "epoch", "--epoch-port", epochPort)
@@ -84,9 +84,9 @@ func TestChart(t *testing.T) {
 	}
 	run("lint", "--strict", chart)
 
-	// What the chart installs unless it is told otherwise is what the kustomization installs.
+	// With its defaults, the chart installs the same objects as the kustomization.
 	want, got := objects(t, k.Kubectl(t, "", "kustomize", ".")), objects(t, run("template", "cocoon", chart, "--namespace", kubetest.Namespace))
-	delete(want, "Namespace <nil>/"+kubetest.Namespace) // helm makes it, when it is asked to
+	delete(want, "Namespace <nil>/"+kubetest.Namespace) // helm creates it on request
 	if w, g := slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got)); !slices.Equal(w, g) {
 		t.Fatalf("the chart has\n%s\nand the kustomization\n%s", strings.Join(g, "\n"), strings.Join(w, "\n"))
 	}
@@ -96,12 +96,12 @@ func TestChart(t *testing.T) {
 		}
 	}
 
-	// The API server takes all of it, in another namespace too.
+	// The API server accepts all objects, also in another namespace.
 	k.Kubectl(t, "", "create", "namespace", "elsewhere")
 	all := []string{
 		"--namespace", "elsewhere", "--set", "scheduler.enabled=true,virtualNodes.approve.enabled=true,virtualNodes.wide.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1",
 		"--set-json", "epoch.env.EPOCH_QUOTA=96636764160",
-	} // as a number of a values file is
+	} // in the form that a number from a values file has
 	text := run(append([]string{"template", "cocoon", chart}, all...)...)
 	k.Kubectl(t, text, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
 	if strings.Contains(text, kubetest.Namespace) {
@@ -116,8 +116,8 @@ func TestChart(t *testing.T) {
 		}
 	}
 
-	// It installs, upgrades and goes; the custom resources stay, with whatever there is of them. The control plane has those of
-	// `cocoon up`, which the release takes over.
+	// The chart can be installed, upgraded and uninstalled. The custom resources and their objects stay. The control plane already
+	// has the custom resources of `cocoon up`, which the release takes over.
 	run(append([]string{"install", "cocoon", chart, "--take-ownership", "--server-side=true", "--force-conflicts"}, all...)...)
 	run("upgrade", "cocoon", chart, "--namespace", "elsewhere", "--reuse-values", "--server-side=true", "--force-conflicts", "--set", "manager.replicas=3")
 	if n := k.Kubectl(t, "", "get", "deployment", "cocoon-manager", "-n", "elsewhere", "-o", "jsonpath={.spec.replicas}"); n != "3" {

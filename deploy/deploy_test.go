@@ -34,7 +34,7 @@ func write(t *testing.T, path, text string, mode fs.FileMode) {
 	}
 }
 
-// bring copies programs of this machine and the libraries that they load into root.
+// bring copies programs of this machine, and the libraries that they load, into root.
 func bring(t *testing.T, root string, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
@@ -76,7 +76,7 @@ func pack(t *testing.T, version string) string {
 	return out
 }
 
-// The package is installed in a root of its own, upgraded, removed and purged. What an admin wrote, and VMs, stay.
+// The package is installed in a separate root, upgraded, removed and purged. Files that an admin changed, and VMs, stay.
 func TestPackage(t *testing.T) {
 	need.Root(t)
 	for _, tool := range []string{"dpkg", "dpkg-deb", "systemd-analyze", "ldd", "bash"} {
@@ -85,10 +85,10 @@ func TestPackage(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
-	if err := os.Chmod(root, 0o755); err != nil { // services' users look into it
+	if err := os.Chmod(root, 0o755); err != nil { // the users of the services read it
 		t.Fatal(err)
 	}
-	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} { // as Debian has them
+	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} { // the same layout as Debian
 		if err := os.MkdirAll(filepath.Join(root, "usr", dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +147,7 @@ func TestPackage(t *testing.T) {
 	}
 }
 
-// units checks what systemd thinks of the units, and how much they may do at most, in its own measure (10 is everything).
+// units checks the units with systemd-analyze, and limits their exposure by systemd's own score (10 is full access).
 func units(t *testing.T, root string) {
 	for unit, limit := range map[string]string{"cocoond.service": "80", "vk-cocoon.service": "20", "epoch.service": "20"} {
 		path := filepath.Join(root, "usr/lib/systemd/system", unit)
@@ -156,7 +156,7 @@ func units(t *testing.T, root string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// verify wants the programs where the unit says.
+		// verify requires that the programs exist at the unit's paths.
 		local := filepath.Join(t.TempDir(), unit)
 		write(t, local, string(bytes.ReplaceAll(text, []byte("=/usr/local/bin/"), []byte("="+root+"/usr/local/bin/"))), 0o644)
 		out, err := exec.Command("systemd-analyze", "verify", "--recursive-errors=no", local).CombinedOutput()

@@ -23,13 +23,13 @@ import (
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
-	apiAddress = "10.96.0.1" // of the API server's Service, as guests are told
+	apiAddress = "10.96.0.1" // of the API server's Service, as guests know it
 	epochPort  = "5000"      // of the registry, on loopback
 )
 
-// inGuests runs what the chart installs as it comes out of `make images`: on virtual nodes, where each pod is a VM with the
-// token of its service account, as a cluster runs it in containers. The manager, at work there, is known to the API server
-// by its Service.
+// inGuests runs what the chart installs, with the images from `make images`, on virtual nodes: each pod is a VM with the token of
+// its service account. A cluster runs the same in containers. The API server reaches the manager, which runs in a guest, by its
+// Service.
 func inGuests(t *testing.T, k *kubetest.Cluster, helm func(args ...string) string) {
 	services(t, k)
 	const first, second = "cocoon-node-0", "cocoon-node-1"
@@ -66,7 +66,7 @@ epoch:
 		}
 	}
 
-	// The registry of the release takes who has the token, and writes to its volume.
+	// The release's registry accepts clients that have the token, and writes to its volume.
 	ask := func(token string) int {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+k.Kubectl(t, "", "get", "pod", "epoch-0", "-n", ns, "-o", "jsonpath={.status.podIP}")+":8080/v2/team/app/blobs/uploads/", nil)
 		if err != nil {
@@ -84,12 +84,12 @@ epoch:
 		t.Errorf("the registry answers %d to its token and %d to another", right, wrong)
 	}
 
-	// The API server asks the webhooks in the guest.
+	// The API server calls the webhooks in the guest.
 	const set = "apiVersion: cocoonset.cocoonstack.io/v1\nkind: CocoonSet\nmetadata: {name: team}\nspec: {agent: {mode: run, image: cocoon/demo:latest, storage: %s}}\n"
 	if out, err := k.TryKubectl(t, fmt.Sprintf(set, `"-1Gi"`), "apply", "-f", "-"); err == nil || !strings.Contains(out, "must be a positive quantity") {
 		t.Errorf("a set that cannot be: %v %s", err, out)
 	}
-	// It does its work with the rights of its token, and what it has to know of the registry it is told by the Secret.
+	// The manager works with the rights of its token, and reads the settings of the registry from the Secret.
 	phase := func(want string) {
 		t.Helper()
 		kubetest.Eventually(t, "the set", func() string { return k.Kubectl(t, "", "get", "cocoonset", "team", "-o", "jsonpath={.status.phase}") }, want)
@@ -105,7 +105,7 @@ epoch:
 // cli runs cocoon on a node.
 func cli(t *testing.T, k *kubetest.Cluster, node string, args ...string) string {
 	t.Helper()
-	at := []string{"--dir", k.Dir} // the first
+	at := []string{"--dir", k.Dir} // the first node
 	if other := filepath.Join(k.Dir, "nodes", node, "run", "cocoond.sock"); node != "cocoon-node-0" {
 		at = []string{"--socket", other}
 	}
@@ -116,8 +116,8 @@ func cli(t *testing.T, k *kubetest.Cluster, node string, args ...string) string 
 	return string(out)
 }
 
-// services does for guests what a network with Services does: behind apiAddress are the API server (443) and the registry
-// (8080), which listen on loopback here. It is another machine to them, since a node lets guests to none of its own ports.
+// services replaces a network with Services for the guests: at apiAddress they reach the API server (443) and the registry (8080),
+// which listen on loopback here. To guests it is another machine, because a node blocks guests from all of its own ports.
 func services(t *testing.T, k *kubetest.Cluster) {
 	t.Helper()
 	other := netns.New(t)
@@ -169,7 +169,7 @@ func services(t *testing.T, k *kubetest.Cluster) {
 	}
 }
 
-// forward connects who comes to l with target.
+// forward connects clients of l with target.
 func forward(l net.Listener, target string) {
 	for {
 		in, err := l.Accept()

@@ -39,7 +39,7 @@ func readYAML(t *testing.T, path string, v any) {
 	}
 }
 
-// A manifest that no kustomization names is installed by nobody: neither by kubectl nor by the chart.
+// A manifest that no kustomization lists is never installed: neither by kubectl nor by the chart.
 func TestEveryManifestIsListed(t *testing.T) {
 	for _, folder := range []string{"crds", "epoch", "manager", "scheduler", "vk-cocoon", "vk-cocoon/approve", "vk-cocoon/wide"} {
 		k := kustomizationOf(t, folder)
@@ -57,7 +57,7 @@ func TestEveryManifestIsListed(t *testing.T) {
 		}
 		// The chart reads the same folder.
 		if strings.Contains(folder, "/") {
-			continue // which is in another
+			continue // a subfolder: the link to its parent includes it
 		}
 		if to, err := os.Readlink(filepath.Join("chart", "files", folder)); err != nil || to != "../../"+folder {
 			t.Errorf("the chart has %s from %q, %v", folder, to, err)
@@ -65,7 +65,7 @@ func TestEveryManifestIsListed(t *testing.T) {
 	}
 }
 
-// Nothing of a default installation lets a node, or anybody, make tokens of service accounts or read Secrets everywhere.
+// A default installation lets neither a node nor anyone else create tokens of service accounts or read Secrets in all namespaces.
 func TestDefaultInstallationIsNarrow(t *testing.T) {
 	for _, folder := range kustomizationOf(t, ".").Resources {
 		if strings.HasSuffix(folder, ".yaml") {
@@ -93,7 +93,7 @@ func TestDefaultInstallationIsNarrow(t *testing.T) {
 	}
 }
 
-// The policy lets nodes write the annotations that the contract says are theirs.
+// The policy lets nodes write exactly the annotations that the contract assigns to them.
 func TestPolicyKnowsTheAnnotationsOfNodes(t *testing.T) {
 	for doc := range strings.SplitSeq(string(vkcocoon.Policies), "\n---\n") {
 		var p admissionv1.ValidatingAdmissionPolicy

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
-// machine is a systemd that runs as the first process of namespaces of its own.
+// machine is a systemd that runs as the first process of its own namespaces.
 type machine struct {
 	t   *testing.T
 	pid string // of its systemd
@@ -53,7 +53,7 @@ func boot(t *testing.T) machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // and the kernel all that the namespace holds
+		_ = cmd.Process.Kill() // the kernel then kills everything in the namespace
 		_ = cmd.Wait()
 		eventually(t, "the cgroups are empty", func() bool {
 			_ = exec.Command("find", group, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").Run()
@@ -77,7 +77,7 @@ func boot(t *testing.T) machine {
 	return m
 }
 
-// eventually waits until f says so, and fails the test if it never does.
+// eventually waits until f returns true, and fails the test if it never does.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	tick := time.Tick(50 * time.Millisecond)
@@ -113,7 +113,7 @@ func (m machine) want(script, want string) {
 	}
 }
 
-// journal waits until unit has said something.
+// journal waits until unit has logged text.
 func (m machine) journal(unit, text string) {
 	m.t.Helper()
 	eventually(m.t, unit+" says "+text, func() bool {
@@ -122,8 +122,8 @@ func (m machine) journal(unit, text string) {
 	})
 }
 
-// The package is installed on a machine with systemd, and each daemon runs as its unit says: it says that it is ready, is held
-// to its sandbox, and does in it what it is for. A VM outlives all of them.
+// The package is installed on a machine with systemd, and each daemon runs as its unit says: it reports that it is ready, is
+// confined by its sandbox, and does its work in it. A VM outlives all daemons.
 func TestUnitsRun(t *testing.T) {
 	need.Tun(t)
 	need.QEMU(t)
@@ -156,7 +156,7 @@ func (m machine) with(f func(machine)) func(*testing.T) {
 	return func(t *testing.T) { f(machine{t, m.pid}) }
 }
 
-// Who lacks something says what, and comes back when it may be there; who is told nonsense does not.
+// A daemon that lacks a file says which one, and is restarted later. A daemon with an invalid setting is not restarted.
 func (m machine) refused() {
 	for unit, says := range map[string]string{
 		"vk-cocoon": "vk-cocoon: kubeconfig /etc/cocoon/kubeconfig: stat /etc/cocoon/kubeconfig: no such file or directory",
@@ -174,7 +174,7 @@ func (m machine) refused() {
 		m.t.Error("vk-cocoon started with a wrong setting")
 	}
 	m.want("systemctl show -p ActiveState -p NRestarts -p ExecMainStatus vk-cocoon", "NRestarts=0\nExecMainStatus=2\nActiveState=failed")
-	m.must("systemctl stop cocoond") // vk-cocoon wants it
+	m.must("systemctl stop cocoond") // vk-cocoon requires it
 	m.must("echo driver: nonsense >/etc/cocoon/cocoond.yaml; echo COCOOND_ARGS=--config /etc/cocoon/cocoond.yaml >/etc/cocoon/cocoond.env")
 	if _, err := m.run("systemctl start cocoond"); err == nil {
 		m.t.Error("cocoond started with a wrong setting")
@@ -183,7 +183,7 @@ func (m machine) refused() {
 	m.must("rm /etc/cocoon/cocoond.yaml; : >/etc/cocoon/cocoond.env")
 }
 
-// status is what the kernel says of a process.
+// status returns fields of a process from the kernel.
 func (m machine) status(pid string, keys ...string) string {
 	return m.must(fmt.Sprintf(`awk '/^(%s):/ {print $1 $2}' /proc/%s/status`, strings.Join(keys, "|"), pid))
 }
@@ -207,7 +207,7 @@ func (m machine) cocoond() {
 	}
 }
 
-// A VM has what it needs in cocoond's sandbox: its taps, rules, cgroup and user. It stays when the daemon goes, in any way.
+// In cocoond's sandbox, a VM has what it needs: taps, rules, cgroup and user. It keeps running however the daemon ends.
 func (m machine) vm() {
 	m.must("cocoon image import cocoon/demo:latest /tmp/demo.tar")
 	m.must("cocoon vm run --name web --cpu 1 --memory 128M cocoon/demo:latest")
@@ -247,7 +247,7 @@ func (m machine) epoch() {
 	m.want("curl -s -o /dev/null -w %{http_code} http://127.0.0.1:8080/v2/", "401")
 }
 
-// Its API server does not answer. It waits for it, serves what it can, and reaches cocoond over the socket.
+// The API server does not answer. vk-cocoon waits for it, serves what it can, and reaches cocoond over the socket.
 func (m machine) vkCocoon() {
 	m.must(`: >/etc/cocoon/vk-cocoon.env; umask 077; cat >/etc/cocoon/kubeconfig <<'EOF'
 {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -263,7 +263,7 @@ chown vk-cocoon: /etc/cocoon/kubeconfig`)
 		m.t.Errorf("vk-cocoon lacks something: %s", out)
 	}
 
-	// Without a kubeconfig it is who the pod that it runs in is.
+	// Without a kubeconfig, it uses the service account of the pod that it runs in.
 	m.must(`systemctl stop vk-cocoon; rm /etc/cocoon/kubeconfig
 printf '%s\n' KUBECONFIG= KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT=1 >/etc/cocoon/vk-cocoon.env
 mkdir -p /run/secrets/kubernetes.io/serviceaccount; echo a-token >/run/secrets/kubernetes.io/serviceaccount/token`)
@@ -280,7 +280,7 @@ func (m machine) servesMetrics() {
 	m.want("systemctl show -p ActiveState -p NRestarts vk-cocoon", "NRestarts=0\nActiveState=activating")
 }
 
-// The package goes, its daemons with it, and the VM stays.
+// The package is removed and its daemons are stopped, but the VM stays.
 func (m machine) removal() {
 	pid := m.must("cocoon vm inspect web | jq .pid")
 	m.must("dpkg --remove cocoon")

@@ -18,7 +18,7 @@ cleanup() { [ -z "$work" ] || rm -rf "$work"; }
 trap cleanup EXIT
 say() { echo "guest: $*"; }
 
-# sources of the tool and of the agent: what decides about the bytes we make
+# the sources of the tool and the agent, which determine the built bytes
 pack_key=$(find guest -name '*.go' ! -name '*_test.go' -o -name build.sh | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
 agent_key=$({
     echo "$pack_key"
@@ -28,11 +28,11 @@ agent_key=$({
         internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
 } | sha256sum | cut -c1-16)
 
-# Of Go's runtime in the agent: no signals to goroutines that compute for long (none does, and where instructions are
-# emulated, and code is cold after a guest was resumed, everything takes long), and no looking for other CPUs each second.
+# Settings for Go's runtime in the agent. No preemption signals: no goroutine computes for long, and signals are slow on an
+# emulated CPU and when code is cold after a resume. No check for other CPUs each second.
 agent_runtime=asyncpreemptoff=1,updatemaxprocs=0
 
-# apt's indexes name the current package; without them the newest cached kernel serves
+# apt's indexes name the current package; without them the newest cached kernel is used
 policy() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
 stamp=$(stat -c %Y /var/lib/apt/lists 2>/dev/null || echo 0)
 if [ "$(cat "$cache/apt-stamp" 2>/dev/null)" = "$stamp" ] && [ -s "$cache/apt-kernel" ]; then
@@ -52,7 +52,7 @@ fi
 kernel=$cache/kernel-${kernel_version//[^A-Za-z0-9.-]/_}-$pack_key
 initramfs=$cache/initramfs-$(basename "$kernel" | sha256sum | cut -c1-8)-$agent_key
 
-# publish SRC DST: a folder appears whole or not at all; of two builders at once the first wins
+# publish SRC DST: a folder appears complete or not at all; if two builders run at once, the first one wins
 publish() { mv -T "$1" "$2" 2>/dev/null || [ -d "$2" ]; }
 
 fetch() { # fetch PACKAGE...: into the current folder
@@ -91,11 +91,11 @@ if [ ! -d "$initramfs" ]; then
     work=
 fi
 
-# what builders that were killed left, and what nobody has used for a month
+# remove what killed builders left, and what nobody has used for a month
 touch "$kernel" "$initramfs"
 find "$cache" -mindepth 1 -maxdepth 1 -type d \( -name '.*' -mmin +60 -o -mtime +30 \) -exec rm -rf {} +
 
-# place SRC DST: a copy (a reflink where the file system can) that replaces DST at once, unless it is there already
+# place SRC DST: atomically replaces DST with a copy (a reflink if the file system supports it), unless DST is already the same
 place() {
     [ -f "$2" ] && [ "$2" -nt "$1" ] && cmp -s "$1" "$2" && return
     cp --reflink=auto "$1" "$2.new.$$"

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Runs a command with a network and mounts of its own.
+# Runs a command in its own network and mount namespaces.
 set -euo pipefail
 exec unshare --net --mount -- sh -c 'ip link set lo up && exec "$@"' sh "$@"

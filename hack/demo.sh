@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The main job before your eyes: a control plane comes up, a Pod becomes a VM, is used like a pod, and is gone again; a set of
-# VMs forks, sleeps and wakes; then images from elsewhere: a registry's, and a cloud image by an alias.
-# Not interactive; prints each step with its time; leaves nothing running and nothing on disk.
+# Shows the main job: a control plane starts, a Pod becomes a VM, is used like a pod, and is removed; a set of VMs forks,
+# hibernates and wakes; then images from other places: from a registry, and a cloud image by an alias.
+# Not interactive; prints each step with its time; leaves no process and no file behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/bin:$PATH
@@ -15,7 +15,7 @@ mkfs.ext4 e2fsprogs
 curl curl
 EOT
 
-# The cloud image is built once, from Debian's packages, where the tools for that are.
+# The cloud image is built once, from Debian's packages, if the tools for that are installed.
 cloud=bin/cloudimg.qcow2
 for program in mmdebstrap mcopy grub-mkimage mkfs.vfat sfdisk ssh; do
   PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || cloud=
@@ -55,7 +55,7 @@ total=$(now)
 cocoon up --detach --with manager,epoch | sed '/^$/,$d'
 step "kubectl get nodes" kubectl get nodes -o wide --no-headers
 
-# What a stranger would have elsewhere: a registry and a web server, here on loopback.
+# What a user would have elsewhere: a registry and a web server, here on loopback.
 mkdir "$dir/files"
 if [ -n "$cloud" ]; then ln -s "$(readlink -f "$cloud")" "$dir/files/cloudimg.qcow2"; fi
 origin -addr-file "$dir/origin" -dir "$dir/files" -image team/hello:1.0=bin/demo.tar &
@@ -63,7 +63,7 @@ origin=$!
 until [ -s "$dir/origin" ]; do sleep 0.05; done
 registry=$(cat "$dir/origin")
 
-# The cloud image takes its time to boot when it is emulated: it does so while the rest happens.
+# An emulated cloud image boots slowly, so it boots while the other steps run.
 if [ -n "$cloud" ]; then
   printf 'translations:\n- {name: debian, url: "http://%s/files/cloudimg.qcow2"}\n' "$registry" >"$dir/etc/images.d/demo.yaml"
   step "an alias, explained" cocoon image explain virtlet.cloud/debian

@@ -23,7 +23,7 @@ mkdir -p "$out/docs"
 status=0
 while IFS= read -r f; do
   if [ "${1-}" = --check ]; then
-    # The plugin notes protoc's version in a comment; only the code counts.
+    # The plugin writes protoc's version into a comment; only the code matters.
     diff -q -I '^// .*protoc ' "$f" "$out/$f" >/dev/null || { echo "$f is stale: make generate" >&2; status=1; }
   else
     cp "$out/$f" "$f"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak|upgrade|host [go test flags]
-# They get a network namespace of their own, so that the machine's network is never touched, and what they leave behind
-# (process, tap, bridge, namespace, mount, table, cgroup, file) fails the run.
+# They run in their own network namespace, so that the machine's network is never touched. The run fails if anything is left
+# behind (process, tap, bridge, namespace, mount, table, cgroup, file).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GOWORK=off CGO_ENABLED=0
@@ -13,15 +13,15 @@ export COCOON_TEST_KERNEL=$PWD/bin/guest/vmlinux COCOON_TEST_INITRD=$PWD/bin/gue
 case $mode in
   vm | e2e)
     mapfile -t files < <(grep -rlE "^//go:build $mode" --include='*_test.go' internal deploy test)
-    # What takes longest begins first.
+    # The slowest package starts first.
     mapfile -t packages < <(dirname "${files[@]}" | sort -u | sed 's|^|./|' | awk '/test\/e2e$/ {print; next} {rest = rest $0 "\n"} END {printf "%s", rest}')
-    # The other tests of these packages are unit tests, which ran before.
+    # The other tests of these packages are unit tests, which have already run.
     set -- -run "^($(grep -hoP '^func \KTest\w+(?=\(t )' "${files[@]}" | paste -sd '|'))\$" "$@"
     ;;
   bench) packages=(./test/bench); set -- -v -run '^TestBench$' "$@" ;; # without -v the table is hidden
   soak) packages=(./test/bench); mode=bench; set -- -v -run '^TestSoak$' "$@" ;;
   upgrade) packages=(./test/e2e); mode=e2e,upgrade; set -- -v -run '^TestUpgrade$' "$@" ;;
-  # A machine that is emulated takes its time: each power cut two minutes, or more where others compute as well.
+  # An emulated machine is slow: each power cut takes two minutes, or more on a busy machine.
   host) packages=(./test/host); set -- -v -timeout $((60 + ${HOST_CRASHES:-3} * 5))m "$@" ;;
   *) echo "usage: hack/test.sh vm|e2e|bench|soak|upgrade|host" >&2; exit 2 ;;
 esac
@@ -31,7 +31,7 @@ trap 'rm -f "$before"' EXIT
 leak() { COCOON_LEAK_BEFORE=$before go test -trimpath -count=1 ./test/leak; }
 leak >/dev/null
 status=0
-# Each package has a namespace of its own, where there is no network; it is compiled outside. Clusters and guests wait for much:
+# Each package runs in its own namespace, which has no network, so it is compiled outside. Clusters and guests wait a lot, so
 # two packages run at once.
 go test -trimpath -vet=off -tags "$mode" -count=1 -p 2 -exec "$PWD/hack/alone.sh" -timeout 30m "$@" "${packages[@]}" || status=$?
 leak || status=1

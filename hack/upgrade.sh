@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Upgrades from an older build: hack/upgrade.sh [REV] [go test flags]
-# Builds REV in a folder of its own, by default the last tag, or without one the hundredth commit before this, and runs
-# test/e2e/upgrade: the older build starts guests, this one takes them over. What was built is kept below bin/old.
+# Builds REV in a separate folder, by default the last tag, or without a tag the hundredth commit before this one, and runs
+# test/e2e/upgrade: the older build starts guests, this one takes them over. The builds are kept below bin/old.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "make test-upgrade needs root: it makes taps, bridges and namespaces" >&2; exit 1; }

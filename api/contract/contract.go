@@ -1,8 +1,8 @@
-// Package contract is the only place that knows the keys by which Kubernetes objects and VMs speak of each other:
-// annotations, labels and the taint.
+// Package contract defines all keys that Kubernetes objects and VMs use to refer to each other: annotations, labels and the
+// taint. No other package defines such keys.
 //
-// Parsing is total: it never panics and reports every bad key at once. Apply sets what is set and clears what is not.
-// The package decides nothing: which combination of keys can be honoured is for the node to say.
+// Parsing never panics and reports all bad keys at once. Apply sets the keys of non-empty fields and removes the others.
+// The package makes no decisions: the node decides which combinations of keys it supports.
 package contract
 
 // Prefixes of the keys.
@@ -45,7 +45,7 @@ const (
 	KeyAllowScaleDown       = PrefixNode + "allow-scale-down" // on a Deployment or StatefulSet
 )
 
-// Annotations that tell what became of it (VMRuntime and others).
+// Annotations that report the state of a VM (VMRuntime and others).
 const (
 	KeyID                 = PrefixVM + "id"
 	KeyIP                 = PrefixVM + "ip"
@@ -67,27 +67,27 @@ const (
 	LabelNodeRole         = "node-role.kubernetes.io/cocoon-vm"
 )
 
-// NodeAnnotations are those that the node which runs a pod writes. No other of ours is a node's to change:
-// deploy/vk-cocoon/policy.yaml holds it to that.
+// NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
+// deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {
 	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage}
 }
 
-// The taint of a virtual node, and so the key of the toleration by which a pod asks for one.
+// The taint of a virtual node. A pod uses the same key in its toleration.
 const (
 	TaintKey   = "virtual-kubelet.io/provider"
 	TaintValue = "cocoon"
 )
 
-// Labels a virtual node puts on the VMs it makes; by them it knows its own after a restart.
+// Labels that a virtual node sets on its VMs. After a restart it recognizes its VMs by these labels.
 const (
 	VMLabelNode         = PrefixNode + "node"
 	VMLabelPodNamespace = PrefixNode + "pod-namespace"
 	VMLabelPodName      = PrefixNode + "pod-name"
 	VMLabelPodUID       = PrefixNode + "pod-uid"
-	// VMLabelSave says "true" of a VM that must not be deleted unsaved: what the pod's policy was, for when the pod is gone.
+	// VMLabelSave is "true" on a VM that must be saved before it is deleted. It keeps the pod's policy after the pod is gone.
 	VMLabelSave = PrefixNode + "save-before-delete"
 )
 
-// ContainerIDScheme is the scheme of the container ids in pod statuses; the VM's id follows it.
+// ContainerIDScheme is the scheme of the container ids in pod statuses. The VM's id follows it.
 const ContainerIDScheme = "cocoon://"

@@ -79,7 +79,7 @@ func TestParseOfNothing(t *testing.T) {
 	}
 }
 
-// Whatever the annotations hold: no panic, and what was read survives Apply and a second reading.
+// For any annotations, parsing must not panic, and the parsed values must survive Apply and a second parse.
 func FuzzParse(f *testing.F) {
 	f.Add("vm", "10Gi", "run", "linux", "true", "8080", "/srv/x", "10.0.0.1")
 	f.Add("", "1e3", "", "", "", "0", "", "::1")

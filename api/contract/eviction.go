@@ -1,12 +1,12 @@
 package contract
 
-// EvictionPolicy says what an eviction of a pod does with its VM. Empty: as is usual for such a pod.
+// EvictionPolicy says what an eviction of a pod does with its VM. Empty selects the default for that kind of pod.
 type EvictionPolicy string
 
 // The eviction policies.
 const (
-	EvictHibernate EvictionPolicy = "hibernate" // the pod goes when its VM sleeps in the registry, from where the next pod has it
-	EvictDelete    EvictionPolicy = "delete"    // as the pod's deletion does
+	EvictHibernate EvictionPolicy = "hibernate" // the pod goes once its VM is hibernated in the registry; the next pod restores it
+	EvictDelete    EvictionPolicy = "delete"    // the same as deleting the pod
 	EvictRefuse    EvictionPolicy = "refuse"    // the pod stays until somebody deletes it
 )
 
@@ -17,7 +17,7 @@ func ParseEvictionPolicy(annotations map[string]string) (EvictionPolicy, error) 
 	return p, r.errs.err()
 }
 
-// ComesBack reports whether a pod with these annotations that is made anew may have its VM asleep in the registry.
+// ComesBack reports whether a recreated pod with these annotations may find its VM hibernated in the registry.
 func ComesBack(annotations map[string]string) bool {
 	return annotations[KeyManaged] == "true" || annotations[KeyEvictionPolicy] == string(EvictHibernate)
 }

@@ -7,7 +7,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// The name of a VM tells its namespace and pod apart, also where the namespace has a dash.
+// The name of a VM shows its namespace and its pod, even if the namespace contains a dash.
 func ExampleVMName() {
 	fmt.Println(contract.VMName("prod", "eu-db"))
 	fmt.Println(contract.VMName("prod-eu", "db"))
@@ -16,7 +16,7 @@ func ExampleVMName() {
 	// vk--prod-eu.db
 }
 
-// A VM's snapshots are in a repository of its namespace.
+// The repository of a VM's snapshots is below its namespace.
 func ExampleRepository() {
 	fmt.Println(contract.Repository("prod", contract.VMName("prod", "db")))
 	// Output: prod/vk-prod-db

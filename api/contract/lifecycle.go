@@ -1,9 +1,9 @@
 package contract
 
-// LifecycleState is where a VM is in its life, for those that wait for it to get somewhere.
+// LifecycleState is the current state in a VM's life, for callers that wait for a state.
 type LifecycleState string
 
-// The lifecycle states. Creating and hibernating pass; the others last until something new is asked for.
+// The lifecycle states. Creating and hibernating are temporary; the others last until a change is requested.
 const (
 	LifecycleCreating    LifecycleState = "creating"
 	LifecycleReady       LifecycleState = "ready"
@@ -12,12 +12,12 @@ const (
 	LifecycleFailed      LifecycleState = "failed"
 )
 
-// Settled reports whether the state lasts, so that it answers for a generation.
+// Settled reports whether the state lasts. Only a settled state answers for a generation.
 func (s LifecycleState) Settled() bool {
 	return s == LifecycleReady || s == LifecycleHibernated || s == LifecycleFailed
 }
 
-// Lifecycle is the state of a VM as its pod's annotations tell it. The zero value is none.
+// Lifecycle is the state of a VM as reported in its pod's annotations. The zero value means no state.
 type Lifecycle struct {
 	State    LifecycleState
 	Observed string // the generation (KeyGeneration) that a settled state answers for
@@ -42,13 +42,13 @@ func (l Lifecycle) Apply(annotations map[string]string) {
 	put(annotations, KeyLifecycleMessage, l.Message)
 }
 
-// Generation is the generation of the CocoonSet that the pod was last written for; "" when it is not said or no number.
+// Generation is the CocoonSet generation that the pod was last written for, or "" if it is missing or not a number.
 func Generation(annotations map[string]string) string {
 	r := &reader{from: annotations}
 	return r.generation(KeyGeneration)
 }
 
-// generation reads a number that only grows, as text: nobody here counts with it.
+// generation reads a number that only grows. It stays text, because this package does not calculate with it.
 func (r *reader) generation(key string) string {
 	v := r.from[key]
 	if len(v) > 20 {

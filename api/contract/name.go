@@ -14,19 +14,19 @@ const (
 	maxReadable = maxVMName - len(hashedPrefix) - 1 - hashLength
 )
 
-// The beginnings of names that VMName makes. A namespace begins with a letter or digit, so that none begins as another does.
+// The prefixes of names that VMName makes. A namespace starts with a letter or digit, so the three prefixes are unambiguous.
 const (
 	plainPrefix  = "vk-"   // vk-NAMESPACE-POD
 	dashedPrefix = "vk--"  // vk--NAMESPACE.POD
 	hashedPrefix = "vk---" // vk---READABLE-HASH
 )
 
-// VMName is the name of the VM of a pod that names none itself. No two pods have the same, and each is the name of a VM, of a
-// Kubernetes object and of a repository in a registry:
+// VMName is the name of the VM of a pod that sets no VM name. The name is unique per pod, and is valid as the name of a VM, of a
+// Kubernetes object and of a registry repository:
 //
-//   - vk-NAMESPACE-POD where the namespace has no dash, so that it says where the pod's name begins;
-//   - vk--NAMESPACE.POD where it has one: no namespace has a dot;
-//   - vk---READABLE-HASH where that has more than 63 characters, with the beginning of NAMESPACE.POD and a hash of both.
+//   - vk-NAMESPACE-POD if the namespace has no dash: the first dash after it starts the pod's name;
+//   - vk--NAMESPACE.POD if the namespace has a dash: no namespace has a dot;
+//   - vk---READABLE-HASH if that is longer than 63 characters, with the beginning of NAMESPACE.POD and a hash of both.
 //
 // Preconditions: namespace and pod are names that Kubernetes allows.
 func VMName(namespace, pod string) string {
@@ -42,28 +42,28 @@ func VMName(namespace, pod string) string {
 	return hashedPrefix + readable(namespace, pod) + "-" + hash
 }
 
-// readable is the beginning of NAMESPACE.POD as a hashed name has it.
+// readable is the beginning of NAMESPACE.POD, for a hashed name.
 func readable(namespace, pod string) string {
 	text := namespace + "." + pod
 	return strings.TrimRight(text[:min(len(text), maxReadable)], ".-")
 }
 
-// OldVMName is the name that releases before owners gave the VM of a pod, and that other tools of this contract still write:
-// vk-NAMESPACE-POD whatever the namespace. Pods of two namespaces may share one.
+// OldVMName is the name that releases from before owners gave the VM of a pod, and that other tools of this contract still write:
+// vk-NAMESPACE-POD for every namespace. Pods of two namespaces may share such a name.
 func OldVMName(namespace, pod string) string { return plainPrefix + namespace + "-" + pod }
 
-// CanonicalVMName is what this release calls the VM that the namespace knows by name: itself, but for an OldVMName.
+// CanonicalVMName is this release's name of the VM that the namespace knows by name. Only an OldVMName is changed.
 func CanonicalVMName(namespace, name string) string {
 	if pod, ok := strings.CutPrefix(name, plainPrefix+namespace+"-"); ok {
-		if canonical := VMName(namespace, pod); Pushable(canonical) { // no pod has another name
+		if canonical := VMName(namespace, pod); Pushable(canonical) { // no other pod has this name
 			return canonical
 		}
 	}
 	return name
 }
 
-// Aliases are the names under which the VM that the namespace knows by name may run on a node, name first: one of an earlier
-// release keeps its own.
+// Aliases are the names under which the VM that the namespace knows by name may run on a node. The first is name itself: a VM of
+// an earlier release keeps its name.
 func Aliases(namespace, name string) []string {
 	if canonical := CanonicalVMName(namespace, name); canonical != name {
 		return []string{name, canonical}
@@ -74,11 +74,11 @@ func Aliases(namespace, name string) []string {
 	return []string{name}
 }
 
-// MayName reports whether a pod of the namespace may call a VM so: by any name that does not begin as VMName's do, and by one
-// of those only if a pod of that namespace could have it.
+// MayName reports whether a pod of the namespace may use this VM name. Names without a prefix of VMName are allowed. A name with
+// such a prefix is allowed only if a pod of that namespace could have it.
 func MayName(namespace, name string) bool { return mayName(namespace, "", name) }
 
-// mayName is MayName for pods whose names begin so.
+// mayName is MayName for pods whose names start with podPrefix.
 func mayName(namespace, podPrefix, name string) bool {
 	if rest, ok := strings.CutPrefix(name, hashedPrefix); ok {
 		if len(rest) <= hashLength || rest[len(rest)-hashLength-1] != '-' {
@@ -93,7 +93,7 @@ func mayName(namespace, podPrefix, name string) bool {
 	return !strings.HasPrefix(name, plainPrefix) || strings.HasPrefix(name, plainPrefix+namespace+"-"+podPrefix)
 }
 
-// MayNameOf reports whether name can be that of the VM of a pod of the set: one whose name is SET-SLOT.
+// MayNameOf reports whether name can be the name of the VM of a pod of the set, that is a pod named SET-SLOT.
 func MayNameOf(namespace, set, name string) bool {
 	return strings.HasPrefix(name, plainPrefix) && mayName(namespace, set+"-", name)
 }
@@ -101,8 +101,8 @@ func MayNameOf(namespace, set, name string) bool {
 // maxSlot is the highest slot of a CocoonSet.
 const maxSlot = 9999
 
-// SlotOf is the slot in the name of an agent's VM in a set: that of the pod SET-SLOT, by VMName or OldVMName. It is -1 when the
-// name is none of those, as a toolbox's.
+// SlotOf is the slot in the name of an agent's VM in a set, whose pod is SET-SLOT. The name may be a VMName or an OldVMName. It
+// returns -1 for any other name, such as a toolbox's.
 func SlotOf(namespace, set, vmName string) int {
 	if !MayNameOf(namespace, set, vmName) {
 		return -1
@@ -128,13 +128,13 @@ func SlotOf(namespace, set, vmName string) int {
 	return int(n)
 }
 
-// Repository is that of a VM's snapshots in a registry: below the namespace that the VM belongs to, by its canonical name.
+// Repository is the registry repository of a VM's snapshots: the VM's canonical name, below its namespace.
 func Repository(namespace, vmName string) string {
 	return namespace + "/" + CanonicalVMName(namespace, vmName)
 }
 
-// OldRepository is where releases before owners kept the snapshots of that VM, "" for a VM that they could not make: a repository
-// whose name says of no VM surely whose it is. What is there must say so itself.
+// OldRepository is where releases from before owners kept the snapshots of that VM, or "" for a VM that they could not make. The
+// name of such a repository does not prove which VM it belongs to. The snapshots in it must say so themselves.
 func OldRepository(namespace, vmName string) string {
 	if pod, ok := strings.CutPrefix(vmName, dashedPrefix+namespace+"."); ok {
 		return OldVMName(namespace, pod)

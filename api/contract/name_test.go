@@ -34,7 +34,7 @@ func TestVMName(t *testing.T) {
 
 var vmNameRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
-// checkName fails t unless the name of the pod's VM is one for a VM, an object and a repository, and is known for what it is.
+// checkName fails t unless the name of the pod's VM is valid for a VM, an object and a repository, and leads back to that pod.
 func checkName(t *testing.T, namespace, pod string) {
 	t.Helper()
 	name := VMName(namespace, pod)
@@ -51,7 +51,7 @@ func checkName(t *testing.T, namespace, pod string) {
 	}
 }
 
-// No two pods share the name of a VM, however their names and namespaces are cut, and every name is a valid one.
+// No two pods share a VM name, however their names and namespaces are split, and every name is valid.
 func TestVMNameIsInjective(t *testing.T) {
 	r := rand.New(rand.NewPCG(12, 2))
 	word := func(most int, dots bool) string {
@@ -159,7 +159,7 @@ func TestSlotOfOtherNames(t *testing.T) {
 		want                 int
 	}{
 		{"a-b", "set", "vk--a-b.set-3", 3},
-		{"a-b", "set", "vk-a-b-set-3", 3}, // of an earlier release
+		{"a-b", "set", "vk-a-b-set-3", 3}, // from an earlier release
 		{"a", "b-set", "vk--a-b.set-3", -1},
 		{"a-b", "set", "vk--a-b.set-03", -1},
 		{"a", strings.Repeat("s", 60), VMName("a", strings.Repeat("s", 60)+"-12"), 12},
@@ -177,7 +177,7 @@ func TestAliases(t *testing.T) {
 		{"prod-eu", "vk--prod-eu.db", "[vk--prod-eu.db vk-prod-eu-db]"},
 		{"prod-eu", "vk-prod-eu-db", "[vk-prod-eu-db vk--prod-eu.db]"},
 		{"prod-eu", "mine", "[mine]"},
-		{"prod-eu", "vk-prod-eu--x", "[vk-prod-eu--x]"}, // that of no pod
+		{"prod-eu", "vk-prod-eu--x", "[vk-prod-eu--x]"}, // the name of no pod
 	} {
 		if got := fmt.Sprint(Aliases(c.namespace, c.name)); got != c.want {
 			t.Errorf("%s in %s: %s", c.name, c.namespace, got)
@@ -185,7 +185,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// The scheduler plugin, which is in another module, makes the same names of its own: its test reads the same file.
+// The scheduler plugin is in another module and has its own copy of this code. Its test reads the same file.
 func TestVMNamesOfGoldenFile(t *testing.T) {
 	data, err := os.ReadFile("testdata/vmnames.txt")
 	if err != nil {

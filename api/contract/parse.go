@@ -17,7 +17,7 @@ func (e KeyError) Error() string {
 	return fmt.Sprintf("%s: %q %s", e.Key, e.Value, e.Reason)
 }
 
-// Errors is every bad key of one object, in the order of the keys' declaration.
+// Errors lists every bad key of one object, in the order of declaration of the keys.
 type Errors []KeyError
 
 func (e Errors) Error() string {
@@ -28,7 +28,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "; ")
 }
 
-// err returns nil rather than an empty list, so that the result compares with nil.
+// err returns nil for an empty list, so that callers can compare the result with nil.
 func (e Errors) err() error {
 	if len(e) == 0 {
 		return nil
@@ -36,7 +36,7 @@ func (e Errors) err() error {
 	return e
 }
 
-// reader takes typed values out of a map and remembers what it could not take.
+// reader reads typed values from a map and records the keys that it could not read.
 type reader struct {
 	from map[string]string
 	errs Errors
@@ -55,7 +55,7 @@ func (r *reader) text(key string) string {
 	return v
 }
 
-// flag reads a key that is the literal "true" or absent. Clearing by "" or "false" is understood.
+// flag reads a key that is the literal "true" or absent. The values "" and "false" also clear it.
 func (r *reader) flag(key string) bool {
 	switch r.from[key] {
 	case "true":
@@ -80,7 +80,7 @@ func (r *reader) port(key string) int32 {
 	return int32(n)
 }
 
-// oneOf reads a key with a closed set of values; "" is always allowed and means the default.
+// oneOf reads a key with a closed set of values. "" is always allowed and means the default.
 func oneOf[T ~string](r *reader, key string, values ...T) T {
 	v := T(r.from[key])
 	if v == "" {

@@ -3,12 +3,12 @@ package contract
 // Entry describes one annotation.
 type Entry struct {
 	Key    string
-	Values string // that it may have; "" is free text
-	Who    string // writes it: user, operator, node
+	Values string // the allowed values; "" is free text
+	Who    string // who writes it: user, operator, node
 	Text   string // what it means
 }
 
-// Reference describes every annotation of a pod or a CocoonSet, in the order of their declaration.
+// Reference describes every annotation of a pod or a CocoonSet, in the order of declaration.
 func Reference() []Entry {
 	return []Entry{
 		{KeyName, "at most 63 of A-Z a-z 0-9 . _ -", "user", "name of the VM, in its namespace; vk-NAMESPACE-POD without it, or as compat.md says"},

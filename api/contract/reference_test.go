@@ -28,7 +28,7 @@ func TestResolveConnType(t *testing.T) {
 	}
 }
 
-// A port of 0 is no port: it is never written, and what cannot be read is none.
+// Port 0 means no port: it is never written, and an unreadable value also means no port.
 func TestVNCPort(t *testing.T) {
 	for text, want := range map[string]int32{"0": 0, "5901": 5901, "": 0} {
 		rt, err := ParseVMRuntime(map[string]string{KeyVNCPort: text})
@@ -46,7 +46,7 @@ func TestVNCPort(t *testing.T) {
 	}
 }
 
-// Every annotation's key is in the reference, once.
+// The reference contains the key of every annotation exactly once.
 func TestReferenceIsWhole(t *testing.T) {
 	f, err := parser.ParseFile(token.NewFileSet(), "contract.go", nil, 0)
 	if err != nil {
@@ -71,7 +71,7 @@ func TestReferenceIsWhole(t *testing.T) {
 	}
 }
 
-// Whatever annotations say, they are read without harm, and what was read is written and read again as the same.
+// Any annotations can be read without a panic, and the values that were read survive a write and a second read.
 func FuzzApply(f *testing.F) {
 	f.Add("run", "10Gi", "true", "80", "/srv/x", "10.0.0.1")
 	f.Add("\x00", "-1", "TRUE", "65536", "../x", "fe80::1%eth0")

@@ -2,11 +2,11 @@ package contract
 
 import "net/netip"
 
-// VMRuntime is what the node tells of a VM through its pod's annotations.
+// VMRuntime is what the node reports about a VM in its pod's annotations.
 type VMRuntime struct {
 	ID      string
 	IP      string // of the guest, in canonical form
-	VNCPort int32  // 0: none
+	VNCPort int32  // 0: no port
 }
 
 // ParseVMRuntime reads a VMRuntime. The error, if any, is an Errors with every bad key.
@@ -36,16 +36,16 @@ func (rt VMRuntime) Apply(annotations map[string]string) {
 	put(annotations, KeyVNCPort, portText(rt.VNCPort))
 }
 
-// Hibernate reports whether the annotations ask for a hibernated VM: only the literal "true" does.
+// Hibernate reports whether the annotations ask for a hibernated VM. Only the literal "true" asks for it.
 func Hibernate(annotations map[string]string) bool { return annotations[KeyHibernate] == "true" }
 
-// SetHibernate sets or clears the wish to hibernate.
+// SetHibernate sets or clears the request to hibernate.
 func SetHibernate(annotations map[string]string, v bool) {
 	put(annotations, KeyHibernate, flagText(v))
 }
 
-// ResolveConnType is how a person reaches the guest: what is asked for, else VNC where a port for it is known, else what
-// the operating system brings.
+// ResolveConnType is how a person reaches the guest: the requested type, else VNC if its port is known, else the default of
+// the operating system.
 func ResolveConnType(s VMSpec, rt VMRuntime) ConnType {
 	switch {
 	case s.ConnType != "":

@@ -38,7 +38,7 @@ func TestWhoIsSavedBeforeItGoes(t *testing.T) {
 		{SnapshotMainOnly, owned, "vk-ns-set-1", false},
 		{SnapshotMainOnly, owned, "vk-ns-set-x-0", false}, // a toolbox called x-0
 		{SnapshotMainOnly, toolbox, "vk-ns-set-0", false},
-		{SnapshotMainOnly, Member{Namespace: "ns"}, "vk-ns-set-0", false}, // nobody's
+		{SnapshotMainOnly, Member{Namespace: "ns"}, "vk-ns-set-0", false}, // a pod without a set
 		{SnapshotMainOnly, Member{Namespace: "other", Owners: owned.Owners}, "vk-ns-set-0", false},
 	} {
 		if got := ShouldSnapshotVM(VMSpec{SnapshotPolicy: tc.policy}, tc.member.Main(tc.name)); got != tc.want {
@@ -113,7 +113,7 @@ func TestLifecycle(t *testing.T) {
 	}
 }
 
-// Whatever is asked for, a ref that was taken means the same when it is read again, and can be a name on a node.
+// Any accepted ref must keep its meaning when it is parsed again, and must be usable as a name on a node.
 func FuzzSnapshotRef(f *testing.F) {
 	for _, s := range []string{"base", "team/base:v1", "a:b:c", "h:5000/x", "x@sha256:0", "::", "a/../b", "a___b"} {
 		f.Add(s, "7")

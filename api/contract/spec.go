@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Mode says how a VM comes to be. Empty: a managed VM is cloned, any other is run.
+// Mode says how a VM is created. Empty: a managed VM is cloned, any other is run.
 type Mode string
 
 // The modes.
@@ -37,7 +37,7 @@ const (
 	SnapshotNever    SnapshotPolicy = "never"
 )
 
-// ConnType is how a person reaches the guest. Empty means: derived from the OS.
+// ConnType is how a person reaches the guest. Empty means that it is derived from the OS.
 type ConnType string
 
 // The connection types.
@@ -67,7 +67,7 @@ type VMSpec struct {
 	Storage        resource.Quantity // of the root disk; zero: not given
 	Network        string
 	SnapshotPolicy SnapshotPolicy
-	Managed        bool // the node owns the VM's life
+	Managed        bool // the node manages the VM's life cycle
 	ForcePull      bool
 	ForkFrom       string // name of a running VM
 	ConnType       ConnType
@@ -77,7 +77,7 @@ type VMSpec struct {
 	CloneFromDir   string // absolute folder on the node with an exported snapshot
 }
 
-// ParseVMSpec reads a VMSpec. The error, if any, is an Errors with every bad key; the good keys are read all the same.
+// ParseVMSpec reads a VMSpec. The error, if any, is an Errors with every bad key. The good keys are read anyway.
 func ParseVMSpec(annotations map[string]string) (VMSpec, error) {
 	r := &reader{from: annotations}
 	s := VMSpec{

@@ -5,17 +5,17 @@ import "time"
 // StickyScheduler is the profile of cocoon-scheduler that keeps VMs on the node that holds their state.
 const StickyScheduler = "stickyvm"
 
-// The values of KeySticky beside a duration.
+// The values of KeySticky other than a duration.
 const (
 	StickyWait  = "wait"
 	StickyNever = "never"
 )
 
-// Sticky says whether a VM stays on the node that holds its state, and what ends that. The zero value is: it does not.
+// Sticky says whether a VM stays on the node that holds its state, and when this ends. The zero value is not sticky.
 type Sticky struct {
 	Asked bool
-	Never bool           // the claim on the node ends by nobody but people
-	Wait  *time.Duration // how long a node may be away before the claim on it ends; nil: without limit
+	Never bool           // only a person can end the claim on the node
+	Wait  *time.Duration // how long a node may be unavailable before the claim on it ends; nil: no limit
 }
 
 // ParseSticky reads what a pod asks for. The error, if any, is an Errors.

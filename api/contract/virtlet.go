@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Annotations of Virtlet, with its names. Its booleans are true for exactly "true" and false for anything else.
+// Annotations of Virtlet, with Virtlet's names. A boolean is true only for the literal "true", and false for anything else.
 const (
 	KeyVirtletVCPUs             = "VirtletVCPUCount"
 	KeyVirtletDiskDriver        = "VirtletDiskDriver"
@@ -33,7 +33,8 @@ const (
 	KeyVirtletForceDHCP         = "VirtletForceDHCPNetworkConfig"
 )
 
-// MountScript in a user-data script stands for what mounts a pod's volumes. Here cloud-init needs no help with them.
+// MountScript is Virtlet's placeholder in a user-data script for the commands that mount a pod's volumes. Cocoon mounts volumes
+// without cloud-init.
 const MountScript = "@virtlet-mount-script@"
 
 // The kinds of a Source.
@@ -42,10 +43,10 @@ const (
 	SourceSecret    = "secret"
 )
 
-// Source is kind/name or kind/name/key: a ConfigMap or Secret in the pod's namespace. The zero value is none.
+// Source is kind/name or kind/name/key: a ConfigMap or Secret in the pod's namespace. The zero value means no source.
 type Source struct{ Kind, Name, Key string }
 
-// String is the source as it stands in an annotation.
+// String is the source in the form that annotations use.
 func (s Source) String() string {
 	switch {
 	case s == Source{}:
@@ -56,14 +57,14 @@ func (s Source) String() string {
 	return s.Kind + "/" + s.Name + "/" + s.Key
 }
 
-// Encodings of values in a Source. Empty is what the key's documentation says.
+// Encodings of values in a Source. For empty, see the key's documentation.
 const (
 	EncodingPlain  = "plain"
 	EncodingBase64 = "base64"
 )
 
-// Virtlet is what a pod asks for with the annotations of Virtlet. The zero value asks for nothing. Documents may be
-// secret: they are in no error of this package.
+// Virtlet is what a pod requests with the annotations of Virtlet. The zero value requests nothing. Documents may be secret, so no
+// error of this package contains them.
 type Virtlet struct {
 	VCPUs          int               // 0: not given
 	DiskDriver     string            // scsi, virtio
@@ -95,7 +96,7 @@ var (
 	keyRE  = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
 )
 
-// ParseVirtlet reads a Virtlet. The error, if any, is an Errors with every bad key; the good keys are read all the same.
+// ParseVirtlet reads a Virtlet. The error, if any, is an Errors with every bad key. The good keys are read anyway.
 func ParseVirtlet(annotations map[string]string) (Virtlet, error) {
 	r := &reader{from: annotations}
 	v := Virtlet{
@@ -123,7 +124,7 @@ func ParseVirtlet(annotations map[string]string) (Virtlet, error) {
 	return v, r.errs.err()
 }
 
-// vcpus reads a count; like Virtlet it takes 0 and less for not given.
+// vcpus reads a count. Like Virtlet, it treats 0 and less as not given.
 func (r *reader) vcpus() int {
 	v := r.from[KeyVirtletVCPUs]
 	if v == "" {
@@ -137,7 +138,7 @@ func (r *reader) vcpus() int {
 	return max(n, 0)
 }
 
-// rootVolumeSize reads a quantity; like Virtlet it takes 0 and less for not given.
+// rootVolumeSize reads a quantity. Like Virtlet, it treats 0 and less as not given.
 func (r *reader) rootVolumeSize() resource.Quantity {
 	v := r.from[KeyVirtletRootVolumeSize]
 	if v == "" {
@@ -210,7 +211,7 @@ func (r *reader) dataKey() string {
 	return v
 }
 
-// CloudInit reports whether v asks for anything that only cloud-init can give.
+// CloudInit reports whether v requests anything that only cloud-init can provide.
 func (v Virtlet) CloudInit() bool {
 	return cmp.Or(v.ImageType, v.MetaData, v.UserData, v.UserDataScript, v.SSHKeys) != "" || v.ForceDHCP ||
 		cmp.Or(v.UserDataSource, v.SSHKeySource, v.Files) != Source{}

@@ -99,7 +99,7 @@ func TestVirtletReportsEveryBadKey(t *testing.T) {
 	}
 }
 
-// Whatever the annotations hold: no panic, and what was read survives Apply and a second reading.
+// For any annotations, parsing must not panic, and the parsed values must survive Apply and a second parse.
 func FuzzParseVirtlet(f *testing.F) {
 	f.Add("2", "virtio", "10Gi", "NoCloud", "configmap/a", "k", "base64", "secret/a/b", "true", "a: 1")
 	f.Add("-1", "scsi", "-1", "", "", "", "", "", "", "")
@@ -113,7 +113,7 @@ func FuzzParseVirtlet(f *testing.F) {
 		if err != nil {
 			_ = err.Error()
 			if v.UserDataSource == (Source{}) {
-				v.UserDataKey = "" // it needs the source that was bad
+				v.UserDataKey = "" // it needs the source, which was invalid
 			}
 		}
 		out := map[string]string{}

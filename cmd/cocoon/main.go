@@ -1,4 +1,4 @@
-// Command cocoon is the command line of Cocoon. It holds nothing but the process: signals and streams.
+// Command cocoon is the command line of Cocoon. It only sets up the process: signals and streams.
 package main
 
 import (

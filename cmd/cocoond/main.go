@@ -1,4 +1,4 @@
-// Command cocoond is the node daemon of Cocoon. It holds nothing but the process: signals and streams.
+// Command cocoond is the node daemon of Cocoon. It only sets up the process: signals and streams.
 package main
 
 import (

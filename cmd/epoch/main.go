@@ -1,4 +1,4 @@
-// Command epoch is the registry of Cocoon's snapshots and images. It holds nothing but the process: signals and streams.
+// Command epoch is the registry of Cocoon's snapshots and images. It only sets up the process: signals and streams.
 package main
 
 import (

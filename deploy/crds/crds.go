@@ -1,4 +1,4 @@
-// Package crds holds the manifests of the custom resources that Cocoon reads, for whom installs them. It installs nothing.
+// Package crds holds the manifests of the custom resources that Cocoon reads, for programs that install them. It installs nothing.
 package crds
 
 import _ "embed"

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// Each rule of the schema refuses what it should, and names the field.
+// Each rule of the schema rejects invalid objects, and the error names the field.
 func TestSchema(t *testing.T) {
 	client, err := dynamic.NewForConfig(kubetest.Start(t))
 	if err != nil {
@@ -34,7 +34,7 @@ func TestSchema(t *testing.T) {
 		return client.Resource(gvr(resource)).Namespace("default").Create(t.Context(), o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 	}
 	const set = "metadata: {generateName: s-}\nspec: "
-	for _, c := range []struct{ resource, text, field string }{ // field "": it is taken
+	for _, c := range []struct{ resource, text, field string }{ // field "": the object is accepted
 		{"cocoonsets", set + `{agent: {image: "base"}}`, ""},
 		{"cocoonsets", set + `{agent: {image: "team/base:v1"}, toolboxes: [{name: win, mode: static, staticIP: 10.0.0.9, staticVMID: x, vncPort: 5900}]}`, ""},
 		{"cocoonsets", set + `{agent: {mode: run, image: "https://example.com/a.qcow2", os: windows, storage: 20Gi, resources: {limits: {cpu: "2"}}}}`, ""},
@@ -93,7 +93,7 @@ func TestSchema(t *testing.T) {
 		}
 	}
 
-	// Defaults, and what cannot be changed.
+	// Defaults, and immutable fields.
 	o, err := create("cocoonsets", "metadata: {name: defaults}\nspec: {snapshotCompatibilityClass: v4, agent: {image: a}, toolboxes: [{name: t, image: b}]}")
 	if err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// cluster is a real control plane with the manager and cocoon-scheduler; its nodes are objects that nobody serves.
+// cluster is a real control plane with the manager and cocoon-scheduler. Its nodes are only objects: no process serves them.
 type cluster struct {
 	dir    string
 	rest   *rest.Config
@@ -56,7 +56,7 @@ func start(t *testing.T) *cluster {
 	return c
 }
 
-// heartbeats renews the leases of all nodes until the test ends: the cluster would take them for unreachable.
+// heartbeats renews the leases of all nodes until the test ends. Otherwise the cluster would mark them unreachable.
 func (c *cluster) heartbeats(t *testing.T) {
 	leases := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	beat := func(ctx context.Context) {
@@ -85,7 +85,7 @@ func (c *cluster) heartbeats(t *testing.T) {
 	})
 }
 
-// requests counts what the scheduler has read from the API server; watches that were opened count too.
+// requests counts the scheduler's reads from the API server. Opened watches count too.
 func (c *cluster) requests(t *testing.T) (reads int) {
 	t.Helper()
 	var settings struct{ SchedulerPort int }
@@ -111,7 +111,7 @@ func (c *cluster) requests(t *testing.T) (reads int) {
 	return reads
 }
 
-// room is a namespace, and nodes that only its pods go to.
+// room is a namespace, with nodes that only its pods go to.
 type room struct {
 	*cluster
 	t    *testing.T
@@ -132,7 +132,7 @@ func (c *cluster) room(t *testing.T) *room {
 	return r
 }
 
-// until waits for a condition; how long it takes is not tested.
+// until waits for a condition. The time that it takes is not tested.
 func (r *room) until(what string, ok func() bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 4*time.Minute)
@@ -162,7 +162,7 @@ func must[T any](t *testing.T) func(v T, err error) T {
 	}
 }
 
-// node makes a node of the room. machine is what is behind it.
+// node creates a node of the room. machine is the id of its machine.
 func (r *room) node(short, machine string, pods int64) {
 	r.t.Helper()
 	room := corev1.ResourceList{corev1.ResourcePods: *resource.NewQuantity(pods, resource.DecimalSI), corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("64Gi")}
@@ -180,7 +180,7 @@ func (r *room) node(short, machine string, pods int64) {
 
 func (r *room) on(short string) string { return r.name + "-" + short }
 
-// close has nobody come to a node who does not tolerate it.
+// close taints a node, so that only pods which tolerate the taint go there.
 func (r *room) close(short string) {
 	r.t.Helper()
 	r.change(short, `{"spec":{"taints":[{"key":"closed","effect":"NoSchedule"}]}}`)
@@ -203,7 +203,7 @@ func (r *room) drop(short string) {
 
 type podOption func(*corev1.Pod)
 
-// sticky has the VM of the pod stay; profile says who sees to it.
+// sticky makes the VM of the pod sticky. profile is the scheduler profile that places it.
 func sticky(profile string) podOption {
 	return func(p *corev1.Pod) {
 		p.Spec.SchedulerName = profile
@@ -244,14 +244,14 @@ func (r *room) get(name string) *corev1.Pod {
 	return must[*corev1.Pod](r.t)(r.client.CoreV1().Pods(r.name).Get(r.t.Context(), name, metav1.GetOptions{}))
 }
 
-// placed waits until the pod is bound and returns where.
+// placed waits until the pod is bound and returns its node.
 func (r *room) placed(name string) string {
 	r.t.Helper()
 	r.until("pod "+name+" is placed", func() bool { return r.get(name).Spec.NodeName != "" })
 	return strings.TrimPrefix(r.get(name).Spec.NodeName, r.name+"-")
 }
 
-// waits waits until the scheduler says of the pod that it waits, and why.
+// waits waits until the scheduler reports that the pod waits, and why.
 func (r *room) waits(name, why string) {
 	r.t.Helper()
 	r.until("pod "+name+" waits because "+why, func() bool {
@@ -264,7 +264,7 @@ func (r *room) waits(name, why string) {
 	})
 }
 
-// remove deletes a pod at once, as its node would.
+// remove deletes a pod at once, as its node would do.
 func (r *room) remove(name string) {
 	r.t.Helper()
 	if err := r.client.CoreV1().Pods(r.name).Delete(r.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
@@ -276,13 +276,13 @@ func (r *room) remove(name string) {
 	})
 }
 
-// boot does what a virtual node does before it makes the pod's VM.
+// boot does what a virtual node does before it creates the pod's VM.
 func (r *room) boot(name string) error {
 	p := r.get(name)
 	return placement.Claims{Custom: r.custom, Nodes: r.client, Node: p.Spec.NodeName}.Hold(r.t.Context(), p)
 }
 
-// run has the pod placed and its VM made, and returns where.
+// run waits until the pod is placed, makes its VM, and returns the node.
 func (r *room) run(name string, options ...podOption) string {
 	r.t.Helper()
 	r.pod(name, options...)
@@ -299,7 +299,7 @@ func (r *room) claims() dynamic.ResourceInterface {
 
 func (r *room) vm(pod string) string { return contract.VMName(r.name, pod) }
 
-// events are the reasons and texts of the Events about an object.
+// events returns the reasons and texts of the Events about an object.
 func (r *room) events(about string) string {
 	r.t.Helper()
 	list := must[*corev1.EventList](r.t)(r.client.CoreV1().Events(r.name).List(r.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + about}))
@@ -317,7 +317,7 @@ var (
 
 const stickyNode = "vm.cocoonstack.io/sticky-node"
 
-// kubevirt makes the cluster know KubeVirt's kinds, as its operator does.
+// kubevirt installs KubeVirt's kinds in the cluster, as its operator does.
 func (c *cluster) kubevirt(t *testing.T) {
 	t.Helper()
 	for plural, kind := range map[string]string{"virtualmachines": "VirtualMachine", "virtualmachineinstances": "VirtualMachineInstance"} {
@@ -335,14 +335,14 @@ func (c *cluster) kubevirt(t *testing.T) {
 	}
 }
 
-// machine makes a VirtualMachine and its instance, and returns the option that makes a pod the instance's.
+// machine creates a VirtualMachine and its instance, and returns the option that makes a pod belong to the instance.
 func (r *room) machine(name string, annotations map[string]string) podOption {
 	r.t.Helper()
 	vm := r.create(machines, "VirtualMachine", name, annotations)
 	return r.instance(name, vm)
 }
 
-// instance makes an instance, of vm unless that is nil.
+// instance creates an instance, owned by vm unless vm is nil.
 func (r *room) instance(name string, vm *unstructured.Unstructured) podOption {
 	r.t.Helper()
 	o := object("VirtualMachineInstance", name, nil)
@@ -365,7 +365,7 @@ func object(kind, name string, annotations map[string]string) *unstructured.Unst
 func (r *room) create(resource schema.GroupVersionResource, kind, name string, annotations map[string]string) *unstructured.Unstructured {
 	r.t.Helper()
 	var got *unstructured.Unstructured
-	r.until(kind+" can be made", func() (ok bool) { // the API may have been defined just now
+	r.until(kind+" can be made", func() (ok bool) { // the API may have been defined a moment ago
 		var err error
 		got, err = r.custom.Resource(resource).Namespace(r.name).Create(r.t.Context(), object(kind, name, annotations), metav1.CreateOptions{})
 		return err == nil

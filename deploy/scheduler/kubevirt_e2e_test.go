@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Pods that are nobody's, a controller's, or of an instance without a VM are placed like any other (faults 1 and 2).
+// Pods without an owner, of a controller, or of an instance without a VM are placed like any other pod (faults 1 and 2).
 func podsOfNobody(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 10)
@@ -34,7 +34,7 @@ func podsOfNobody(t *testing.T, c *cluster) {
 
 func (r *room) lone(name string) podOption { return r.instance(name, nil) }
 
-// The scenario of the seed: the node is recorded on the VirtualMachine and outlives pods and instances.
+// The scenario of the seed: the node is recorded on the VirtualMachine, and the record outlives pods and instances.
 func kubevirtStays(t *testing.T, c *cluster) {
 	r := c.room(t)
 	for i := range 3 {
@@ -77,11 +77,11 @@ func (r *room) instanceOwner(name string) []metav1.OwnerReference {
 	return p.OwnerReferences
 }
 
-// Placing pods reads nothing from the API server (fault 3): the scheduler itself counts.
+// Placing pods reads nothing from the API server (fault 3), by the scheduler's own count.
 func nothingIsRead(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 100)
-	r.pod("first", r.machine("first", nil)) // by now everything is watched
+	r.pod("first", r.machine("first", nil)) // from here on everything is watched
 	r.placed("first")
 	const pods = 20
 	before := c.requests(t)
@@ -93,12 +93,12 @@ func nothingIsRead(t *testing.T, c *cluster) {
 		r.placed(fmt.Sprint("kubevirt-", i))
 		r.placed(fmt.Sprint("cocoon-", i))
 	}
-	if reads := c.requests(t) - before; reads >= pods { // a watch may have been opened anew
+	if reads := c.requests(t) - before; reads >= pods { // a watch may have been reopened
 		t.Errorf("%d reads for %d pods", reads, 2*pods)
 	}
 }
 
-// A pod whose node cannot be recorded is not bound; when it can be, it is, without being touched (fault 4).
+// A pod whose node cannot be recorded is not bound. Once it can be recorded, the pod is bound without any change to it (fault 4).
 func recordBeforeBind(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 10)
@@ -117,7 +117,7 @@ func recordBeforeBind(t *testing.T, c *cluster) {
 		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta,
 		"spec": map[string]any{"policyName": r.name, "validationActions": []any{"Deny"}},
 	}}, metav1.CreateOptions{}))
-	r.until("VMs are locked", func() bool { // policies take effect a little later
+	r.until("VMs are locked", func() bool { // policies take effect after a moment
 		_, err := c.custom.Resource(machines).Namespace(r.name).Patch(t.Context(), "vm", types.MergePatchType, []byte(`{"metadata":{"labels":{"probe":"1"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil
 	})
@@ -138,7 +138,7 @@ func recordBeforeBind(t *testing.T, c *cluster) {
 	}
 }
 
-// A VM that somebody else writes all the time is recorded all the same, on what was read last (fault 5).
+// A node is recorded on a VM even if someone else writes to the VM all the time, based on the last read (fault 5).
 func recordAgainstConflicts(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 100)
@@ -165,7 +165,7 @@ func recordAgainstConflicts(t *testing.T, c *cluster) {
 	}
 }
 
-// A pod that a VM migrates to is not sent back to where it comes from (fault 6).
+// A pod that a VM migrates to is not sent back to the node that the VM leaves (fault 6).
 func migrationTargetsGo(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 10)
@@ -182,7 +182,7 @@ func migrationTargetsGo(t *testing.T, c *cluster) {
 	}
 }
 
-// A copy of a VirtualMachine, annotations and all, goes anywhere and is recorded for itself (fault 11).
+// A copy of a VirtualMachine, including its annotations, may go to any node, and gets its own record (fault 11).
 func copiedVMsAreFree(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 10)
@@ -197,7 +197,7 @@ func copiedVMsAreFree(t *testing.T, c *cluster) {
 	}
 }
 
-// A user may name the node, as in the seed.
+// A user may name the node by hand, as in the seed.
 func namedByHand(t *testing.T, c *cluster) {
 	r := c.room(t)
 	for i := range 4 {

@@ -26,7 +26,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// 20 VMs on three virtual nodes, with the rights that they are shipped with and identities of their own, are started ten times each: none moves.
+// 20 VMs on three virtual nodes, with the shipped rights and with their own identities, are started ten times each: none moves.
 func TestVMsStay(t *testing.T) {
 	const vms, starts = 20, 10
 	k := kubetest.Up(t, "--with", "scheduler")
@@ -73,7 +73,7 @@ func TestVMsStay(t *testing.T) {
 			}
 		}
 		if start == starts-1 {
-			break // these stay, for what comes next
+			break // these stay, for the next part
 		}
 		if err := client.CoreV1().Pods(r.name).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
@@ -91,12 +91,12 @@ func TestVMsStay(t *testing.T) {
 	t.Run("to-themselves", func(t *testing.T) { nodesKeepToThemselves(t, k, r) })
 }
 
-// A snapshot that a node takes brings the clones of it there: the node says that it has it.
+// When a node takes a snapshot, clones of it go to that node, because the node reports the snapshot.
 func clonesFollow(t *testing.T, r *room, nodes map[string]*fakenode.Node) {
 	home := r.get("vm-0").Spec.NodeName
 	nodes[home].Save(t, r.vm("vm-0"), "base:v1")
 	nodes[home].Stop(t)
-	nodes[home].Start(t) // it asks the engine as it starts, and then once a minute
+	nodes[home].Start(t) // it asks the engine at start, and then once a minute
 	r.until("the node says what it has", func() bool {
 		n := must[*corev1.Node](t)(r.client.CoreV1().Nodes().Get(t.Context(), home, metav1.GetOptions{}))
 		return len(n.Status.Images) == 1 && n.Status.Images[0].Names[0] == r.name+"/base:v1"
@@ -117,7 +117,7 @@ func clonesFollow(t *testing.T, r *room, nodes map[string]*fakenode.Node) {
 	}
 }
 
-// With its credentials, a node writes of itself only. What it may do to itself it has done before.
+// With its credentials, a node can write only its own objects. The allowed writes to itself have happened earlier in the test.
 func nodesKeepToThemselves(t *testing.T, k *kubetest.Cluster, r *room) {
 	k.Wide(t)
 	one, other := r.on("0"), r.on("1")
@@ -189,14 +189,14 @@ func nodesKeepToThemselves(t *testing.T, k *kubetest.Cluster, r *room) {
 			t.Errorf("%s: a node cannot claim for itself: %v", name, err)
 		}
 	}
-	// A VM that no pod of the node's is about is not the node's to claim: the VM's next pod would come there, with its Secrets.
+	// A node must not claim a VM that none of its pods is for: the VM's next pod would go there, with its Secrets.
 	for _, pod := range []string{"", victim.Name, "none"} {
 		status := map[string]any{"nodeName": one, "nodeUID": string(mine.UID), "podName": pod}
 		if err := claim(identity, "lured", status); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "has no pod "+pod) {
 			t.Errorf("a claim for pod %q: %v", pod, err)
 		}
 	}
-	// A token that does not tell whose it is is held to the account's rights only.
+	// A token that names neither a node nor a pod is limited only by the account's rights.
 	loose := must[*rest.Config](t)(clientcmd.BuildConfigFromFlags("", k.ServiceAccount(t, "vk-cocoon", nil)))
 	if err := claim(loose, "loose", map[string]any{"nodeName": other, "nodeUID": string(theirs.UID)}); err != nil {
 		t.Errorf("a token that is bound to nothing: %v", err)

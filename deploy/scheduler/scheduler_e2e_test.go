@@ -24,7 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// Each test is one fault that a plugin of this kind can have, against a real scheduler and API server.
+// Each test covers one fault that such a plugin can have, with a real scheduler and API server.
 func TestSticky(t *testing.T) {
 	c := start(t)
 	t.Run("without-KubeVirt", func(t *testing.T) { withoutKubeVirt(t, c) })
@@ -53,7 +53,7 @@ func TestSticky(t *testing.T) {
 	}
 }
 
-// Two nodes that claim one VM at once: one gets it, the other is told where the state is (fault 6).
+// If two nodes claim one VM at once, one gets it, and the other is told where the state is (fault 6).
 func claimsOfTwoNodes(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "m-a", 10)
@@ -78,14 +78,14 @@ func claimsOfTwoNodes(t *testing.T, c *cluster) {
 		if lost < 0 || errs[1-lost] != nil {
 			t.Fatalf("claim %d: %v", i, errs)
 		}
-		// Again and again, it says the same.
+		// A repeated attempt gets the same answer.
 		if err := r.boot(pods[1-lost].Name); err != nil {
 			t.Error(err)
 		}
 		if err := r.boot(pods[lost].Name); !errdefs.IsFailedPrecondition(err) {
 			t.Error(err)
 		}
-		// Nor can anybody move the claim: it can only be given up.
+		// Nobody can move the claim either: it can only be released.
 		_, err := r.claims().Patch(t.Context(), fmt.Sprint("vm-", i), types.MergePatchType, []byte(`{"status":{"nodeName":"elsewhere"}}`), metav1.PatchOptions{}, "status")
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "status.nodeName") {
 			t.Errorf("a claim is moved: %v", err)
@@ -95,7 +95,7 @@ func claimsOfTwoNodes(t *testing.T, c *cluster) {
 	}
 }
 
-// A VM whose node goes waits, says why, and goes on as soon as the node is there (fault 10).
+// A VM whose node is removed waits, reports why, and resumes as soon as the node is back (fault 10).
 func nodeRemovedAndBack(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "machine", 10)
@@ -110,7 +110,7 @@ func nodeRemovedAndBack(t *testing.T, c *cluster) {
 	r.waits("vm", "delete the VMPlacement "+r.vm("vm"))
 	r.until("the claim says it", func() bool { return r.reason("vm") == "NodeRemoved" })
 	r.until("the manager says it to the pod", func() bool { return strings.Contains(r.events("vm"), "NodeRemoved node "+r.on("a")) })
-	r.node("a", "machine", 10) // registered anew, on its machine
+	r.node("a", "machine", 10) // registered again, on its machine
 	if got := r.placed("vm"); got != on {
 		t.Errorf("placed on %s, its state is on %s", got, on)
 	}
@@ -120,7 +120,7 @@ func nodeRemovedAndBack(t *testing.T, c *cluster) {
 	r.until("the claim says it", func() bool { return r.reason("vm") == "NodeReady" })
 }
 
-// reason is that of the condition of a claim.
+// reason is the reason in the condition of a claim.
 func (r *room) reason(pod string) string {
 	r.t.Helper()
 	claim := must[*unstructured.Unstructured](r.t)(r.claims().Get(r.t.Context(), r.vm(pod), metav1.GetOptions{}))
@@ -133,7 +133,7 @@ func (r *room) reason(pod string) string {
 	return ""
 }
 
-// Another machine of the name does not count; a VM that is released goes anywhere, at once (fault 10).
+// Another machine with the same node name does not count. A VM that is released goes to any node, at once (fault 10).
 func nodeReplaced(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "machine", 10)
@@ -149,7 +149,7 @@ func nodeReplaced(t *testing.T, c *cluster) {
 	r.placed("vm")
 }
 
-// Pods of one VM go to one node, however close they come (fault 6).
+// Pods of one VM go to one node, even if they are created at the same time (fault 6).
 func twoPodsOfOneVM(t *testing.T, c *cluster) {
 	r := c.room(t)
 	for i := range 5 {
@@ -173,7 +173,7 @@ func twoPodsOfOneVM(t *testing.T, c *cluster) {
 	}
 }
 
-// What a manifest can copy binds nobody (fault 11).
+// Fields that a manifest can copy bind no pod to a node (fault 11).
 func copiesAreFree(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "machine", 10)
@@ -191,7 +191,7 @@ func copiesAreFree(t *testing.T, c *cluster) {
 	}
 }
 
-// A pod that waits for its node throws nobody off another one (fault 7).
+// A pod that waits for its node preempts no pod on another node (fault 7).
 func noPreemption(t *testing.T, c *cluster) {
 	r := c.room(t)
 	must[*schedulingv1.PriorityClass](t)(c.client.SchedulingV1().PriorityClasses().Create(t.Context(),
@@ -214,7 +214,7 @@ func noPreemption(t *testing.T, c *cluster) {
 	}
 }
 
-// A claim on a volume that waits for its first consumer is bound, on the node of the pod (fault 8).
+// A PersistentVolumeClaim that waits for its first consumer is bound, on the node of the pod (fault 8).
 func volumesAreBound(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 10)
@@ -249,7 +249,7 @@ func volumesAreBound(t *testing.T, c *cluster) {
 	}
 }
 
-// Pods of both profiles that come at once do not overfill a node: they share a cache (fault 9).
+// Pods of both profiles that are created at once do not overfill a node: the profiles share a cache (fault 9).
 func oneCache(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "", 20)
@@ -276,8 +276,8 @@ func oneCache(t *testing.T, c *cluster) {
 	}
 }
 
-// With the stock profile: who creates the next pod binds it to the node by an affinity. A pod that is bound to a node which
-// is released is made anew by its owner.
+// With the stock profile, the creator of the next pod binds it to the node by a node affinity. A pod that is bound to a node
+// which is released is created again by its owner.
 func defaultWay(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("a", "machine", 10)
@@ -355,7 +355,7 @@ func withoutKubeVirt(t *testing.T, c *cluster) {
 	r.placed("ours")
 }
 
-// A clone goes where its snapshot is; when there is no room, to a node with CPUs of the same class, though others are emptier.
+// A clone goes where its snapshot is. If that node is full, it goes to a node with the same CPU class, even if others are emptier.
 func clonesGoToSnapshots(t *testing.T, c *cluster) {
 	r := c.room(t)
 	r.node("has", "", 2)

@@ -1,4 +1,4 @@
-// Package systemd_test tries what the units ask of systemd.
+// Package systemd_test tests what the units require of systemd.
 package systemd_test
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// dieBy is set in a process that plays a daemon which goes wrong.
+// dieBy is set in a process that plays a failing daemon.
 const dieBy = "UNIT_TEST_DIE_BY"
 
 func TestMain(m *testing.M) {
@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestFaultsAreRestarted: systemd starts a daemon anew that panicked, or that its watchdog has ended (SIGABRT). A Go program ends by
-// both with the code of a bad command line, after which it is left alone, unless its environment says otherwise.
+// TestFaultsAreRestarted: systemd restarts a daemon that panicked, or that its watchdog ended (SIGABRT). By default, a Go program
+// exits in both cases with the code of a bad command line, which is not restarted. The unit's environment changes the code.
 func TestFaultsAreRestarted(t *testing.T) {
 	units, err := filepath.Glob("*.service")
 	if err != nil || len(units) < 3 {
@@ -66,7 +66,7 @@ func TestFaultsAreRestarted(t *testing.T) {
 	}
 }
 
-// setting returns what a unit says of one key, in order.
+// setting returns the values of one key in a unit, in order.
 func setting(unit, key string) (values []string) {
 	for line := range strings.Lines(unit) {
 		if value, ok := strings.CutPrefix(strings.TrimSpace(line), key+"="); ok {

@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// rig is a control plane with what deploy/ installs by default, and two namespaces with Secrets and ConfigMaps of the same names.
+// rig is a control plane with the default installation of deploy/, and two namespaces with equally named Secrets and ConfigMaps.
 type rig struct {
 	*kubetest.Cluster
 	admin *kubernetes.Clientset
@@ -50,7 +50,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// client is one with the credentials at path; "": the administrator's.
+// client returns a client with the credentials at path; "": the administrator's.
 func (r *rig) client(t *testing.T, path string) *kubernetes.Clientset {
 	t.Helper()
 	config := r.Config
@@ -107,7 +107,7 @@ func (r *rig) pod(t *testing.T, namespace, name, node string) *corev1.Pod {
 	return pod
 }
 
-// token asks for one of an account, bound to pod if that is not nil.
+// token requests a token of an account, bound to pod if pod is not nil.
 func token(t *testing.T, as *kubernetes.Clientset, namespace, account, audience string, pod *corev1.Pod) error {
 	t.Helper()
 	r := &authv1.TokenRequest{}
@@ -121,7 +121,7 @@ func token(t *testing.T, as *kubernetes.Clientset, namespace, account, audience 
 	return err
 }
 
-// attempt is something that a node tries.
+// attempt is an action that a node tries.
 type attempt struct {
 	what string
 	try  func() error
@@ -159,7 +159,7 @@ func granted(t *testing.T, attempts ...attempt) {
 	}
 }
 
-// Whoever has the credentials of a node has what its pods have, and no more.
+// The credentials of a node give access to what its pods have, and to nothing else.
 func TestNodeHasWhatItsPodsHave(t *testing.T) {
 	r := newRig(t)
 	for _, name := range []string{"n1", "n2"} {
@@ -242,14 +242,14 @@ func TestNodeHasWhatItsPodsHave(t *testing.T) {
 		}},
 	)
 
-	// A pod that is gone takes the node's rights along.
+	// When a pod is gone, the node loses the rights that it had for the pod.
 	r.Kubectl(t, "", "delete", "pod", "mine", "-n", "a")
 	kubetest.Eventually(t, "the secret of a pod that is gone", func() string {
 		return fmt.Sprint(apierrors.IsForbidden(secret(t, n1, "a", "volume").try()))
 	}, "true")
 }
 
-// What is installed by default knows no account with wide rights. Who asks for it gets a node that works, and what the role says.
+// The default installation has no account with wide rights. If it is requested, the node works, and has the rights of that role.
 func TestWideRoleIsAskedFor(t *testing.T) {
 	r := newRig(t)
 	for _, right := range [][]string{{"create", "serviceaccounts/token"}, {"get", "secrets"}, {"delete", "pods"}} {
@@ -263,7 +263,7 @@ func TestWideRoleIsAskedFor(t *testing.T) {
 	fakenode.Start(t, fakenode.Options{Name: "n1", Kubeconfig: kubeconfig})
 	pod := r.pod(t, "a", "p", "n1")
 	n1 := r.client(t, kubeconfig)
-	granted(t, secret(t, n1, "b", "other")) // this is what the role gives away
+	granted(t, secret(t, n1, "b", "other")) // a right that the role grants
 	for name, as := range map[string]*kubernetes.Clientset{"bound": n1, "loose": r.client(t, r.ServiceAccount(t, "vk-cocoon", nil))} {
 		kubetest.Eventually(t, "a cluster-admin's token, asked for with a "+name+" token", func() string { // policies take effect after a moment
 			err := token(t, as, "kube-system", "clusterrole-aggregation-controller", "", nil)

@@ -1,20 +1,20 @@
-// Package vkcocoon holds the rights and limits of virtual nodes that have an identity of their own, for whom installs them. It
-// installs nothing, and does not know the wide role of the service account.
+// Package vkcocoon holds the rights and limits of virtual nodes with their own identity, for programs that install them. It
+// installs nothing, and does not contain the wide role of the service account.
 package vkcocoon
 
 import _ "embed"
 
-// Rights are what a node may do beyond what the API server lets every node do.
+// Rights are a node's permissions in addition to those that the API server gives every node.
 //
 //go:embed rbac.yaml
 var Rights []byte
 
-// Policies are what one node may not do to another.
+// Policies prevent one node from acting on another.
 //
 //go:embed policy.yaml
 var Policies []byte
 
-// Bootstrap lets new nodes ask for a certificate, and nodes renew theirs.
+// Bootstrap lets new nodes request a certificate, and lets nodes renew theirs.
 //
 //go:embed bootstrap.yaml
 var Bootstrap []byte

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// packInitramfs writes an uncompressed cpio archive (newc): unpacking gzip costs an emulated guest 0.2 s, LZ4 0.1 s, and
-// reading the bytes as they are next to nothing. It holds the agent as /init, the modules, and the folders and console that init starts with.
+// packInitramfs writes an uncompressed cpio archive (newc). In an emulated guest, unpacking costs 0.2 s with gzip, 0.1 s with LZ4,
+// and almost nothing without compression. It holds the agent as /init, the modules, and the folders and console for init.
 func packInitramfs(agent, modules, out string) (err error) {
 	f, err := os.Create(out)
 	if err != nil {
@@ -46,7 +46,7 @@ type entry struct {
 	data         []byte
 }
 
-// archive writes entries; the first error sticks.
+// archive writes entries. It keeps the first error and then writes nothing more.
 type archive struct {
 	w   *bufio.Writer
 	ino uint32
@@ -85,5 +85,5 @@ func (a *archive) write(p []byte) {
 	a.off += n
 }
 
-// pad fills up to the next multiple of four, as newc wants it.
+// pad fills up to the next multiple of four, as newc requires.
 func (a *archive) pad() { a.write(make([]byte, (4-a.off%4)%4)) }

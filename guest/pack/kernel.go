@@ -18,11 +18,11 @@ const (
 	offPayloadLength = 0x24c
 	headerEnd        = 0x250
 
-	maxKernel = 512 << 20 // bytes; far above any kernel, so that a damaged length cannot take all memory
+	maxKernel = 512 << 20 // bytes; far above any kernel, so that a damaged length cannot use up all memory
 )
 
-// extract returns the vmlinux that a bzImage carries. A direct boot of it skips the guest's own decompressor,
-// which costs 0.6 s under emulation. Only LZ4, what Debian's cloud kernels use, is understood.
+// extract returns the vmlinux that a bzImage contains. A direct boot of it skips the guest's own decompressor,
+// which costs 0.6 s under emulation. Only LZ4 is supported, which Debian's cloud kernels use.
 func extract(image []byte) ([]byte, error) {
 	if len(image) < headerEnd || string(image[offMagic:offMagic+4]) != "HdrS" {
 		return nil, errors.New("it is not a bzImage")

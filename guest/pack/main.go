@@ -12,7 +12,7 @@ import (
 	"os"
 )
 
-// wanted are the modules a guest may need; what they depend on comes along. Those in optional may be missing in a kernel.
+// wanted are the modules that a guest may need; their dependencies are added. A kernel may lack the modules in optional.
 var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// collect copies the wanted modules and what they depend on from the tree of a kernel package to out, and writes
-// out/modules.dep: one line per module, its name and then everything to load before it, in order.
+// collect copies the wanted modules and their dependencies from the tree of a kernel package to out, and writes
+// out/modules.dep: one line per module, with its name and then all modules to load before it, in order.
 func collect(tree, out string) error {
 	found, err := find(tree)
 	if err != nil {
@@ -50,7 +50,7 @@ func collect(tree, out string) error {
 	return os.WriteFile(filepath.Join(out, "modules.dep"), []byte(list.String()), 0o644)
 }
 
-// find maps module names (with underscores, as modinfo has them) to files below tree.
+// find maps module names (with underscores, as in modinfo) to files below tree.
 func find(tree string) (map[string]string, error) {
 	found := map[string]string{}
 	err := filepath.WalkDir(tree, func(path string, d fs.DirEntry, err error) error {
@@ -69,7 +69,7 @@ func find(tree string) (map[string]string, error) {
 	return found, err
 }
 
-// resolve fills deps[name] with everything name needs, in load order. path is the chain that led here.
+// resolve fills deps[name] with everything that name needs, in load order. path is the chain of modules that led here.
 func resolve(name string, found map[string]string, deps map[string][]string, path []string) error {
 	if _, done := deps[name]; done {
 		return nil
@@ -100,7 +100,7 @@ func resolve(name string, found map[string]string, deps map[string][]string, pat
 	return nil
 }
 
-// depends reads what a module's own .modinfo section says it needs.
+// depends reads a module's dependencies from its .modinfo section.
 func depends(file string) ([]string, error) {
 	f, err := elf.Open(file)
 	if err != nil {
@@ -135,8 +135,8 @@ func sorted(deps map[string][]string) []string {
 // The trailer of a signed module: signature, struct module_signature (12 bytes, the last 4 its length), magic.
 const signMagic = "~Module signature appended~\n"
 
-// unsign drops a module's signature. Checking RSA signatures costs an emulated guest 0.06 s of its boot, and proves
-// nothing here: who could change a module in the initramfs could as well change the kernel beside it.
+// unsign removes a module's signature. Checking RSA signatures costs an emulated guest 0.06 s of its boot. It proves nothing
+// here: anyone who can change a module in the initramfs can also change the kernel next to it.
 func unsign(module []byte) []byte {
 	body, ok := bytes.CutSuffix(module, []byte(signMagic))
 	if !ok || len(body) < 12 {

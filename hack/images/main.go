@@ -1,7 +1,7 @@
-// Command images packs static binaries into container images, one archive each, without a container engine: nothing but the
-// binary and the certificate authorities of this machine, run by a user who is nobody.
+// Command images packs static binaries into container images, one archive each, without a container engine. An image contains
+// only the binary and the certificate authorities of this machine, and runs as an unprivileged user.
 //
-// It builds no binary and pushes no image: crane, skopeo and podman take the archives.
+// It builds no binary and pushes no image: use crane, skopeo or podman with the archives.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// epoch is the time of every file, so that the same binary gives the same image.
+// epoch is the time of every file, so that the same binary produces the same image.
 var epoch = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const authorities = "/etc/ssl/certs/ca-certificates.crt"
@@ -89,12 +89,12 @@ func pack(program, binary, image, path string) error {
 
 func must(c *v1.ConfigFile, err error) *v1.ConfigFile {
 	if err != nil {
-		panic(err) // of an image that was made here
+		panic(err) // cannot fail: the image was made here
 	}
 	return c
 }
 
-// layer is a tar with the program and whom it trusts.
+// layer is a tar with the program and the certificate authorities that it trusts.
 func layer(program, binary string) ([]byte, error) {
 	data, err := os.ReadFile(binary)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// An archive is read back: one program, run by nobody; the same bytes give the same image.
+// An archive that is read back has one program, run by an unprivileged user. The same bytes produce the same image.
 func TestPack(t *testing.T) {
 	dir := t.TempDir()
 	binary := filepath.Join(dir, "built")

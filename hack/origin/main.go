@@ -1,5 +1,5 @@
-// Command origin is where images come from in the demo and the end-to-end tests: a web server with files and an OCI
-// registry, in memory, on loopback. It is no product and keeps nothing.
+// Command origin serves images for the demo and the end-to-end tests: a web server with files and an OCI
+// registry, in memory, on loopback. It is not a product and stores nothing.
 package main
 
 import (
@@ -76,7 +76,7 @@ func run(args []string) error {
 	return <-served
 }
 
-// guarded asks for a password when there is a user.
+// guarded requires a password if user is set.
 func guarded(h http.Handler, user, password string) http.Handler {
 	if user == "" {
 		return h
@@ -109,7 +109,7 @@ func push(ref, file, user, password string) error {
 	return remote.Write(dst, img, remote.WithAuth(auth))
 }
 
-// open reads an image from a tar of docker save, or, where that is none, of an OCI layout.
+// open reads an image from a tar of docker save, or, if it is not one, from an OCI layout.
 func open(file string) (v1.Image, func(), error) {
 	if img, err := tarball.ImageFromPath(file, nil); err == nil {
 		return img, func() {}, nil

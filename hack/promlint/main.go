@@ -1,5 +1,5 @@
-// Command promlint checks what is shipped for monitoring with Prometheus' own parsers: alert rules and the expressions of
-// Grafana dashboards are well-formed, and every metric they name is one that docs/metrics.md lists.
+// Command promlint checks the shipped monitoring files with Prometheus' own parsers: alert rules and the expressions of
+// Grafana dashboards are well-formed, and docs/metrics.md lists every metric that they name.
 //
 //	promlint METRICS.md FILE...
 package main
@@ -53,7 +53,7 @@ type linter struct {
 	known  map[string]bool
 }
 
-// row is a family in a table: its name and its type.
+// row is a metric family in a table: its name and its type.
 var row = regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| (counter|gauge|histogram|summary) \\|")
 
 func (l *linter) load(path string) error {
@@ -61,7 +61,7 @@ func (l *linter) load(path string) error {
 	if err != nil {
 		return err
 	}
-	l.known = map[string]bool{"up": true} // of Prometheus itself
+	l.known = map[string]bool{"up": true} // Prometheus' own metric
 	for _, m := range row.FindAllSubmatch(data, -1) {
 		name := string(m[1])
 		l.known[name] = true
@@ -78,7 +78,7 @@ func (l *linter) load(path string) error {
 	return nil
 }
 
-// expr checks one expression and that something in it is measured.
+// expr checks that one expression is well-formed and that every metric in it is known.
 func (l *linter) expr(text string) error {
 	e, err := l.parser.ParseExpr(text)
 	if err != nil {
@@ -119,7 +119,7 @@ func (l *linter) rules(path string) (all []error) {
 	return all
 }
 
-// panel is the part of a dashboard's panel that counts; rows hold panels.
+// panel is the part of a dashboard's panel that this program needs. Rows hold panels.
 type panel struct {
 	ID      int     `json:"id"`
 	Type    string  `json:"type"`
@@ -130,7 +130,7 @@ type panel struct {
 	} `json:"targets"`
 }
 
-// variables of Grafana stand for durations and for regular expressions.
+// variables replaces Grafana variables, which stand for durations and for regular expressions.
 var variables = strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$__interval", "1m", "$instance", ".+", "$namespace", ".+")
 
 func (l *linter) dashboard(path string) (all []error) {

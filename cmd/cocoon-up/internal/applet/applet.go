@@ -1,4 +1,4 @@
-// Package applet finds out which of the binary's programs is meant. It does
+// Package applet determines which of the binary's programs to run. It does
 // not run them.
 package applet
 
@@ -13,9 +13,9 @@ const (
 	Version       = "version"
 )
 
-// Resolve returns the program named by argv and the arguments meant for it. A
-// link named kubectl or cocoon-scheduler is that; under any other name the
-// first argument tells. The result is empty when that is missing and need not be a program.
+// Resolve returns the program named by argv, and the arguments for it. A
+// link named kubectl or cocoon-scheduler selects that program. Under any other name the
+// first argument selects it. The program is empty if that argument is missing, and may be an unknown name.
 func Resolve(argv []string) (program string, args []string) {
 	if len(argv) == 0 {
 		return "", nil

@@ -44,7 +44,7 @@ func (c *Config) APIServerArgs() []string {
 		"service-account-key-file":         strings.Join(c.PKI.ServiceAccount.PublicKeys, ","),
 		"service-account-signing-key-file": c.PKI.ServiceAccount.Key,
 
-		// Virtual nodes are addressed by IP; no name of theirs resolves here.
+		// Virtual nodes are addressed by IP: their names do not resolve here.
 		"kubelet-preferred-address-types": "InternalIP,Hostname",
 		"kubelet-certificate-authority":   c.PKI.KubeletCA,
 		"kubelet-client-certificate":      c.PKI.KubeletClient.Cert,
@@ -56,12 +56,12 @@ func (c *Config) APIServerArgs() []string {
 		"requestheader-extra-headers-prefix": "X-Remote-Extra-",
 		"proxy-client-cert-file":             c.PKI.FrontProxy.Client.Cert,
 		"proxy-client-key-file":              c.PKI.FrontProxy.Client.Key,
-		// No kube-proxy runs on this host: webhooks and aggregated APIs are
-		// reached at their endpoints rather than at cluster IPs.
+		// No kube-proxy runs on this host, so webhooks and aggregated APIs are
+		// reached at their endpoints, not at cluster IPs.
 		"enable-aggregator-routing": "true",
 
-		// Tell watchers to go away on shutdown; the server would otherwise
-		// wait up to a minute for them.
+		// Ask watchers to disconnect on shutdown. Otherwise the server waits up
+		// to a minute for them.
 		"shutdown-watch-termination-grace-period": "200ms",
 	}
 	f.advertise(c)
@@ -74,9 +74,9 @@ func (c *Config) APIServerArgs() []string {
 	return f.args(c.APIServer.ExtraArgs)
 }
 
-// advertise sets the endpoint of the "kubernetes" Service. The address is
-// always given: its default is that of the default route, and a host without
-// one could not start.
+// advertise sets the endpoint of the "kubernetes" Service. It always sets the
+// address: the default needs a default route, and without one the API server
+// cannot start.
 func (f flags) advertise(c *Config) {
 	f["advertise-address"] = c.AdvertiseAddress
 	if c.AdvertiseAddress == "" {
@@ -94,7 +94,7 @@ func (c *Config) ControllerManagerArgs() []string {
 		"root-ca-file":                     c.PKI.ServingCA,
 		"service-account-private-key-file": c.PKI.ServiceAccount.Key,
 		"use-service-account-credentials":  "true",
-		// With the default of 20 queries per second the first pods wait five
+		// With the default of 20 queries per second, the first pods wait five
 		// seconds for the default service account of their namespace.
 		"kube-api-qps":                "500",
 		"kube-api-burst":              "1000",

@@ -1,6 +1,6 @@
-// Package config is the configuration file of "cocoon-up control-plane" and the
-// component flags that follow from it. It starts nothing and imports no
-// Kubernetes code, so that the file's contract can be tested in milliseconds.
+// Package config reads the configuration file of "cocoon-up control-plane" and
+// derives the component flags from it. It starts nothing and imports no
+// Kubernetes code, so that tests of the file format take milliseconds.
 package config
 
 import (
@@ -11,30 +11,30 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Config is the whole file, YAML or JSON. Unknown keys are refused.
+// Config is the whole file, YAML or JSON. Unknown keys are rejected.
 //
-// Every path may be relative, and is then relative to the folder of the
-// configuration file, so that a cluster's folder can be moved as one piece.
-// The caller creates all certificates, keys and kubeconfigs; nothing is
-// generated here and nothing outside DataDir is written.
+// Every path may be relative to the folder of the configuration file, so that a
+// cluster's folder can be moved as a whole.
+// The caller creates all certificates, keys and kubeconfigs. This package
+// generates none of them, and writes nothing outside DataDir.
 type Config struct {
 	// DataDir holds etcd's data, its socket and a lock. It is created with
 	// mode 0700 if it is missing. One process at a time may use it.
 	DataDir string `json:"dataDir"`
 	// EtcdSocket is where etcd listens for the API server. Default:
-	// DataDir/etcd.sock. Set it only when that path is longer than the 107
-	// bytes that a unix socket's name may have; its folder must then be
-	// private, for whoever can connect owns the cluster.
+	// DataDir/etcd.sock. Set it only if that path is longer than the 107
+	// bytes that the name of a unix socket may have. Its folder must then be
+	// private, because anyone who can connect controls the cluster.
 	EtcdSocket string `json:"etcdSocket,omitempty"`
 
-	// BindAddress is the IP address the API server listens on. Default: 127.0.0.1.
+	// BindAddress is the IP address that the API server listens on. Default: 127.0.0.1.
 	BindAddress string `json:"bindAddress,omitempty"`
 	// SecurePort is the API server's port, the only one this process binds.
 	SecurePort int `json:"securePort"`
-	// AdvertiseAddress is the IP address at which pods reach the API server; it
+	// AdvertiseAddress is the IP address at which pods reach the API server. It
 	// becomes the endpoint of the "kubernetes" Service. Default: BindAddress, if
-	// that can be an endpoint; a loopback address cannot, and then the Service
-	// has none.
+	// that can be an endpoint. A loopback address cannot, and then the Service
+	// has no endpoint.
 	AdvertiseAddress string `json:"advertiseAddress,omitempty"`
 	// ServiceCIDR is the range of cluster IPs. The serving certificate must
 	// name its first address if pods are to use the "kubernetes" Service.
@@ -51,7 +51,7 @@ type Config struct {
 	// kube-controller-manager's --controllers: "*", "name" or "-name".
 	// Default: the standard set.
 	Controllers []string `json:"controllers,omitempty"`
-	// FeatureGates apply to all components alike, because they share one process.
+	// FeatureGates apply to all components, because they share one process.
 	FeatureGates map[string]bool `json:"featureGates,omitempty"`
 
 	// LogFormat is "text" (default) or "json"; all logs go to standard error.
@@ -62,18 +62,17 @@ type Config struct {
 	APIServer         Component `json:"apiServer,omitempty"`
 	ControllerManager Client    `json:"controllerManager"`
 	Scheduler         Client    `json:"scheduler"`
-	// ExternalScheduler leaves kube-scheduler out: another process is the
-	// cluster's scheduler. Scheduler is not read then.
+	// ExternalScheduler omits kube-scheduler: another process schedules the
+	// cluster's pods. Scheduler is then ignored.
 	ExternalScheduler bool `json:"externalScheduler,omitempty"`
 }
 
-// Component holds what is particular to one component.
+// Component holds the settings of one component.
 type Component struct {
 	// ExtraArgs are flags of the component, without dashes: {"event-ttl": "2h"}.
-	// They are set after the flags that follow from the rest of the file and
-	// replace the whole value of a flag that is set there as well. Flags of
-	// the process as a whole (feature-gates, leader-elect, logging-format, v)
-	// are refused.
+	// They override the flags that the rest of the file sets, and replace the
+	// whole value of such a flag. Flags of the whole process (feature-gates,
+	// leader-elect, logging-format, v) are rejected.
 	ExtraArgs map[string]string `json:"extraArgs,omitempty"`
 }
 
@@ -86,7 +85,7 @@ type Client struct {
 
 // PKI holds paths of PEM files.
 type PKI struct {
-	// ServingCA signed Serving. It is what pods get as kube-root-ca.crt.
+	// ServingCA signed Serving. Pods get it as kube-root-ca.crt.
 	ServingCA string `json:"servingCA"`
 	// Serving is the API server's own certificate.
 	Serving KeyPair `json:"serving"`
@@ -96,8 +95,8 @@ type PKI struct {
 
 	// KubeletCA signed the serving certificates of nodes (port 10250).
 	KubeletCA string `json:"kubeletCA"`
-	// KubeletClient is what the API server presents to nodes for logs, exec,
-	// attach and port-forward.
+	// KubeletClient is the certificate that the API server presents to nodes for
+	// logs, exec, attach and port-forward.
 	KubeletClient KeyPair `json:"kubeletClient"`
 
 	// FrontProxy identifies the API server to aggregated API servers.
@@ -116,14 +115,14 @@ type KeyPair struct {
 	Key  string `json:"key"`
 }
 
-// FrontProxy is the trust between the API server and aggregated API servers.
+// FrontProxy configures the trust between the API server and aggregated API servers.
 type FrontProxy struct {
-	// CA must not be ClientCA, unless AllowedNames is set: a certificate it
-	// signed may speak for any user.
+	// CA must not be ClientCA, unless AllowedNames is set: a client with a
+	// certificate signed by CA may act as any user.
 	CA string `json:"ca"`
-	// Client is what the API server presents to aggregated API servers.
+	// Client is the certificate that the API server presents to aggregated API servers.
 	Client KeyPair `json:"client"`
-	// AllowedNames are the common names that may speak for users. Default: any
+	// AllowedNames are the common names that may act as other users. Default: any
 	// certificate signed by CA.
 	AllowedNames []string `json:"allowedNames,omitempty"`
 }
@@ -132,11 +131,11 @@ type FrontProxy struct {
 type ServiceAccount struct {
 	// Key is the private key that signs.
 	Key string `json:"key"`
-	// PublicKeys verify; the one belonging to Key, and older ones still trusted.
+	// PublicKeys verify tokens: the key that belongs to Key, and older keys that are still trusted.
 	PublicKeys []string `json:"publicKeys"`
 }
 
-// Load reads, completes and checks the file at path.
+// Load reads the file at path, fills in defaults and validates the result.
 func Load(path string) (*Config, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -153,8 +152,8 @@ func Load(path string) (*Config, error) {
 	return c, nil
 }
 
-// Parse decodes data strictly, fills in defaults, makes paths absolute with
-// respect to dir and checks the result. It does not touch the file system.
+// Parse decodes data strictly, fills in defaults, makes paths absolute
+// relative to dir and validates the result. It does not touch the file system.
 func Parse(data []byte, dir string) (*Config, error) {
 	c := &Config{}
 	if err := yaml.UnmarshalStrict(data, c); err != nil {
@@ -191,7 +190,7 @@ func setDefault(s *string, value string) {
 	}
 }
 
-// field is a path in the file with its key, and whether it must be given.
+// field is a path in the file, its key, and whether it is required.
 type field struct {
 	key      string
 	path     *string

@@ -11,11 +11,11 @@ import (
 // socketNameMax is sizeof(sun_path) less the final zero byte.
 const socketNameMax = 107
 
-// processFlags belong to the process rather than to one component: setting
+// processFlags belong to the whole process, not to one component: setting
 // them for one would silently set them for all, or for none.
 var processFlags = []string{"feature-gates", "leader-elect", "logging-format", "v"}
 
-// validate reports everything that is wrong at once.
+// validate reports all errors at once.
 func (c *Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -71,7 +71,7 @@ func (c *Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// isEndpoint tells whether address may be the endpoint of a Service, by the
+// isEndpoint reports whether address may be the endpoint of a Service, by the
 // API's rules.
 func isEndpoint(address string) bool {
 	a, err := netip.ParseAddr(address)

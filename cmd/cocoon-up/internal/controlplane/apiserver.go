@@ -17,8 +17,8 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/config"
 )
 
-// newAPIServer parses the API server's flags. It also applies what the whole
-// process shares, feature gates and logging, and so must be called first and once.
+// newAPIServer parses the API server's flags. It also applies the settings of the
+// whole process, feature gates and logging, so it must be called first and only once.
 func newAPIServer(c *config.Config) (*options.ServerRunOptions, error) {
 	o := options.NewServerRunOptions()
 	if err := parse("kube-apiserver", o.Flags(), c.APIServerArgs()); err != nil {
@@ -47,8 +47,8 @@ func runAPIServer(ctx context.Context, o *options.ServerRunOptions) error {
 	return app.Run(ctx, completed)
 }
 
-// waitReady returns nil once the API server says it is ready to the owner of
-// kubeconfig, and ctx's error if that ends first.
+// waitReady returns nil once the API server reports that it is ready to the user of
+// kubeconfig. It returns ctx's error if ctx ends first.
 func waitReady(ctx context.Context, kubeconfig string) error {
 	client, url, err := readyProbe(kubeconfig)
 	if err != nil {

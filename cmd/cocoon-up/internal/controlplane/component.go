@@ -10,8 +10,8 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// component is a part that runs until it is stopped. One that returns earlier
-// has failed, and with it the control plane.
+// component is a part that runs until it is stopped. If it returns earlier,
+// it has failed, and the control plane fails with it.
 type component struct {
 	name   string
 	cancel context.CancelFunc
@@ -19,8 +19,8 @@ type component struct {
 	err    error // valid once done is closed
 }
 
-// start runs f in a goroutine that stop waits for. The component's context
-// does not end with ctx: components are stopped one after the other.
+// start runs f in a goroutine. stop waits for it. The component's context
+// does not end with ctx, because components are stopped one after the other.
 func start(ctx context.Context, name string, failed chan<- error, f func(context.Context) error) *component {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c := &component{name: name, cancel: cancel, done: make(chan struct{})}
@@ -28,7 +28,7 @@ func start(ctx context.Context, name string, failed chan<- error, f func(context
 		defer close(c.done)
 		err := f(ctx)
 		if ctx.Err() != nil {
-			return // asked to stop; what it says about that is not a failure
+			return // it was told to stop, so its error is not a failure
 		}
 		if err == nil {
 			err = errors.New("returned early")

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/config"
 )
 
-// etcdStartTimeout covers reading back a large log after a crash on a slow disk.
+// etcdStartTimeout allows for reading a large log after a crash on a slow disk.
 const etcdStartTimeout = time.Minute
 
 // etcd is a single-member etcd that serves on a unix socket and binds no TCP
@@ -30,7 +30,7 @@ type etcd struct {
 // startEtcd returns once etcd accepts writes.
 func startEtcd(ctx context.Context, c *config.Config) (*etcd, error) {
 	// etcd warns about defaults when it starts and calls its own stop a
-	// failure; neither tells the reader of the log anything.
+	// failure. Neither message helps the reader of the log.
 	level := zap.NewAtomicLevelAt(zap.ErrorLevel)
 	logger, err := newEtcdLogger(level)
 	if err != nil {
@@ -57,8 +57,8 @@ func startEtcd(ctx context.Context, c *config.Config) (*etcd, error) {
 
 func etcdConfig(c *config.Config, logger *zap.Logger) *embed.Config {
 	client := url.URL{Scheme: "unix", Path: c.EtcdSocket}
-	// The peer address is only this member's name in the member list. Nobody
-	// listens there or dials it, as long as the cluster has one member.
+	// The peer address is only this member's name in the member list. Nothing
+	// listens on it or connects to it while the cluster has one member.
 	peer := url.URL{Scheme: "http", Host: "127.0.0.1:2380"}
 
 	e := embed.NewConfig()
@@ -70,7 +70,7 @@ func etcdConfig(c *config.Config, logger *zap.Logger) *embed.Config {
 	e.AdvertisePeerUrls = []url.URL{peer}
 	e.InitialCluster = e.InitialClusterFromName(e.Name)
 	e.EnableGRPCGateway = false
-	// The only member waits out an election timeout before it leads. The
+	// The only member waits for an election timeout before it becomes leader. The
 	// defaults are made for networks and cost up to a second here.
 	e.TickMs = 20
 	e.ElectionMs = 100
@@ -91,7 +91,7 @@ func newEtcdLogger(level zap.AtomicLevel) (*zap.Logger, error) {
 }
 
 // stop closes etcd and reports whether that finished in time. Data is safe
-// either way; a clean close spares the next start some reading.
+// either way. After a clean close, the next start reads less.
 func (e *etcd) stop(within time.Duration) bool {
 	e.level.SetLevel(zap.FatalLevel)
 	done := make(chan struct{})
@@ -107,8 +107,8 @@ func (e *etcd) stop(within time.Duration) bool {
 	}
 }
 
-// lockDir creates dir and takes it for this process. The kernel gives the lock
-// back when the process ends, however it ends.
+// lockDir creates dir and locks it for this process. The kernel releases the
+// lock when the process ends, for any reason.
 func lockDir(dir string) (unlock func() error, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create data folder: %w", err)

@@ -14,7 +14,7 @@ import (
 )
 
 // Main is "cocoon-up control-plane". It returns the exit code: 0 after a
-// signal and a clean stop, 1 after a failure, 2 when it was called wrongly.
+// signal and a clean stop, 1 after a failure, 2 for wrong usage.
 func Main(args []string, stderr io.Writer) int {
 	fs := flag.NewFlagSet("cocoon-up control-plane", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -32,7 +32,7 @@ func Main(args []string, stderr io.Writer) int {
 		return 2
 	}
 
-	// Whatever is written from here on holds the cluster's secrets.
+	// All files that are written from here on hold the cluster's secrets.
 	syscall.Umask(0o077)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

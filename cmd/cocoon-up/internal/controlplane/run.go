@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	// Linked in for their effect: the JSON log format and client metrics.
+	// Imported for their side effects: the JSON log format and client metrics.
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
@@ -22,19 +22,19 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/config"
 )
 
-// How long each part may take to stop. Together they stay below ten seconds,
-// after which a caller may lose patience and kill the process.
+// How long each part may take to stop. The sum stays below ten seconds, because
+// a caller may kill the process after that time.
 const (
 	stopClients   = 3 * time.Second
 	stopAPIServer = 3 * time.Second
 	stopEtcd      = 3 * time.Second
 )
 
-// errEtcdBusy says that etcd had to be left behind. Its data is safe.
+// errEtcdBusy means that etcd did not stop in time. Its data is safe.
 var errEtcdBusy = errors.New("etcd did not close in time")
 
 // plane is the running control plane. Fields are set in the order in which
-// parts are started, and are nil for those that are not.
+// parts are started. The field of a part that is not started is nil.
 type plane struct {
 	log    *slog.Logger
 	failed chan error
@@ -48,10 +48,10 @@ type plane struct {
 	schedulerOptions *scheduler.Options
 }
 
-// Run runs the control plane until ctx ends, or until a part of it fails, and
+// Run runs the control plane until ctx ends or a part of it fails, and
 // then stops it within ten seconds. It returns nil after a clean stop that
-// was asked for. Because the components keep global state a process can call
-// it only once.
+// ctx requested. A process can call it only once, because the components
+// keep global state.
 func Run(ctx context.Context, c *config.Config, log *slog.Logger) (err error) {
 	p := &plane{log: log, failed: make(chan error, 4)}
 	if err := p.configure(c); err != nil {
@@ -139,8 +139,8 @@ func (p *plane) waitAPIServer(ctx context.Context, kubeconfig string) error {
 	}
 }
 
-// stop ends what was started, in reverse, so that each part can still reach
-// what it depends on.
+// stop stops the started parts in reverse order, so that each part can still
+// reach what it depends on.
 func (p *plane) stop() error {
 	began := time.Now()
 	for _, c := range p.clients {

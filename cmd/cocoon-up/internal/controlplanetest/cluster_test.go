@@ -68,7 +68,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// config writes the configuration file, with changes.
+// config writes the configuration file, with the given changes.
 func (c *cluster) config(t *testing.T, changes ...func(map[string]any)) {
 	t.Helper()
 	pair := func(name string) map[string]string {
@@ -120,7 +120,7 @@ type process struct {
 	exited chan struct{}
 }
 
-// start starts the control plane; the test's end kills it if it still runs.
+// start starts the control plane. The end of the test kills it if it still runs.
 func (c *cluster) start(t *testing.T) *process {
 	t.Helper()
 	p := &process{log: &bytes.Buffer{}, exited: make(chan struct{})}
@@ -129,7 +129,7 @@ func (c *cluster) start(t *testing.T) *process {
 	must(t, p.cmd.Start())
 	go func() {
 		defer close(p.exited)
-		_ = p.cmd.Wait() // the state tells how it ended
+		_ = p.cmd.Wait() // the process state holds the exit code
 	}()
 	t.Cleanup(func() {
 		p.signal(t, syscall.SIGKILL)
@@ -183,7 +183,7 @@ func (c *cluster) eventually(t *testing.T, want string, args ...string) {
 	}
 }
 
-// until reports whether condition came to hold in time.
+// until reports whether condition became true in time.
 func until(within time.Duration, condition func() bool) bool {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -207,7 +207,7 @@ func (c *cluster) must(t *testing.T, args ...string) string {
 }
 
 // patch sends a merge patch as user. kubectl would read the subresource first,
-// which a node may not.
+// which a node may not do.
 func (c *cluster) patch(t *testing.T, user, path, body string) error {
 	t.Helper()
 	cert, err := tls.LoadX509KeyPair(filepath.Join(c.dir, user+".crt"), filepath.Join(c.dir, user+".key"))
@@ -257,7 +257,7 @@ func newCA(t *testing.T, name string) authority {
 	return authority{cert, key, encode("CERTIFICATE", der)}
 }
 
-// issue writes a certificate for name, good for client and server.
+// issue writes a certificate for name, valid for client and server.
 func (c *cluster) issue(t *testing.T, ca authority, file string, name pkix.Name) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// stopTime is what the control plane promises.
+// stopTime is the limit that the control plane promises.
 const stopTime = 10 * time.Second
 
 func TestStateSurvivesKill(t *testing.T) {
@@ -30,7 +30,7 @@ func TestStateSurvivesKill(t *testing.T) {
 	p = c.start(t)
 	c.eventually(t, "ok", "get", "--raw", "/readyz")
 	c.must(t, "get", "namespace", "kept")
-	// The controller manager works: it makes this account.
+	// The controller manager works: it creates this account.
 	c.eventually(t, "serviceaccount/default", "-n", "kept", "get", "serviceaccount", "default", "-o", "name")
 
 	p.signal(t, syscall.SIGTERM)
@@ -85,7 +85,7 @@ func TestBindsOnlyTheAPIServerPort(t *testing.T) {
 func TestStopsWhileStarting(t *testing.T) {
 	c := newCluster(t)
 	p := c.start(t)
-	// The lock is the first file it makes, and signals are handled before.
+	// The lock is the first file that it creates. Signals are already handled at that point.
 	if !until(stopTime, func() bool {
 		_, err := os.Stat(filepath.Join(c.dir, "data", "lock"))
 		return err == nil
@@ -196,8 +196,8 @@ func listening(t *testing.T, pid int) []string {
 	return addrs
 }
 
-// address turns the kernel's "0100007F:1F90" into "127.0.0.1:8080"; IPv6
-// addresses, which the test does not expect, stay as they are.
+// address converts the kernel's "0100007F:1F90" to "127.0.0.1:8080". IPv6
+// addresses, which the test does not expect, stay unchanged.
 func address(t *testing.T, s string) string {
 	t.Helper()
 	host, port, _ := strings.Cut(s, ":")

@@ -1,5 +1,5 @@
-// Package controlplanetest tests the built binary as its users run it. It
-// imports no Kubernetes code, and so compiles in a second.
+// Package controlplanetest tests the built binary as users run it. It
+// imports no Kubernetes code, so it compiles in a second.
 //
-// Set COCOON_UP_BIN to a binary made by build.sh; without it the tests skip.
+// Set COCOON_UP_BIN to a binary made by build.sh. Without it, the tests skip.
 package controlplanetest

@@ -12,12 +12,12 @@ import (
 	"k8s.io/kubectl/pkg/cmd/util"
 )
 
-// Main runs kubectl with args and ends the process if it fails. kubectl and
-// its plugin handler read os.Args, which Main therefore sets.
+// Main runs kubectl with args and ends the process if it fails. It sets
+// os.Args, because kubectl and its plugin handler read them.
 func Main(args []string) {
 	os.Args = append([]string{"kubectl"}, args...)
-	// The verbosity must hold while the command is built, before its flags are
-	// parsed. An invalid one is reported by the parser.
+	// The verbosity must be set before the command is built, which is before its
+	// flags are parsed. The parser reports an invalid value.
 	_, _ = logs.GlogSetter(cmd.GetLogVerbosity(os.Args))
 	if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
 		util.CheckErr(err)

@@ -1,5 +1,5 @@
-// Package metricsserver is the unmodified metrics-server. It adds nothing to
-// it but its place in this binary.
+// Package metricsserver is the unmodified metrics-server. It only includes it
+// in this binary.
 package metricsserver
 
 import (

@@ -1,5 +1,5 @@
-// Package scheduler is kube-scheduler with the plugin StickyVM, as a process of
-// its own. What it does with which pods its configuration says.
+// Package scheduler is kube-scheduler with the plugin StickyVM, as a separate
+// process. Its configuration selects the pods and what is done with them.
 package scheduler
 
 import (

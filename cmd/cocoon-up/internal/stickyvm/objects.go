@@ -26,14 +26,14 @@ var (
 // objects are the informers of custom resources.
 type objects struct{ claims, instances, machines source }
 
-// source is one of them.
+// source is the informer of one kind of custom resource.
 type source struct {
 	resource schema.GroupVersionResource
 	informer cache.SharedIndexInformer
 }
 
-// watch starts the informers, which run until ctx ends. changed is told of
-// each VM about which something changed.
+// watch starts the informers, which run until ctx ends. It calls changed for
+// each VM whose objects changed.
 func watch(ctx context.Context, client dynamic.Interface, changed func(vm string)) (objects, error) {
 	factory := dynamicinformer.NewDynamicSharedInformerFactory(client, 0)
 	follow := func(r schema.GroupVersionResource, key func(namespace, name string) string) (source, error) {
@@ -63,7 +63,7 @@ func watch(ctx context.Context, client dynamic.Interface, changed func(vm string
 	if o.instances, err = follow(instances, kubevirtKey); err != nil {
 		return o, err
 	}
-	// KubeVirt gives an instance the name of its machine.
+	// KubeVirt gives an instance the same name as its machine.
 	if o.machines, err = follow(machines, kubevirtKey); err != nil {
 		return o, err
 	}
@@ -71,7 +71,7 @@ func watch(ctx context.Context, client dynamic.Interface, changed func(vm string
 	return o, nil
 }
 
-// slim keeps of an object what this package reads.
+// slim keeps only the fields of an object that this package reads.
 func slim(o any) (any, error) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
@@ -89,17 +89,17 @@ func slim(o any) (any, error) {
 	return u, nil
 }
 
-// quiet says nothing of an API that the cluster lacks.
+// quiet ignores the error for an API that the cluster lacks.
 func quiet(ctx context.Context, r *cache.Reflector, err error) {
 	if !apierrors.IsNotFound(err) {
 		cache.DefaultWatchErrorHandler(ctx, r, err)
 	}
 }
 
-// get returns an object as the cache has it, nil when it has none.
+// get returns an object from the cache, or nil if the cache does not have it.
 func (s source) get(namespace, name string) (*unstructured.Unstructured, *fwk.Status) {
 	if !s.informer.HasSynced() {
-		// An error, and not "unschedulable": it is tried again by itself.
+		// An error, and not "unschedulable": the scheduler retries it by itself.
 		return nil, fwk.AsStatus(fmt.Errorf("%s are not known yet; if the cluster lacks them, install their custom resource", s.resource.GroupResource()))
 	}
 	o, there, err := s.informer.GetIndexer().GetByKey(namespace + "/" + name)
@@ -116,7 +116,7 @@ func (s source) get(namespace, name string) (*unstructured.Unstructured, *fwk.St
 	return u, nil
 }
 
-// record puts the node on the machine, if that still is as it was read.
+// record writes the node to the machine, if the machine has not changed since it was read.
 func record(ctx context.Context, client dynamic.Interface, machine *unstructured.Unstructured, node *v1.Node) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": machine.GetUID(), "resourceVersion": machine.GetResourceVersion(),

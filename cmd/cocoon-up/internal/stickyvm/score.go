@@ -9,7 +9,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// Of Cocoon's API (api/contract): what a pod's VM is cloned from.
+// From Cocoon's API (api/contract): the source that a pod's VM is cloned from.
 const (
 	modeAnnotation    = "cocoonset.cocoonstack.io/mode"
 	managedAnnotation = "cocoonset.cocoonstack.io/managed"
@@ -19,7 +19,7 @@ const (
 	classLabel        = "cocoonstack.io/snapshot-cpu-class" // on a node
 )
 
-// alikeScore is that of a node which lacks the snapshot, but whose CPUs are of the class of one that has it.
+// alikeScore is the score of a node that lacks the snapshot, but has CPUs of the same class as a node that has it.
 const alikeScore = fwk.MaxNodeScore / 2
 
 var (
@@ -29,7 +29,7 @@ var (
 
 const nodesBySnapshot = Name
 
-// nodeIndexers find the nodes that have a snapshot. Virtual nodes of Cocoon name theirs where kubelets name images.
+// nodeIndexers find the nodes that have a snapshot. Cocoon's virtual nodes list snapshots where kubelets list images.
 var nodeIndexers = cache.Indexers{nodesBySnapshot: func(o any) ([]string, error) {
 	node, ok := o.(*v1.Node)
 	if !ok {
@@ -42,7 +42,7 @@ var nodeIndexers = cache.Indexers{nodesBySnapshot: func(o any) ([]string, error)
 	return names, nil
 }}
 
-// snapshotOf is what the pod's VM is cloned from, repo:tag; "" when it boots, or goes on from something else.
+// snapshotOf is the snapshot that the pod's VM is cloned from, as repo:tag. "" means that the VM boots or resumes something else.
 func snapshotOf(pod *v1.Pod) string {
 	a := pod.Annotations
 	clones := a[modeAnnotation] == "clone" || a[modeAnnotation] == "" && a[managedAnnotation] == "true"
@@ -61,26 +61,26 @@ func snapshotOf(pod *v1.Pod) string {
 
 const originKey fwk.StateKey = Name + "/origin"
 
-// origin is where the snapshot of a pod is. It is never changed.
+// origin says where the snapshot of a pod is. It is immutable.
 type origin struct {
-	snapshots []string        // its names on nodes
-	classes   map[string]bool // of the CPUs there
+	snapshots []string        // the names of the snapshot on nodes
+	classes   map[string]bool // CPU classes of the nodes that have it
 }
 
 // Clone implements fwk.StateData.
 func (o *origin) Clone() fwk.StateData { return o }
 
-// PreScore finds out what is known of the snapshot that the pod's VM is cloned from. Without one, or when no node has it,
-// Score is skipped.
+// PreScore looks up the snapshot that the pod's VM is cloned from. If there is no snapshot, or no node has it, Score is
+// skipped.
 func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
 	o := &origin{classes: map[string]bool{}}
 	var holders []any
 	if name := snapshotOf(pod); name != "" {
-		o.snapshots = []string{pod.Namespace + "/" + name, name} // of the pod's namespace, and shared with all
+		o.snapshots = []string{pod.Namespace + "/" + name, name} // the namespace's snapshot, and the one shared with all
 	}
 	for _, name := range o.snapshots {
 		found, err := pl.holders.ByIndex(nodesBySnapshot, name)
-		if err != nil { // there is such an index
+		if err != nil { // cannot happen: the index exists
 			return fwk.NewStatus(fwk.Skip)
 		}
 		holders = append(holders, found...)
@@ -97,12 +97,12 @@ func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, pod *v1.Pod,
 	return nil
 }
 
-// Score prefers a node that has the snapshot, where nothing is transferred, and then one whose CPUs are of the same class,
-// which the snapshot's memory goes on with.
+// Score prefers a node that has the snapshot, because nothing is transferred. Next it prefers a node whose CPUs are of the same
+// class, because the snapshot's memory can resume there.
 func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, info fwk.NodeInfo) (int64, *fwk.Status) {
 	data, err := state.Read(originKey)
 	if err != nil {
-		return 0, fwk.AsStatus(err) // Skip spares this
+		return 0, fwk.AsStatus(err) // not reached when PreScore returned Skip
 	}
 	o, ok := data.(*origin)
 	if !ok {
@@ -119,5 +119,5 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, info
 	return 0, nil
 }
 
-// ScoreExtensions implements fwk.ScorePlugin: the scores need no change.
+// ScoreExtensions implements fwk.ScorePlugin. The scores need no normalization.
 func (pl *Plugin) ScoreExtensions() fwk.ScoreExtensions { return nil }

@@ -87,7 +87,7 @@ func TestScore(t *testing.T) {
 			t.Errorf("a snapshot %s: %v", name, got)
 		}
 	}
-	// Pods that prefer different nodes are not one batch.
+	// Pods that prefer different nodes must not be in one batch.
 	one, _ := pl.SignPod(t.Context(), clone("base"))
 	two, _ := pl.SignPod(t.Context(), clone("rare:v1"))
 	same, _ := pl.SignPod(t.Context(), clone("base:latest"))

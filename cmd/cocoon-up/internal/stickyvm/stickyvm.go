@@ -1,15 +1,15 @@
-// Package stickyvm is a plugin of kube-scheduler that sends a VM's next pod to
-// the node that holds the VM's state, and prefers for a clone a node that has
+// Package stickyvm is a plugin of kube-scheduler. It sends a VM's next pod to
+// the node that holds the VM's state. For a clone it prefers a node that has
 // its snapshot.
 //
-// Which node that is, it reads from informers: the VMPlacement that a node of
-// Cocoon makes before it makes the VM, or the annotation that this plugin puts
-// on a KubeVirt VirtualMachine before it binds the VM's pod. Which snapshots a
-// node has, its object says. The plugin sends nothing to the API server but that
-// annotation.
+// It reads the node from informers: from the VMPlacement that a Cocoon node
+// creates before it creates the VM, or from the annotation that this plugin sets
+// on a KubeVirt VirtualMachine before it binds the VM's pod. It reads a node's
+// snapshots from the Node object. The plugin writes only that annotation to the
+// API server.
 //
-// The module imports nothing of Cocoon's own, so the few names of its API stand
-// here a second time; the end-to-end tests hold them against the originals.
+// The module imports no package of Cocoon, so it repeats the few names of
+// Cocoon's API. The end-to-end tests compare them with the originals.
 package stickyvm
 
 import (
@@ -28,7 +28,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// Name is the plugin's in the scheduler's configuration.
+// Name is the plugin's name in the scheduler's configuration.
 const Name = "StickyVM"
 
 const stateKey fwk.StateKey = Name
@@ -42,8 +42,8 @@ type Plugin struct {
 	pods    cache.Indexer
 	objects objects
 
-	// going tells where the pods of a VM are on their way to: the pod informer
-	// may be late to say so, and another pod of the VM must go there too.
+	// going records the nodes that the pods of a VM are being bound to. The pod
+	// informer may report a binding late, but another pod of the VM must go there too.
 	mu    sync.Mutex
 	going map[string]journey // by VM
 }
@@ -62,8 +62,8 @@ var (
 	_ fwk.EnqueueExtensions = &Plugin{}
 )
 
-// New is the plugin's factory. Its informers run until ctx ends. An API that
-// the cluster lacks is waited for; it holds up only the pods that need it.
+// New is the plugin's factory. Its informers run until ctx ends. If the cluster
+// lacks an API, its informer keeps waiting. Only the pods that need that API are delayed.
 func New(ctx context.Context, _ runtime.Object, h fwk.Handle) (fwk.Plugin, error) {
 	client, err := dynamic.NewForConfig(h.KubeConfig())
 	if err != nil {
@@ -112,8 +112,8 @@ func build(ctx context.Context, h fwk.Handle, client dynamic.Interface) (*Plugin
 // Name implements fwk.Plugin.
 func (pl *Plugin) Name() string { return Name }
 
-// PreFilter finds the one node that the pod may go to. A pod that is not of a
-// VM that stays, and one whose VM may go anywhere, skip Filter.
+// PreFilter finds the one node that the pod may go to. It skips Filter for a pod
+// whose VM is not sticky, or whose VM may go to any node.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	t, status := pl.resolve(pod)
 	if !status.IsSuccess() {
@@ -127,7 +127,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	node, err := pl.nodes.Get(t.node)
-	if err != nil { // the lister knows no other error than that there is none
+	if err != nil { // the lister only returns "not found"
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s, which holds the state of %s, was removed; to give that up, %s", t.node, t.vm, t.release))
 	}
 	if !t.is(node) {
@@ -136,11 +136,11 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	return &fwk.PreFilterResult{NodeNames: sets.New(t.node)}, nil
 }
 
-// PreFilterExtensions implements fwk.PreFilterPlugin: other pods change nothing.
+// PreFilterExtensions implements fwk.PreFilterPlugin. Other pods do not affect the result.
 func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
 
-// Filter refuses every node but that of PreFilter. Preemption cannot change
-// that.
+// Filter rejects every node but the one from PreFilter. Preemption cannot
+// change that.
 func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, _ *v1.Pod, info fwk.NodeInfo) *fwk.Status {
 	if t := read(state); t != nil && t.node != "" && t.node != info.Node().Name {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node does not hold the state of "+t.vm)
@@ -148,7 +148,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, _ *v1.Pod, inf
 	return nil
 }
 
-// Reserve notes where the pod goes, for the next pod of its VM.
+// Reserve records where the pod goes, for the next pod of its VM.
 func (pl *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
 	t := read(state)
 	if t == nil {
@@ -163,13 +163,13 @@ func (pl *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *v1.Pod, 
 	return nil
 }
 
-// Unreserve forgets what Reserve noted.
+// Unreserve removes what Reserve recorded.
 func (pl *Plugin) Unreserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
 	pl.arrived(pod)
 }
 
-// arrived ends the pod's journey: the informer knows now where it is, or it is
-// gone.
+// arrived removes the record of the pod's binding: the informer now reports its
+// node, or the pod is gone.
 func (pl *Plugin) arrived(pod *v1.Pod) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -180,8 +180,8 @@ func (pl *Plugin) arrived(pod *v1.Pod) {
 	}
 }
 
-// PreBindPreFlight says whether there is something to record. A VMPlacement is
-// made by the node, before the VM is; a VirtualMachine has nobody to do that.
+// PreBindPreFlight reports whether PreBind has to record the node. The node
+// itself creates a VMPlacement before the VM. For a VirtualMachine nobody else records it.
 func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
 	if t := read(state); t == nil || t.machine == nil || t.recorded {
 		return nil, fwk.NewStatus(fwk.Skip)
@@ -189,9 +189,9 @@ func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v
 	return &fwk.PreBindPreFlightResult{AllowParallel: true}, nil
 }
 
-// PreBind records the node on the VirtualMachine as the informer knew it: if
-// somebody changed it since, or the API server refuses, the pod is not bound
-// and tried again.
+// PreBind records the node on the VirtualMachine that the informer returned. If
+// someone has changed it since, or the API server rejects the change, the pod is
+// not bound and is retried.
 func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
 	t := read(state)
 	if t == nil || t.machine == nil {
@@ -208,8 +208,8 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return nil
 }
 
-// SignPod tells apart pods that may go to different nodes, and those that
-// prefer others.
+// SignPod distinguishes pods that may go to different nodes, or that prefer
+// different nodes.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
 	t, status := pl.resolve(pod)
 	switch {
@@ -221,16 +221,16 @@ func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *
 	return []fwk.SignFragment{{Key: Name, Value: t.node + " " + snapshotOf(pod)}}, nil
 }
 
-// EventsToRegister names what can end the wait of a pod that this plugin sent
-// back, or gives it another reason: its node comes or goes. Claims and VMs are not named here, because the
-// scheduler would not start where a cluster lacks their API; see wake.
+// EventsToRegister names the events that can end the wait of a pod that this plugin
+// rejected, or change the reason: its node is added or removed. Claims and VMs are not listed, because the
+// scheduler would not start in a cluster that lacks their API; see wake.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	change := fwk.Add | fwk.Delete | fwk.UpdateNodeCondition | fwk.UpdateNodeLabel
 	return []fwk.ClusterEventWithHint{{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: change}, QueueingHintFn: pl.onNode}}, nil
 }
 
 func (pl *Plugin) onNode(_ klog.Logger, pod *v1.Pod, before, now any) (fwk.QueueingHint, error) {
-	if now == nil { // it is gone
+	if now == nil { // the node is deleted
 		now = before
 	}
 	node, ok := now.(*v1.Node)
@@ -244,11 +244,11 @@ func (pl *Plugin) onNode(_ klog.Logger, pod *v1.Pod, before, now any) (fwk.Queue
 	return fwk.Queue, nil
 }
 
-// wake has the pods of VMs tried again: what is known of these changed.
+// wake makes the scheduler retry the pods of a VM after its objects changed.
 func (pl *Plugin) wake(vm string) {
 	found, err := pl.pods.ByIndex(podsByVM, vm)
 	if err != nil {
-		return // there is such an index
+		return // cannot happen: the index exists
 	}
 	waiting := map[string]*v1.Pod{}
 	for _, o := range found {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
 
-// handle is what the plugin uses of the scheduler.
+// handle is the part of the scheduler that the plugin uses.
 type handle struct {
 	fwk.Handle
 	factory informers.SharedInformerFactory
@@ -90,7 +90,7 @@ func launcher(name, instance string) *v1.Pod {
 	}}
 }
 
-// plugin is one that knows nodes a and b, pods and objects.
+// plugin is a plugin that knows nodes a and b, pods and objects.
 func plugin(t *testing.T, pods []*v1.Pod, objects ...runtime.Object) (*Plugin, *handle) {
 	t.Helper()
 	core := []runtime.Object{nodeOf("a", "u-a", "m-a"), nodeOf("b", "u-b", "m-b")}
@@ -134,7 +134,7 @@ func TestPreFilter(t *testing.T) {
 	with := func(p *v1.Pod, change func(*v1.Pod)) *v1.Pod { change(p); return p }
 	for name, c := range map[string]struct {
 		pod  *v1.Pod
-		node string   // it may go to
+		node string   // that it may go to
 		code fwk.Code // Skip: anywhere
 		why  string
 	}{
@@ -192,7 +192,7 @@ func TestPreFilter(t *testing.T) {
 	}
 }
 
-// Between Reserve and what the informer says, the next pod of the VM is sent to the same node.
+// After Reserve, the next pod of the VM goes to the same node, even before the informer reports the first.
 func TestReserve(t *testing.T) {
 	pl, _ := plugin(t, nil)
 	named := func(name string) *v1.Pod {
@@ -218,7 +218,7 @@ func TestReserve(t *testing.T) {
 	if got := read(begin(two)).node; got != "a" {
 		t.Errorf("the second pod is sent to %q", got)
 	}
-	pl.Unreserve(t.Context(), second, two, "b") // it had reserved nothing
+	pl.Unreserve(t.Context(), second, two, "b") // it had not reserved
 	if got := read(begin(two)).node; got != "a" {
 		t.Errorf("the second pod is sent to %q", got)
 	}
@@ -271,7 +271,7 @@ func TestNodeEvents(t *testing.T) {
 	}
 }
 
-// What becomes known of a VM wakes its pods, and no others.
+// A change of a VM's objects wakes its pods, and no others.
 func TestWake(t *testing.T) {
 	placed := asking("placed")
 	placed.Annotations[nameAnnotation], placed.Spec.NodeName = "vm", "a"

@@ -13,34 +13,34 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// Of Cocoon's API (api/contract).
+// Names from Cocoon's API (api/contract).
 const (
-	askAnnotation  = "vm.cocoonstack.io/sticky" // on a pod: its VM stays
+	askAnnotation  = "vm.cocoonstack.io/sticky" // on a pod: its VM is sticky
 	nameAnnotation = "vm.cocoonstack.io/name"   // on a pod: the name of its VM
 )
 
-// Of KubeVirt's API.
+// Names from KubeVirt's API.
 const (
 	kubevirtGroup  = "kubevirt.io"
 	migrationLabel = "kubevirt.io/migrationJobUID" // on the pod that a VM migrates to
 )
 
-// Of this plugin, on a VirtualMachine. Users may set the first by hand, or
-// remove it; the second says whose the first is, so that a copy of the VM is
-// not born with it.
+// Names of this plugin, on a VirtualMachine. Users may set or remove the first
+// by hand. The second names the VM that the first belongs to, so that a copy of
+// the VM does not inherit it.
 const (
 	nodeAnnotation  = "vm.cocoonstack.io/sticky-node"
 	claimAnnotation = "vm.cocoonstack.io/sticky-claim" // UID of the VM/UID of the node
 )
 
-// target is what is known of a pod's VM. It is never changed.
+// target is what is known about a pod's VM. It is immutable.
 type target struct {
-	vm        string // as keys has it
+	vm        string // in the form that keys returns
 	node      string // that holds its state, "": none
 	nodeUID   types.UID
 	machineID string
-	release   string // how to give that up
-	// machine is the VirtualMachine to record on; nil: somebody else records.
+	release   string // how to release the claim
+	// machine is the VirtualMachine to record on; nil: another component records.
 	machine  *unstructured.Unstructured
 	recorded bool
 }
@@ -51,14 +51,14 @@ func (t *target) Clone() fwk.StateData { return t }
 func read(state fwk.CycleState) *target {
 	data, err := state.Read(stateKey)
 	if err != nil {
-		return nil // PreFilter found nothing to say
+		return nil // PreFilter recorded no target
 	}
 	t, _ := data.(*target)
 	return t
 }
 
-// is reports whether node is the one that was meant: the object of that UID,
-// or another of the machine behind it. One that was named by hand is known by
+// is reports whether node is the target: the object of that UID, or another
+// object for the same machine. A node that a user named by hand is compared by
 // its name alone.
 func (t *target) is(node *v1.Node) bool {
 	return t.nodeUID == "" || t.nodeUID == node.UID || t.machineID != "" && t.machineID == node.Status.NodeInfo.MachineID
@@ -73,7 +73,7 @@ var indexers = cache.Indexers{podsByVM: func(o any) ([]string, error) {
 	return nil, nil
 }}
 
-// keys are the VMs that pod is of, as this package calls them: none or one.
+// keys are the VMs of a pod, in this package's form: none or one.
 func keys(pod *v1.Pod) []string {
 	if owner := instanceOf(pod); owner != nil {
 		return []string{kubevirtKey(pod.Namespace, owner.Name)}
@@ -96,7 +96,7 @@ func instanceOf(pod *v1.Pod) *metav1.OwnerReference {
 	return controller(pod, "VirtualMachineInstance")
 }
 
-// controller is o's controller if it is of that kind of KubeVirt's.
+// controller is o's controller if it is of that KubeVirt kind.
 func controller(o metav1.Object, kind string) *metav1.OwnerReference {
 	owner := metav1.GetControllerOfNoCopy(o)
 	if owner == nil || owner.Kind != kind {
@@ -108,8 +108,8 @@ func controller(o metav1.Object, kind string) *metav1.OwnerReference {
 	return owner
 }
 
-// resolve finds out what is known of the pod's VM: nil when it has none that
-// stays. It reads caches only.
+// resolve finds out what is known about the pod's VM. It returns nil if the pod
+// has no sticky VM. It reads caches only.
 func (pl *Plugin) resolve(pod *v1.Pod) (*target, *fwk.Status) {
 	var t *target
 	var status *fwk.Status
@@ -130,7 +130,7 @@ func (pl *Plugin) resolve(pod *v1.Pod) (*target, *fwk.Status) {
 	return t, nil
 }
 
-// claimed reads the VMPlacement of a VM of Cocoon's.
+// claimed reads the VMPlacement of a Cocoon VM.
 func (pl *Plugin) claimed(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 	name := vm[strings.LastIndexByte(vm, '/')+1:]
 	claim, status := pl.objects.claims.get(pod.Namespace, name)
@@ -151,7 +151,7 @@ func (pl *Plugin) claimed(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 	}, nil
 }
 
-// annotated reads the annotation of a VirtualMachine of KubeVirt's.
+// annotated reads the annotation of a KubeVirt VirtualMachine.
 func (pl *Plugin) annotated(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 	owner := instanceOf(pod)
 	instance, status := pl.objects.instances.get(pod.Namespace, owner.Name)
@@ -162,7 +162,7 @@ func (pl *Plugin) annotated(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("the pod's VirtualMachineInstance %s is not known yet", owner.Name))
 	}
 	if owner = controller(instance, "VirtualMachine"); owner == nil {
-		return nil, nil // an instance of its own has no state that outlives it
+		return nil, nil // an instance without a VirtualMachine has no state that outlives it
 	}
 	machine, status := pl.objects.machines.get(pod.Namespace, owner.Name)
 	if !status.IsSuccess() {
@@ -176,14 +176,14 @@ func (pl *Plugin) annotated(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 	node, claim := annotations[nodeAnnotation], annotations[claimAnnotation]
 	holder, nodeUID, _ := strings.Cut(claim, "/")
 	if claim != "" && holder != string(machine.GetUID()) {
-		return t, nil // a copy
+		return t, nil // the VM is a copy
 	}
 	t.node, t.nodeUID, t.recorded = node, types.UID(nodeUID), node != ""
 	return t, nil
 }
 
-// beside is the node of another pod of the VM, or the one that it is on its
-// way to; "" when there is none.
+// beside is the node of another pod of the VM, or the node that such a pod is
+// being bound to. It is "" if there is none.
 func (pl *Plugin) beside(vm string, pod *v1.Pod) string {
 	pl.mu.Lock()
 	other, ok := pl.going[vm]

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// vmName is the name of the VM of a pod that names none, as api/contract makes it: this module does not import that one. Their
-// tests read the same file.
+// vmName is the name of the VM of a pod that sets no VM name, as in api/contract. This module does not import that package. The
+// tests of both read the same file.
 func vmName(namespace, pod string) string {
 	const most, readable = 63, 41
 	name := oldVMName(namespace, pod)
@@ -23,5 +23,5 @@ func vmName(namespace, pod string) string {
 	return "vk---" + text + "-" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:16]
 }
 
-// oldVMName is what earlier releases called it.
+// oldVMName is the name in earlier releases.
 func oldVMName(namespace, pod string) string { return "vk-" + namespace + "-" + pod }

@@ -1,4 +1,4 @@
-// Package version reports the versions of what is linked into the binary.
+// Package version reports the versions of the modules linked into the binary.
 package version
 
 import (
