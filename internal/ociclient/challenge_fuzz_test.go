@@ -30,7 +30,7 @@ func (h *hostile) RoundTrip(req *http.Request) (*http.Response, error) {
 		h.t.Fatalf("asked %d times", h.asked)
 	}
 	who := req.Header.Get("Authorization")
-	if req.URL.Scheme != "https" && !(h.any && Loopback(req.URL.Hostname())) {
+	if req.URL.Scheme != "https" && (!h.any || !Loopback(req.URL.Hostname())) {
 		h.t.Errorf("%s is asked over %s", req.URL.Host, req.URL.Scheme)
 	}
 	if strings.Contains(req.URL.RawQuery, fuzzPassword) || strings.Contains(req.URL.Path, fuzzPassword) {
