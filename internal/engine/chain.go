@@ -24,12 +24,6 @@ const (
 	disksPrefix = "disks-"
 )
 
-// newDiskDir creates a folder for the disks that the snapshot store makes.
-func (e *Engine) newDiskDir(id vm.ID) (string, error) {
-	dir := filepath.Join(e.stateDir(id), disksPrefix+string(vm.NewID()))
-	return dir, os.Mkdir(dir, 0o711)
-}
-
 // each calls fn for d and all its backing files.
 func each(d vm.Disk, fn func(vm.Disk)) {
 	for at := &d; at != nil; at = at.Backing {
@@ -107,8 +101,8 @@ func ownFiles(dir string, disks []vm.Disk) []string {
 
 // tidy removes disks in the folder of m, and of files, that its record does not refer to. What it cannot remove
 // is removed with the VM. Preconditions: m is held, and its process, if any, is the one of its record.
-func (e *Engine) tidy(m *machine, files ...string) {
-	dir := e.stateDir(m.id)
+func (m *machine) tidy(files ...string) {
+	dir := m.dirs.state(m.id)
 	used := map[string]bool{}
 	for _, d := range m.record().Disks {
 		each(d, func(at vm.Disk) {
@@ -119,7 +113,7 @@ func (e *Engine) tidy(m *machine, files ...string) {
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		e.log.Warn("folder of vm not read", "vm", m.id, "err", err)
+		m.log.Warn("folder of vm not read", "vm", m.id, "err", err)
 	}
 	for _, entry := range entries {
 		name := entry.Name()
@@ -131,13 +125,13 @@ func (e *Engine) tidy(m *machine, files ...string) {
 	if len(files) == 0 {
 		return
 	}
-	if err := e.durable(e.life.serving); err != nil { // an older record may refer to them
-		e.log.Warn("old disks of vm not removed", "vm", m.id, "err", err)
+	if err := m.durable(m.life.serving); err != nil { // an older record may refer to them
+		m.log.Warn("old disks of vm not removed", "vm", m.id, "err", err)
 		return
 	}
 	for _, name := range files {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
-			e.log.Warn("old disk of vm not removed", "vm", m.id, "err", err)
+			m.log.Warn("old disk of vm not removed", "vm", m.id, "err", err)
 		}
 	}
 }

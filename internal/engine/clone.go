@@ -2,17 +2,21 @@ package engine
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
 	"fmt"
-	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/engine/pool"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
-	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -39,8 +43,8 @@ func (e *Engine) Clone(caller context.Context, spec vm.CloneSpec) (vm.Record, er
 	return r.Clone(), nil
 }
 
-func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) {
-	h, err := e.holdFor(ctx, spec)
+func (n *node) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) {
+	h, err := n.holdFor(ctx, spec)
 	if err != nil {
 		return vm.Record{}, err
 	}
@@ -48,28 +52,166 @@ func (e *Engine) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error
 	if err := h.Verify(ctx); err != nil {
 		return vm.Record{}, damaged(h.Snapshot(), err)
 	}
-	r, images, err := e.designClone(ctx, h.Snapshot(), spec, vm.NewID())
+	r, images, err := n.designClone(ctx, h.Snapshot(), spec, vm.NewID())
 	if err != nil {
 		return vm.Record{}, err
 	}
-	build := func(m *machine, back *undo.Stack) (vm.Record, error) { return e.buildClone(ctx, m, h, images, back) }
-	if !e.pooled(r, spec) {
-		c, err := e.buildNew(ctx, r, opClone, build)
-		return c, damaged(h.Snapshot(), err)
+	pooled := n.pooled(r, spec)
+	var c vm.Record
+	hit := false
+	if pooled {
+		c, hit, err = n.claim(ctx, h.Snapshot(), r)
 	}
-	c, hit, err := e.claim(ctx, h.Snapshot(), r)
 	if !hit {
-		c, err = e.buildNew(ctx, r, opClone, build)
+		c, err = cloneOperation.create(ctx, n, r, func(m *machine) *clone { return &clone{newVM: newVM{machine: m}, held: h, images: images} })
 	}
-	if err == nil {
-		e.refill(r, spec, hit)
+	if pooled && err == nil && n.pool.Used(r, spec, hit) {
+		n.life.spawn(func(ctx context.Context) {
+			ctx, cancel := n.life.bound(ctx)
+			defer cancel()
+			n.pool.Fill(ctx)
+		})
 	}
 	return c, damaged(h.Snapshot(), err)
 }
 
+// pooled reports whether r, which is about to be cloned as spec says, may come from the pool.
+func (n *node) pooled(r vm.Record, spec vm.CloneSpec) bool {
+	return n.pool.Enabled() && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
+}
+
+// claim makes r a VM with a process from the pool. ok is false if there is none.
+func (n *node) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_ vm.Record, ok bool, _ error) {
+	for {
+		en := n.pool.Take(r)
+		if en == nil {
+			return r, false, nil
+		}
+		if err := en.Resume(ctx); err != nil {
+			n.log.Warn("clone in the pool does not go on", "vm", en.ID, "err", err)
+			poolMaker{n}.Discard(ctx, en)
+			continue
+		}
+		if r.Spec.Name == defaultName(r.ID) {
+			if r.Spec.Hostname == r.Spec.Name {
+				r.Spec.Hostname = defaultName(en.ID)
+			}
+			r.Spec.Name = defaultName(en.ID)
+		}
+		r.ID = en.ID
+		begun := false
+		claimed, err := cloneOperation.create(ctx, n, r, func(m *machine) *clone {
+			begun = true
+			return &clone{newVM: newVM{machine: m}, entry: en, source: x}
+		})
+		if !begun {
+			poolMaker{n}.Discard(ctx, en)
+		}
+		return claimed, true, err
+	}
+}
+
+// clone makes a new VM from a snapshot, or from an entry of the pool.
+type clone struct {
+	newVM
+	held   snapshot.Held // nil for an entry
+	images []image.Image
+	entry  *pool.Entry
+	source snapshot.Snapshot // of the entry
+}
+
+// cloneOperation writes nothing to the journal before the process runs: after a crash, leftovers are found by the
+// VM's ID.
+var cloneOperation = operation[*clone]{
+	name: opClone, recall: recallClone,
+	steps: []step[*clone]{
+		{word: stepDisks, run: (*clone).build, undo: (*clone).undo, recover: (*clone).recover},
+	},
+}
+
+func recallClone(m *machine, _ journal.Intent) (*clone, error) {
+	return &clone{newVM: newVM{machine: m}}, nil
+}
+
+func (c *clone) build(ctx context.Context) (outcome, error) {
+	if c.entry != nil {
+		return c.buildClaimed(ctx)
+	}
+	return c.buildNew(ctx)
+}
+
+// buildNew creates the disks and NICs of the VM and resumes or boots it.
+func (c *clone) buildNew(ctx context.Context) (outcome, error) {
+	r := c.record()
+	c.back.Push(func(context.Context) error { return c.dirs.remove(c.id) })
+	if err := c.dirs.makeUnborn(c.id); err != nil {
+		return outcome{}, err
+	}
+	if err := c.inheritVolumes(c.held.Snapshot()); err != nil {
+		return outcome{}, err
+	}
+	var err error
+	if r.Disks, err = c.disksFrom(ctx, c.id, r.Spec.Storage, c.held, c.images); err != nil {
+		return outcome{}, err
+	}
+	if r.NICs, err = c.nics.attach(ctx, r, &c.back, true); err != nil {
+		return outcome{}, err
+	}
+	if r.Cloned && hasSeed(c.held.Snapshot().Record.Disks) || !r.Cloned { // a resumed guest has the disks that it had
+		if r.Disks, err = c.seed(ctx, r, r.NICs); err != nil {
+			return outcome{}, err
+		}
+	}
+	if r.Resume != nil && !r.Cloned { // it boots with its own NICs
+		resume := *r.Resume
+		resume.MACs = append(resume.MACs, macsOf(r.NICs)...)
+		r.Resume = &resume
+	}
+	f := launchOptions{ready: c.dirs.syncing(c.id, r.Disks), log: c.logs.Main.Begin, change: func(to *vm.Record) {
+		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
+	}}
+	if r.Cloned {
+		f.log, f.incoming = c.logs.BeginForeign, cloneOf(c.held, r)
+	}
+	return c.launchProcess(ctx, r, f, &c.back)
+}
+
+// buildClaimed gives the VM what the entry of the pool lacks. Its guest already runs, but does not know its identity
+// yet.
+func (c *clone) buildClaimed(ctx context.Context) (outcome, error) {
+	r, en := c.record(), c.entry
+	c.back.Push(func(context.Context) error { return c.dirs.remove(c.id) })
+	c.back.Push(func(ctx context.Context) error { return c.nics.detach(ctx, en.Rec.NICs, true) })
+	c.back.Push(func(ctx context.Context) error { return errors.Join(en.Inst.Kill(ctx), en.Inst.Close()) })
+	if err := os.Remove(c.dirs.pooled(c.id)); err != nil { // from here the journal has its record
+		return outcome{}, fmt.Errorf("take clone out of the pool: %w", err)
+	}
+	if err := c.inheritVolumes(c.source); err != nil {
+		return outcome{}, err
+	}
+	for i, want := range r.Spec.NICs { // the lease gets the VM's name
+		n, err := c.nics.network(want)
+		if err != nil {
+			return outcome{}, err
+		}
+		if nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want); err != nil {
+			return outcome{}, err
+		} else if nic.MAC != en.Rec.NICs[i].MAC || nic.Tap != en.Rec.NICs[i].Tap {
+			return outcome{}, errdefs.New(errdefs.Internal, "interface %d was %s on %s in the pool and is %s on %s", i, en.Rec.NICs[i].MAC, en.Rec.NICs[i].Tap, nic.MAC, nic.Tap)
+		}
+	}
+	f := launchOptions{inst: en.Inst, log: c.logs.BeginForeign, change: func(to *vm.Record) {
+		to.Disks, to.NICs = en.Rec.Disks, en.Rec.NICs
+		resume := *to.Resume
+		resume.MACs = macsOf(en.Rec.NICs) // its guest already has them
+		to.Resume = &resume
+	}}
+	return c.launchProcess(ctx, r, f, &c.back)
+}
+
 // holdFor prevents the removal of what spec names.
-func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, error) {
-	store, err := e.store()
+func (n *node) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, error) {
+	store, err := n.store()
 	switch {
 	case err != nil:
 		return nil, err
@@ -78,16 +220,16 @@ func (e *Engine) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held,
 	case spec.FromDir != "" && !filepath.IsAbs(spec.FromDir):
 		return nil, errdefs.Invalidf("the folder %q must be an absolute path", spec.FromDir)
 	case spec.FromDir != "":
-		return e.holdDir(ctx, store, spec.FromDir)
+		return n.holdDir(ctx, store, spec.FromDir)
 	}
 	return store.Hold(ctx, spec.Snapshot)
 }
 
 // holdDir is Store.HoldDir on behalf of the owner in ctx. Non-operators clone only from folders that the operator
 // lists, and not from what belongs to another namespace there.
-func (e *Engine) holdDir(ctx context.Context, store snapshot.Store, dir string) (snapshot.Held, error) {
+func (n *node) holdDir(ctx context.Context, store snapshot.Store, dir string) (snapshot.Held, error) {
 	who := vm.Behalf(ctx)
-	if !who.Operator() && !e.openDir(dir) {
+	if !who.Operator() && !n.openDir(dir) {
 		return nil, errdefs.NotFoundf("namespace %s may not clone from the folder %s; the operator lists folders for that in cloneDirs", who.Namespace, dir)
 	}
 	h, err := store.HoldDir(ctx, dir)
@@ -102,12 +244,12 @@ func (e *Engine) holdDir(ctx context.Context, store snapshot.Store, dir string) 
 }
 
 // openDir reports whether dir, with links resolved, is below one of the folders that are open to non-operators.
-func (e *Engine) openDir(dir string) bool {
+func (n *node) openDir(dir string) bool {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(e.cfg.CloneDirs, func(parent string) bool {
+	return slices.ContainsFunc(n.cfg.CloneDirs, func(parent string) bool {
 		parent, err := filepath.EvalSymlinks(parent)
 		if err != nil {
 			return false
@@ -118,20 +260,20 @@ func (e *Engine) openDir(dir string) bool {
 }
 
 // designClone returns the first record of the clone id of x. Everything that can be refused is refused here.
-func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
+func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)
 	if err != nil {
 		return vm.Record{}, nil, err
 	}
 	if live {
-		if s.Accel, err = e.resumable(ctx, x, s.Accel); err != nil {
+		if s.Accel, err = n.drivers.resumable(ctx, x, s.Accel); err != nil {
 			return vm.Record{}, nil, err
 		}
-	} else if e.drivers[x.Hypervisor] == nil { // any driver here can boot its disks
-		s.Driver = e.cfg.DefaultDriver
+	} else if n.drivers[x.Hypervisor] == nil { // any driver here can boot its disks
+		s.Driver = n.cfg.DefaultDriver
 	}
-	images, err := e.imagesOf(ctx, x)
+	images, err := n.imagesOf(ctx, x)
 	if err != nil {
 		return vm.Record{}, nil, err
 	}
@@ -140,7 +282,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	if err := s.Validate(); err != nil {
 		return vm.Record{}, nil, err
 	}
-	r, err := e.design(s, images[0])
+	r, err := n.design(s, images[0])
 	if err != nil {
 		return r, nil, err
 	}
@@ -152,7 +294,7 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	if live && len(r.Spec.NICs) != x.NICs {
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, and %d are possible here; ask for as many, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
-	if live && hasSeed(x.Record.Disks) && e.seeds == nil {
+	if live && hasSeed(x.Record.Disks) && n.seeds == nil {
 		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, and none can be made here; clone it cold")
 	}
 	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots gets its identity from its seed
@@ -161,8 +303,8 @@ func (e *Engine) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.C
 	}
 	if live {
 		r.Resume.Fresh = x.Fresh
-		for _, n := range x.NIC {
-			r.Resume.MACs = append(r.Resume.MACs, n.MAC)
+		for _, nic := range x.NIC {
+			r.Resume.MACs = append(r.Resume.MACs, nic.MAC)
 		}
 		if r.Spec.Storage > x.Storage {
 			r.Resume.Storage = r.Spec.Storage
@@ -208,38 +350,23 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	return s.Default(), nil
 }
 
-// resumable refuses saved state that cannot resume here, and returns the accelerator with which it can. An emulated
-// guest stays emulated, even if something better is available now.
-func (e *Engine) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
-	d := e.drivers[x.Hypervisor]
-	if d == nil {
-		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, names(slices.Collect(maps.Keys(e.drivers))))
-	}
-	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
-	if !ok {
-		return accel, errdefs.Unsupportedf("driver %s cannot go on from saved memory; clone it cold", d.Name())
-	}
-	host, err := teller.Machine(ctx, accel)
-	if err != nil {
-		return accel, err
-	}
-	err = x.Machine.Resumes(host)
-	if err != nil && accel == vm.AccelAuto && x.Machine.Accel == vm.AccelTCG && host.Accel != vm.AccelTCG {
-		return e.resumable(ctx, x, vm.AccelTCG)
-	}
-	return accel, err
+// newMachineID returns the machine-id of a new clone.
+func newMachineID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the process instead
+	return hex.EncodeToString(b[:])
 }
 
 // imagesOf returns the images that the disks of x depend on, that of the VM and those of its containers. It finds
 // them by digest, whatever their names mean here now. Whoever may clone what the operator shares may also use its
 // images. A snapshot of a namespace can claim anything about its images, so the namespace needs a right to them.
-func (e *Engine) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
+func (n *node) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
 	if x.Owner.Operator() {
 		ctx = vm.OnBehalf(ctx, x.Owner)
 	}
 	var out []image.Image
 	for _, want := range x.Images() {
-		img, err := e.images.Get(ctx, want.Digest)
+		img, err := n.images.Get(ctx, want.Digest)
 		if err == nil && img.ID != want.Digest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
 			return nil, errdefs.NotFoundf("its disks stand on image %s with the digest %s, which is not here; pull or import it", want.Name, want.Digest)
 		}
@@ -253,45 +380,6 @@ func (e *Engine) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Ima
 
 func hasSeed(disks []vm.Disk) bool {
 	return slices.ContainsFunc(disks, func(d vm.Disk) bool { return d.Role == vm.RoleCidat })
-}
-
-// buildClone creates the disks and NICs of m and resumes or boots it. It writes nothing to the journal before the
-// process runs: after a crash, leftovers are found by the VM's ID.
-func (e *Engine) buildClone(ctx context.Context, m *machine, h snapshot.Held, images []image.Image, back *undo.Stack) (vm.Record, error) {
-	r := m.record()
-	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
-	if err := e.makeUnborn(m.id); err != nil {
-		return r, err
-	}
-	if err := e.inheritVolumes(m, h.Snapshot()); err != nil {
-		return r, err
-	}
-	var err error
-	if r.Disks, err = e.disksFrom(ctx, m, h, images); err != nil {
-		return r, err
-	}
-	if r.NICs, err = e.attach(ctx, r, back, true); err != nil {
-		return r, err
-	}
-	if r.Cloned && hasSeed(h.Snapshot().Record.Disks) || !r.Cloned { // a resumed guest has the disks that it had
-		if r.Disks, err = e.seed(ctx, r, r.NICs); err != nil {
-			return r, err
-		}
-	}
-	if r.Resume != nil && !r.Cloned { // it boots with its own NICs
-		resume := *r.Resume
-		for _, n := range r.NICs {
-			resume.MACs = append(resume.MACs, n.MAC)
-		}
-		r.Resume = &resume
-	}
-	f := launchOptions{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.journal.Settle, change: func(to *vm.Record) {
-		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
-	}}
-	if r.Cloned {
-		f.log, f.incoming = e.foreignLogs(m), cloneOf(h, r)
-	}
-	return e.launchProcess(ctx, m, r, f, back)
 }
 
 // cloneOf returns the saved state of h for the clone r.
@@ -324,43 +412,43 @@ func grown(r vm.Record) []string {
 	return serials
 }
 
-// disksFrom creates the disks of a snapshot for m, in a new folder.
-func (e *Engine) disksFrom(ctx context.Context, m *machine, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
-	base, err := e.baseOf(ctx, h.Snapshot(), images)
+// disksFrom creates the disks of a snapshot for a VM, in a new folder. The writable disk has storage bytes.
+func (n *node) disksFrom(ctx context.Context, id vm.ID, storage int64, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
+	base, err := n.baseOf(ctx, h.Snapshot(), images)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := e.newDiskDir(m.id)
+	dir, err := n.dirs.newDisks(id)
 	if err != nil {
-		return nil, fmt.Errorf("make a folder for disks: %w", err)
+		return nil, err
 	}
-	return e.snapshots.Disks(ctx, h, base, dir, m.record().Spec.Storage)
+	return n.snapshots.Disks(ctx, h, base, dir, storage)
 }
 
-// inheritVolumes gives m the content of its source VM's file volumes. No snapshot has that content: if the source is
+// inheritVolumes gives the VM the content of its source VM's file volumes. No snapshot has that content: if the source is
 // not here, the volumes are empty until somebody updates them. A resumed guest keeps what it had mounted.
 //
 // The engine believes what a snapshot says of its source only if the source knows the snapshot: a foreign snapshot
 // may say anything, and the content may be secret.
-func (e *Engine) inheritVolumes(m *machine, x snapshot.Snapshot) error {
-	source := e.index.get(x.Source.VMID)
+func (c *clone) inheritVolumes(x snapshot.Snapshot) error {
+	source := c.vms.get(x.Source.VMID)
 	known := source != nil && slices.Contains(source.record().SnapshotIDs, x.ID)
 	var volumes []vm.Volume
-	for _, v := range m.record().Spec.Volumes {
+	for _, v := range c.record().Spec.Volumes {
 		if v.Kind != vm.VolumeFiles {
 			continue
 		}
 		v.Files = nil
 		if known {
 			var err error
-			if v.Files, err = e.readVolume(source.id, v.Name); err != nil && e.index.get(source.id) == source {
+			if v.Files, err = c.dirs.readVolume(source.id, v.Name); err != nil && c.vms.get(source.id) == source {
 				return err
 			}
 		}
 		if v.Files == nil {
-			e.log.Info("volume of clone is empty, its source is not here", "vm", m.id, "volume", v.Name)
+			c.log.Info("volume of clone is empty, its source is not here", "vm", c.id, "volume", v.Name)
 		}
 		volumes = append(volumes, v)
 	}
-	return e.writeVolumes(m.id, volumes)
+	return c.dirs.writeVolumes(c.id, volumes)
 }

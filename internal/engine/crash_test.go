@@ -129,12 +129,30 @@ func child(t *testing.T, dir, op string, at int) string {
 	return ""
 }
 
+// TestKilledAtEveryStep kills the engine at every point of every script. Together, the scripts are killed in every step
+// of every operation of the engine.
 func TestKilledAtEveryStep(t *testing.T) {
+	var seen interrupted
+	var ran atomic.Int64
+	t.Cleanup(func() {
+		if t.Failed() || int(ran.Load()) < len(scripts()) { // some were not asked for
+			return
+		}
+		for op, words := range engine.Steps() {
+			for _, word := range words {
+				if !seen.has(op, word) {
+					t.Errorf("no script is killed in the step %s of the operation %s: give crashscripts_test.go one", word, op)
+				}
+			}
+		}
+	})
 	for op, s := range scripts() {
 		if s.after == nil {
+			ran.Add(1)
 			continue
 		}
 		t.Run(op, func(t *testing.T) {
+			ran.Add(1)
 			t.Parallel()
 			var last atomic.Bool // some point was after the end of the operation
 			for first := 1; !last.Load(); first += abreast {
@@ -142,7 +160,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 				for at := first; at < first+abreast; at++ {
 					wg.Go(func() {
 						t.Run(fmt.Sprint(at), func(t *testing.T) {
-							if !killedAt(t, op, s, at) {
+							if !killedAt(t, op, s, at, &seen) {
 								last.Store(true)
 							}
 						})
@@ -157,17 +175,43 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
+// interrupted are the steps in which an engine was killed.
+type interrupted struct{ steps sync.Map }
+
+func (i *interrupted) has(op, word string) bool {
+	_, ok := i.steps.Load(op + " " + word)
+	return ok
+}
+
+// note looks in the journal of a killed engine.
+func (i *interrupted) note(t *testing.T, dir string) {
+	t.Helper()
+	j, err := sqlite.Open(t.Context(), sqlite.Config{Path: dir + "/state/journal.db"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = j.Close() }()
+	_, intents, err := j.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range intents {
+		i.steps.Store(in.Op+" "+in.Step, true)
+	}
+}
+
 // abreast is how many crashes run in parallel: they mostly wait for the disk.
 const abreast = 8
 
 // killedAt makes a child do op, killed at one point, and recovers. It returns false if the operation has fewer
 // points.
-func killedAt(t *testing.T, op string, s script, at int) bool {
+func killedAt(t *testing.T, op string, s script, at int, seen *interrupted) bool {
 	dir := t.TempDir()
 	where := child(t, dir, op, at)
 	if where == "" {
 		return false
 	}
+	seen.note(t, dir)
 	if at%3 == 0 { // and kill it again while it recovers
 		where += ", then " + child(t, dir, "recover", at/3)
 	}

@@ -6,56 +6,26 @@ import (
 	"fmt"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/engine/proclog"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
-)
-
-// Operations, and the steps at which each can be interrupted. They are stored in the journal: their meaning never
-// changes.
-const (
-	opCreate  = "create"  // disks
-	opLaunch  = "launch"  // disks, launch
-	opStart   = "start"   // network, launch
-	opStop    = "stop"    // shutdown
-	opRestart = "restart" // shutdown, launch
-	opRemove  = "remove"  // kill
-
-	opAdopt = "adopt" // adopt
-
-	opSave      = "save"      // save
-	opClone     = "clone"     // disks
-	opHibernate = "hibernate" // save, undo
-	opWake      = "wake"      // launch, answer, clean
-	opRestore   = "restore"   // disks, kill, launch, answer, clean
-
-	stepAdopt    = "adopt"
-	stepDisks    = "disks"
-	stepNetwork  = "network"
-	stepLaunch   = "launch"
-	stepShutdown = "shutdown"
-	stepKill     = "kill"
-	stepSave     = "save"
-	stepUndo     = "undo"
-	stepAnswer   = "answer"
-	stepClean    = "clean"
 )
 
 // Create creates the VM of spec and leaves it ready to start.
 // Errors: InvalidArgument and NotFound (image) before anything changes, AlreadyExists; any other failure is rolled
 // back.
 func (e *Engine) Create(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	return e.createVM(ctx, spec, opCreate)
+	return e.createVM(ctx, spec, createOperation)
 }
 
 // Launch is Create and Start in one. If the start fails, the whole VM is rolled back. Failures after its process runs
 // (such as a guest that does not come up) are in its record.
 func (e *Engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	return e.createVM(ctx, spec, opLaunch)
+	return e.createVM(ctx, spec, launchOperation)
 }
 
-func (e *Engine) createVM(caller context.Context, spec vm.Spec, op string) (vm.Record, error) {
+func (e *Engine) createVM(caller context.Context, spec vm.Spec, o operation[*creation]) (vm.Record, error) {
 	anySize := spec.Storage == 0
 	spec = spec.Clone().Default()
 	if err := spec.Validate(); err != nil {
@@ -67,11 +37,11 @@ func (e *Engine) createVM(caller context.Context, spec vm.Spec, op string) (vm.R
 	}
 	defer leave()
 	began := time.Now()
-	r, err := e.planAndCreate(ctx, spec, anySize, op)
+	r, err := e.planAndCreate(ctx, spec, anySize, o)
 	if err != nil {
-		return vm.Record{}, e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, spec.Name, err))
+		return vm.Record{}, e.life.ended(caller, fmt.Errorf("%s vm %s: %w", o.name, spec.Name, err))
 	}
-	e.log.Info("vm created", "vm", r.ID, "op", op, "image", spec.Image, "dur", time.Since(began))
+	e.log.Info("vm created", "vm", r.ID, "op", o.name, "image", spec.Image, "dur", time.Since(began))
 	return r.Clone(), nil
 }
 
@@ -80,182 +50,134 @@ type diskSizer interface {
 	DiskSize(ctx context.Context, img image.Image) (int64, error)
 }
 
-// planAndCreate reserves the name, begins the operation, builds the VM, and rolls back on failure. With anySize, the
-// storage of spec is only the default.
-func (e *Engine) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, op string) (vm.Record, error) {
-	img, err := e.images.Get(ctx, spec.Image)
+// planAndCreate plans the VM of spec and creates it. With anySize, the storage of spec is only the default.
+func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o operation[*creation]) (vm.Record, error) {
+	img, err := n.images.Get(ctx, spec.Image)
 	if err != nil {
 		return vm.Record{}, err
 	}
-	if sizes, ok := e.images.(diskSizer); ok && anySize { // the default must not refuse an image with a larger disk
+	if sizes, ok := n.images.(diskSizer); ok && anySize { // the default must not refuse an image with a larger disk
 		size, err := sizes.DiskSize(ctx, img)
 		if err != nil {
 			return vm.Record{}, err
 		}
 		spec.Storage = max(spec.Storage, size)
 	}
-	r, err := e.design(spec, img)
+	r, err := n.design(spec, img)
 	if err != nil {
 		return vm.Record{}, err
 	}
 	r.Owner = vm.Behalf(ctx)
-	more, err := e.designContainers(ctx, &r)
+	more, err := n.designContainers(ctx, &r)
 	if err != nil {
 		return vm.Record{}, err
 	}
-	return e.buildNew(ctx, r, op, func(m *machine, back *undo.Stack) (vm.Record, error) {
-		return e.build(ctx, m, append([]image.Image{img}, more...), spec.Volumes, op, back)
+	return o.create(ctx, n, r, func(m *machine) *creation {
+		return &creation{newVM: newVM{machine: m}, images: append([]image.Image{img}, more...), volumes: spec.Volumes}
 	})
 }
 
-// buildNew creates the VM of r under an intent, which build settles. If it fails, nothing of the VM remains.
-func (e *Engine) buildNew(ctx context.Context, r vm.Record, op string, build func(*machine, *undo.Stack) (vm.Record, error)) (vm.Record, error) {
-	if err := e.index.reserve(r.Owner.Qualify(r.Spec.Name), r.ID); err != nil {
-		return vm.Record{}, err
-	}
-	m := e.newMachine(r)
-	release, err := e.queue.acquire(ctx, m.id)
+// newVM is a VM that an operation creates. No caller was told of it.
+type newVM struct {
+	*machine
+	back undo.Stack
+}
+
+// undo rolls back a failed creation and returns why it failed. If the rollback fails, the VM stays in StateError, so
+// that it can be seen and removed.
+func (v *newVM) undo(ctx context.Context, cause error) error {
+	err := v.back.Run(ctx)
 	if err == nil {
-		defer release()
-		err = e.insert(ctx, m, e.begin(op, stepDisks, nil))
-	}
-	if err != nil {
-		e.index.unreserve(m.key())
-		return vm.Record{}, err
-	}
-	var back undo.Stack
-	if r, err = build(m, &back); err != nil {
-		return r, e.unbuild(ctx, m, &back, err)
-	}
-	return r, nil
-}
-
-func (e *Engine) newMachine(r vm.Record) *machine {
-	m := &machine{id: r.ID, log: proclog.New(e.stateDir(r.ID), e.cfg.MaxLogBytes), self: newTurn(), volumes: newTurn()}
-	m.containers = e.containerLogs(r)
-	m.rec.Store(&r)
-	return m
-}
-
-// build creates the disks, the volumes and the NICs of m and, for a launch, starts it. It settles the intent. The
-// first image belongs to the VM, the others to its containers.
-func (e *Engine) build(ctx context.Context, m *machine, images []image.Image, volumes []vm.Volume, op string, back *undo.Stack) (vm.Record, error) {
-	r := m.record()
-	back.Push(func(context.Context) error { return e.removeDirs(m.id) })
-	if err := e.makeUnborn(m.id); err != nil {
-		return r, err
-	}
-	if err := e.writeVolumes(m.id, volumes); err != nil {
-		return r, err
-	}
-	root, err := e.images.Prepare(ctx, images[0], e.stateDir(m.id), r.Spec.Storage)
-	if err != nil {
-		return r, err
-	}
-	containers := r.Clone().Containers
-	if root.Disks, err = e.layContainers(ctx, containers, images[1:], root.Disks); err != nil {
-		return r, err
-	}
-	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may
-	// exist.
-	nics, err := e.attach(ctx, r, back, true)
-	if err != nil {
-		return r, err
-	}
-	r.Disks = root.Disks
-	seeded, err := e.seed(ctx, r, nics)
-	if err != nil {
-		return r, err
-	}
-	if err := e.syncing(m.id, seeded)(); err != nil {
-		return r, err
-	}
-	complete := func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, containers }
-	if op == opCreate {
-		if err := e.born(m.id); err != nil {
-			return r, err
-		}
-		return e.commit(ctx, m, e.synced(e.journal.Settle), func(r *vm.Record) { complete(r); r.State = vm.StateCreated })
-	}
-	if _, err := e.commit(ctx, m, e.step(stepLaunch), complete); err != nil {
-		return r, err
-	}
-	return e.bootVM(ctx, m, back)
-}
-
-// unbuild rolls back a failed creation and returns why it failed. If the rollback fails, the VM stays in StateError,
-// so that it can be seen and removed.
-func (e *Engine) unbuild(ctx context.Context, m *machine, back *undo.Stack, cause error) error {
-	err := back.Run(ctx)
-	if err == nil {
-		err = e.forget(ctx, m)
+		err = v.forget(ctx)
 	}
 	if err == nil {
 		return cause
 	}
-	err = fmt.Errorf("undo: %w; remove vm %s to try again", err, m.id)
-	e.fail(ctx, m, vm.ReasonCreateFailed, errors.Join(cause, err))
-	return errors.Join(cause, err)
+	err = errors.Join(cause, fmt.Errorf("undo: %w; remove vm %s to try again", err, v.id))
+	v.fail(ctx, opCreate, vm.ReasonCreateFailed, err)
+	return err
 }
 
-// fail settles m in StateError.
-func (e *Engine) fail(ctx context.Context, m *machine, reason string, cause error) {
-	broken := func(r *vm.Record) {
-		r.State, r.Reason, r.Message, r.AgentReady = vm.StateError, reason, cause.Error(), false
+// recover removes what an interrupted creation made. A VM whose process is on record is complete, though, and stays.
+func (v *newVM) recover(ctx context.Context) (next string, err error) {
+	if len(v.record().Handle) > 0 {
+		return "", v.adoptAndSettle(ctx)
 	}
-	if _, err := e.commit(ctx, m, e.journal.Settle, broken); err != nil {
-		// The journal still holds the intent: the next recovery handles it. Until then the VM can be removed.
-		e.log.Error("vm failed and the journal does not take it", "vm", m.id, "err", err)
-		m.write.Lock()
-		defer m.write.Unlock()
-		r := m.record()
-		broken(&r)
-		m.rec.Store(&r)
+	if err := v.erase(ctx, true); err != nil {
+		return "", err
 	}
+	return "", v.forget(ctx)
 }
 
-// attach creates the NICs of r. On failure, back detaches those already created; if fresh, it also releases their
-// addresses.
-func (e *Engine) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh bool) ([]vm.NIC, error) {
-	var nics []vm.NIC
-	for i, want := range r.Spec.NICs {
-		n, err := e.network(want)
-		if err != nil {
-			return nil, err
-		}
-		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want)
-		if err != nil {
-			return nil, err
-		}
-		back.Push(func(ctx context.Context) error {
-			if err := n.Detach(ctx, nic); err != nil || !fresh {
-				return err
-			}
-			return n.Release(ctx, nic)
-		})
-		nics = append(nics, nic)
-	}
-	return nics, nil
+// creation makes a new VM from images.
+type creation struct {
+	newVM
+	images  []image.Image // the first belongs to the VM, the others to its containers
+	volumes []vm.Volume
 }
 
-// detach removes the taps of nics; with release it also releases the addresses. It skips a network that this node no
-// longer has: such a network sweeps its taps itself if it comes back.
-func (e *Engine) detach(ctx context.Context, nics []vm.NIC, release bool) error {
-	for _, nic := range nics {
-		n := e.networks.Get(nic.Network)
-		if n == nil {
-			e.log.Warn("interface left alone, its network is not configured", "network", nic.Network)
-			continue
-		}
-		if err := n.Detach(ctx, nic); err != nil {
-			return err
-		}
-		if !release {
-			continue
-		}
-		if err := n.Release(ctx, nic); err != nil {
-			return err
-		}
-	}
-	return nil
+var createOperation = operation[*creation]{
+	name: opCreate, recall: recallCreation,
+	steps: []step[*creation]{
+		{word: stepDisks, run: (*creation).buildOnly, undo: (*creation).undo, recover: (*creation).recover},
+	},
 }
+
+var launchOperation = operation[*creation]{
+	name: opLaunch, recall: recallCreation,
+	steps: []step[*creation]{
+		{word: stepDisks, run: (*creation).build, undo: (*creation).undo, recover: (*creation).recover},
+		{word: stepLaunch, run: (*creation).launch, undo: (*creation).undo, recover: (*creation).recover},
+	},
+}
+
+func recallCreation(m *machine, _ journal.Intent) (*creation, error) {
+	return &creation{newVM: newVM{machine: m}}, nil
+}
+
+// build creates the disks, the volumes and the NICs of the VM.
+func (c *creation) build(ctx context.Context) (outcome, error) {
+	r := c.record()
+	c.back.Push(func(context.Context) error { return c.dirs.remove(c.id) })
+	if err := c.dirs.makeUnborn(c.id); err != nil {
+		return outcome{}, err
+	}
+	if err := c.dirs.writeVolumes(c.id, c.volumes); err != nil {
+		return outcome{}, err
+	}
+	root, err := c.node.images.Prepare(ctx, c.images[0], c.dirs.state(c.id), r.Spec.Storage)
+	if err != nil {
+		return outcome{}, err
+	}
+	containers := r.Clone().Containers
+	if root.Disks, err = c.layContainers(ctx, containers, c.images[1:], root.Disks); err != nil {
+		return outcome{}, err
+	}
+	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may
+	// exist.
+	nics, err := c.nics.attach(ctx, r, &c.back, true)
+	if err != nil {
+		return outcome{}, err
+	}
+	r.Disks = root.Disks
+	seeded, err := c.seed(ctx, r, nics)
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := c.dirs.syncing(c.id, seeded)(); err != nil {
+		return outcome{}, err
+	}
+	return outcome{change: func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, containers }}, nil
+}
+
+// buildOnly is build for a VM that is not started.
+func (c *creation) buildOnly(ctx context.Context) (outcome, error) {
+	done, err := c.build(ctx)
+	if err != nil {
+		return done, err
+	}
+	complete := done.change
+	return outcome{synced: true, change: func(r *vm.Record) { complete(r); r.State = vm.StateCreated }}, c.dirs.born(c.id)
+}
+
+func (c *creation) launch(ctx context.Context) (outcome, error) { return c.boot(ctx, &c.back) }

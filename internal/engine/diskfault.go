@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/engine/process"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -32,35 +33,42 @@ func statfs(dir string) (Room, error) {
 	return Room{Free: int64(st.Bavail) * st.Bsize, Size: int64(st.Blocks) * st.Bsize}, nil
 }
 
-// watchDisks records what happens to the disk requests of m's guest, and resumes a guest that is paused for lack of
-// space once there is some. It ends with the process.
-func (e *Engine) watchDisks(ctx context.Context, m *machine, r *run, w hypervisor.DiskWatcher) {
+// diskWatch watches the disks of one process.
+type diskWatch struct {
+	m *machine
+	r *run
+	w hypervisor.DiskWatcher
+}
+
+// watch records what happens to the disk requests of the guest, and resumes a guest that is paused for lack of space
+// once there is some. It ends with the process.
+func (d diskWatch) watch(ctx context.Context) {
 	wait, last := diskPoll, time.Time{} // when it resumed last
-	for ctx.Err() == nil && !r.over() {
-		fault, changed, err := w.DiskFault(ctx)
+	for ctx.Err() == nil && !d.r.Over() {
+		fault, changed, err := d.w.DiskFault(ctx)
 		if err != nil {
-			pause(diskPoll, ctx.Done(), r.ended)
+			process.Pause(diskPoll, ctx.Done(), d.r.Ended())
 			continue
 		}
-		noted := e.noteFault(ctx, m, r, fault, false)
+		noted := d.note(ctx, fault, false)
 		if fault == nil || !fault.Stands {
 			select {
 			case <-changed:
 			case <-ctx.Done():
-			case <-r.ended:
+			case <-d.r.Ended():
 			}
 			continue
 		}
 		if wait = min(wait*2, diskRest); time.Since(last) > diskCalm {
 			wait = diskPoll
 		}
-		for ctx.Err() == nil && !r.over() {
-			pause(wait, changed, r.ended)
+		for ctx.Err() == nil && !d.r.Over() {
+			process.Pause(wait, changed, d.r.Ended())
 			if !noted { // the journal may be on the full disk
-				noted = e.noteFault(ctx, m, r, fault, true)
+				noted = d.note(ctx, fault, true)
 			}
-			if ok, err := e.retryDisk(ctx, m, r, w); err != nil {
-				e.log.Debug("guest stands still", "vm", m.id, "err", err)
+			if ok, err := d.retry(ctx); err != nil {
+				d.m.log.Debug("guest stands still", "vm", d.m.id, "err", err)
 			} else if ok {
 				break
 			}
@@ -69,45 +77,45 @@ func (e *Engine) watchDisks(ctx context.Context, m *machine, r *run, w hyperviso
 	}
 }
 
-// retryDisk resumes the guest of m if it is paused because of a disk and its disks have room, and reports whether it
+// retry resumes the guest if it is paused because of a disk and its disks have room, and reports whether it
 // runs. It waits for operations on the VM: a guest that is held by a save stays held.
-func (e *Engine) retryDisk(ctx context.Context, m *machine, r *run, w hypervisor.DiskWatcher) (bool, error) {
-	if ok, err := e.room(m.record()); !ok || err != nil {
+func (d diskWatch) retry(ctx context.Context) (bool, error) {
+	if ok, err := d.m.room(d.m.record()); !ok || err != nil {
 		return false, err
 	}
-	release, err := e.queue.acquire(ctx, m.id)
+	release, err := d.m.vms.queue.acquire(ctx, d.m.id)
 	if err != nil {
 		return false, err
 	}
 	defer release()
-	if m.run.Load() != r {
+	if d.m.run.Load() != d.r {
 		return true, nil
 	}
-	fault, changed, err := w.DiskFault(ctx)
+	fault, changed, err := d.w.DiskFault(ctx)
 	if err != nil || fault == nil || !fault.Stands {
 		return err == nil, err
 	}
-	p, ok := hypervisor.As[hypervisor.Pauser](r.inst)
+	p, ok := hypervisor.As[hypervisor.Pauser](d.r.Inst)
 	if !ok {
-		return false, errdefs.Unsupportedf("driver %s cannot have a paused guest go on", m.record().Driver)
+		return false, errdefs.Unsupportedf("driver %s cannot have a paused guest go on", d.m.record().Driver)
 	}
 	if err := p.Resume(ctx); err != nil {
 		return false, err
 	}
-	pause(diskPoll, changed, r.ended)
-	if _, changed, err = w.DiskFault(ctx); err == nil { // it may be paused again at once, which is nothing new
-		pause(diskPoll, changed, r.ended)
+	process.Pause(diskPoll, changed, d.r.Ended())
+	if _, changed, err = d.w.DiskFault(ctx); err == nil { // it may be paused again at once, which is nothing new
+		process.Pause(diskPoll, changed, d.r.Ended())
 	}
 	return true, nil
 }
 
 // room reports whether all disks of r can grow a little.
-func (e *Engine) room(r vm.Record) (bool, error) {
+func (n *node) room(r vm.Record) (bool, error) {
 	for _, d := range r.Disks {
 		if d.ReadOnly {
 			continue
 		}
-		room, err := e.roomIn(filepath.Dir(d.Path))
+		room, err := n.roomIn(filepath.Dir(d.Path))
 		if err != nil || room.Free < min(diskMargin, room.Size/diskPart) {
 			return false, err
 		}
@@ -115,42 +123,39 @@ func (e *Engine) room(r vm.Record) (bool, error) {
 	return true, nil
 }
 
-// ofDisk reports whether the reason of a running VM is a disk fault.
-func ofDisk(reason string) bool { return reason == vm.ReasonDiskFull || reason == vm.ReasonDiskError }
-
-// noteFault records the result of the last request of m's guest, unless it is on record and again is false. If the
+// note records the result of the guest's last request, unless it is on record and again is false. If the
 // journal fails, only the record in memory has it: callers that ask are told.
-func (e *Engine) noteFault(ctx context.Context, m *machine, r *run, fault *hypervisor.DiskFault, again bool) (noted bool) {
+func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again bool) (noted bool) {
 	reason, message := "", ""
 	switch {
 	case fault == nil:
 	case fault.Full && fault.Stands:
 		reason = vm.ReasonDiskFull
-		message = "its guest stands, because the file system of " + filepath.Join(e.cfg.StateDir, "vms") + " has no room for what it wrote: make some there; it goes on by itself then, and nothing is lost"
+		message = "its guest stands, because the file system of " + filepath.Join(d.m.cfg.StateDir, "vms") + " has no room for what it wrote: make some there; it goes on by itself then, and nothing is lost"
 	case fault.Stands:
 		reason, message = vm.ReasonDiskError, "its guest stands, because the host's disk failed ("+fault.Cause+"); it is tried again now and then"
 	default:
 		reason, message = vm.ReasonDiskError, "the host's disk failed its guest ("+fault.Cause+"), which was told so and goes on"
 	}
-	was := m.record()
-	if m.run.Load() != r || was.State != vm.StateRunning || was.Reason == reason && !again || was.Reason != "" && !ofDisk(was.Reason) {
+	was := d.m.record()
+	if d.m.run.Load() != d.r || was.State != vm.StateRunning || was.Reason == reason && !again || was.Reason != "" && !vm.OfDisk(was.Reason) {
 		return true
 	}
 	switch {
 	case again:
 	case reason == "":
-		e.log.Info("guest goes on, its disk takes what it writes", "vm", m.id)
+		d.m.log.Info("guest goes on, its disk takes what it writes", "vm", d.m.id)
 	default:
-		e.log.Warn("disk of guest failed", "vm", m.id, "reason", reason, "err", fault.Cause)
+		d.m.log.Warn("disk of guest failed", "vm", d.m.id, "reason", reason, "err", fault.Cause)
 	}
 	change := func(r *vm.Record) {
-		if r.State == vm.StateRunning && (r.Reason == "" || ofDisk(r.Reason)) {
+		if r.State == vm.StateRunning && (r.Reason == "" || vm.OfDisk(r.Reason)) {
 			r.Reason, r.Message = reason, message
 		}
 	}
-	if _, err := e.commit(ctx, m, e.journal.Update, change); err != nil {
-		e.log.Debug("fault of a disk not recorded", "vm", m.id, "reason", reason, "err", err)
-		e.assume(m, change)
+	if _, err := d.m.update(ctx, change); err != nil {
+		d.m.log.Debug("fault of a disk not recorded", "vm", d.m.id, "reason", reason, "err", err)
+		d.m.assume(change)
 		return false
 	}
 	return true

@@ -10,12 +10,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -82,27 +79,8 @@ type Records interface {
 // Operations wait until Run has recovered what an earlier process left (see Recovered). They return Unavailable once
 // Run has been told to end.
 type Engine struct {
-	cfg      Config
-	journal  journal.Journal
-	drivers  map[string]hypervisor.Driver
-	images   image.Store
-	networks network.Networks
-	agents   map[vm.ImageType]guest.Connector // nil values: none
-	seeds    image.Seeder                     // nil: none
-	log      *slog.Logger
-
-	snapshots snapshot.Store // nil: none
-	roomIn    func(dir string) (Room, error)
-	settling  sync.Map // IDs of committed snapshots that a VM is in although its record does not say so yet
-
-	pool  pool
-	queue queue
-	index index
-	life  *life
-
-	strays  strays
-	records Records // nil: none
-	syncs   atomicfile.Group
+	*node
+	strays *strays
 }
 
 // New checks its arguments and returns an engine that does nothing until Run.
@@ -118,25 +96,11 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	case cfg.PoolSize < 0 || cfg.PoolSize > 0 && cfg.PoolMemory <= 0:
 		return nil, errdefs.Invalidf("engine: a pool of %d clones in %d bytes of memory is none; both must be positive", cfg.PoolSize, cfg.PoolMemory)
 	}
-	if deps.Networks == nil {
-		deps.Networks = network.Fixed{}
-	}
-	if cfg.DefaultNetwork != "" && deps.Networks.Get(cfg.DefaultNetwork) == nil {
+	n := newNode(cfg, deps)
+	if cfg.DefaultNetwork != "" && n.nics.Get(cfg.DefaultNetwork) == nil {
 		return nil, errdefs.Invalidf("engine: the default network %q is not among the networks", cfg.DefaultNetwork)
 	}
-	if deps.Log == nil {
-		deps.Log = slog.New(slog.DiscardHandler)
-	}
-	if deps.Room == nil {
-		deps.Room = statfs
-	}
-	return &Engine{
-		cfg: cfg, roomIn: deps.Room, journal: deps.Journal, drivers: deps.Drivers, images: deps.Images,
-		networks: deps.Networks, seeds: deps.Seeds, log: deps.Log, snapshots: deps.Snapshots, records: deps.Records,
-		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
-		pool:   newPool(cfg.PoolSize, cfg.PoolMemory),
-		index:  newIndex(), life: newLife(),
-	}, nil
+	return &Engine{node: n, strays: &strays{node: n}}, nil
 }
 
 func (c *Config) complete() (err error) {
@@ -185,7 +149,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		<-ctx.Done()
 	}
 	e.life.end()
-	e.emptyPool(ctx, "")
+	e.pool.Empty(ctx, "")
 	e.letGo()
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("recover: %w", err)
@@ -198,29 +162,14 @@ func (e *Engine) Recovered() <-chan struct{} { return e.life.recovered }
 
 // letGo closes the handles of running VMs without ending the VMs. Preconditions: no goroutine watches them any more.
 func (e *Engine) letGo() {
-	for _, m := range e.index.all() {
+	for _, m := range e.vms.all() {
 		r := m.run.Load()
 		if r == nil {
 			continue
 		}
-		m.finishLogs()
-		if err := r.inst.Close(); err != nil {
+		m.logs.Finish()
+		if err := r.Inst.Close(); err != nil {
 			e.log.Warn("vm not let go cleanly", "vm", m.id, "err", err)
 		}
 	}
-}
-
-// stateDir and runDir are the folders of one VM.
-func (e *Engine) stateDir(id vm.ID) string { return filepath.Join(e.cfg.StateDir, "vms", string(id)) }
-func (e *Engine) runDir(id vm.ID) string   { return filepath.Join(e.cfg.RunDir, "vms", string(id)) }
-
-// makeDirs creates the folders of a VM. An unprivileged hypervisor must be able to pass through them to its files,
-// but not to list them.
-func (e *Engine) makeDirs(id vm.ID) error {
-	for _, dir := range []string{e.stateDir(id), e.runDir(id)} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return fmt.Errorf("make folder: %w", err)
-		}
-	}
-	return nil
 }

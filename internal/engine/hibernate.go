@@ -7,6 +7,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -18,171 +19,212 @@ func hibernation(id vm.ID) string { return "hibernate-" + string(id) }
 // VM keeps its name, MACs and addresses. Hibernating a hibernated VM is no error.
 // Errors: as for SaveSnapshot. Whatever fails, the VM continues as before and no snapshot remains.
 func (e *Engine) Hibernate(caller context.Context, ref, name string) (vm.Record, error) {
-	return e.operate(caller, opHibernate, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
-		return e.hibernate(ctx, m, name)
+	return e.operate(caller, opHibernate, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
+		return m.hibernate(ctx, name)
 	})
 }
 
-func (e *Engine) hibernate(ctx context.Context, m *machine, name string) (vm.Record, error) {
+func (m *machine) hibernate(ctx context.Context, name string) (vm.Record, error) {
 	r := m.record()
 	if r.State == vm.StateHibernated {
 		return r, nil
 	}
-	store, err := e.store()
+	store, err := m.store()
 	if err != nil {
 		return r, err
 	}
-	c, err := e.capture(m, false)
+	c, err := m.capture(false)
 	if err != nil {
 		return r, err
 	}
-	if c.run == nil {
+	if c.proc == nil {
 		return r, errdefs.Preconditionf("it does not run (%s), so there is nothing to hibernate; start it first", r.State)
 	}
 	c.hold = true
-	pauser, ok := hypervisor.As[hypervisor.Pauser](c.run.inst)
+	pauser, ok := hypervisor.As[hypervisor.Pauser](c.proc.Inst)
 	if !ok {
 		return r, errdefs.Unsupportedf("driver %s cannot have a paused guest go on", r.Driver)
 	}
 	if name == "" {
 		name = hibernation(m.id)
-		e.dropStale(ctx, m, name)
+		m.dropStale(ctx, name)
 	}
-	draft, err := store.Create(ctx, name)
-	if err != nil {
+	if c.draft, err = store.Create(ctx, name); err != nil {
 		return r, err
 	}
-	defer e.discard(m, draft)
-	if err := e.open(ctx, m, opHibernate, stepSave, snapshotArgs{Snapshot: draft.ID()}.json()); err != nil {
-		return r, err
-	}
+	defer c.discard()
 	// From its commit on, the snapshot is the state of the VM, although no record says so yet.
-	e.settling.Store(draft.ID(), true)
-	defer e.settling.Delete(draft.ID())
-	frozen := r.Disks
-	x, err := e.shoot(ctx, m, c, draft, snapshot.Snapshot{Name: name, Description: "vm " + m.name() + " hibernated"})
+	id := c.draft.ID()
+	m.vms.settling.Store(id, true)
+	defer m.vms.settling.Delete(id)
+	h := &hibernate{capture: c, pauser: pauser, name: name, frozen: r.Disks}
+	return hibernateOperation.run(ctx, m, h, snapshotArgs{Snapshot: id}.json())
+}
+
+// hibernate saves a VM and ends its process.
+type hibernate struct {
+	capture
+	pauser hypervisor.Pauser
+	name   string            // of the snapshot
+	frozen []vm.Disk         // the disks that the guest knows: later writes of any process go to overlays on them
+	x      snapshot.Snapshot // valid once stored is true
+	stored bool              // the snapshot is complete
+	ended  bool              // and the process has ended
+	args   snapshotArgs      // of a hibernation that an earlier process of the engine began
+}
+
+var hibernateOperation = operation[*hibernate]{
+	name: opHibernate, told: true, recall: recallHibernate,
+	steps: []step[*hibernate]{
+		{word: stepSave, run: (*hibernate).save, undo: (*hibernate).undo, recover: (*hibernate).recoverSave},
+		{word: stepUndo, recover: (*hibernate).recoverUndo},
+	},
+}
+
+func recallHibernate(m *machine, in journal.Intent) (*hibernate, error) {
+	args, err := argsOfSnapshot(in)
+	return &hibernate{capture: capture{machine: m}, args: args}, err
+}
+
+// save saves the guest, which stays paused, and ends its process. The guest notices nothing.
+func (h *hibernate) save(ctx context.Context) (outcome, error) {
+	x, err := h.shoot(ctx, snapshot.Snapshot{Name: h.name, Description: "vm " + h.machine.name() + " hibernated"})
 	if err != nil {
-		return m.record(), e.undoHibernate(ctx, m, pauser, err)
+		return outcome{}, err
 	}
-	if err := e.endHeld(ctx, m, c.run); err != nil {
-		return e.undoStored(ctx, m, pauser, x, frozen, err)
+	h.x, h.stored = x, true
+	if err := h.retire(ctx); err != nil {
+		return outcome{}, err
 	}
-	return e.recordHibernated(ctx, m, x.ID, frozen)
+	h.ended = true
+	return h.hibernated(x.ID, h.frozen), nil
 }
 
-// endHeld ends the process of a paused guest whose state is durable elsewhere. The guest notices nothing.
-func (e *Engine) endHeld(ctx context.Context, m *machine, run *run) error {
-	run.asked.Store(true)
-	if err := kill(ctx, run); err != nil {
-		run.asked.Store(false)
-		return err
-	}
-	e.reclaim(ctx, m, run)
-	return nil
-}
-
-// recordHibernated records that m is hibernated, with frozen, the disks that its guest knows. Later writes of any
-// process go to overlays on them.
-func (e *Engine) recordHibernated(ctx context.Context, m *machine, id string, frozen []vm.Disk) (vm.Record, error) {
-	change := func(r *vm.Record) {
+// hibernated is the outcome of a VM that is hibernated in a snapshot.
+func (h *hibernate) hibernated(id string, frozen []vm.Disk) outcome {
+	return outcome{change: func(r *vm.Record) {
 		r.State, r.Handle, r.PID, r.AgentReady = vm.StateHibernated, nil, 0, false
 		r.Snapshot, r.Disks = id, frozen
 		r.Reason, r.Message = vm.ReasonHibernated, ""
-	}
-	r, err := e.commit(ctx, m, e.journal.Settle, change)
-	if err != nil {
-		// The intent is open and the snapshot exists. The next recovery gets the same result, and so does any
-		// operation on the VM before that.
-		e.log.Error("vm hibernated, and the journal does not take it", "vm", m.id, "err", err)
-		return e.assume(m, change), err
-	}
-	e.tidy(m)
-	return r, nil
+	}, then: func(context.Context) { h.tidy() }}
 }
 
-// assume changes only the record in memory, because this is the real state, whatever the journal says.
-func (e *Engine) assume(m *machine, change func(*vm.Record)) vm.Record {
-	m.write.Lock()
-	defer m.write.Unlock()
-	r := m.record()
-	change(&r)
-	m.rec.Store(&r)
-	return r
+// settleHibernated records that the VM is hibernated. If the journal fails, the intent is open and the snapshot
+// exists: the next recovery gets the same result, and so does any operation on the VM before that.
+func (h *hibernate) settleHibernated(ctx context.Context, id string, frozen []vm.Disk) error {
+	done := h.hibernated(id, frozen)
+	err := h.settleAssumed(ctx, opHibernate, done.change)
+	if err == nil {
+		done.then(ctx)
+	}
+	return err
 }
 
-// undoHibernate resumes a guest whose hibernation failed with cause before its state was durable.
-func (e *Engine) undoHibernate(ctx context.Context, m *machine, pauser hypervisor.Pauser, cause error) error {
-	err := e.resumeGuest(ctx, m, pauser)
-	if err != nil {
-		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; restart cocoond or the VM", err))
-		e.fail(ctx, m, m.record().Reason, err)
+func (h *hibernate) undo(ctx context.Context, err error) error {
+	switch {
+	case h.ended:
+		h.log.Error("vm hibernated, and the journal does not take it", "vm", h.id, "err", err)
+		h.assume(h.hibernated(h.x.ID, h.frozen).change)
 		return err
+	case h.stored:
+		return h.undoStored(context.WithoutCancel(ctx), err)
 	}
-	e.settleFailed(ctx, m, opHibernate, func(*vm.Record) {})
-	e.tidy(m)
+	return h.undoUnstored(ctx, err)
+}
+
+// undoUnstored resumes a guest whose hibernation failed with cause before its state was durable. A guest that has
+// ended meanwhile is no error: its end is recorded as any other.
+func (h *hibernate) undoUnstored(ctx context.Context, cause error) error {
+	if run := h.run.Load(); run != nil && !run.Over() {
+		if err := h.pauser.Resume(context.WithoutCancel(ctx)); err != nil && !errdefs.IsNotFound(err) {
+			err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; restart cocoond or the VM", err))
+			h.fail(ctx, opHibernate, h.record().Reason, err)
+			return err
+		}
+		run.Held.Store(false)
+	}
+	h.settleFailed(ctx, opHibernate, same)
+	h.tidy()
 	return cause
-}
-
-// resumeGuest resumes the guest. A guest that has ended meanwhile is no error: its end is recorded as any other.
-func (e *Engine) resumeGuest(ctx context.Context, m *machine, pauser hypervisor.Pauser) error {
-	run := m.run.Load()
-	if run == nil || run.over() {
-		return nil
-	}
-	if err := pauser.Resume(context.WithoutCancel(ctx)); err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	run.still.Store(false)
-	return nil
 }
 
 // undoStored resumes a guest whose process could not be ended because of cause, although its state is durable. The
 // journal records this first: from then on no recovery uses the snapshot as the VM.
 //
 // If the process has ended after all, the VM is hibernated in the snapshot.
-func (e *Engine) undoStored(ctx context.Context, m *machine, pauser hypervisor.Pauser, x snapshot.Snapshot, frozen []vm.Disk, cause error) (vm.Record, error) {
-	ctx = context.WithoutCancel(ctx)
-	_, err := e.commit(ctx, m, e.step(stepUndo), func(*vm.Record) {})
+func (h *hibernate) undoStored(ctx context.Context, cause error) error {
+	_, err := h.commit(ctx, h.step(stepUndo), same)
 	if err == nil {
-		err = pauser.Resume(ctx)
+		err = h.pauser.Resume(ctx)
 	}
-	if run := m.run.Load(); errdefs.IsNotFound(err) || run == nil || run.over() {
-		e.reclaim(ctx, m, run)
-		return e.recordHibernated(ctx, m, x.ID, frozen)
+	run := h.run.Load()
+	if errdefs.IsNotFound(err) || run == nil || run.Over() {
+		h.reclaim(ctx)
+		return h.settleHibernated(ctx, h.x.ID, h.frozen)
 	}
 	if err != nil {
-		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; its state is in snapshot %s", err, x.Name))
-		e.fail(ctx, m, m.record().Reason, err)
-		return m.record(), err
+		err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; its state is in snapshot %s", err, h.x.Name))
+		h.fail(ctx, opHibernate, h.record().Reason, err)
+		return err
 	}
-	m.run.Load().still.Store(false)
-	if err := e.removeStored(ctx, x.ID); err != nil {
-		e.log.Warn("snapshot of a hibernation that failed not removed", "vm", m.id, "snapshot", x.ID, "err", err)
-	}
-	e.settleFailed(ctx, m, opHibernate, func(*vm.Record) {})
-	e.tidy(m)
-	return m.record(), cause
+	run.Held.Store(false)
+	h.dropFailed(ctx, h.x.ID)
+	h.settleFailed(ctx, opHibernate, same)
+	h.tidy()
+	return cause
 }
 
-// dropStale removes the snapshot ref of m, in which m is no longer hibernated.
-func (e *Engine) dropStale(ctx context.Context, m *machine, ref string) {
-	x, err := e.snapshots.Get(ctx, ref)
-	if err != nil || x.Source.VMID != m.id {
-		return
-	}
-	if err := e.removeStored(ctx, x.ID); err != nil {
-		e.log.Warn("snapshot of an earlier hibernation not removed", "vm", m.id, "snapshot", x.ID, "err", err)
+// dropFailed removes the snapshot of a hibernation that failed.
+func (h *hibernate) dropFailed(ctx context.Context, id string) {
+	if err := h.removeStored(ctx, id); err != nil {
+		h.log.Warn("snapshot of a hibernation that failed not removed", "vm", h.id, "snapshot", id, "err", err)
 	}
 }
 
-// dropHibernation removes the snapshots in which m is or was hibernated. The snapshot that a VM was cloned from is
-// not its own. A snapshot that somebody holds stays.
-func (e *Engine) dropHibernation(ctx context.Context, m *machine) {
-	if e.snapshots == nil {
-		return
+// recoverSave finishes a hibernation whose snapshot exists, and otherwise lets the guest continue.
+func (h *hibernate) recoverSave(ctx context.Context) (next string, err error) {
+	there, err := h.committed(ctx, h.id, h.args.Snapshot)
+	if err != nil {
+		return "", err
 	}
-	e.dropStale(ctx, m, hibernation(m.id))
-	if r := m.record(); r.Snapshot != "" && r.State != vm.StateRunning {
-		e.dropStale(ctx, m, r.Snapshot)
+	if !there {
+		return "", h.recoverAwake(ctx, false)
 	}
+	if err := h.reattach(ctx); err != nil {
+		return "", err
+	}
+	if h.run.Load() != nil {
+		if err := h.retire(ctx); err != nil {
+			return "", err
+		}
+	}
+	if err := h.reap(ctx); err != nil {
+		return "", err
+	}
+	if err := h.nics.detach(ctx, h.record().NICs, false); err != nil {
+		return "", err
+	}
+	return "", h.settleHibernated(ctx, h.args.Snapshot, below(h.record().Disks))
+}
+
+// recoverUndo lets the guest continue and removes the snapshot.
+func (h *hibernate) recoverUndo(ctx context.Context) (next string, err error) {
+	there, err := h.committed(ctx, h.id, h.args.Snapshot)
+	if err != nil {
+		return "", err
+	}
+	return "", h.recoverAwake(ctx, there)
+}
+
+// recoverAwake lets the guest continue. With drop, it removes the snapshot.
+func (h *hibernate) recoverAwake(ctx context.Context, drop bool) error {
+	if err := h.adopt(ctx); err != nil {
+		return err
+	}
+	if drop {
+		h.dropFailed(ctx, h.args.Snapshot)
+	}
+	err := h.settle(ctx, same)
+	h.tidy()
+	return err
 }

@@ -6,7 +6,9 @@ import (
 	"io"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/engine/process"
 	"cocoonstack.io/cocoon/internal/engine/serial"
+	"cocoonstack.io/cocoon/internal/engine/session"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -20,16 +22,16 @@ import (
 func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, streams guest.Streams) (int, error) {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, l, agent, err := e.agentOf(ctx, ref)
+	c, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return -1, e.life.ended(caller, err)
 	}
-	if cmd.Container, err = containerOf(m.record(), cmd.Container); err != nil {
+	if cmd.Container, err = containerOf(c.m.record(), cmd.Container); err != nil {
 		return -1, err
 	}
-	code, err := agent.Exec(ctx, cmd, streams)
+	code, err := c.agent.Exec(ctx, cmd, streams)
 	if err != nil {
-		return -1, e.failed(caller, m, l, agent, fmt.Errorf("exec in vm %s: %w", m.name(), err))
+		return -1, c.failed(caller, fmt.Errorf("exec in vm %s: %w", c.m.name(), err))
 	}
 	return code, nil
 }
@@ -38,19 +40,19 @@ func (e *Engine) Exec(caller context.Context, ref string, cmd guest.Exec, stream
 func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, streams guest.Streams) error {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, l, agent, err := e.agentOf(ctx, ref)
+	c, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return e.life.ended(caller, err)
 	}
-	if a.Container, err = containerOf(m.record(), a.Container); err != nil {
+	if a.Container, err = containerOf(c.m.record(), a.Container); err != nil {
 		return err
 	}
-	attacher, ok := agent.(guest.Attacher)
+	attacher, ok := c.agent.(guest.Attacher)
 	if !ok {
-		return errdefs.Unsupportedf("the agent in the guest of vm %s attaches nobody; use its console", m.name())
+		return errdefs.Unsupportedf("the agent in the guest of vm %s attaches nobody; use its console", c.m.name())
 	}
 	if err := attacher.Attach(ctx, a, streams); err != nil {
-		return e.failed(caller, m, l, agent, fmt.Errorf("attach to vm %s: %w", m.name(), err))
+		return c.failed(caller, fmt.Errorf("attach to vm %s: %w", c.m.name(), err))
 	}
 	return nil
 }
@@ -62,16 +64,16 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 	}
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, l, agent, err := e.agentOf(ctx, ref)
+	c, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return e.life.ended(caller, err)
 	}
-	forwarder, ok := agent.(guest.Forwarder)
+	forwarder, ok := c.agent.(guest.Forwarder)
 	if !ok {
-		return errdefs.Unsupportedf("the agent in the guest of vm %s connects to nothing; connect to the guest's address", m.name())
+		return errdefs.Unsupportedf("the agent in the guest of vm %s connects to nothing; connect to the guest's address", c.m.name())
 	}
 	if err := forwarder.Forward(ctx, port, streams); err != nil {
-		return e.failed(caller, m, l, agent, fmt.Errorf("connect to port %d of vm %s: %w", port, m.name(), err))
+		return c.failed(caller, fmt.Errorf("connect to port %d of vm %s: %w", port, c.m.name(), err))
 	}
 	return nil
 }
@@ -80,13 +82,13 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) {
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, l, agent, err := e.agentOf(ctx, ref)
+	c, err := e.agentOf(ctx, ref)
 	if err != nil {
 		return guest.Stats{}, e.life.ended(caller, err)
 	}
-	s, err := agent.Stats(ctx)
+	s, err := c.agent.Stats(ctx)
 	if err != nil {
-		return guest.Stats{}, e.failed(caller, m, l, agent, fmt.Errorf("ask vm %s for its stats: %w", m.name(), err))
+		return guest.Stats{}, c.failed(caller, fmt.Errorf("ask vm %s for its stats: %w", c.m.name(), err))
 	}
 	return s, nil
 }
@@ -94,54 +96,61 @@ func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) 
 // diskPatience is how long to wait for a disk guest whose agent has not answered since it started: there may be none.
 const diskPatience = time.Second
 
-// failed replaces the error of a call into the guest of m by its real reason.
-func (e *Engine) failed(caller context.Context, m *machine, l *link, agent guest.Agent, err error) error {
-	if caller.Err() == nil && errdefs.IsUnavailable(err) && l.unheard(agent) {
-		return silent(m)
-	}
-	return e.life.ended(caller, err)
+// call is a call into the guest of m, in the session of link.
+type call struct {
+	m     *machine
+	link  *session.Link
+	agent guest.Agent
 }
 
-// agentOf waits for the agent of a guest that is set up. The session is that of the link.
-func (e *Engine) agentOf(ctx context.Context, ref string) (*machine, *link, guest.Agent, error) {
-	m, r, err := e.running(ctx, ref)
+// failed replaces the error of a call by its real reason.
+func (c call) failed(caller context.Context, err error) error {
+	if caller.Err() == nil && errdefs.IsUnavailable(err) && c.link.Unheard(c.agent) {
+		return silent(c.m)
+	}
+	return c.m.life.ended(caller, err)
+}
+
+// agentOf waits for the agent of a guest that is set up.
+func (n *node) agentOf(ctx context.Context, ref string) (call, error) {
+	m, r, err := n.running(ctx, ref)
 	if err != nil {
-		return nil, nil, nil, err
+		return call{}, err
 	}
-	if r.link == nil {
-		return nil, nil, nil, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
+	if !r.link.HasAgent() {
+		return call{}, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
 	}
-	patience := e.cfg.AgentTimeout
-	if r.link.kind != vm.ImageOCI && !m.record().AgentReady {
+	patience := n.cfg.AgentTimeout
+	if !r.link.OurAgent() && !m.record().AgentReady {
 		patience = min(patience, diskPatience)
 	}
-	if r.link.unheard(nil) {
-		patience = min(patience, e.cfg.Silence)
+	if r.link.Unheard(nil) {
+		patience = min(patience, n.cfg.Silence)
 	}
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for {
-		agent, ready, changed := r.link.peek()
+		agent, ready, changed := r.link.Peek()
 		if ready {
-			return m, r.link, agent, nil
+			return call{m, r.link, agent}, nil
 		}
 		select {
 		case <-changed:
-		case <-r.ended:
-			return nil, nil, nil, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
+		case <-r.Ended():
+			return call{}, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
 		case <-limit.C:
 			if err := standsStill(m); err != nil {
-				return nil, nil, nil, err
+				return call{}, err
 			}
-			if r.link.unheard(nil) {
-				return nil, nil, nil, silent(m)
+			if r.link.Unheard(nil) {
+				return call{}, silent(m)
 			}
-			if patience < e.cfg.AgentTimeout {
-				return nil, nil, nil, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
+			if patience < n.cfg.AgentTimeout {
+				return call{}, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
 			}
-			return nil, nil, nil, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), e.cfg.AgentTimeout)
+			return call{}, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), n.cfg.AgentTimeout)
 		case <-ctx.Done():
-			return nil, nil, nil, ctx.Err()
+			return call{}, ctx.Err()
 		}
 	}
 }
@@ -152,7 +161,7 @@ func (e *Engine) Console(ctx context.Context, ref string) (io.ReadWriteCloser, e
 	if err != nil {
 		return nil, err
 	}
-	c, ok := hypervisor.As[hypervisor.ConsoleOpener](r.inst)
+	c, ok := hypervisor.As[hypervisor.ConsoleOpener](r.Inst)
 	if !ok {
 		return nil, errdefs.Unsupportedf("driver %s gives vm %s no console", m.record().Driver, m.name())
 	}
@@ -172,7 +181,7 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 	}
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
-	m, err := e.index.find(ctx, ref)
+	m, err := e.vms.find(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -180,12 +189,9 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 		return err
 	}
 	if opts.Serial || m.record().ImageType != vm.ImageOCI {
-		err = e.serialLog(ctx, m, opts, fn)
+		err = m.serialLog(ctx, opts, fn)
 	} else {
-		log := m.log
-		if opts.Container != "" {
-			log = m.containers[opts.Container]
-		}
+		log := m.logs.Of(opts.Container)
 		if opts.Previous && !log.HasPrevious() {
 			return errdefs.NotFoundf("vm %s has no log of an earlier run", m.name())
 		}
@@ -194,15 +200,78 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 	return e.life.ended(caller, err)
 }
 
-func (e *Engine) serialLog(ctx context.Context, m *machine, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
+func (m *machine) serialLog(ctx context.Context, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
 	if opts.Previous {
 		return errdefs.Unsupportedf("the serial console of an earlier run is not kept")
 	}
-	path := consolePath(e.runDir(m.id))
+	path := process.ConsolePath(m.dirs.run(m.id))
 	var ended <-chan struct{}
 	r := m.run.Load()
 	if r != nil {
-		path, ended = r.console, r.ended
+		path, ended = r.Console, r.Ended()
 	}
 	return serial.Read(ctx, path, opts.Tail, opts.Follow && r != nil, ended, fn)
+}
+
+// KillContainer ends a run of one container of a running VM, the current one when run is 0: by SIGTERM, and by
+// SIGKILL after grace (negative: that of the spec, zero: at once). It returns when the run has ended. The run counts
+// as failed, and the restart policy decides whether another one follows. A run that has already ended is no error. If
+// ctx ends first, the run may still end.
+// Errors: NotFound (VM, container), FailedPrecondition when the VM does not run, Unsupported when its guest has an
+// older agent, Unavailable when the guest does not answer or the run does not end in time.
+func (e *Engine) KillContainer(caller context.Context, ref, container string, run int, grace time.Duration) error {
+	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
+		if run < 0 {
+			return errdefs.Invalidf("run %d of container %s: runs are counted from 1", run, container)
+		}
+		if grace < 0 {
+			grace = r.Spec.StopGrace
+		}
+		ctx, cancel := context.WithTimeoutCause(ctx, grace+e.cfg.StopMargin, errdefs.Unavailablef("it has not ended within %s", grace))
+		defer cancel()
+		return k.KillContainer(ctx, container, run, grace)
+	}))
+}
+
+// ReleaseContainer lets the containers of a running VM start that wait for the given one, which holds them.
+// Idempotent.
+// Errors as for KillContainer.
+func (e *Engine) ReleaseContainer(caller context.Context, ref, container string) error {
+	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, _ vm.Record, k guest.ContainerKeeper) error {
+		return k.ReleaseContainer(ctx, container)
+	}))
+}
+
+// keeperOf calls f with the agent that manages a container.
+func (n *node) keeperOf(caller context.Context, ref, container string, f func(context.Context, vm.Record, guest.ContainerKeeper) error) error {
+	ctx, cancel := n.life.bound(caller)
+	defer cancel()
+	m, _, err := n.running(ctx, ref)
+	if err != nil {
+		return err
+	}
+	r := m.record()
+	if r.Container(container) == nil {
+		return errdefs.NotFoundf("vm %s has no container %q", m.name(), container)
+	}
+	c, err := n.agentOf(ctx, string(m.id))
+	if err != nil {
+		return err
+	}
+	keeper, ok := c.agent.(guest.ContainerKeeper)
+	if !ok {
+		return errdefs.Unsupportedf("the agent in the guest of vm %s keeps no containers", m.name())
+	}
+	if err := f(ctx, r, keeper); err != nil {
+		return c.failed(ctx, fmt.Errorf("container %s of vm %s: %w", container, m.name(), err))
+	}
+	return nil
+}
+
+// silent explains why calls into m end. The state of the guest is not known: only its process exists.
+func silent(m *machine) error {
+	if err := standsStill(m); err != nil {
+		return err
+	}
+	return errdefs.Unavailablef("the guest of vm %s has stopped answering; its serial log may say why, and a restart ends it", m.name())
 }

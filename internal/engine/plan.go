@@ -2,9 +2,7 @@ package engine
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/cloudinit"
@@ -12,32 +10,31 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // design returns the first record of a VM. It decides and validates everything that it can before anything changes.
-func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
+func (n *node) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	r := vm.Record{
 		ID: vm.NewID(), Spec: withoutFiles(spec), State: vm.StateCreating, Driver: spec.Driver,
 		ImageType: img.Type, ImageDigest: img.ID, CreatedAt: now(),
 	}
 	r.UpdatedAt = r.CreatedAt
 	if r.Driver == "" {
-		r.Driver = e.cfg.DefaultDriver
+		r.Driver = n.cfg.DefaultDriver
 	}
-	if _, err := e.driver(r.Driver); err != nil {
+	if _, err := n.drivers.get(r.Driver); err != nil {
 		return r, err
 	}
 	// If the node has no default network, a NIC that names no network is dropped; the record shows that.
-	r.Spec.NICs = slices.DeleteFunc(slices.Clone(spec.NICs), func(n vm.NICSpec) bool { return e.networkName(n) == "" })
-	for _, n := range r.Spec.NICs {
-		if _, err := e.network(n); err != nil {
+	r.Spec.NICs = slices.DeleteFunc(slices.Clone(spec.NICs), func(s vm.NICSpec) bool { return n.nics.name(s) == "" })
+	for _, s := range r.Spec.NICs {
+		if _, err := n.nics.network(s); err != nil {
 			return r, err
 		}
 	}
 	var err error
-	if r.Boot, err = e.boot(spec, img.Type); err != nil {
+	if r.Boot, err = n.bootOf(spec, img.Type); err != nil {
 		return r, err
 	}
 	if img.Type == vm.ImageOCI && spec.CloudInit != nil {
@@ -70,13 +67,13 @@ func (e *Engine) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	return r, nil
 }
 
-// boot returns how an image of type t starts.
-func (e *Engine) boot(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
+// bootOf returns how an image of type t starts.
+func (n *node) bootOf(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 	if t == vm.ImageOCI {
-		if e.cfg.Kernel == "" {
+		if n.cfg.Kernel == "" {
 			return vm.Boot{}, errdefs.Preconditionf("image %s needs the guest kernel, and none is configured; build it with `make guest`", spec.Image)
 		}
-		return vm.Boot{Kernel: e.cfg.Kernel, Initrd: e.cfg.Initrd}, nil
+		return vm.Boot{Kernel: n.cfg.Kernel, Initrd: n.cfg.Initrd}, nil
 	}
 	if spec.Firmware == "" {
 		return vm.Boot{Firmware: vm.FirmwareBIOS}, nil
@@ -84,40 +81,13 @@ func (e *Engine) boot(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 	return vm.Boot{Firmware: spec.Firmware}, nil
 }
 
-func (e *Engine) driver(name string) (hypervisor.Driver, error) {
-	if d := e.drivers[name]; d != nil {
-		return d, nil
+// startable refuses a start of r that would fail anyway, before anything changes.
+func (n *node) startable(r vm.Record) error {
+	if _, err := n.drivers.get(r.Driver); err != nil {
+		return err
 	}
-	return nil, errdefs.Invalidf("no hypervisor driver is called %q; there is %s", name, names(slices.Collect(maps.Keys(e.drivers))))
-}
-
-// networkName is the network that n asks for.
-func (e *Engine) networkName(n vm.NICSpec) string {
-	if n.Network == "" {
-		return e.cfg.DefaultNetwork
-	}
-	return n.Network
-}
-
-func (e *Engine) network(want vm.NICSpec) (network.Network, error) {
-	name := e.networkName(want)
-	if n := e.networks.Get(name); n != nil {
-		return n, nil
-	}
-	var all []string
-	for _, n := range e.networks.All() {
-		all = append(all, n.Name())
-	}
-	return nil, errdefs.Invalidf("no network is called %q; there is %s", name, names(all))
-}
-
-// names joins all for a message.
-func names(all []string) string {
-	if len(all) == 0 {
-		return "none"
-	}
-	slices.Sort(all)
-	return strings.Join(all, ", ")
+	_, err := n.bootOf(r.Spec, r.ImageType)
+	return err
 }
 
 // planOf returns what the driver needs to start the VM of r.
@@ -130,24 +100,6 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
 		Boot: r.Boot, Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
-}
-
-// setupOf returns what the guest is told about itself. It leaves out the names of the host's links and namespaces.
-func setupOf(r vm.Record) guest.Setup {
-	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes}
-	if len(r.Containers) > 0 {
-		s.Containers, s.Restart = containersOf(r), r.Spec.Restart
-	} else {
-		s.Process, s.Mounts = &r.Process, r.Spec.Mounts
-	}
-	for _, n := range r.NICs {
-		n.Tap, n.NetNS = "", ""
-		s.NICs = append(s.NICs, n)
-		if n.IP != "" {
-			s.Hosts = append(s.Hosts, n.IP+" "+s.Hostname)
-		}
-	}
-	return s
 }
 
 // started changes r to the record of a VM whose process runs.
@@ -172,7 +124,7 @@ type ending struct {
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
-	if ofDisk(r.Reason) {
+	if vm.OfDisk(r.Reason) {
 		r.Reason, r.Message = "", ""
 	}
 	switch {

@@ -11,7 +11,6 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -55,7 +54,7 @@ func TestStarted(t *testing.T) {
 }
 
 func TestNodeWithoutNetwork(t *testing.T) {
-	e := &Engine{cfg: Config{DefaultDriver: "d"}, networks: network.Fixed{}, drivers: map[string]hypervisor.Driver{"d": nopDriver{}}}
+	e := newNode(Config{DefaultDriver: "d"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
 	disk := image.Image{Type: vm.ImageDisk}
 	r, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{}}}, disk)
 	if err != nil || len(r.Spec.NICs) != 0 {
@@ -70,7 +69,7 @@ func TestNodeWithoutNetwork(t *testing.T) {
 type nopDriver struct{ hypervisor.Driver }
 
 func TestCloudInitIsForDiskImages(t *testing.T) {
-	e := &Engine{cfg: Config{DefaultDriver: "d", Kernel: "k"}, drivers: map[string]hypervisor.Driver{"d": nopDriver{}}}
+	e := newNode(Config{DefaultDriver: "d", Kernel: "k"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
 	spec := vm.Spec{Image: "x", CloudInit: &vm.CloudInit{}}
 	if _, err := e.design(spec, image.Image{Type: vm.ImageDisk}); err != nil {
 		t.Error(err)
@@ -145,7 +144,7 @@ func (b based) Base(_ context.Context, img image.Image) (disks []vm.Disk, err er
 }
 
 func TestContainersShareLayers(t *testing.T) {
-	e := &Engine{images: based{layers: map[string][]string{"a": {"base", "a"}, "b": {"base", "b", "c"}}}}
+	e := &node{images: based{layers: map[string][]string{"a": {"base", "a"}, "b": {"base", "b", "c"}}}}
 	disks, _ := e.images.Base(t.Context(), image.Image{ID: "a"})
 	disks = append(disks, vm.Disk{Path: "cow", Role: vm.RoleCOW, Serial: image.SerialCOW})
 	containers := []vm.ContainerRecord{{Name: "x"}, {Name: "y"}, {Name: "z"}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"cocoonstack.io/cocoon/internal/engine/pool"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -17,7 +18,7 @@ func (e *Engine) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 	if err := e.life.ready(ctx); err != nil {
 		return vm.Record{}, err
 	}
-	m, err := e.index.find(ctx, ref)
+	m, err := e.vms.find(ctx, ref)
 	if err != nil {
 		return vm.Record{}, err
 	}
@@ -29,7 +30,7 @@ func (e *Engine) List(ctx context.Context) ([]vm.Record, error) {
 	if err := e.life.ready(ctx); err != nil {
 		return nil, err
 	}
-	all := e.index.all()
+	all := e.vms.all()
 	out := make([]vm.Record, 0, len(all))
 	for _, m := range all {
 		if m.named().VisibleTo(vm.Behalf(ctx)) {
@@ -47,7 +48,7 @@ func (e *Engine) ImageInUse(digest string) bool {
 	default:
 		return true
 	}
-	if slices.ContainsFunc(e.index.all(), func(m *machine) bool { return standsOn(m.record(), digest) }) {
+	if slices.ContainsFunc(e.vms.all(), func(m *machine) bool { return standsOn(m.record(), digest) }) {
 		return true
 	}
 	for _, id := range e.strays.ids() {
@@ -116,9 +117,9 @@ func (e *Engine) Watch(caller context.Context, after int64, fn func(vm.Event) er
 
 // snapshot returns all records and the revision at which exactly these existed.
 func (e *Engine) snapshot() ([]vm.Record, int64) {
-	e.index.gate.Lock()
-	defer e.index.gate.Unlock()
-	all := e.index.all()
+	e.vms.gate.Lock()
+	defer e.vms.gate.Unlock()
+	all := e.vms.all()
 	out := make([]vm.Record, 0, len(all))
 	for _, m := range all {
 		out = append(out, m.record().Clone())
@@ -127,17 +128,23 @@ func (e *Engine) snapshot() ([]vm.Record, int64) {
 }
 
 // running returns the VM of ref and its process.
-func (e *Engine) running(ctx context.Context, ref string) (*machine, *run, error) {
-	if err := e.life.ready(ctx); err != nil {
+func (n *node) running(ctx context.Context, ref string) (*machine, *run, error) {
+	if err := n.life.ready(ctx); err != nil {
 		return nil, nil, err
 	}
-	m, err := e.index.find(ctx, ref)
+	m, err := n.vms.find(ctx, ref)
 	if err != nil {
 		return nil, nil, err
 	}
 	r := m.run.Load()
-	if r == nil || r.over() {
+	if r == nil || r.Over() {
 		return nil, nil, errdefs.Preconditionf("vm %s is not running (%s); start it first", m.name(), m.record().State)
 	}
 	return m, r, nil
 }
+
+// PoolStats is the state of the pool of clones that are kept ready.
+type PoolStats = pool.Stats
+
+// Pool returns the state of the pool of clones.
+func (e *Engine) Pool() PoolStats { return e.pool.Stats() }

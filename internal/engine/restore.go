@@ -19,14 +19,14 @@ import (
 // Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine) before anything changes.
 // If it fails after the process was ended, the VM is stopped, or hibernated as before, and has its earlier disks.
 func (e *Engine) Restore(caller context.Context, ref, snap string) (vm.Record, error) {
-	return e.operate(caller, opRestore, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
-		return e.restore(ctx, m, snap)
+	return e.operate(caller, opRestore, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
+		return m.restore(ctx, snap)
 	})
 }
 
-func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Record, error) {
+func (m *machine) restore(ctx context.Context, snap string) (vm.Record, error) {
 	r := m.record()
-	store, err := e.store()
+	store, err := m.store()
 	if err != nil {
 		return r, err
 	}
@@ -43,43 +43,26 @@ func (e *Engine) restore(ctx context.Context, m *machine, snap string) (vm.Recor
 	x := h.Snapshot()
 	if r.State == vm.StateHibernated && r.Snapshot == x.ID { // its memory is needed only once: wake it instead
 		h.Release()
-		return e.wake(ctx, m)
+		return m.wake(ctx)
 	}
 	if err := h.Verify(ctx); err != nil { // its memory is verified after the guest has ended
 		return r, damaged(x, err)
 	}
-	images, err := e.restorable(ctx, r, x)
+	images, err := m.restorable(ctx, r, x)
 	if err != nil {
 		return r, err
 	}
-	args := snapshotArgs{Snapshot: x.ID, Files: ownFiles(e.stateDir(m.id), r.Disks), Was: &r}
+	args := snapshotArgs{Snapshot: x.ID, Files: ownFiles(m.dirs.state(m.id), r.Disks), Was: &r}
 	if r.State == vm.StateHibernated {
 		args.Slept = r.Snapshot
 	}
-	if err := e.open(ctx, m, opRestore, stepDisks, args.json()); err != nil {
-		return r, err
-	}
-	disks, err := e.disksFrom(ctx, m, h, images)
-	if err == nil {
-		_, err = e.commit(ctx, m, e.step(stepKill), func(*vm.Record) {})
-	}
-	if err == nil {
-		err = e.clear(ctx, m)
-	}
-	if err != nil {
-		e.settleFailed(ctx, m, opRestore, func(r *vm.Record) {
-			if r.State == vm.StateRunning && m.run.Load() == nil {
-				stopped(r, ending{asked: true}, now())
-			}
-		})
-		e.tidy(m)
-		return m.record(), err
-	}
-	return e.restoreFrom(context.WithoutCancel(ctx), m, h, disks, args)
+	s := &restore{machine: m, held: h, x: x, images: images, args: args}
+	defer s.unguard()
+	return restoreOperation.run(ctx, m, s, args.json())
 }
 
 // restorable refuses a snapshot to which r cannot be restored.
-func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) ([]image.Image, error) {
+func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) ([]image.Image, error) {
 	if x.Source.VMID != r.ID {
 		return nil, errdefs.Preconditionf("snapshot %s was not taken of this VM but of %s; clone it instead", x.Name, x.Source.VMName)
 	}
@@ -87,267 +70,297 @@ func (e *Engine) restorable(ctx context.Context, r vm.Record, x snapshot.Snapsho
 		return nil, err
 	}
 	if !x.Live {
-		if err := e.startable(r); err != nil {
+		if err := n.startable(r); err != nil {
 			return nil, err
 		}
-	} else if _, err := e.resumable(ctx, x, r.Spec.Accel); err != nil {
+	} else if _, err := n.drivers.resumable(ctx, x, r.Spec.Accel); err != nil {
 		return nil, err
 	}
-	return e.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), x) // the VM uses them already
+	return n.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), x) // the VM uses them already
 }
 
-// clear ends the process of m, if it has one, and records that. From here on recovery continues the restore.
-func (e *Engine) clear(ctx context.Context, m *machine) error {
-	run := m.run.Load()
-	if run != nil {
-		run.asked.Store(true)
-		if err := kill(ctx, run); err != nil {
-			run.asked.Store(false)
-			return err
-		}
+// restore returns a VM to a snapshot.
+type restore struct {
+	*machine
+	held   snapshot.Held
+	x      snapshot.Snapshot // that of held; may be known without it
+	images []image.Image
+	args   snapshotArgs
+	left   bool      // by an earlier process of the engine: nobody may have cleaned up
+	disks  []vm.Disk // made of the snapshot
+	was    vm.Record // the VM without its process: where it returns to
+	back   undo.Stack
+	aftermath
+}
+
+var restoreOperation = operation[*restore]{
+	name: opRestore, told: true, recall: recallRestore, release: (*restore).release,
+	steps: []step[*restore]{
+		{word: stepDisks, run: (*restore).makeDisks, undo: (*restore).undoEarly, recover: (*restore).recoverEarly},
+		{word: stepKill, run: (*restore).kill, undo: (*restore).undoEarly, recover: (*restore).recoverKilled},
+		{word: stepLaunch, run: (*restore).launch, undo: (*restore).undo, recover: (*restore).recoverKilled},
+		{word: stepAnswer, run: (*restore).answer, undo: (*restore).undoAnswer, recover: (*restore).recoverAnswer, lasting: true},
+		{word: stepClean, run: (*restore).clean, undo: (*restore).undoClean, recover: (*restore).recoverClean},
+	},
+}
+
+func recallRestore(m *machine, in journal.Intent) (*restore, error) {
+	args, err := argsOfSnapshot(in)
+	return &restore{machine: m, args: args, left: true}, err
+}
+
+// makeDisks makes the disks of the snapshot beside those of the VM.
+func (s *restore) makeDisks(ctx context.Context) (outcome, error) {
+	var err error
+	s.disks, err = s.disksFrom(ctx, s.id, s.record().Spec.Storage, s.held, s.images)
+	return outcome{}, err
+}
+
+// kill ends the process of the VM, if it has one. From its end on, recovery continues the restore.
+func (s *restore) kill(ctx context.Context) (outcome, error) {
+	if err := s.retire(ctx); err != nil {
+		return outcome{}, err
 	}
-	e.reclaim(ctx, m, run)
 	at := now()
-	_, err := e.commit(ctx, m, e.step(stepLaunch), func(r *vm.Record) {
+	return outcome{change: func(r *vm.Record) {
 		if r.State != vm.StateHibernated {
 			r.Reason, r.Message = "", ""
 			stopped(r, ending{asked: true}, at)
 		}
-	})
-	return err
+	}}, nil
 }
 
-// restoreFrom starts m, which no longer has a process, from h with the given disks, and settles in every case.
-func (e *Engine) restoreFrom(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, args snapshotArgs) (vm.Record, error) {
-	was := m.record()
-	var back undo.Stack
-	if _, err := e.startRestored(ctx, m, h, disks, &back); err != nil {
-		return e.undoRestore(ctx, m, was, &back, damaged(h.Snapshot(), err))
-	}
-	return e.settleRestored(ctx, m, h.Snapshot(), was, args)
-}
-
-// settleRestored waits for the guest of m, which has just been restored to x, and settles the operation. Either the
-// earlier state is removed, or m is again as its earlier record was.
-func (e *Engine) settleRestored(ctx context.Context, m *machine, x snapshot.Snapshot, was vm.Record, args snapshotArgs) (vm.Record, error) {
-	if args.Slept != "" { // until then, nobody may remove the snapshot that it was hibernated in
-		e.settling.Store(args.Slept, true)
-		defer e.settling.Delete(args.Slept)
-	}
-	if err := e.proven(m, x); err != nil {
-		if e.life.serving.Err() != nil {
-			return m.record(), err // the next daemon continues to wait
+// launch starts the VM from the snapshot. The caller may go away from now on.
+func (s *restore) launch(ctx context.Context) (outcome, error) {
+	ctx = context.WithoutCancel(ctx)
+	s.was = s.record()
+	if s.disks == nil { // those of an earlier process of the engine are removed in the end
+		if err := s.reap(ctx); err != nil {
+			return outcome{}, err
 		}
-		if err := e.endUnproven(ctx, m); err != nil {
-			e.fail(ctx, m, vm.ReasonStartFailed, err)
-			return m.record(), err
+		if _, err := s.makeDisks(ctx); err != nil {
+			return outcome{}, err
 		}
-		return e.undoRestore(ctx, m, was, &undo.Stack{}, err)
 	}
-	err := e.conclude(ctx, m, args.Slept, args.Files...)
-	return m.record(), err
+	done, err := s.resume(ctx)
+	return done, damaged(s.x, err)
 }
 
-// undoRestore returns m to its earlier record was, because the restore failed with err.
-func (e *Engine) undoRestore(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, err error) (vm.Record, error) {
-	if undone := back.Run(ctx); undone != nil {
-		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
-	}
-	change := func(r *vm.Record) {
-		*r = was
-		r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
-	}
-	if _, failed := e.commit(ctx, m, e.journal.Settle, change); failed != nil {
-		e.log.Error("failed operation not settled", "vm", m.id, "op", opRestore, "err", failed)
-		e.assume(m, change)
-	}
-	e.tidy(m)
-	return m.record(), err
-}
-
-// startRestored starts the process of a VM that is being restored.
-func (e *Engine) startRestored(ctx context.Context, m *machine, h snapshot.Held, disks []vm.Disk, back *undo.Stack) (vm.Record, error) {
-	r, live := m.record(), h.Snapshot().Live
+// resume starts the process.
+func (s *restore) resume(ctx context.Context) (outcome, error) {
+	r, live := s.record(), s.x.Live
 	if !live {
-		boot, err := e.boot(r.Spec, r.ImageType) // the path of the kernel may have changed
+		boot, err := s.bootOf(r.Spec, r.ImageType) // the path of the kernel may have changed
 		if err != nil {
-			return r, err
+			return outcome{}, err
 		}
 		r.Boot = boot
 	}
-	if err := e.makeDirs(m.id); err != nil {
-		return r, err
+	if err := s.dirs.make(s.id); err != nil {
+		return outcome{}, err
 	}
-	nics, err := e.attach(ctx, r, back, false)
+	nics, err := s.nics.attach(ctx, r, &s.back, false)
 	if err != nil {
-		return r, err
+		return outcome{}, err
 	}
+	disks := s.disks
 	for _, d := range r.Disks {
 		if d.Role == vm.RoleCidat { // the only disk that is in no snapshot
 			disks = append(disks, d)
 		}
 	}
 	r.NICs, r.Disks, r.Resume, r.Cloned = nics, disks, nil, false
-	if r.Disks, err = e.seed(ctx, r, nics); err != nil {
-		return r, err
+	if r.Disks, err = s.seed(ctx, r, nics); err != nil {
+		return outcome{}, err
 	}
-	f := launchOptions{ready: e.syncing(m.id, r.Disks), log: m.log.Begin, done: e.step(stepAnswer)}
+	f := launchOptions{ready: s.dirs.syncing(s.id, r.Disks), log: s.logs.Main.Begin}
 	if live {
-		r.Resume = &vm.Resume{}
-		for _, n := range h.Snapshot().NIC {
-			r.Resume.MACs = append(r.Resume.MACs, n.MAC)
+		if err := s.identify(ctx, &r); err != nil {
+			return outcome{}, err
 		}
-		r.Resume.Clone = true
-		if r.Cloned = !r.Itself(); !r.Cloned {
-			r.Resume = &vm.Resume{}
-		} else { // its guest had not received its identity yet
-			r.Resume.MachineID = newMachineID()
-		}
-		r.Resume.Fresh = h.Snapshot().Fresh
-		if r.Spec.Accel, err = e.resumable(ctx, h.Snapshot(), r.Spec.Accel); err != nil {
-			return r, err
-		}
-		if r.Containers, err = containersIn(h.Snapshot(), r.Spec, true); err != nil {
-			return r, err
-		}
-		f.log, f.incoming = e.foreignLogs(m), incomingOf(h)
+		f.log, f.incoming = s.logs.BeginForeign, incomingOf(s.held)
 		f.incoming.Alone, f.incoming.LinksDown = true, r.Cloned
 	}
+	slept := s.record().State == vm.StateHibernated
 	f.change = func(to *vm.Record) {
 		to.Boot, to.NICs, to.Disks, to.Resume, to.Cloned = r.Boot, r.NICs, r.Disks, r.Resume, r.Cloned
 		if live {
 			to.Containers = r.Containers
 		}
-		if to.Snapshot != "" && m.record().State == vm.StateHibernated {
+		if slept {
 			to.Snapshot = ""
 		}
 	}
-	return e.launchProcess(ctx, m, r, f, back)
+	s.guard()
+	return s.launchProcess(ctx, r, f, &s.back)
 }
 
-// recoverRestore recovers an interrupted restore. From the step that ends the VM's process on, it continues the
-// restore in a worker. It undoes a restore that was interrupted before that step.
-func (e *Engine) recoverRestore(ctx context.Context, m *machine, in journal.Intent, release func()) (later bool, err error) {
-	args, err := argsOfSnapshot(in)
-	if err != nil {
-		return false, err
+// identify says in r what its guest, which resumes from the snapshot, has to be told.
+func (s *restore) identify(ctx context.Context, r *vm.Record) (err error) {
+	r.Resume = &vm.Resume{Clone: true}
+	for _, n := range s.x.NIC {
+		r.Resume.MACs = append(r.Resume.MACs, n.MAC)
 	}
-	done := in.Step == stepClean || in.Step == stepAnswer && m.record().AgentReady
-	if in.Step == stepAnswer && !done {
-		return e.recoverRestored(ctx, m, args, release)
+	if r.Cloned = !r.Itself(); !r.Cloned {
+		r.Resume = &vm.Resume{}
+	} else { // its guest had not received its identity yet
+		r.Resume.MachineID = newMachineID()
 	}
-	if in.Step == stepDisks || done {
-		err := e.adopt(ctx, m)
-		if err == nil && done && args.Slept != "" {
-			e.dropStale(ctx, m, args.Slept)
+	r.Resume.Fresh = s.x.Fresh
+	if r.Spec.Accel, err = s.drivers.resumable(ctx, s.x, r.Spec.Accel); err != nil {
+		return err
+	}
+	r.Containers, err = containersIn(s.x, r.Spec, true)
+	return err
+}
+
+// answer waits for the guest.
+func (s *restore) answer(context.Context) (outcome, error) {
+	s.back.Release() // from here the process is on record
+	s.guard()
+	if err := s.proven(s.x.Live && s.x.Record.AgentReady); err != nil {
+		return outcome{}, err
+	}
+	s.answered = true
+	return outcome{}, nil
+}
+
+func (s *restore) clean(ctx context.Context) (outcome, error) {
+	return s.aftermath.clean(ctx, s.machine, s.args.Slept, s.args.Files...)
+}
+
+// guard keeps the snapshot that the VM was hibernated in, which no record leads to until the operation has ended.
+func (s *restore) guard() {
+	if s.args.Slept != "" {
+		s.vms.settling.Store(s.args.Slept, true)
+	}
+}
+
+func (s *restore) unguard() {
+	if s.args.Slept != "" {
+		s.vms.settling.Delete(s.args.Slept)
+	}
+}
+
+func (s *restore) release() {
+	s.unguard()
+	if s.held != nil {
+		s.held.Release()
+	}
+}
+
+// undoEarly leaves the VM with its earlier disks, and stopped if its process has ended.
+func (s *restore) undoEarly(ctx context.Context, err error) error {
+	s.settleFailed(ctx, opRestore, func(r *vm.Record) {
+		if r.State == vm.StateRunning && s.run.Load() == nil {
+			stopped(r, ending{asked: true}, now())
 		}
-		if err == nil && done {
-			e.tidy(m, args.Files...)
-		}
-		err = e.settle(ctx, m, err)
-		e.tidy(m)
-		return false, err
-	}
-	if err := e.reattach(ctx, m); err != nil {
-		return false, err
-	}
-	e.life.spawn(func(ctx context.Context) {
-		defer release()
-		ctx, cancel := e.life.bound(ctx)
-		defer cancel()
-		if _, err := e.finishRestore(ctx, m, args); err != nil && e.life.serving.Err() == nil {
-			e.log.Error("unfinished operation not finished", "vm", m.id, "op", in.Op, "err", err)
+		if s.left && r.State != vm.StateRunning {
+			r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
 		}
 	})
-	return true, nil
+	s.tidy()
+	return err
 }
 
-// recoverRestored waits, in a worker, for the guest of a VM that was being restored. If the process has ended, the VM
-// returns to its earlier record.
-func (e *Engine) recoverRestored(ctx context.Context, m *machine, args snapshotArgs, release func()) (later bool, err error) {
-	if args.Was == nil {
-		return false, errdefs.DataLossf("the arguments of its unfinished restore are damaged")
+// undo returns the VM to its earlier state, without its process.
+func (s *restore) undo(ctx context.Context, err error) error {
+	if undone := s.back.Run(ctx); undone != nil {
+		err = errors.Join(err, fmt.Errorf("undo: %w", undone))
 	}
-	was := *args.Was
-	if args.Slept == "" && was.State == vm.StateRunning {
-		stopped(&was, ending{asked: true}, now())
-	}
-	if err := e.reattach(ctx, m); err != nil {
-		return false, err
-	}
-	x, err := e.snapshots.Get(ctx, args.Snapshot)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return false, err
-	}
-	if run := m.run.Load(); run == nil {
-		if err := e.reap(ctx, m.record()); err != nil {
-			return false, err
-		}
-		e.reclaim(ctx, m, nil)
-		cause := errdefs.Preconditionf("going back to snapshot %s was cut off when cocoond ended; restore it again", args.Snapshot)
-		if _, err := e.undoRestore(ctx, m, was, &undo.Stack{}, cause); !errors.Is(err, cause) {
-			return false, err
-		}
-		return false, nil
-	}
-	if err := e.unpause(ctx, m); err != nil {
-		return false, err
-	}
-	e.life.spawn(func(ctx context.Context) {
-		defer release()
-		if _, err := e.settleRestored(ctx, m, x, was, args); err != nil && e.life.serving.Err() == nil {
-			e.log.Error("unfinished operation not finished", "vm", m.id, "op", opRestore, "err", err)
-		}
+	_ = s.settleAssumed(ctx, opRestore, func(r *vm.Record) {
+		*r = s.was
+		r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
 	})
-	return true, nil
+	s.tidy()
+	return err
 }
 
-// finishRestore does the rest of a restore, with new disks. If it cannot, the VM keeps its earlier state.
-func (e *Engine) finishRestore(ctx context.Context, m *machine, args snapshotArgs) (vm.Record, error) {
-	h, disks, err := e.again(ctx, m, args)
+// undoAnswer ends the process of a guest that does not answer, and returns the VM to its earlier state.
+func (s *restore) undoAnswer(ctx context.Context, err error) error {
+	if s.answered {
+		return s.cleanUnsettled(ctx, s.machine, s.args.Slept, s.args.Files...)
+	}
+	if err := s.retire(ctx); err != nil {
+		s.fail(ctx, opRestore, vm.ReasonStartFailed, err)
+		return err
+	}
+	return s.undo(ctx, err)
+}
+
+func (s *restore) undoClean(_ context.Context, err error) error {
+	return s.aftermath.undo(s.machine, err)
+}
+
+// recoverEarly leaves the VM as it was: its process has not been touched.
+func (s *restore) recoverEarly(ctx context.Context) (next string, err error) {
+	err = s.adoptAndSettle(ctx)
+	s.tidy()
+	return "", err
+}
+
+// recoverKilled does the rest of the restore, with new disks. If that is not possible, the VM keeps its earlier state.
+func (s *restore) recoverKilled(ctx context.Context) (next string, err error) {
+	if err := s.reattach(ctx); err != nil {
+		return "", err
+	}
+	store, err := s.store()
+	if err == nil {
+		s.held, err = store.Hold(ctx, s.args.Snapshot)
+	}
+	if err == nil {
+		s.x = s.held.Snapshot()
+		s.images, err = s.restorable(ctx, s.record(), s.x)
+	}
 	if err != nil {
-		if e.life.serving.Err() == nil {
-			e.settleFailed(ctx, m, opRestore, func(r *vm.Record) {
-				if r.State != vm.StateRunning {
-					r.Reason, r.Message = vm.ReasonStartFailed, err.Error()
-				}
-			})
-			e.tidy(m)
+		s.log.Error("unfinished operation not finished", "vm", s.id, "op", opRestore, "err", err)
+		_ = s.undoEarly(ctx, err)
+		return "", nil
+	}
+	return stepKill, nil
+}
+
+// recoverAnswer goes on to wait for the guest. If the process has ended, the VM returns to its earlier state.
+func (s *restore) recoverAnswer(ctx context.Context) (next string, err error) {
+	if s.record().AgentReady {
+		return s.recoverClean(ctx)
+	}
+	if s.args.Was == nil {
+		return "", errdefs.DataLossf("the arguments of its unfinished restore are damaged")
+	}
+	s.was = *s.args.Was
+	if s.args.Slept == "" && s.was.State == vm.StateRunning {
+		stopped(&s.was, ending{asked: true}, now())
+	}
+	if err := s.reattach(ctx); err != nil {
+		return "", err
+	}
+	if s.x, err = s.snapshots.Get(ctx, s.args.Snapshot); err != nil && !errdefs.IsNotFound(err) {
+		return "", err
+	}
+	run := s.run.Load()
+	if run == nil {
+		if err := s.reap(ctx); err != nil {
+			return "", err
 		}
-		return m.record(), err
+		s.reclaim(ctx)
+		cause := errdefs.Preconditionf("going back to snapshot %s was cut off when cocoond ended; restore it again", s.args.Snapshot)
+		if err := s.undo(ctx, cause); !errors.Is(err, cause) {
+			return "", err
+		}
+		return "", nil
 	}
-	defer h.Release()
-	return e.restoreFrom(context.WithoutCancel(ctx), m, h, disks, args)
+	return stepAnswer, run.Unpause(ctx)
 }
 
-// again ends what is left of the process of m and creates its disks anew.
-func (e *Engine) again(ctx context.Context, m *machine, args snapshotArgs) (snapshot.Held, []vm.Disk, error) {
-	store, err := e.store()
-	if err != nil {
-		return nil, nil, err
+// recoverClean removes what is left of the earlier state.
+func (s *restore) recoverClean(ctx context.Context) (next string, err error) {
+	if err := s.adopt(ctx); err != nil {
+		return "", err
 	}
-	h, err := store.Hold(ctx, args.Snapshot)
-	if err != nil {
-		return nil, nil, err
+	if s.args.Slept != "" {
+		s.dropStale(ctx, s.args.Slept)
 	}
-	disks, err := e.ready(ctx, m, h)
-	if err != nil {
-		h.Release()
-		return nil, nil, err
-	}
-	return h, disks, nil
-}
-
-func (e *Engine) ready(ctx context.Context, m *machine, h snapshot.Held) ([]vm.Disk, error) {
-	images, err := e.restorable(ctx, m.record(), h.Snapshot())
-	if err != nil {
-		return nil, err
-	}
-	if err := e.clear(ctx, m); err != nil {
-		return nil, err
-	}
-	if err := e.reap(ctx, m.record()); err != nil {
-		return nil, err
-	}
-	return e.disksFrom(ctx, m, h, images)
+	s.tidy(s.args.Files...)
+	return "", s.settle(ctx, same)
 }

@@ -36,12 +36,12 @@ func roomOnTop(r vm.Record) error {
 //
 // Preconditions: m is held, and its process has the disks of its record, because it has just been started with them,
 // or a save has just added their overlays.
-func (e *Engine) shorten(ctx context.Context, m *machine) {
+func (m *machine) shorten(ctx context.Context) {
 	run := m.run.Load()
-	if run == nil || run.over() {
+	if run == nil || run.Over() {
 		return
 	}
-	flattener, ok := hypervisor.As[hypervisor.DiskFlattener](run.inst)
+	flattener, ok := hypervisor.As[hypervisor.DiskFlattener](run.Inst)
 	if !ok {
 		return
 	}
@@ -53,17 +53,17 @@ func (e *Engine) shorten(ctx context.Context, m *machine) {
 		base := d
 		each(d, func(at vm.Disk) { base = at })
 		if err := flattener.FlattenDisk(ctx, d.Serial, &base); err != nil {
-			e.log.Warn("layers of disk not merged", "vm", m.id, "disk", d.Serial, "err", err)
+			m.log.Warn("layers of disk not merged", "vm", m.id, "disk", d.Serial, "err", err)
 			return
 		}
-		_, err := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) {
+		_, err := m.update(ctx, func(r *vm.Record) {
 			r.Disks = slices.Clone(r.Disks)
 			r.Disks[i].Backing = &base
 		})
 		if err != nil {
-			e.log.Warn("merged layers of disk not recorded", "vm", m.id, "disk", d.Serial, "err", err)
+			m.log.Warn("merged layers of disk not recorded", "vm", m.id, "disk", d.Serial, "err", err)
 			return
 		}
 	}
-	e.tidy(m, ownFiles(e.stateDir(m.id), was)...)
+	m.tidy(ownFiles(m.dirs.state(m.id), was)...)
 }

@@ -6,21 +6,15 @@ import (
 	"fmt"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// stopArgs are the journal arguments of stop and restart.
-type stopArgs struct {
-	Grace time.Duration `json:"grace"` // nanoseconds
-}
 
 // Stop asks the guest to power off, by its agent or ACPI, and kills it after grace (negative: that of the spec, zero:
 // at once). Stopping a VM that does not run is no error. If ctx ends first, the guest has been asked and may still
 // stop.
 func (e *Engine) Stop(caller context.Context, ref string, grace time.Duration) (vm.Record, error) {
-	return e.operate(caller, opStop, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
+	return e.operate(caller, opStop, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
 		r := m.record()
 		switch r.State {
 		case vm.StateRunning:
@@ -29,141 +23,136 @@ func (e *Engine) Stop(caller context.Context, ref string, grace time.Duration) (
 		default:
 			return r, broken(r)
 		}
-		args := argsOf(r, grace)
-		if err := e.open(ctx, m, opStop, stepShutdown, args.json()); err != nil {
-			return r, err
-		}
-		return e.stop(ctx, m, args.Grace, e.journal.Settle)
+		s := &stop{machine: m, grace: graceOf(r, grace)}
+		return stopOperation.run(ctx, m, s, s.args())
 	})
 }
 
-// Restart stops a VM as Stop does, if it runs, and starts it.
-func (e *Engine) Restart(caller context.Context, ref string, grace time.Duration) (vm.Record, error) {
-	return e.operate(caller, opRestart, ref, func(ctx context.Context, m *machine) (vm.Record, error) {
-		r := m.record()
-		if r.State != vm.StateRunning {
-			return e.start(ctx, m)
-		}
-		if err := e.startable(r); err != nil {
-			return r, err
-		}
-		args := argsOf(r, grace)
-		if err := e.open(ctx, m, opRestart, stepShutdown, args.json()); err != nil {
-			return r, err
-		}
-		return e.restart(ctx, m, args.Grace)
-	})
-}
-
-func (e *Engine) restart(ctx context.Context, m *machine, grace time.Duration) (vm.Record, error) {
-	if r, err := e.stop(ctx, m, grace, e.step(stepLaunch)); err != nil {
-		return r, err
+// graceOf is how long the guest of r gets to stop.
+func graceOf(r vm.Record, asked time.Duration) time.Duration {
+	if asked < 0 {
+		return r.Spec.StopGrace
 	}
-	return e.bootUp(ctx, m, stepLaunch)
+	return asked
 }
 
-func argsOf(r vm.Record, grace time.Duration) stopArgs {
-	if grace < 0 {
-		grace = r.Spec.StopGrace
-	}
-	return stopArgs{Grace: grace}
+// stop ends the process of a VM.
+type stop struct {
+	*machine
+	grace time.Duration
+	ended bool // the process has ended
+	left  bool // by an earlier process of the engine: nobody may have cleaned up
 }
 
-func (a stopArgs) json() []byte {
-	b, _ := json.Marshal(a) // a struct of one number always encodes
+var stopOperation = operation[*stop]{
+	name: opStop, told: true, recall: recallStop,
+	steps: []step[*stop]{
+		{word: stepShutdown, run: (*stop).shutDown, undo: (*stop).undo, recover: (*stop).recover, lasting: true},
+	},
+}
+
+// stopArgs are the journal arguments of stop and restart.
+type stopArgs struct {
+	Grace time.Duration `json:"grace"` // nanoseconds
+}
+
+func (s *stop) args() []byte {
+	b, _ := json.Marshal(stopArgs{s.grace}) // a struct of one number always encodes
 	return b
 }
 
-// stop ends the process of m under the open intent and records that with done. If Run ends meanwhile, the intent
-// stays open: the next Run finishes it.
-func (e *Engine) stop(ctx context.Context, m *machine, grace time.Duration, done put) (vm.Record, error) {
-	r := m.run.Load()
-	how := ending{asked: true}
-	if r != nil {
-		var err error
-		if how, err = e.halt(ctx, r, grace); err != nil {
-			if e.life.serving.Err() != nil {
-				return m.record(), err
-			}
-			if _, settled := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); settled != nil {
-				e.log.Error("vm not stopped, and its operation not settled", "vm", m.id, "err", settled)
-			}
-			return m.record(), err
-		}
+// recallStop returns an unfinished stop with the rest of its grace.
+func recallStop(m *machine, in journal.Intent) (*stop, error) {
+	var args stopArgs
+	if err := json.Unmarshal(in.Args, &args); err != nil {
+		m.log.Warn("arguments of unfinished operation not understood", "vm", m.id, "op", in.Op, "err", err)
 	}
-	e.reclaim(ctx, m, r)
-	at := now()
-	rec, err := e.commit(ctx, m, done, func(r *vm.Record) {
-		stopped(r, how, at)
-		if how.killed && grace > 0 {
-			r.Message = fmt.Sprintf("it did not stop within %s and was killed", grace)
-		}
-	})
-	if err != nil {
-		e.fail(ctx, m, vm.ReasonStopped, err)
-	}
-	return rec, err
+	return &stop{machine: m, grace: max(args.Grace-time.Since(in.Began), 0), left: true}, nil
 }
 
-// halt ends the process of r. Its error is that of ctx, or says that the process cannot be killed.
-func (e *Engine) halt(ctx context.Context, r *run, grace time.Duration) (ending, error) {
-	r.asked.Store(true)
+// shutDown ends the process.
+func (s *stop) shutDown(ctx context.Context) (outcome, error) {
 	how := ending{asked: true}
-	if grace > 0 {
-		limit := grace
-		if r.link != nil && r.link.kind == vm.ImageOCI { // our own agent uses the whole grace before it powers off
-			limit += e.cfg.StopMargin
+	if r := s.run.Load(); r != nil {
+		var err error
+		if how, err = s.halt(ctx, r); err != nil {
+			return outcome{}, err
+		}
+	} else if s.left { // it has ended, and nobody cleaned up after it
+		if err := s.reap(ctx); err != nil {
+			return outcome{}, err
+		}
+	}
+	s.reclaim(ctx)
+	s.ended = true
+	at := now()
+	return outcome{change: func(r *vm.Record) {
+		stopped(r, how, at)
+		if how.killed && s.grace > 0 {
+			r.Message = fmt.Sprintf("it did not stop within %s and was killed", s.grace)
+		}
+	}}, nil
+}
+
+// undo leaves a VM that could not be stopped as it is. What recovery could not clean up is left to the next one.
+func (s *stop) undo(ctx context.Context, err error) error {
+	switch {
+	case s.ended:
+		s.fail(ctx, opStop, vm.ReasonStopped, err)
+	case s.run.Load() != nil:
+		s.settleFailed(ctx, opStop, same)
+	}
+	return err
+}
+
+func (s *stop) recover(ctx context.Context) (next string, err error) {
+	return stepShutdown, s.reattach(ctx)
+}
+
+// halt ends the process r. Its error is that of ctx, or says that the process cannot be killed.
+func (s *stop) halt(ctx context.Context, r *run) (ending, error) {
+	r.Asked.Store(true)
+	how := ending{asked: true}
+	if s.grace > 0 {
+		limit := s.grace
+		if r.link.OurAgent() { // it uses the whole grace before it powers off
+			limit += s.cfg.StopMargin
 		}
 		asking, cancel := context.WithTimeout(ctx, limit)
-		e.ask(asking, r, grace)
+		s.ask(asking, r)
 		cancel()
 	}
-	if !r.over() {
+	if !r.Over() {
 		if err := ctx.Err(); err != nil {
 			return how, err
 		}
 		how.killed = true
-		if err := kill(ctx, r); err != nil {
+		if err := r.Kill(ctx); err != nil {
 			return how, err
 		}
 	}
-	how.exit = r.exit
+	how.exit = r.Exit()
 	return how, nil
-}
-
-// kill ends the process of r and waits until it is known to have ended.
-func kill(ctx context.Context, r *run) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
-	defer cancel()
-	if err := r.inst.Kill(ctx); err != nil {
-		return fmt.Errorf("kill: %w", err)
-	}
-	select {
-	case <-r.ended:
-		return nil
-	case <-ctx.Done():
-		return errdefs.Unavailablef("the process was killed but its end was not noticed within %s", undo.Limit)
-	}
 }
 
 // ask tells the guest to power off and waits for it until ctx ends. The agent is asked as soon as it is connected.
 // Until then, and if it refuses, ask uses the power button.
-func (e *Engine) ask(ctx context.Context, r *run, grace time.Duration) {
+func (s *stop) ask(ctx context.Context, r *run) {
 	began := time.Now()
 	pressed, told := false, false
 	for {
-		agent, _, changed := r.link.peek()
+		agent, _, changed := r.link.Peek()
 		if agent != nil && !told {
-			told = agent.Poweroff(ctx, max(grace-time.Since(began), 0)) == nil
+			told = agent.Poweroff(ctx, max(s.grace-time.Since(began), 0)) == nil
 		}
 		if !told && !pressed {
 			pressed = true
-			if err := r.inst.Shutdown(ctx); err != nil {
-				e.log.Debug("power button not pressed", "vm", r.id, "err", err)
+			if err := r.Inst.Shutdown(ctx); err != nil {
+				s.log.Debug("power button not pressed", "vm", s.id, "err", err)
 			}
 		}
 		select {
-		case <-r.ended:
+		case <-r.Ended():
 			return
 		case <-ctx.Done():
 			return

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -17,10 +18,10 @@ import (
 // no agent.
 // Errors: FailedPrecondition (not hibernated, another kind of machine), DataLoss (its snapshot is gone or damaged).
 func (e *Engine) Wake(caller context.Context, ref string) (vm.Record, error) {
-	return e.operate(caller, opWake, ref, e.wake)
+	return e.operate(caller, opWake, ref, (*machine).wake)
 }
 
-func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
+func (m *machine) wake(ctx context.Context) (vm.Record, error) {
 	r := m.record()
 	switch r.State {
 	case vm.StateRunning:
@@ -31,7 +32,7 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 	default:
 		return r, errdefs.Preconditionf("it is not hibernated (%s); start it", r.State)
 	}
-	store, err := e.store()
+	store, err := m.store()
 	if err != nil {
 		return r, err
 	}
@@ -40,137 +41,84 @@ func (e *Engine) wake(ctx context.Context, m *machine) (vm.Record, error) {
 		return r, errdefs.DataLossf("the snapshot %s with its memory is gone; bring it back, or remove the VM", r.Snapshot)
 	}
 	if err != nil {
-		return e.unusable(ctx, m, err)
+		return m.unusable(ctx, err)
 	}
 	defer h.Release()
 	if err := h.Verify(ctx); err != nil {
-		return e.unusable(ctx, m, err)
+		return m.unusable(ctx, err)
 	}
-	accel, err := e.resumable(ctx, h.Snapshot(), r.Spec.Accel)
+	accel, err := m.drivers.resumable(ctx, h.Snapshot(), r.Spec.Accel)
 	if err != nil {
 		return r, err
 	}
-	if err := e.open(ctx, m, opWake, stepLaunch, snapshotArgs{Snapshot: r.Snapshot}.json()); err != nil {
-		return r, err
-	}
-	var back undo.Stack
-	if _, err := e.resumeSleeping(ctx, m, h, accel, &back); err != nil {
-		return e.undoWake(ctx, m, r, &back, damaged(h.Snapshot(), err))
-	}
-	return e.settleWoken(ctx, m, h, r)
+	w := &wake{machine: m, held: h, accel: accel, was: r}
+	return wakeOperation.run(ctx, m, w, snapshotArgs{Snapshot: r.Snapshot}.json())
 }
 
-// settleWoken waits for the guest of m, which has just resumed from h, and settles the operation. Either the VM runs
-// and its snapshot is removed, or it is again as its earlier record was.
-func (e *Engine) settleWoken(ctx context.Context, m *machine, h snapshot.Held, was vm.Record) (vm.Record, error) {
-	ctx = context.WithoutCancel(ctx) // the caller may go away: the VM is awake or hibernated in the end
-	if err := e.proven(m, h.Snapshot()); err != nil {
-		if e.life.serving.Err() != nil {
-			return m.record(), err // the next daemon continues to wait
-		}
-		if err := e.endUnproven(ctx, m); err != nil {
-			e.fail(ctx, m, vm.ReasonWakeFailed, err)
-			return m.record(), err
-		}
-		return e.undoWake(ctx, m, was, &undo.Stack{}, err)
-	}
-	h.Release()
-	if err := e.conclude(ctx, m, was.Snapshot); err != nil {
-		return m.record(), err
-	}
-	e.shorten(ctx, m)
-	return m.record(), nil
+// wake resumes a hibernated VM.
+type wake struct {
+	*machine
+	held  snapshot.Held
+	accel vm.Accel
+	was   vm.Record // the VM while it is hibernated
+	back  undo.Stack
+	aftermath
 }
 
-// conclude removes the earlier state of m, whose guest has resumed and answered: the snapshot id that it was
-// hibernated in ("" for none) and files in its folder. It then settles. If the journal fails, the next operation or
-// recovery does it.
-func (e *Engine) conclude(ctx context.Context, m *machine, id string, files ...string) error {
-	settled := false
-	if _, err := e.commit(ctx, m, e.step(stepClean), func(*vm.Record) {}); err != nil {
-		// Then it is settled first: a crash before the rest leaves something behind, but loses nothing.
-		if _, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); err != nil {
-			e.log.Error("vm has gone on, and the journal does not take it", "vm", m.id, "err", err)
-			return nil
-		}
-		settled = true
-	}
-	if err := e.durable(ctx); err != nil { // until then, the VM may still be in its earlier state after a power cut
-		return err
-	}
-	e.tidy(m, files...)
-	e.dropSlept(ctx, m, id)
-	if !settled {
-		e.settleGone(ctx, m)
-	}
-	return nil
+var wakeOperation = operation[*wake]{
+	name: opWake, told: true, recall: recallWake, release: (*wake).release,
+	steps: []step[*wake]{
+		{word: stepLaunch, run: (*wake).launch, undo: (*wake).undo, recover: (*wake).recoverLaunch},
+		{word: stepAnswer, run: (*wake).answer, undo: (*wake).undoAnswer, recover: (*wake).recoverAnswer, lasting: true},
+		{word: stepClean, run: (*wake).clean, undo: (*wake).undoClean, recover: (*wake).recoverClean},
+	},
 }
 
-// settleGone settles the operation of m, which has resumed and whose record says so. If the journal fails, the next
-// operation or recovery does what is left.
-func (e *Engine) settleGone(ctx context.Context, m *machine) {
-	if _, err := e.commit(ctx, m, e.journal.Settle, func(*vm.Record) {}); err != nil {
-		e.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
-	}
+func recallWake(m *machine, in journal.Intent) (*wake, error) {
+	args, err := argsOfSnapshot(in)
+	w := &wake{machine: m, was: m.record()}
+	w.was.State, w.was.Snapshot, w.was.Disks = vm.StateHibernated, args.Snapshot, below(w.was.Disks)
+	return w, err
 }
 
-// damaged adds to err what to do, if err says that the files of x are damaged.
-func damaged(x snapshot.Snapshot, err error) error {
-	if !errdefs.Is(err, errdefs.DataLoss) {
-		return err
-	}
-	return fmt.Errorf("snapshot %s is damaged: %w; it is kept: bring another copy of it, from a registry or a backup, or go on from another snapshot", x.Name, err)
+// launch resumes the VM. It writes nothing to the journal before the process runs: until then the VM is hibernated.
+func (w *wake) launch(ctx context.Context) (outcome, error) {
+	done, err := w.resume(ctx)
+	return done, damaged(w.held.Snapshot(), err)
 }
 
-// unusable records that m cannot be woken because of err, if that is permanent. It changes nothing else.
-func (e *Engine) unusable(ctx context.Context, m *machine, err error) (vm.Record, error) {
-	r := m.record()
-	if !errdefs.Is(err, errdefs.DataLoss) {
-		return r, err
+func (w *wake) resume(ctx context.Context) (outcome, error) {
+	r := w.record()
+	if err := w.dirs.make(w.id); err != nil { // a reboot of the host removes the runtime folder
+		return outcome{}, err
 	}
-	if x, known := e.snapshots.Get(ctx, r.Snapshot); known == nil {
-		err = damaged(x, err)
-	}
-	if _, failed := e.commit(ctx, m, e.journal.Update, func(r *vm.Record) { r.Reason, r.Message = vm.ReasonDataLoss, err.Error() }); failed != nil {
-		e.log.Error("damage of the saved state not recorded", "vm", m.id, "err", failed)
-	}
-	return m.record(), err
-}
-
-// resumeSleeping resumes m from h. It writes nothing to the journal before the process runs: until then the VM is
-// hibernated.
-func (e *Engine) resumeSleeping(ctx context.Context, m *machine, h snapshot.Held, accel vm.Accel, back *undo.Stack) (vm.Record, error) {
-	r := m.record()
-	if err := e.makeDirs(m.id); err != nil { // a reboot of the host removes the runtime folder
-		return r, err
-	}
-	nics, err := e.attach(ctx, r, back, false)
+	nics, err := w.nics.attach(ctx, r, &w.back, false)
 	if err != nil {
-		return r, err
+		return outcome{}, err
 	}
 	// A failed attempt may have let the guest write, so each attempt begins with its own overlays.
-	disks, _, err := e.overlaysOn(ctx, m)
+	disks, _, err := w.overlaysOn(ctx)
 	if err != nil {
-		return r, err
+		return outcome{}, err
 	}
 	known := macsOf(r.NICs)
-	r.NICs, r.Disks, r.Spec.Accel = nics, disks, accel
+	r.NICs, r.Disks, r.Spec.Accel = nics, disks, w.accel
 	if r.Resume == nil || !r.Resume.Clone { // a clone that has not received its identity remains a clone
-		r.Resume = &vm.Resume{Fresh: h.Snapshot().Fresh}
+		r.Resume = &vm.Resume{Fresh: w.held.Snapshot().Fresh}
 		if r.ImageType == vm.ImageOCI && !slices.Equal(macsOf(nics), known) { // the network chose other MACs after a host restart
 			r.Resume.Clone, r.Resume.MACs, r.Cloned = true, known, true
 		}
 	}
-	incoming := incomingOf(h)
+	incoming := incomingOf(w.held)
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
 	startedAt, restarts := r.StartedAt, r.Restarts
-	return e.launchProcess(ctx, m, r, launchOptions{
-		ready: e.syncing(m.id, disks), incoming: incoming, log: m.log.Resume, done: e.step(stepAnswer),
+	return w.launchProcess(ctx, r, launchOptions{
+		ready: w.dirs.syncing(w.id, disks), incoming: incoming, log: w.logs.Main.Resume,
 		change: func(to *vm.Record) {
 			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
 			to.StartedAt, to.Restarts = startedAt, restarts // for the guest there was no interruption
 		},
-	}, back)
+	}, &w.back)
 }
 
 func macsOf(nics []vm.NIC) (macs []string) {
@@ -180,43 +128,128 @@ func macsOf(nics []vm.NIC) (macs []string) {
 	return macs
 }
 
-// undoWake leaves m hibernated, as its earlier record was, after an attempt to wake it failed with cause.
-func (e *Engine) undoWake(ctx context.Context, m *machine, was vm.Record, back *undo.Stack, cause error) (vm.Record, error) {
-	if err := back.Run(ctx); err != nil {
+// answer waits for the guest. The caller may go away: the VM is awake or hibernated in the end.
+func (w *wake) answer(context.Context) (outcome, error) {
+	w.back.Release() // from here the process is on record
+	x := w.held.Snapshot()
+	if err := w.proven(x.Live && x.Record.AgentReady); err != nil {
+		return outcome{}, err
+	}
+	w.answered = true
+	w.held.Release()
+	return outcome{}, nil
+}
+
+func (w *wake) clean(ctx context.Context) (outcome, error) {
+	done, err := w.aftermath.clean(ctx, w.machine, w.was.Snapshot)
+	done.then = w.shorten
+	return done, err
+}
+
+// undo leaves the VM hibernated, as it was before.
+func (w *wake) undo(ctx context.Context, cause error) error {
+	if err := w.back.Run(ctx); err != nil {
 		cause = errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
-	change := func(r *vm.Record) {
+	was := w.was
+	_ = w.settleAssumed(ctx, opWake, func(r *vm.Record) {
 		r.State, r.Snapshot, r.Disks, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Resume, was.Cloned
 		r.Containers, r.ExitCode = was.Containers, was.ExitCode
 		r.Handle, r.PID, r.AgentReady, r.Reason, r.Message = nil, 0, false, vm.ReasonWakeFailed, cause.Error()
 		if errdefs.Is(cause, errdefs.DataLoss) {
 			r.Reason = vm.ReasonDataLoss
 		}
-	}
-	if _, err := e.commit(ctx, m, e.journal.Settle, change); err != nil {
-		e.log.Error("vm hibernated still, and the journal does not take it", "vm", m.id, "err", err)
-		e.assume(m, change)
-	}
-	e.tidy(m)
-	return m.record(), cause
+	})
+	w.tidy()
+	return cause
 }
 
-// cleanUp removes the snapshot that m was hibernated in, now that it runs, and settles the operation.
-func (e *Engine) cleanUp(ctx context.Context, m *machine, id string) error {
-	if err := e.durable(ctx); err != nil { // until then, the VM may still be in the snapshot after a power cut
+// undoAnswer ends the process of a guest that does not answer, and leaves the VM hibernated. What the guest wrote is
+// removed with its overlays.
+func (w *wake) undoAnswer(ctx context.Context, cause error) error {
+	if w.answered {
+		return w.cleanUnsettled(ctx, w.machine, w.was.Snapshot)
+	}
+	if err := w.retire(ctx); err != nil {
+		w.fail(ctx, opWake, vm.ReasonWakeFailed, err)
 		return err
 	}
-	e.dropSlept(ctx, m, id)
-	e.settleGone(ctx, m)
-	return nil
+	return w.undo(ctx, cause)
 }
 
-// dropSlept removes the snapshot id that m was hibernated in, "" for none.
-func (e *Engine) dropSlept(ctx context.Context, m *machine, id string) {
-	if id == "" {
-		return
+func (w *wake) undoClean(_ context.Context, err error) error { return w.aftermath.undo(w.machine, err) }
+
+func (w *wake) release() {
+	if w.held != nil {
+		w.held.Release()
 	}
-	if err := e.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
-		e.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)
+}
+
+func (w *wake) recoverLaunch(ctx context.Context) (next string, err error) {
+	return w.recover(ctx, stepLaunch)
+}
+
+func (w *wake) recoverAnswer(ctx context.Context) (next string, err error) {
+	return w.recover(ctx, stepAnswer)
+}
+
+func (w *wake) recoverClean(ctx context.Context) (next string, err error) {
+	return w.recover(ctx, stepClean)
+}
+
+// recover finishes waking a VM whose process is on record and runs; if it was about to answer, it goes on to wait for
+// that. A VM that was awake and whose process has ended is stopped, and any other is still hibernated.
+func (w *wake) recover(ctx context.Context, at string) (next string, err error) {
+	r, slept := w.record(), w.was.Snapshot
+	if err := w.reattach(ctx); err != nil {
+		return "", err
 	}
+	there, err := w.committed(ctx, w.id, slept)
+	if run := w.run.Load(); run != nil {
+		if err := run.Unpause(ctx); err != nil {
+			return "", err
+		}
+		if err == nil && at == stepAnswer && there {
+			w.held, err = w.snapshots.Hold(ctx, slept)
+			return stepAnswer, err
+		}
+		if err != nil {
+			w.log.Warn("snapshot of a vm that runs again not removed", "vm", w.id, "snapshot", slept, "err", err)
+			slept = ""
+		}
+		if err := w.durable(ctx); err != nil { // until then, the VM may still be in the snapshot after a power cut
+			return "", err
+		}
+		w.dropSlept(ctx, slept)
+		w.settleFailed(ctx, opWake, same)
+		w.tidy()
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if len(r.Handle) > 0 && (at == stepClean || r.AgentReady || !there) {
+		return "", w.adoptAndSettle(ctx)
+	}
+	return "", w.recoverHibernated(ctx)
+}
+
+// recoverHibernated records that the VM, which has no process, is hibernated as before the attempt to wake it.
+func (w *wake) recoverHibernated(ctx context.Context) error {
+	r := w.record()
+	if err := w.reap(ctx); err != nil {
+		return err
+	}
+	if err := w.nics.detachAll(ctx, r); err != nil {
+		return err
+	}
+	err := w.settle(ctx, func(to *vm.Record) {
+		if len(r.Handle) > 0 {
+			to.Disks = w.was.Disks
+		}
+		to.State, to.Snapshot, to.Handle, to.PID, to.AgentReady = vm.StateHibernated, w.was.Snapshot, nil, 0, false
+		to.Reason, to.Message = vm.ReasonWakeFailed, "waking it was cut off when cocoond ended; wake it again"
+	})
+	w.tidy()
+	return err
 }

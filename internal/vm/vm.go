@@ -263,6 +263,9 @@ type Resume struct {
 	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, if it has grown since the state was saved
 }
 
+// OfDisk reports whether the reason of a running VM is a fault of its disks.
+func OfDisk(reason string) bool { return reason == ReasonDiskFull || reason == ReasonDiskError }
+
 // Itself reports whether r's guest uses its own interfaces. False means that the guest still uses those of the VM whose
 // state it resumed from, so an answer from its address does not come from this VM.
 func (r Record) Itself() bool {

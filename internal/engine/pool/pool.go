@@ -1,18 +1,24 @@
-package engine
+// Package pool keeps clones of snapshots ready, so that a clone need not wait until its guest has resumed. It decides
+// which entries there are and has them made and removed; what an entry consists of is the affair of its Maker.
+package pool
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/engine/process"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// PoolStats is the state of the pool of clones that are kept ready.
-type PoolStats struct {
+// Stats is the state of the pool of clones that are kept ready.
+type Stats struct {
 	Entries int    // that are ready
 	Memory  int64  // bytes of their guests' memory
 	Hits    uint64 // clones that came from the pool
@@ -32,13 +38,13 @@ func shapeOf(r vm.Record) shape {
 	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, fmt.Sprintf("%q", r.Spec.NICs)}
 }
 
-// entry is a clone that nobody has requested yet. Its guest has already taken an identity once, so that the code for
+// Entry is a clone that nobody has requested yet. Its guest has already taken an identity once, so that the code for
 // this is translated and in memory; it has no carrier and is paused. It is a VM in everything but the journal and the
 // index: it has an ID, and everything that it has on this host is found by it.
-type entry struct {
-	id   vm.ID
-	inst hypervisor.Instance
-	rec  vm.Record // with its disks and NICs
+type Entry struct {
+	ID   vm.ID
+	Inst hypervisor.Instance
+	Rec  vm.Record // with its disks and NICs
 }
 
 // template is a shape in which VMs are cloned.
@@ -47,15 +53,30 @@ type template struct {
 	memory int64        // bytes of each guest
 	spec   vm.CloneSpec // latest request for this shape
 	used   time.Time
-	ready  []*entry
+	ready  []*Entry
 	failed bool // the last entry could not be made, and no VM was cloned since
 }
 
-// pool keeps entries of the most recently used templates, as many as its memory allows. It only decides; it starts
-// nothing.
-type pool struct {
-	size   int   // entries of each template; 0: no pool
-	memory int64 // bytes for all guests together
+// Config is how much the pool may keep.
+type Config struct {
+	Size   int           // entries of each template; 0: no pool
+	Memory int64         // bytes for all guests together
+	Pause  time.Duration // from a clone until the pool is refilled, so that callers waiting for a clone come first
+	Log    *slog.Logger
+}
+
+// Maker makes and removes entries.
+type Maker interface {
+	// Make makes an entry of a snapshot as spec says, except for its name. If it fails, nothing remains.
+	Make(ctx context.Context, snapshot string, spec vm.CloneSpec) (*Entry, error)
+	// Discard ends an entry and removes what it has, whatever becomes of ctx.
+	Discard(ctx context.Context, en *Entry)
+}
+
+// Pool keeps entries of the most recently used templates, as many as its memory allows. It is safe for concurrent use.
+type Pool struct {
+	cfg   Config
+	maker Maker
 
 	mu           sync.Mutex
 	templates    map[shape]*template
@@ -73,14 +94,19 @@ type filling struct {
 	done   chan struct{} // closed when the entry is in the pool, or nothing of it is left
 }
 
-func newPool(size int, memory int64) pool {
-	return pool{size: size, memory: memory, templates: map[shape]*template{}}
+// New returns an empty pool.
+func New(cfg Config, maker Maker) *Pool {
+	return &Pool{cfg: cfg, maker: maker, templates: map[shape]*template{}}
 }
 
-func (p *pool) stats() PoolStats {
+// Enabled reports whether the pool may have entries at all.
+func (p *Pool) Enabled() bool { return p.cfg.Size > 0 }
+
+// Stats returns the state of the pool.
+func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := PoolStats{Hits: p.hits, Misses: p.misses}
+	s := Stats{Hits: p.hits, Misses: p.misses}
 	for _, t := range p.templates {
 		s.Entries += len(t.ready)
 		s.Memory += int64(len(t.ready)) * t.memory
@@ -88,11 +114,11 @@ func (p *pool) stats() PoolStats {
 	return s
 }
 
-// take returns an entry of a shape, nil if there is none.
-func (p *pool) take(s shape) *entry {
+// Take returns an entry that r, which is about to be cloned, may become; nil if there is none.
+func (p *Pool) Take(r vm.Record) *Entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t := p.templates[s]
+	t := p.templates[shapeOf(r)]
 	if t == nil || len(t.ready) == 0 {
 		return nil
 	}
@@ -101,9 +127,9 @@ func (p *pool) take(s shape) *entry {
 	return en
 }
 
-// used records that a VM was cloned as spec says, from the pool or not. It reports whether the caller must start to
-// fill the pool.
-func (p *pool) used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
+// Used records that a VM was cloned as spec says, from the pool or not. It reports whether the caller must start
+// Fill.
+func (p *Pool) Used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if hit {
@@ -127,7 +153,7 @@ func (p *pool) used(r vm.Record, spec vm.CloneSpec, hit bool) bool {
 
 // next returns what to do: the entries that no longer fit, and the template that lacks an entry. If there is neither,
 // nobody fills the pool from then on.
-func (p *pool) next() (fill *template, surplus []*entry) {
+func (p *Pool) next() (fill *template, surplus []*Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	order := make([]*template, 0, len(p.templates))
@@ -135,9 +161,9 @@ func (p *pool) next() (fill *template, surplus []*entry) {
 		order = append(order, t)
 	}
 	slices.SortFunc(order, func(a, b *template) int { return cmp.Compare(b.used.UnixNano(), a.used.UnixNano()) })
-	left := p.memory
+	left := p.cfg.Memory
 	for _, t := range order {
-		room := int(min(int64(p.size), left/max(t.memory, 1)))
+		room := int(min(int64(p.cfg.Size), left/max(t.memory, 1)))
 		left -= int64(room) * t.memory
 		if len(t.ready) > room {
 			surplus = append(surplus, t.ready[room:]...)
@@ -156,7 +182,7 @@ func (p *pool) next() (fill *template, surplus []*entry) {
 }
 
 // begin records that an entry of t is being made. It returns nil if nobody wants it any more.
-func (p *pool) begin(t *template, cancel func()) *filling {
+func (p *Pool) begin(t *template, cancel func()) *filling {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.templates[t.shape] != t {
@@ -167,7 +193,7 @@ func (p *pool) begin(t *template, cancel func()) *filling {
 }
 
 // end adds the entry that was made, nil if it could not be made. It returns an entry that nobody wants any more.
-func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
+func (p *Pool) end(f *filling, en *Entry) (surplus []*Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.filling = nil
@@ -177,7 +203,7 @@ func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 	case p.templates[f.of.shape] == f.of:
 		f.of.ready = append(f.of.ready, en)
 	default:
-		surplus = []*entry{en}
+		surplus = []*Entry{en}
 	}
 	p.leave(surplus)
 	return surplus
@@ -185,14 +211,14 @@ func (p *pool) end(f *filling, en *entry) (surplus []*entry) {
 
 // leave records that surplus is about to be removed. Preconditions: mu is held; the surplus before it has been
 // removed.
-func (p *pool) leave(surplus []*entry) {
+func (p *Pool) leave(surplus []*Entry) {
 	if len(surplus) > 0 {
 		p.leaving = make(chan struct{})
 	}
 }
 
 // left records that the surplus of next or end has been removed.
-func (p *pool) left() {
+func (p *Pool) left() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.leaving != nil {
@@ -204,7 +230,7 @@ func (p *pool) left() {
 // drop removes the templates of a snapshot, "" for all. It returns their entries; the entry that is being made, after
 // cancelling it; and a channel that closes when the surplus, of any snapshot, has been removed. The last two may be
 // nil.
-func (p *pool) drop(snapshot string) (entries []*entry, made *filling, leaving <-chan struct{}) {
+func (p *Pool) drop(snapshot string) (entries []*Entry, made *filling, leaving <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s, t := range p.templates {
@@ -218,4 +244,68 @@ func (p *pool) drop(snapshot string) (entries []*entry, made *filling, leaving <
 		f.cancel()
 	}
 	return entries, made, p.leaving
+}
+
+// Fill makes the missing entries of the pool, one after the other, until none is missing or ctx ends.
+func (p *Pool) Fill(ctx context.Context) {
+	process.Pause(p.cfg.Pause, ctx.Done(), nil)
+	for ctx.Err() == nil {
+		t, surplus := p.next()
+		p.discard(ctx, surplus)
+		p.left()
+		if t != nil {
+			p.fillOne(ctx, t)
+		} else if len(surplus) == 0 {
+			return
+		}
+	}
+}
+
+func (p *Pool) fillOne(ctx context.Context, t *template) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f := p.begin(t, cancel)
+	if f == nil {
+		return
+	}
+	defer close(f.done)
+	began := time.Now()
+	en, err := p.maker.Make(ctx, t.shape.snapshot, f.spec)
+	if err != nil {
+		if ctx.Err() == nil {
+			p.cfg.Log.Warn("no clone made for the pool", "snapshot", t.shape.snapshot, "err", err)
+		}
+		en = nil
+	} else {
+		p.cfg.Log.Debug("clone made for the pool", "vm", en.ID, "snapshot", t.shape.snapshot, "dur", time.Since(began))
+	}
+	p.discard(ctx, p.end(f, en))
+	p.left()
+}
+
+// Empty removes the entries of a snapshot, "" for all, so that nothing holds it.
+func (p *Pool) Empty(ctx context.Context, snapshot string) {
+	entries, made, leaving := p.drop(snapshot)
+	if made != nil {
+		<-made.done
+	}
+	if leaving != nil {
+		<-leaving
+	}
+	p.discard(ctx, entries)
+}
+
+func (p *Pool) discard(ctx context.Context, entries []*Entry) {
+	for _, en := range entries {
+		p.maker.Discard(ctx, en)
+	}
+}
+
+// Resume resumes the guest of an entry.
+func (en *Entry) Resume(ctx context.Context) error {
+	pauser, ok := hypervisor.As[hypervisor.Pauser](en.Inst)
+	if !ok {
+		return errdefs.Unsupportedf("its driver cannot have it go on")
+	}
+	return pauser.Resume(ctx)
 }

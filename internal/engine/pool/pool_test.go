@@ -1,4 +1,4 @@
-package engine
+package pool
 
 import (
 	"testing"
@@ -8,11 +8,11 @@ import (
 
 // The most recently used templates get the memory of the pool.
 func TestPoolOrder(t *testing.T) {
-	p := newPool(2, 5<<20)
+	p := New(Config{Size: 2, Memory: 5 << 20}, nil)
 	clone := func(snapshot string, mib int64) {
 		r := vm.Record{Snapshot: snapshot}
 		r.Spec.Memory = mib << 20
-		p.used(r, vm.CloneSpec{Snapshot: snapshot}, false)
+		p.Used(r, vm.CloneSpec{Snapshot: snapshot}, false)
 	}
 	// settle fills and evicts until there is nothing to do, and returns how many entries each snapshot has.
 	settle := func() map[string]int {
@@ -24,7 +24,7 @@ func TestPoolOrder(t *testing.T) {
 			}
 			if fill != nil {
 				if f := p.begin(fill, func() {}); f != nil {
-					p.end(f, &entry{})
+					p.end(f, &Entry{})
 				}
 			}
 		}
@@ -56,28 +56,28 @@ func TestPoolOrder(t *testing.T) {
 			}
 		}
 	}
-	if s := p.stats(); s.Entries != 3 || s.Memory != 5<<20 || s.Misses != 5 {
+	if s := p.Stats(); s.Entries != 3 || s.Memory != 5<<20 || s.Misses != 5 {
 		t.Errorf("the pool is %+v", s)
 	}
 	entries, _, _ := p.drop("a")
-	if len(entries) != 2 || p.take(shape{snapshot: "a", nics: "[]"}) != nil || p.take(shape{snapshot: "c", nics: "[]"}) == nil {
+	if len(entries) != 2 || p.Take(vm.Record{Snapshot: "a"}) != nil || p.Take(vm.Record{Snapshot: "c"}) == nil {
 		t.Error("the wrong entries were dropped")
 	}
 }
 
 // The removal of a snapshot waits for entries that are being removed for lack of room.
 func TestPoolSurplus(t *testing.T) {
-	p := newPool(1, 1<<20)
+	p := New(Config{Size: 1, Memory: 1 << 20}, nil)
 	for _, snapshot := range []string{"a", "b"} {
 		r := vm.Record{Snapshot: snapshot}
 		r.Spec.Memory = 1 << 20
-		p.used(r, vm.CloneSpec{Snapshot: snapshot}, false)
+		p.Used(r, vm.CloneSpec{Snapshot: snapshot}, false)
 		fill, surplus := p.next()
 		if fill == nil || fill.shape.snapshot != snapshot {
 			t.Fatalf("after %s there is %+v to do", snapshot, fill)
 		}
 		if snapshot == "a" {
-			p.end(p.begin(fill, func() {}), &entry{})
+			p.end(p.begin(fill, func() {}), &Entry{})
 		} else if len(surplus) != 1 {
 			t.Fatalf("%d entries are surplus, want that of a", len(surplus))
 		}

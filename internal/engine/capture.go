@@ -1,0 +1,278 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+const (
+	freezeTimeout = 30 * time.Second // how long a guest may take to freeze or thaw its file systems
+	settleTimeout = 2 * time.Second  // how long it may take to settle: one that always writes to its disks never does
+)
+
+// capture takes a snapshot of one VM: the part that save and hibernate share.
+type capture struct {
+	*machine
+	proc    *run                   // nil: only its disks are saved
+	driver  hypervisor.Snapshotter // of proc
+	freezer guest.Freezer          // nil: its file systems are not frozen
+	hold    bool                   // the guest stays paused
+	fresh   bool                   // the guest may not have been set up since it booted
+	draft   snapshot.Draft
+}
+
+// capture determines how m can be saved, or returns why it cannot.
+func (m *machine) capture(quiesce bool) (capture, error) {
+	r := m.record()
+	c := capture{machine: m}
+	if err := roomOnTop(r); err != nil {
+		return c, err
+	}
+	switch r.State {
+	case vm.StateCreated, vm.StateStopped:
+		return c, nil
+	case vm.StateRunning:
+	case vm.StateHibernated:
+		return c, errdefs.Preconditionf("it is hibernated in snapshot %s; export that, or wake it first", r.Snapshot)
+	default:
+		return c, broken(r)
+	}
+	if r.Reason == vm.ReasonDiskFull {
+		return c, errdefs.Preconditionf("it cannot be saved now: %s", r.Message)
+	}
+	c.proc, c.fresh = m.run.Load(), fresh(r)
+	if c.proc == nil || c.proc.Over() {
+		return c, errdefs.Preconditionf("its process has just ended; try again")
+	}
+	var ok bool
+	if c.driver, ok = hypervisor.As[hypervisor.Snapshotter](c.proc.Inst); !ok {
+		return c, errdefs.Unsupportedf("driver %s cannot save a running VM; stop it first", r.Driver)
+	}
+	if !quiesce {
+		return c, nil
+	}
+	agent, ready, _ := c.proc.link.Peek()
+	if !ready {
+		return c, errdefs.Preconditionf("its guest's agent does not answer, which would freeze the file systems; wait for it, or save without quiescing")
+	}
+	if c.freezer, ok = agent.(guest.Freezer); !ok {
+		return c, errdefs.Unsupportedf("its guest's agent cannot freeze file systems; save without quiescing")
+	}
+	return c, nil
+}
+
+// shoot saves the VM into the draft under the open intent and completes x. On error the guest runs as before, unless it was to
+// be held; then it may be paused.
+func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snapshot, error) {
+	if c.proc != nil && c.record().Resume != nil { // memory and record must have the same identity of the guest
+		leave, err := c.proc.link.Identity.Take(ctx)
+		if err != nil {
+			return x, err
+		}
+		defer leave()
+	}
+	frozen := c.record().Disks
+	overlays, err := c.overlay(ctx)
+	if err != nil {
+		return x, err
+	}
+	if c.proc != nil {
+		base, err := c.draft.Base(ctx, relatedSnapshots(c.record())...)
+		if err != nil {
+			return x, err
+		}
+		saved, quiesced, err := c.saveMemory(ctx, c.draft.Dir(), base != "", overlays)
+		if err != nil {
+			return x, err
+		}
+		if saved.Delta {
+			x.MemoryBase = base
+		}
+		x.Live, x.Machine, x.Pause, x.Method, x.Quiesced, x.Fresh = true, saved.Machine, saved.Pause, saved.Method, quiesced, c.fresh
+	}
+	if x.Disks, err = linkDisks(ctx, c.draft, c.record(), frozen); err != nil {
+		return x, err
+	}
+	describe(&x, c.record())
+	x.ImageManifest = c.manifestOf(ctx, x.ImageDigest)
+	for i := range x.Record.Containers {
+		r := &x.Record.Containers[i]
+		r.ImageManifest = c.manifestOf(ctx, r.ImageDigest)
+	}
+	return c.draft.Commit(ctx, x)
+}
+
+// overlay puts an empty overlay on each writable disk of m, records them and returns them for the driver.
+//
+// They are recorded before the guest writes to them. That is safe after any crash: until the guest writes, they are
+// empty and the disk below them has the same content; once it writes, the record leads to what it wrote.
+func (c *capture) overlay(ctx context.Context) ([]hypervisor.DiskOverlay, error) {
+	disks, overlays, err := c.overlaysOn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.dirs.syncing(c.id, disks)(); err != nil {
+		return nil, err
+	}
+	if _, err := c.commit(ctx, c.step(stepSave), func(r *vm.Record) { r.Disks = disks }); err != nil {
+		return nil, err
+	}
+	return overlays, c.durable(ctx)
+}
+
+// overlaysOn creates an empty overlay for each writable disk of m, with a name that was never used before.
+func (m *machine) overlaysOn(ctx context.Context) (disks []vm.Disk, overlays []hypervisor.DiskOverlay, err error) {
+	disks = slices.Clone(m.record().Disks)
+	for i, d := range disks {
+		if d.ReadOnly {
+			continue
+		}
+		over, err := m.snapshots.Overlay(ctx, d, m.dirs.state(m.id), topPrefix+string(vm.NewID())+".qcow2")
+		if err != nil {
+			return nil, nil, fmt.Errorf("make an overlay on disk %s: %w", d.Serial, err)
+		}
+		disks[i] = over
+		overlays = append(overlays, hypervisor.DiskOverlay{Serial: d.Serial, Disk: over})
+	}
+	return disks, overlays, nil
+}
+
+// saveMemory makes the driver save the guest and switch its disks, with its file systems frozen if c can do that.
+func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
+	plan := hypervisor.SavePlan{
+		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold,
+	}
+	if based {
+		plan.Base = dir + "/" + snapshot.FileBase
+	}
+	c.settleGuest(ctx)
+	if c.freezer != nil {
+		limited, cancel := context.WithTimeout(ctx, freezeTimeout)
+		defer cancel()
+		thaw := sync.OnceFunc(func() { c.thaw(ctx) })
+		defer thaw()
+		plan.Taken = thaw
+		if _, err := c.freezer.Freeze(limited); err != nil {
+			return s, false, errdefs.Preconditionf("freeze the guest's file systems: %w; save without quiescing", err)
+		}
+		quiesced = true
+	}
+	c.proc.Held.Store(true)
+	s, err = c.driver.Save(ctx, plan)
+	c.proc.Held.Store(c.hold)
+	if err != nil {
+		return s, false, fmt.Errorf("save its memory: %w", err)
+	}
+	return s, quiesced, nil
+}
+
+// settleGuest lets a guest settle that others will resume from. A guest whose agent cannot do that is saved as it is.
+func (c *capture) settleGuest(ctx context.Context) {
+	agent, ready, _ := c.proc.link.Peek()
+	settler, ok := agent.(guest.Settler)
+	if c.hold || !ready || !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	began := time.Now()
+	err := settler.Settle(ctx)
+	c.log.Debug("guest settled", "vm", c.id, "dur", time.Since(began), "err", err)
+}
+
+// thaw runs even if the caller has gone away: otherwise the guest thaws itself, but only after a while.
+func (c *capture) thaw(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTimeout)
+	defer cancel()
+	if _, err := c.freezer.Thaw(ctx); err != nil {
+		c.log.Warn("file systems of guest not thawed; it does so itself within a minute", "vm", c.id, "err", err)
+	}
+}
+
+// discard removes what an unfinished snapshot left.
+func (c *capture) discard() {
+	if err := c.draft.Discard(); err != nil {
+		c.log.Warn("unfinished snapshot not removed", "vm", c.id, "err", err)
+	}
+}
+
+// manifestOf returns the digest by which the origin of an image knows it; "" if unknown: then a clone elsewhere has
+// to find the image by its name.
+func (n *node) manifestOf(ctx context.Context, digest string) string {
+	img, err := n.images.Get(vm.OnBehalf(ctx, vm.Owner{}), digest) // the VM uses it already
+	if err != nil {
+		return ""
+	}
+	return img.Digest
+}
+
+// relatedSnapshots returns the snapshots whose memory is most like that of r: those taken of it, the newest first,
+// then the one that it was resumed from.
+func relatedSnapshots(r vm.Record) []string {
+	ids := slices.Clone(r.SnapshotIDs)
+	slices.Reverse(ids)
+	if r.Snapshot != "" {
+		ids = append(ids, r.Snapshot)
+	}
+	return ids
+}
+
+// fresh reports whether the running guest of r has, as far as is known, not been set up since it booted. Setting up a
+// guest again changes nothing.
+func fresh(r vm.Record) bool {
+	switch {
+	case r.ImageType != vm.ImageOCI:
+		return false
+	case r.Resume != nil && (r.Cloned || !r.Resume.Clone):
+		return r.Resume.Fresh
+	}
+	return !r.AgentReady
+}
+
+// describe fills in what a snapshot of r says about it.
+func describe(x *snapshot.Snapshot, r vm.Record) {
+	x.Image, x.ImageDigest, x.ImageType = r.Spec.Image, r.ImageDigest, r.ImageType
+	if r.ImageType != vm.ImageOCI {
+		x.ImageBlobIDs = []string{r.ImageDigest}
+	}
+	x.Hypervisor, x.Boot = r.Driver, r.Boot
+	x.CPU, x.Memory, x.Storage, x.NICs = r.Spec.CPUs, r.Spec.Memory, r.Spec.Storage, len(r.Spec.NICs)
+	x.Owner, x.Source = r.Owner, snapshot.Source{VMID: r.ID, VMName: r.Spec.Name}
+	x.Record = inheritance(r)
+	x.NIC = x.Record.NICs
+	if len(x.NIC) > 0 {
+		x.Network = x.NIC[0].Network
+	}
+}
+
+// inheritance returns what a clone may know of the VM whose state it resumes from: what was requested and what its
+// guest knows, but nothing about this host or the callers.
+func inheritance(r vm.Record) vm.Record {
+	r = r.Clone()
+	nics := slices.Clone(r.NICs)
+	for i := range nics {
+		nics[i].Tap, nics[i].NetNS = "", ""
+		if r.Resume != nil && i < len(r.Resume.MACs) { // it does not have its own MAC yet
+			nics[i].MAC = r.Resume.MACs[i]
+		}
+	}
+	var disks []vm.Disk
+	for _, d := range r.Disks {
+		disks = append(disks, vm.Disk{Format: d.Format, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role})
+	}
+	r.Spec.Labels = nil
+	return vm.Record{
+		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
+		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted, AgentReady: r.AgentReady,
+		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt, Containers: r.Containers,
+	}
+}

@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// drivers are the hypervisors of this node, by name.
+type drivers map[string]hypervisor.Driver
+
+func (ds drivers) get(name string) (hypervisor.Driver, error) {
+	if d := ds[name]; d != nil {
+		return d, nil
+	}
+	return nil, errdefs.Invalidf("no hypervisor driver is called %q; there is %s", name, ds.names())
+}
+
+// names lists the drivers for a message.
+func (ds drivers) names() string { return list(slices.Collect(maps.Keys(ds))) }
+
+// list joins all for a message.
+func list(all []string) string {
+	if len(all) == 0 {
+		return "none"
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// reap ends a process of r that nobody watches: the one of the handle, and any that was launched in dir without
+// leaving a handle.
+func (ds drivers) reap(ctx context.Context, r vm.Record, dir string) error {
+	d, err := ds.get(r.Driver)
+	if err != nil {
+		return err
+	}
+	if len(r.Handle) > 0 {
+		inst, err := d.Adopt(ctx, hypervisor.Handle(r.Handle))
+		if err == nil {
+			err = errors.Join(inst.Kill(ctx), inst.Close())
+		}
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsInvalid(err) {
+			return err
+		}
+	}
+	return d.Reap(ctx, r.ID, dir)
+}
+
+// reapUnknown ends every process that any driver may have launched for id in dir.
+func (ds drivers) reapUnknown(ctx context.Context, id vm.ID, dir string) error {
+	for _, d := range ds {
+		if err := d.Reap(ctx, id, dir); err != nil {
+			return fmt.Errorf("end its process of driver %s: %w", d.Name(), err)
+		}
+	}
+	return nil
+}
+
+// seek returns the processes of VMs that the journal does not know.
+func (ds drivers) seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
+	pids := map[vm.ID][]int{}
+	for _, d := range ds {
+		seeker, ok := hypervisor.As[hypervisor.Seeker](d)
+		if !ok {
+			continue
+		}
+		found, err := seeker.Seek(ctx, ids)
+		if err != nil {
+			return nil, fmt.Errorf("look for processes of driver %s: %w", d.Name(), err)
+		}
+		maps.Copy(pids, found)
+	}
+	return pids, nil
+}
+
+// lastExit asks the driver how the process of r ended, which nobody watched.
+func (ds drivers) lastExit(ctx context.Context, r vm.Record) ending {
+	d, err := ds.get(r.Driver)
+	if err != nil {
+		return ending{lost: true}
+	}
+	t, ok := hypervisor.As[hypervisor.ExitTeller](d)
+	if !ok {
+		return ending{lost: true}
+	}
+	exit, err := t.LastExit(ctx, hypervisor.Handle(r.Handle))
+	return ending{exit: exit, lost: err != nil}
+}
+
+// resumable refuses saved state that cannot resume here, and returns the accelerator with which it can. An emulated
+// guest stays emulated, even if something better is available now.
+func (ds drivers) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
+	d := ds[x.Hypervisor]
+	if d == nil {
+		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, ds.names())
+	}
+	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
+	if !ok {
+		return accel, errdefs.Unsupportedf("driver %s cannot go on from saved memory; clone it cold", d.Name())
+	}
+	host, err := teller.Machine(ctx, accel)
+	if err != nil {
+		return accel, err
+	}
+	err = x.Machine.Resumes(host)
+	if err != nil && accel == vm.AccelAuto && x.Machine.Accel == vm.AccelTCG && host.Accel != vm.AccelTCG {
+		return ds.resumable(ctx, x, vm.AccelTCG)
+	}
+	return accel, err
+}

@@ -1,0 +1,89 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+
+	"cocoonstack.io/cocoon/internal/engine/pool"
+	"cocoonstack.io/cocoon/internal/engine/session"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// node is what all VMs of the engine share: its settings, its collaborators, and the VMs themselves.
+type node struct {
+	cfg       Config
+	log       *slog.Logger
+	journal   journal.Journal
+	records   Records // nil: none
+	drivers   drivers
+	images    image.Store
+	nics      nics
+	agents    map[vm.ImageType]guest.Connector // nil values: none
+	seeds     image.Seeder                     // nil: none
+	snapshots snapshot.Store                   // nil: none
+	roomIn    func(dir string) (Room, error)
+
+	dirs folders
+	vms  *index
+	life *life
+	pool *pool.Pool
+}
+
+func newNode(cfg Config, deps Deps) *node {
+	n := &node{
+		cfg: cfg, log: deps.Log, journal: deps.Journal, records: deps.Records, drivers: deps.Drivers, images: deps.Images,
+		nics:   nics{deps.Networks, cfg.DefaultNetwork, deps.Log},
+		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
+		seeds:  deps.Seeds, snapshots: deps.Snapshots, roomIn: deps.Room,
+		dirs: newFolders(cfg), vms: newIndex(), life: newLife(),
+	}
+	if n.nics.Networks == nil {
+		n.nics.Networks = network.Fixed{}
+	}
+	if n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+		n.nics.log = n.log
+	}
+	if n.roomIn == nil {
+		n.roomIn = statfs
+	}
+	n.pool = pool.New(pool.Config{Size: cfg.PoolSize, Memory: cfg.PoolMemory, Pause: cfg.PoolPause, Log: n.log}, poolMaker{n})
+	return n
+}
+
+// sessions is how the node talks with guests.
+func (n *node) sessions() session.Config {
+	return session.Config{
+		AgentTimeout: n.cfg.AgentTimeout, PoweroffTimeout: n.cfg.PoweroffTimeout, Silence: n.cfg.Silence,
+		DrainTimeout: n.cfg.DrainTimeout, ReconnectMin: n.cfg.ReconnectMin, ReconnectMax: n.cfg.ReconnectMax,
+		SilentMax: n.cfg.SilentMax, Log: n.log,
+	}
+}
+
+// store returns the snapshot store, or Unsupported.
+func (n *node) store() (snapshot.Store, error) {
+	if n.snapshots == nil {
+		return nil, errdefs.Unsupportedf("this node keeps no snapshots")
+	}
+	return n.snapshots, nil
+}
+
+// removeStored removes the pool's entries of a snapshot, then the snapshot.
+func (n *node) removeStored(ctx context.Context, id string) error {
+	n.pool.Empty(ctx, id)
+	return n.snapshots.Remove(ctx, id)
+}
+
+// kept returns the row of a VM as its folder has it.
+func (n *node) kept(id vm.ID) (journal.Row, error) {
+	if n.records == nil {
+		return journal.Row{}, errdefs.NotFoundf("vm %s has no record in its folder", id)
+	}
+	return n.records.Kept(id)
+}

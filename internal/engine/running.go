@@ -1,0 +1,265 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/engine/process"
+	"cocoonstack.io/cocoon/internal/engine/session"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// launchOptions says how a process starts and what is recorded about it.
+type launchOptions struct {
+	ready    func() error         // waits for what must exist before the process is recorded; may be nil
+	inst     hypervisor.Instance  // already running; nil: one is launched
+	incoming *hypervisor.Incoming // saved state to resume from; nil: it boots
+	log      func() error         // begins the log, or continues it
+	change   func(*vm.Record)     // what else the process changes in the record; may be nil
+}
+
+// launchProcess starts the process of m as r says, which may be newer than m's record. Once its outcome is committed,
+// the process is watched.
+func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOptions, back *undo.Stack) (outcome, error) {
+	d, err := m.drivers.get(r.Driver)
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := f.log(); err != nil {
+		return outcome{}, err
+	}
+	back.Push(func(context.Context) error { m.logs.Finish(); return nil })
+	inst := f.inst
+	if inst == nil {
+		plan := planOf(r, m.dirs.run(m.id))
+		plan.Incoming = f.incoming
+		if inst, err = d.Launch(ctx, plan); err != nil {
+			return outcome{}, err
+		}
+		back.Push(func(ctx context.Context) error { return errors.Join(inst.Kill(ctx), inst.Close()) })
+	}
+	if f.ready != nil {
+		if err := f.ready(); err != nil {
+			return outcome{}, err
+		}
+	}
+	if err := m.dirs.born(m.id); err != nil {
+		return outcome{}, err
+	}
+	handle, pid, at := inst.Handle(), inst.PID(), now()
+	change := func(r *vm.Record) {
+		started(r, handle, pid, at)
+		if f.inst == nil && f.incoming == nil {
+			r.Containers = eachContainer(r.Containers, again)
+		}
+		if f.change != nil {
+			f.change(r)
+		}
+	}
+	return outcome{change: change, synced: true, then: func(context.Context) { m.attend(inst) }}, nil
+}
+
+// boot starts the process of m as its record says.
+func (m *machine) boot(ctx context.Context, back *undo.Stack) (outcome, error) {
+	return m.launchProcess(ctx, m.record(), launchOptions{log: m.logs.Main.Begin}, back)
+}
+
+// attend watches a running process from now on. Preconditions: the VM is held.
+func (m *machine) attend(inst hypervisor.Instance) {
+	p := process.New(m.id, inst, m.dirs.run(m.id))
+	kind := m.record().ImageType
+	agent, dial := m.agents[kind], guest.Dial(nil)
+	if d, ok := hypervisor.As[hypervisor.GuestDialer](inst); ok {
+		dial = d.DialGuest
+	} else {
+		agent = nil
+	}
+	r := &run{p, session.New(m.sessions(), guestVM{m}, p, m.logs, agent, dial)}
+	if r.link.HasAgent() {
+		m.life.spawn(r.link.Run)
+	}
+	m.run.Store(r)
+	if w, ok := hypervisor.As[hypervisor.DiskWatcher](inst); ok {
+		m.life.spawn(diskWatch{m, r, w}.watch)
+	}
+	m.life.spawn(func(ctx context.Context) { m.await(ctx, r) })
+	if session.Foreign(m.record()) && kind != vm.ImageOCI {
+		m.life.spawn(r.link.SwapNICs)
+	}
+}
+
+// await waits for the end of the process and records it, unless an operation does.
+func (m *machine) await(ctx context.Context, r *run) {
+	ended, err := r.Await(ctx)
+	if !ended {
+		return
+	}
+	if err != nil {
+		m.log.Error("end of vm not understood", "vm", m.id, "err", err)
+	}
+	release, err := m.vms.queue.acquire(ctx, m.id)
+	if err != nil {
+		return
+	}
+	defer release()
+	if m.run.Load() != r {
+		return
+	}
+	m.reclaim(ctx)
+	at := now()
+	rec, err := m.update(ctx, func(rec *vm.Record) { stopped(rec, ending{exit: r.Exit()}, at) })
+	if err != nil {
+		m.log.Error("end of vm not recorded", "vm", m.id, "err", err)
+		return
+	}
+	m.log.Info("vm ended", "vm", m.id, "reason", rec.Reason)
+}
+
+// reclaim releases what the ended process of m used, except what its next start uses again. m may have no process.
+// What fails here is swept by the next recovery at the latest.
+func (m *machine) reclaim(ctx context.Context) {
+	if r := m.run.Load(); r != nil {
+		r.link.Drain()
+		if err := r.Kill(ctx); err != nil { // it has ended: this removes its sockets and cgroup
+			m.remains.Store(true)
+			m.log.Warn("remains of vm not removed", "vm", m.id, "err", err)
+		}
+		if err := r.Inst.Close(); err != nil {
+			m.log.Warn("vm not let go cleanly", "vm", m.id, "err", err)
+		}
+		m.run.Store(nil)
+	}
+	m.logs.Finish()
+	if err := m.nics.detach(context.WithoutCancel(ctx), m.record().NICs, false); err != nil {
+		m.log.Warn("interfaces of vm not removed", "vm", m.id, "err", err)
+	}
+}
+
+// retire ends the process of m, if it has one, whose state is durable elsewhere or no longer needed.
+func (m *machine) retire(ctx context.Context) error {
+	if r := m.run.Load(); r != nil {
+		if err := r.Retire(ctx); err != nil {
+			return err
+		}
+	}
+	m.reclaim(ctx)
+	return nil
+}
+
+// reap ends a process of m that nobody watches.
+func (m *machine) reap(ctx context.Context) error {
+	return m.drivers.reap(ctx, m.record(), m.dirs.run(m.id))
+}
+
+// reattach watches the process of m again if it has one that still runs.
+func (m *machine) reattach(ctx context.Context) error {
+	r := m.record()
+	if len(r.Handle) == 0 {
+		return nil
+	}
+	d, err := m.drivers.get(r.Driver)
+	if err != nil {
+		return err
+	}
+	inst, err := d.Adopt(ctx, hypervisor.Handle(r.Handle))
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.logs.Main.Resume(); err != nil {
+		return errors.Join(err, inst.Close())
+	}
+	m.attend(inst)
+	return nil
+}
+
+// adopt watches the process of m again if its record has one, or records that it has ended.
+func (m *machine) adopt(ctx context.Context) error {
+	r := m.record()
+	if len(r.Handle) == 0 {
+		if r.State == vm.StateRunning || r.State == vm.StateCreating { // no intent explains it: this cannot happen
+			return errdefs.New(errdefs.Internal, "it is %s without a process on record", r.State)
+		}
+		return nil
+	}
+	if err := m.reattach(ctx); err != nil {
+		return err
+	}
+	if run := m.run.Load(); run != nil {
+		// The engine pauses guests only for moments, and a crash can happen in one of them.
+		if err := run.Unpause(ctx); err != nil {
+			return err
+		}
+		if r.State == vm.StateRunning {
+			return nil
+		}
+		_, err := m.update(ctx, func(r *vm.Record) { // it was not reachable last time
+			r.State, r.Reason, r.Message = vm.StateRunning, "", ""
+		})
+		return err
+	}
+	how := m.drivers.lastExit(ctx, r)
+	if err := m.reap(ctx); err != nil {
+		return err
+	}
+	m.reclaim(ctx)
+	at := now()
+	_, err := m.update(ctx, func(r *vm.Record) {
+		if r.State == vm.StateError {
+			r.Reason = ""
+		}
+		stopped(r, how, at)
+	})
+	return err
+}
+
+// adoptAndSettle settles an operation of which nothing is left to do but to watch the process again.
+func (m *machine) adoptAndSettle(ctx context.Context) error {
+	if err := m.adopt(ctx); err != nil {
+		return err
+	}
+	return m.settle(ctx, same)
+}
+
+// proven waits until the guest of m, which has just resumed, has shown that it works. If answers, its agent answered
+// when it was saved and has to answer again; otherwise its process has to run for a while. Until then the earlier
+// state of the VM must stay. It waits as long as calls wait for an agent, or until the engine ends.
+// Errors: FailedPrecondition when the process has ended, Unavailable when the guest does not answer in time.
+func (m *machine) proven(answers bool) error {
+	run := m.run.Load()
+	if run == nil {
+		return errdefs.Preconditionf("its process ended before its guest had answered")
+	}
+	answers = answers && run.link.HasAgent()
+	limit := m.cfg.ProvenAfter
+	if answers {
+		limit = m.cfg.AgentTimeout
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		_, ready, changed := run.link.Peek()
+		if answers && ready {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-run.Ended():
+			return errdefs.Preconditionf("its process ended before its guest had answered; its serial log may say why")
+		case <-timer.C:
+			if !answers {
+				return nil
+			}
+			return errdefs.Unavailablef("its guest has not answered for %s since it went on; its serial log may say why", limit)
+		case <-m.life.serving.Done():
+			return stopping()
+		}
+	}
+}

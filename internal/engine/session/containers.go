@@ -1,0 +1,91 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// skipLogs leaves out of the VM's logs what its resumed guest had written before.
+func (l *Link) skipLogs(reply guest.ResumedReply) error {
+	if err := l.logs.Main.Skip(0, reply.LogSeq); err != nil {
+		return err
+	}
+	for i, c := range l.vm.Record().Containers {
+		var place guest.LogPlace
+		if i < len(reply.Containers) {
+			place = reply.Containers[i]
+		}
+		log, err := l.logs.Resume(c.Name)
+		if err != nil {
+			return err
+		}
+		if err := log.Skip(place.Run, place.Seq); err != nil {
+			return fmt.Errorf("log of container %s: %w", c.Name, err)
+		}
+	}
+	return nil
+}
+
+// followContainers records the status of the VM's containers and keeps their logs until all is reported or the
+// session ends.
+func (l *Link) followContainers(ctx context.Context, agent guest.Agent) {
+	keeper, ok := agent.(guest.ContainerKeeper)
+	if !ok {
+		l.cfg.Log.Error("agent of vm knows nothing of containers", "vm", l.proc.ID)
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, c := range l.vm.Record().Containers {
+		wg.Go(func() { l.keepContainerLog(ctx, keeper, agent, c.Name) })
+	}
+	l.pump(ctx, agent, "containers of vm not followed, trying again", func() error {
+		return keeper.Containers(ctx, func(all []vm.ContainerStatus) error { return l.noteContainers(ctx, all) })
+	})
+}
+
+func (l *Link) keepContainerLog(ctx context.Context, keeper guest.ContainerKeeper, agent guest.Agent, name string) {
+	log, err := l.logs.Resume(name)
+	if err != nil {
+		l.cfg.Log.Error("log of container not kept", "vm", l.proc.ID, "err", err)
+		return
+	}
+	l.pump(ctx, agent, "log of container not kept, trying again", func() error {
+		run, seq := log.Place()
+		return keeper.ContainerLogs(ctx, name, run, seq, log.Append)
+	})
+	if ctx.Err() == nil {
+		select {
+		case <-agent.Done(): // the next session continues it
+		default:
+			log.Finish()
+		}
+	}
+}
+
+// noteContainers records the status of the VM's containers.
+func (l *Link) noteContainers(ctx context.Context, all []vm.ContainerStatus) error {
+	have := l.vm.Record().Containers
+	if len(all) != len(have) {
+		return errdefs.New(errdefs.Internal, "the guest tells of %d containers, and it was given %d", len(all), len(have))
+	}
+	next := slices.Clone(have)
+	for i, s := range all {
+		if s.Last == nil && s.Restarts > 0 { // from before this boot, which the guest does not know of
+			s.Last = have[i].Status.Last
+		}
+		next[i].Status = s
+	}
+	if reflect.DeepEqual(have, next) {
+		return nil
+	}
+	_, err := l.vm.Update(ctx, func(r *vm.Record) { r.Containers = next })
+	return err
+}

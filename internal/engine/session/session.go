@@ -1,0 +1,342 @@
+// Package session keeps the conversation with the agent in the guest of one running VM: it connects, gives the guest
+// its identity and volumes, follows its logs, containers and addresses, and records what the guest reports.
+//
+// It does not start, stop or save VMs. What it learns goes to the VM's record through the VM interface.
+package session
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"cocoonstack.io/cocoon/internal/engine/process"
+	"cocoonstack.io/cocoon/internal/engine/proclog"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// setupFailed is the exit code of a main process that could not be started, as in shells.
+const setupFailed = 127
+
+// VM is the VM that the guest belongs to.
+type VM interface {
+	// Record returns the VM's record, whose slices and maps are shared.
+	Record() vm.Record
+	// Update changes the record in the journal and in memory. change replaces slices and maps.
+	Update(ctx context.Context, change func(*vm.Record)) (vm.Record, error)
+	// Durable returns when the record survives a power cut.
+	Durable(ctx context.Context) error
+	// VolumeFiles returns the content of a file volume.
+	VolumeFiles(name string) ([]vm.VolumeFile, error)
+}
+
+// Config is how patient a session is, and where it logs. All durations are positive.
+type Config struct {
+	AgentTimeout    time.Duration // how long a guest may take to be set up
+	PoweroffTimeout time.Duration // from the acknowledged exit of the main process until the VM is killed
+	Silence         time.Duration // how long a guest with our agent may not answer before calls into it end
+	DrainTimeout    time.Duration // how long to wait for the last output of an ended guest
+	ReconnectMin    time.Duration // first pause after the agent is lost, doubled up to ReconnectMax
+	ReconnectMax    time.Duration
+	SilentMax       time.Duration // ReconnectMax for a disk guest, whose image may have no agent at all
+	Log             *slog.Logger
+}
+
+// Link is the connection to the agent of one running guest. A guest without agent has a Link that is never connected.
+type Link struct {
+	Identity Turn // held while a resumed guest gets its identity, and while a save reads it
+	volumes  Turn // held while volumes are sent to the guest
+
+	cfg   Config
+	vm    VM
+	proc  *process.Process
+	logs  *proclog.Set
+	agent guest.Connector // nil: the guest has no agent
+	dial  guest.Dial
+	kind  vm.ImageType // of the guest: decides which agent it may have
+
+	done  chan struct{} // closed when the conversation is over
+	quit  chan struct{} // closed to end it
+	state state
+}
+
+// New returns the link to the guest of proc. agent is nil for a guest without agent; dial is not used then. Run starts
+// the conversation.
+func New(cfg Config, m VM, proc *process.Process, logs *proclog.Set, agent guest.Connector, dial guest.Dial) *Link {
+	return &Link{
+		cfg: cfg, vm: m, proc: proc, logs: logs, agent: agent, dial: dial, kind: m.Record().ImageType,
+		Identity: newTurn(), volumes: newTurn(), done: make(chan struct{}), quit: make(chan struct{}),
+		state: state{changed: make(chan struct{})},
+	}
+}
+
+// HasAgent reports whether the guest may have an agent.
+func (l *Link) HasAgent() bool { return l.agent != nil }
+
+// OurAgent reports whether the guest has Cocoon's own agent.
+func (l *Link) OurAgent() bool { return l.agent != nil && l.kind == vm.ImageOCI }
+
+// Peek returns the session, nil if there is none, whether its guest is set up, and a channel that closes when either
+// changes.
+func (l *Link) Peek() (agent guest.Agent, ready bool, changed <-chan struct{}) { return l.state.peek() }
+
+// Unheard reports whether agent's session was closed because the guest had stopped answering; for nil, whether the
+// last session was.
+func (l *Link) Unheard(agent guest.Agent) bool { return l.state.unheard(agent) }
+
+// Drain waits until the conversation is over. An open session gets some time to deliver the guest's last output.
+// It may be called once. Preconditions: the process has ended, and Run was called if the guest has an agent.
+func (l *Link) Drain() {
+	if !l.HasAgent() {
+		return
+	}
+	if agent, _, _ := l.Peek(); agent != nil {
+		process.Pause(l.cfg.DrainTimeout, l.done, nil)
+	}
+	close(l.quit)
+	<-l.done
+}
+
+// Run keeps a session with the guest's agent while its process runs. It sets the guest up, keeps its log and records
+// the exit of its main process. It ends with the process, with ctx or by Drain.
+func (l *Link) Run(ctx context.Context) {
+	defer close(l.done)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-l.quit:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	most := l.cfg.ReconnectMax
+	if l.kind != vm.ImageOCI {
+		most = l.cfg.SilentMax
+	}
+	wait := l.waits(most)
+	for ctx.Err() == nil && !l.proc.Over() {
+		served, err := l.serve(ctx)
+		if err == nil {
+			return
+		}
+		if served {
+			wait.Reset()
+		}
+		l.cfg.Log.Debug("agent not reached", "vm", l.proc.ID, "err", err)
+		process.Pause(wait.NextBackOff(), ctx.Done(), l.proc.Ended())
+	}
+}
+
+// waits are the pauses between attempts to reach the guest: they grow up to most.
+func (l *Link) waits(most time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: l.cfg.ReconnectMin, RandomizationFactor: jitter, Multiplier: 2, MaxInterval: most}
+}
+
+// jitter is the part of a pause by which it may be longer or shorter.
+const jitter = 0.2
+
+// serve is one conversation. It returns nil when nothing is left to do, and whether the guest was set up.
+func (l *Link) serve(ctx context.Context) (served bool, err error) {
+	began := time.Now()
+	agent, err := l.agent.Connect(ctx, l.dial)
+	if err != nil {
+		return false, err
+	}
+	l.cfg.Log.Debug("agent reached", "vm", l.proc.ID, "dur", time.Since(began))
+	defer func() { err = errors.Join(err, agent.Close()) }()
+	l.state.set(agent, false)
+	defer l.state.set(nil, false)
+	setUp := l.setUp
+	if l.vm.Record().Resume != nil {
+		setUp = l.setUpResumed
+	}
+	if err := setUp(ctx, agent); err != nil {
+		if lost(err) {
+			return false, err
+		}
+		return false, l.refused(ctx, err)
+	}
+	l.state.set(agent, true)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pumped := make(chan struct{})
+	go func() {
+		defer close(pumped)
+		l.learnAddresses(ctx, agent)
+		if len(l.vm.Record().Containers) > 0 {
+			l.followContainers(ctx, agent)
+			return
+		}
+		l.pump(ctx, agent, "log of vm not kept, trying again", func() error { return agent.Logs(ctx, l.logs.Main.Last(), l.logs.Main.Append) })
+	}()
+	heeded := make(chan struct{})
+	go func() {
+		defer close(heeded)
+		l.checkAlive(ctx, agent)
+	}()
+	defer func() { cancel(); <-pumped; <-heeded }()
+
+	exit, err := agent.Wait(ctx)
+	if err != nil {
+		if l.proc.Over() { // the last lines may still arrive
+			process.Pause(l.cfg.DrainTimeout, pumped, agent.Done())
+		}
+		return true, err
+	}
+	return true, l.exited(ctx, agent, exit, pumped)
+}
+
+// setUp gives the guest its volumes and its identity and records that it answers.
+func (l *Link) setUp(ctx context.Context, agent guest.Agent) error {
+	limited, cancel := context.WithTimeout(ctx, l.cfg.AgentTimeout)
+	defer cancel()
+	if err := l.introduce(limited, agent); err != nil {
+		return err
+	}
+	if l.vm.Record().AgentReady {
+		return nil
+	}
+	_, err := l.vm.Update(ctx, func(r *vm.Record) { r.AgentReady = r.State == vm.StateRunning })
+	return errdefs.As(errdefs.Unavailable, err) // the journal may accept it the next time
+}
+
+// introduce sets up a guest that booted, or whose agent does not support being resumed. A disk guest gets its volumes
+// from its seed.
+func (l *Link) introduce(ctx context.Context, agent guest.Agent) error {
+	if l.kind == vm.ImageOCI {
+		if err := l.pushVolumes(ctx, agent); err != nil {
+			return err
+		}
+	}
+	return agent.Setup(ctx, setupOf(l.vm.Record()))
+}
+
+// lost reports whether err comes from the link and not from the request.
+func lost(err error) bool {
+	c := errdefs.ClassOf(err)
+	return c == errdefs.Unavailable || c == errdefs.Canceled || c == errdefs.DeadlineExceeded
+}
+
+// refused ends a VM whose main process cannot be started.
+func (l *Link) refused(ctx context.Context, cause error) error {
+	_, err := l.vm.Update(ctx, func(r *vm.Record) {
+		code := setupFailed
+		r.ExitCode, r.Reason, r.Message = &code, vm.ReasonStartFailed, cause.Error()
+	})
+	if err != nil {
+		return err
+	}
+	l.cfg.Log.Warn("vm not set up", "vm", l.proc.ID, "err", cause)
+	return l.proc.Inst.Kill(ctx)
+}
+
+// exited records how the main process ended, and only then lets the guest power off: the exit code is never lost.
+func (l *Link) exited(ctx context.Context, agent guest.Agent, exit guest.Exit, pumped <-chan struct{}) error {
+	_, err := l.vm.Update(ctx, func(r *vm.Record) {
+		code := exit.Code
+		r.ExitCode = &code
+		if !l.proc.Asked.Load() && (r.Reason == "" || vm.OfDisk(r.Reason)) {
+			r.Reason, r.Message = vm.ReasonExited, ""
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := l.vm.Durable(ctx); err != nil {
+		return err
+	}
+	process.Pause(l.cfg.DrainTimeout, pumped, l.proc.Ended())
+	err = agent.AckExit(ctx)
+	if err != nil && !l.proc.Over() {
+		return err
+	}
+	process.Pause(l.cfg.PoweroffTimeout, l.proc.Ended(), ctx.Done())
+	if l.proc.Over() {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	l.cfg.Log.Warn("vm did not power off and is killed", "vm", l.proc.ID)
+	return l.proc.Inst.Kill(ctx)
+}
+
+// pump copies what the guest reports to the host, from the end of the host's copy on, until it is complete or the
+// session ends.
+func (l *Link) pump(ctx context.Context, agent guest.Agent, complaint string, copied func() error) {
+	wait := l.waits(l.cfg.ReconnectMax)
+	for {
+		err := copied()
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-agent.Done():
+			return
+		default:
+		}
+		l.cfg.Log.Warn(complaint, "vm", l.proc.ID, "err", err) //nolint:sloglint // one of two constants
+		process.Pause(wait.NextBackOff(), ctx.Done(), agent.Done())
+	}
+}
+
+// state is the session that a link has now.
+type state struct {
+	mu      sync.Mutex
+	agent   guest.Agent // nil while there is no session
+	ready   bool        // the guest is set up
+	silent  guest.Agent // the session that was closed because its guest stopped answering; nil once it answers
+	changed chan struct{}
+}
+
+func (s *state) peek() (agent guest.Agent, ready bool, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agent, s.ready, s.changed
+}
+
+func (s *state) set(agent guest.Agent, ready bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.agent, s.ready = agent, ready
+	if ready {
+		s.silent = nil
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// silence records that the guest of agent's session has stopped answering.
+func (s *state) silence(agent guest.Agent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = agent
+}
+
+func (s *state) unheard(agent guest.Agent) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.silent != nil && (agent == nil || s.silent == agent)
+}
+
+// Turn admits one holder at a time. A caller waits no longer than its context.
+type Turn chan struct{}
+
+func newTurn() Turn { return make(Turn, 1) }
+
+// Take waits for the turn. leave must be called; a second call does nothing.
+func (t Turn) Take(ctx context.Context) (leave func(), err error) {
+	select {
+	case t <- struct{}{}:
+		return sync.OnceFunc(func() { <-t }), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
