@@ -105,9 +105,9 @@ func forwardFromOutside(t *testing.T, e *engine, image vm.ImageType) {
 		_, _ = io.Copy(c, c)
 		c.Close()
 	}()
-	w := &worker{pod: &corev1.Pod{}, rec: &vm.Record{
+	w := &worker{shared: shared{pod: &corev1.Pod{}, rec: &vm.Record{
 		ID: vm.NewID(), State: vm.StateRunning, ImageType: image, AgentReady: true, NICs: []vm.NIC{{IP: "127.0.0.1"}},
-	}}
+	}}}
 	w.pod.Namespace, w.pod.Name = "default", "web"
 	p := &Provider{node: operator{vms: e}, workers: map[string]*worker{"default/web": w}}
 	w.tenant = p.on(ownerOf(w.pod))

@@ -108,7 +108,7 @@ func TestForwardStatic(t *testing.T) {
 		"multicast":            {"224.0.0.1", everything, "the address of many"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := &worker{static: true, pod: &corev1.Pod{}}
+			w := &worker{subject: subject{static: true}, shared: shared{pod: &corev1.Pod{}}}
 			w.pod.Namespace, w.pod.Name = "default", "web"
 			w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: tt.ip}
 			p := &Provider{workers: map[string]*worker{"default/web": w}}
@@ -135,7 +135,7 @@ func TestStaticProbesDoNotReachTheNode(t *testing.T) {
 	for ip, want := range map[string]bool{"10.77.0.2": true, "10.77.0.1": false, "127.0.0.1": false, "::1": false} {
 		a := &asked{}
 		p := &Provider{Deps: Deps{Prober: a, Metrics: NewMetrics(prometheus.NewRegistry())}}
-		w := &worker{static: true, pod: &corev1.Pod{}, tenant: tenant{p: p}}
+		w := &worker{subject: subject{static: true}, shared: shared{pod: &corev1.Pod{}}, tenant: tenant{p: p}}
 		w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: ip, contract.KeyProbePort: "7777"}
 		err := w.probeOnce(t.Context(), time.Minute)
 		if (err == nil) != want || (a.ip != "") != want {

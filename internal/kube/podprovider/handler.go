@@ -95,7 +95,7 @@ func (p *Provider) observe(pod *corev1.Pod) {
 		return
 	}
 	if w := p.find(pod.Namespace, pod.Name); w != nil && w.uid == pod.UID {
-		w.observe(pod)
+		w.noteGates(pod)
 	}
 }
 

@@ -16,26 +16,20 @@ import (
 // This file handles the one update that a pod's VM supports: hibernate and wake up. Each step depends only on the record,
 // the registry and the pod, so that the next process can continue wherever an earlier one was killed.
 
-// awake handles a running VM: it hibernates the VM if that is wanted, otherwise it keeps the VM running.
-func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
-	if !contract.Hibernate(pod.Annotations) || w.snaps == nil {
-		w.dozing = retryTask{}
-		var wait turn
-		if up(rec) && itself(rec, w.answers()) {
-			wait = sooner(w.tidyUp(ctx, rec), w.offer(pod, rec))
-		}
-		w.running(ctx, pod, rec)
-		return sooner(wait, w.hintAfter(rec))
-	}
-	if !up(rec) || !itself(rec, w.answers()) { // its identity is not set up yet, and must be before a save
-		w.running(ctx, pod, rec)
+// keepRunning keeps a running VM. Unless it is to be hibernated, it also removes what an earlier hibernation left, and
+// offers the VM's state to forks.
+func (w *worker) keepRunning(ctx context.Context, s sight) turn {
+	if contract.Hibernate(s.pod.Annotations) && w.snaps != nil {
+		w.running(ctx, s.pod, s.rec)
 		return whenWoken
 	}
-	if left := w.dozing.left(); left > 0 {
-		w.running(ctx, pod, rec)
-		return after(left)
+	w.dozing = retryTask{}
+	var wait turn
+	if up(s.rec) && itself(s.rec, s.answers) {
+		wait = sooner(w.tidyUp(ctx, s.rec), w.offer(s.pod, s.rec))
 	}
-	return w.fallAsleep(ctx, rec)
+	w.running(ctx, s.pod, s.rec)
+	return sooner(wait, w.hintAfter(s.rec))
 }
 
 // fallAsleep hibernates rec, unless the registry cannot take the state.
@@ -94,22 +88,9 @@ func (w *worker) notAsleep(ctx context.Context, reason string, err error) turn {
 	return atOnce // the next step keeps the VM as it is and knows how long to wait
 }
 
-// asleep handles a hibernated VM: it pushes the hibernated state to the registry and leaves the VM as it is, or it wakes
-// the VM.
-func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
-	w.stopMonitor()
-	w.stopKeeper()
-	if !contract.Hibernate(pod.Annotations) {
-		return w.wakeLocal(ctx, rec)
-	}
-	if w.snaps == nil || w.kept != "" && w.kept == rec.Snapshot {
-		w.publish(0)
-		return whenWoken
-	}
-	if left := w.dozing.left(); left > 0 {
-		w.publish(0)
-		return after(left)
-	}
+// store makes sure that the state of a hibernated VM is stored where it should be. If that is not possible, it wakes the
+// VM.
+func (w *worker) store(ctx context.Context, rec *vm.Record) turn {
 	err := w.keepAsleep(ctx, w.vmName, rec)
 	switch {
 	case ctx.Err() != nil:
@@ -173,14 +154,6 @@ func (t tenant) keepAsleep(ctx context.Context, vmName string, rec *vm.Record) e
 
 // wakeLocal resumes the VM from its hibernation snapshot on this node or, if that is damaged, from the registry.
 func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) turn {
-	if w.snaps == nil {
-		w.publish(0)
-		return whenWoken
-	}
-	if left := w.waking.left(); left > 0 {
-		w.publish(0)
-		return after(left)
-	}
 	if snap, err := w.snaps.GetSnapshot(ctx, rec.Snapshot); err == nil {
 		w.slept = snap.Digest
 	}

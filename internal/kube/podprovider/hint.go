@@ -27,13 +27,6 @@ func itself(rec *vm.Record, answers bool) bool {
 	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !estranged(rec))
 }
 
-// answers reports whether the guest answers at the address it should have.
-func (w *worker) answers() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.ready
-}
-
 // hintAfter returns when to check whether rec needs a hint.
 func (w *worker) hintAfter(rec *vm.Record) turn {
 	if !estranged(rec) {

@@ -52,13 +52,10 @@ func (w *worker) requestVMStop(s killRequest, run time.Time) {
 	}
 }
 
-// requestedStop returns the request for which the VM of rec's run must be stopped; nil when there is none.
-func (w *worker) requestedStop(rec *vm.Record) *killRequest {
+// requestedStop returns the request for which the VM must be stopped.
+func (w *worker) requestedStop() *killRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.killRequest == nil || !w.killRequest.run.Equal(rec.StartedAt) {
-		return nil
-	}
 	return w.killRequest
 }
 

@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -48,25 +47,9 @@ func (w *worker) awaitVerdict(ctx context.Context, v *guestMonitor) {
 	}
 }
 
-// stopped decides what follows the end of a run: another run after a pause, or the end of the pod.
-func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
-	w.stopMonitor()
-	if !w.restarts(pod, rec) {
-		w.again = false
-		w.publish(0)
-		return whenWoken
-	}
-	w.again = true
-	if ask, _ := contract.ParseVMSpec(pod.Annotations); ask.Managed {
-		return w.restartInPlace(ctx, rec)
-	}
-	if !w.dueFor.Equal(rec.StoppedAt) || w.due.IsZero() {
-		w.schedule(rec)
-	}
+// restart begins the next run.
+func (w *worker) restart(ctx context.Context, rec *vm.Record) turn {
 	w.publish(0) // report the end before the start, which takes too long to wait for
-	if left := time.Until(w.due); left > 0 {
-		return after(left)
-	}
 	w.last = terminated(rec)
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
@@ -81,24 +64,6 @@ func (w *worker) stopped(ctx context.Context, pod *corev1.Pod, rec *vm.Record) t
 	w.tries, w.pause, w.again = 0, pause{}, false
 	w.take(got)
 	return atOnce
-}
-
-// restarts applies the pod's restart policy. A run that we ended ourselves, because of a probe or hook, counts as failed.
-func (w *worker) restarts(pod *corev1.Pod, rec *vm.Record) bool {
-	switch pod.Spec.RestartPolicy {
-	case corev1.RestartPolicyNever:
-		return false
-	case corev1.RestartPolicyOnFailure:
-		return exitCode(rec) != 0 || w.killed.Equal(rec.StartedAt) || w.cut(rec)
-	default:
-		return true
-	}
-}
-
-// cut reports whether somebody else ended the run of rec, for example with `cocoon down`. Such a run did not succeed,
-// whatever its exit code is.
-func (w *worker) cut(rec *vm.Record) bool {
-	return over(rec) && rec.Reason == vm.ReasonStopped && !w.killed.Equal(rec.StartedAt)
 }
 
 // schedule sets when the next run begins: the first at once, then after base, 2×base … A long run resets the back-off.
@@ -181,11 +146,10 @@ func (w *worker) vanish(rec *vm.Record) {
 	w.rec = &end
 }
 
-// late returns how much of the pod's active deadline is left; a very long time when it has none.
-func (w *worker) late(pod *corev1.Pod) time.Duration {
-	limit := pod.Spec.ActiveDeadlineSeconds
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// late returns how much of the pod's active deadline is left; a very long time when it has none. Preconditions: mu is
+// held.
+func (w *worker) late() time.Duration {
+	limit := w.pod.Spec.ActiveDeadlineSeconds
 	if limit == nil || w.status.StartTime == nil || over(w.rec) && !w.again {
 		return math.MaxInt64
 	}
@@ -193,8 +157,11 @@ func (w *worker) late(pod *corev1.Pod) time.Duration {
 }
 
 // inTime returns wait, or the rest of the pod's active deadline if that is less.
-func (w *worker) inTime(pod *corev1.Pod, wait turn) turn {
-	if left := w.late(pod); left < math.MaxInt64 {
+func (w *worker) inTime(wait turn) turn {
+	w.mu.Lock()
+	left := w.late()
+	w.mu.Unlock()
+	if left < math.MaxInt64 {
 		return sooner(wait, after(left))
 	}
 	return wait
@@ -207,7 +174,10 @@ func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) turn {
 		return w.createAndStart(ctx, pod)
 	}
 	w.publish(w.p.cfg.Settle) // the status records the start time
-	limited, cancel := context.WithTimeout(ctx, w.late(pod))
+	w.mu.Lock()
+	left := w.late()
+	w.mu.Unlock()
+	limited, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
 	return w.createAndStart(limited, pod)
 }

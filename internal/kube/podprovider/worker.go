@@ -17,83 +17,127 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// worker owns one pod: one goroutine, one step at a time. Other goroutines only leave requests (update, apply,
-// requestRemoval) and wake it. A removal also interrupts the worker's current call.
+// worker owns one pod: one goroutine, one step at a time. Each step observes what is known, decides what to do, and does
+// it. Other goroutines only leave requests (update, apply, requestRemoval) and wake it. A removal also interrupts the
+// worker's current call.
+//
+// All but subject and shared is used only by the worker's goroutine.
 type worker struct {
 	tenant // access to VMs and snapshots on behalf of the pod
+	subject
+	shared
+	bringUp
+	restarts
+	hibernation
+	announced
+
+	writer     *writer
+	tokens     *tokens
+	wake       chan struct{}
+	freed      chan struct{}                                  // closed when the VM is gone for good
+	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
+
+	verdict *verdict
+	pause   pause
+	tries   int // failed attempts at what is tried now
+}
+
+// subject is what a worker is about. It never changes.
+type subject struct {
 	log    *slog.Logger
 	key    string
 	uid    types.UID
 	vmName string
-	static bool    // the pod stands for a machine that the node does not run; rec is always nil
-	prior  *worker // the worker that had the VM name before; nil: none
-	writer *writer
-	tokens *tokens
-	wake   chan struct{}
-	freed  chan struct{} // closed when the VM is gone for good
+	static bool // the pod stands for a machine that the node does not run; rec is always nil
+}
 
-	mu           sync.Mutex
-	pod          *corev1.Pod           // as the API server has it, without the status
-	status       corev1.PodStatus      // as we see it
-	gates        []corev1.PodCondition // conditions as others set them
-	rec          *vm.Record            // our VM as last reported; nil: none (yet)
-	heard        map[vm.ID]vm.Event    // events of VMs with our label, before we know which VM is ours
-	lost         bool                  // the engine reports that our VM is gone
-	removal      *removal              // the requested removal; nil: none
-	interrupt    context.CancelFunc    // cancels the worker's current call
-	keeper       *keeper               // keeps the VM's volumes up to date; set only by the worker's goroutine
-	ready        bool                  // the guest can be reached
+// shared is what a worker shares with other goroutines. mu guards all of it, except that the worker's goroutine reads
+// what only it writes: images, lifecycle, keeper.
+type shared struct {
+	mu        sync.Mutex
+	pod       *corev1.Pod           // as the API server has it, without the status
+	status    corev1.PodStatus      // as we see it
+	gates     []corev1.PodCondition // conditions as others set them
+	rec       *vm.Record            // our VM as last reported; nil: none (yet)
+	heard     map[vm.ID]vm.Event    // events of VMs with our label, before we know which VM is ours
+	lost      bool                  // the engine reports that our VM is gone
+	removal   *removal              // the requested removal; nil: none
+	interrupt context.CancelFunc    // cancels the worker's current call
+	keeper    *keeper               // keeps the VM's volumes up to date
+	images    map[string]pulled     // by the name that the pod asks for
+	forking
+	guestHealth
+	lifecycle
+}
+
+// guestHealth is what probes and hooks have found.
+type guestHealth struct {
+	ready        bool // the guest can be reached
 	unready      string
 	guestMonitor *guestMonitor     // monitors the current run; nil: no monitor
 	health       map[string]health // of the containers, by name
 	bowed        map[string]run    // container runs whose preStop hook has run, by container name
 	killRequest  *killRequest      // the request for which the VM must be stopped; nil: none
+}
 
-	// The following are used only by the worker's goroutine.
-	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
-	killed     time.Time                                      // start of the run that we ended and that another run follows
-	restarted  time.Time                                      // when a managed VM was last restarted
-	unanswered time.Time                                      // since when the engine does not answer the restart of a managed VM
-	pause      pause
+// forking is what is done so that the VM can be forked on other nodes.
+type forking struct {
+	offering retryTask
+	offers   vm.ID // the VM whose fork state is in the registry, or is being pushed
+}
+
+// lifecycle is the state of the VM that its annotations show.
+type lifecycle struct {
+	life contract.Lifecycle
+	tidy bool // no hibernated state is left in the registry
+}
+
+// bringUp is the way to a VM.
+type bringUp struct {
+	prior    *worker          // the worker that had the VM name before; nil: none
+	claimed  bool             // this node has claimed the VM's state
+	trusted  bool             // an earlier process saw the guest ready at its last check
+	launched time.Time        // when this process requested the VM; zero when adopted
+	mode     string           // how this process created the VM
+	lacking  []convert.Absent // missing references that were already reported
+	fresh    map[string]sum   // checksums of the volumes of a VM that was just created
+	fetched  map[string]bool  // images that are ready for the VM that is being created
+	pulls    backoff
+	stale    string            // digest of a fork state that does not belong to the VM to be forked
+	foreign  snapshot.Snapshot // from an old place in the registry; not known to belong to the VM
+	why      error             // why foreign is not used
+}
+
+// restarts is what follows the end of a run.
+type restarts struct {
+	killed     time.Time // start of the run that we ended and that another run follows
+	restarted  time.Time // when a managed VM was last restarted
+	unanswered time.Time // since when the engine does not answer the restart of a managed VM
 	last       *corev1.ContainerStateTerminated
 	again      bool
-	claimed    bool // this node has claimed the VM's state
-	verdict    *verdict
-	begun      bool              // a status was already published
-	told       time.Time         // start of the run that was announced
-	diskTold   string            // disk fault that was announced
-	trusted    bool              // an earlier process saw the guest ready at its last check
-	launched   time.Time         // when this process requested the VM; zero when adopted
-	backoff    time.Duration     // before the next start
-	tries      int               // failed attempts to bring the VM up
-	lacking    []convert.Absent  // missing references that were already reported
-	fresh      map[string]sum    // checksums of the volumes of a VM that was just created
-	images     map[string]pulled // by the name that the pod asks for; written with mu held
-	fetched    map[string]bool   // images that are ready for the VM that is being created
-	pulls      backoff
-	due        time.Time // of the next start
-	dueFor     time.Time // the stop that due belongs to
-	mode       string    // how this process created the VM
+	backoff    time.Duration // before the next start
+	due        time.Time     // of the next start
+	dueFor     time.Time     // the stop that due belongs to
+}
 
-	// The following concern snapshots. What annotations show is read with mu held; all others are used only by the
-	// worker's goroutine.
-	life     contract.Lifecycle
-	tidy     bool   // no hibernated state is left in the registry
+// hibernation is what is known of the VM's saved states.
+type hibernation struct {
 	restored bool   // this process resumed the VM from elsewhere
 	kept     string // hibernation snapshot that is known to be stored where it should be
 	saved    vm.ID  // the VM that was saved before its removal
-	hinted   string // the hint that was reported
+	slept    string // registry digest of the local snapshot from which the VM woke
 	dozing   retryTask
 	waking   retryTask
 	tidying  retryTask
 	saving   retryTask
-	stale    string            // digest of a fork state that does not belong to the VM to be forked
-	slept    string            // registry digest of the local snapshot from which the VM woke
-	foreign  snapshot.Snapshot // from an old place in the registry; not known to belong to the VM
-	why      error             // why foreign is not used
+}
 
-	offering retryTask // offering and offers need mu held
-	offers   vm.ID     // the VM whose fork state is in the registry, or is being pushed
+// announced is what was reported already.
+type announced struct {
+	begun    bool      // a status
+	told     time.Time // start of a run
+	diskTold string    // disk fault
+	hinted   string    // hint for a clone
 }
 
 // removal says how to remove the pod. An unconfirmed removal is first checked with the API server.
@@ -114,15 +158,17 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 	key := pod.Namespace + "/" + pod.Name
 	log := p.Log.With("pod", key)
 	w := &worker{
-		tenant: p.on(ownerOf(pod)), log: log, key: key, uid: pod.UID, vmName: nameOf(pod, rec),
-		pod: bare(pod), status: pod.Status, gates: pod.Status.Conditions, rec: rec,
-		health: map[string]health{}, bowed: map[string]run{},
-		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
+		tenant:  p.on(ownerOf(pod)),
+		subject: subject{log: log, key: key, uid: pod.UID, vmName: nameOf(pod, rec), static: rec == nil && convert.Static(pod)},
+		shared: shared{
+			pod: bare(pod), status: pod.Status, gates: pod.Status.Conditions, rec: rec,
+			heard: map[vm.ID]vm.Event{}, images: map[string]pulled{},
+			guestHealth: guestHealth{health: map[string]health{}, bowed: map[string]run{}},
+		},
+		bringUp: bringUp{mode: modeRun, fetched: map[string]bool{}},
+		wake:    make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, p.pace, log),
 		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
-		mode:   modeRun,
-		images: map[string]pulled{}, fetched: map[string]bool{},
-		static: rec == nil && convert.Static(pod),
 	}
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
@@ -175,83 +221,115 @@ func (w *worker) run(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		op, cancel := context.WithCancel(ctx)
-		var next turn
-		var gone bool
-		if r := w.begin(cancel); r != nil {
-			next, gone = w.tearDown(op, *r)
+		s, r := w.observe(cancel)
+		what, next := decide(s)
+		if what == actRemove {
+			var gone bool
+			if next, gone = w.tearDown(op, *r); gone {
+				cancel()
+				w.p.drop(w)
+				w.p.wg.Go(func() { w.depart(ctx) })
+				return
+			}
 		} else {
-			next = w.step(op)
+			next = w.act(op, what, s, next)
 		}
 		cancel()
-		if gone {
-			w.p.drop(w)
-			w.p.wg.Go(func() { w.depart(ctx) })
-			return
-		}
 		next.wait(ctx, w.wake)
 	}
 }
 
-// begin starts a step that cancel interrupts. It returns the requested removal, if any.
-func (w *worker) begin(cancel context.CancelFunc) *removal {
+// observe begins a step that cancel interrupts. It returns what is known, and the requested removal, if any.
+func (w *worker) observe(cancel context.CancelFunc) (sight, *removal) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.interrupt = cancel
-	return w.removal
+	s := sight{
+		pod: w.pod, rec: w.rec, lost: w.lost, leaving: w.removal != nil, judged: w.verdict != nil, static: w.static,
+		ended: w.status.Phase == corev1.PodSucceeded || w.status.Phase == corev1.PodFailed,
+		node:  abilities{snapshots: w.snaps != nil, remote: w.p.remote()},
+		left:  w.late(), answers: w.ready, killed: w.killed,
+		waits: waits{hibernate: w.dozing.left(), wake: w.waking.left(), start: time.Until(w.due)},
+	}
+	if w.rec != nil {
+		s.kill = w.killRequest != nil && w.killRequest.run.Equal(w.rec.StartedAt)
+		s.stored = w.kept != "" && w.kept == w.rec.Snapshot
+		s.waits.scheduled = w.dueFor.Equal(w.rec.StoppedAt) && !w.due.IsZero()
+	}
+	return s, w.removal
 }
 
-// step does the next thing for the pod, and returns when the step after it comes.
-func (w *worker) step(ctx context.Context) turn {
-	pod, rec, lost := w.look()
-	switch {
-	case w.ended():
+// act does what was decided, and returns when the next step comes. next is when it comes after actions that only show or
+// keep the VM.
+func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn {
+	pod, rec := s.pod, s.rec
+	switch what {
+	case actRest:
 		w.stopKeeper()
 		return whenWoken
-	case w.verdict != nil:
+	case actReport:
 		w.stopKeeper()
 		w.publish(0)
 		return whenWoken
-	case w.static:
+	case actAttend:
 		return w.attend(ctx, pod)
-	case lost && (rec.StartedAt.IsZero() || rec.State == vm.StateHibernated && w.p.remote()):
+	case actForget:
 		w.forget()
 		return atOnce
-	case lost:
+	case actGiveUp:
 		w.vanish(rec)
 		return w.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" is gone; it was removed behind the pod's back or its host lost it")
-	case w.late(pod) <= 0:
+	case actExpire:
 		return w.expire(ctx, pod, rec)
-	case rec == nil:
-		return w.inTime(pod, w.bringUpBefore(ctx, pod))
+	case actCreate:
+		return w.inTime(w.bringUpBefore(ctx, pod))
 	}
-	if rec.State != vm.StateHibernated {
-		w.keepVolumes(pod, rec)
-	}
-	var wait turn
-	switch rec.State {
-	case vm.StateRunning:
-		if s := w.requestedStop(rec); s != nil {
-			wait = w.stopForKill(ctx, pod, rec, s)
-		} else {
-			wait = w.awake(ctx, pod, rec)
+	w.settleRun(pod, rec)
+	switch what {
+	case actStart:
+		next = w.start(ctx, rec)
+	case actShow:
+		hold := time.Duration(0)
+		if rec.State == vm.StateCreating {
+			hold = w.p.cfg.Settle
 		}
-	case vm.StateHibernated:
-		wait = w.asleep(ctx, pod, rec)
-	case vm.StateCreated:
-		wait = w.start(ctx, rec)
-	case vm.StateStopped, vm.StateError:
-		wait = w.stopped(ctx, pod, rec)
-	case vm.StateCreating:
-		w.publish(w.p.cfg.Settle)
+		w.publish(hold)
+	case actKeep:
+		next = sooner(next, w.keepRunning(ctx, s))
+	case actStopForKill:
+		next = w.stopForKill(ctx, pod, rec, w.requestedStop())
+	case actHibernate:
+		next = w.fallAsleep(ctx, rec)
+	case actStore:
+		next = w.store(ctx, rec)
+	case actWake:
+		next = w.wakeLocal(ctx, rec)
+	case actFinish:
+		w.again = false
+		w.publish(0)
+	case actSchedule:
+		w.schedule(rec)
+		next = atOnce
+	case actRestart:
+		next = w.restart(ctx, rec)
+	case actRestartManaged:
+		next = w.restartInPlace(ctx, rec)
+	default:
 	}
-	return w.inTime(pod, wait)
+	return w.inTime(next)
 }
 
-// ended reports whether the pod has reached a phase that it never leaves.
-func (w *worker) ended() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.status.Phase == corev1.PodSucceeded || w.status.Phase == corev1.PodFailed
+// settleRun ends what belongs to a run that is over, and keeps the volumes of any other up to date.
+func (w *worker) settleRun(pod *corev1.Pod, rec *vm.Record) {
+	if rec.State == vm.StateHibernated {
+		w.stopKeeper()
+	} else {
+		w.keepVolumes(pod, rec)
+	}
+	if rec.State == vm.StateHibernated || over(rec) {
+		w.stopMonitor()
+		w.again = over(rec)
+	}
 }
 
 func (w *worker) look() (pod *corev1.Pod, rec *vm.Record, lost bool) {
@@ -293,7 +371,8 @@ func (w *worker) renew(pod *corev1.Pod) {
 	w.poke()
 }
 
-func (w *worker) observe(pod *corev1.Pod) {
+// noteGates stores the conditions of the pod as others set them.
+func (w *worker) noteGates(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.gates = pod.Status.Conditions
@@ -442,7 +521,7 @@ func (w *worker) publish(hold time.Duration) {
 	v := view{
 		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
 		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
-		health: w.shownHealth(), cut: w.removal == nil && w.verdict == nil && w.cut(w.rec),
+		health: w.shownHealth(), cut: w.removal == nil && w.verdict == nil && cut(w.rec, w.killed),
 	}
 	if w.rec != nil {
 		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
