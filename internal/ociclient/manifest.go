@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // Media types of manifests.
@@ -98,7 +99,7 @@ func (s *Session) Head(ctx context.Context, id string) (string, error) {
 	if resp.StatusCode != http.StatusOK {
 		return "", s.explain(resp, what)
 	}
-	if d := resp.Header.Get("Docker-Content-Digest"); digestForm.MatchString(d) {
+	if d := resp.Header.Get("Docker-Content-Digest"); ociname.IsDigest(d) {
 		return d, nil
 	}
 	raw, _, err := s.Manifest(ctx, id) // the header is optional
@@ -140,7 +141,7 @@ func (s *Session) manifest(ctx context.Context, id, what string) ([]byte, string
 	case len(raw) > MaxManifest:
 		return nil, "", errdefs.Invalidf("the %s is larger than %d bytes: not plausible", what, MaxManifest)
 	}
-	if named := digest.Digest(id); digestForm.MatchString(id) && named.Algorithm().FromBytes(raw) != named {
+	if named := digest.Digest(id); ociname.IsDigest(id) && named.Algorithm().FromBytes(raw) != named {
 		return nil, "", errdefs.DataLossf("the %s is damaged: %s serves bytes with the digest %s", what, s.ref.Host, named.Algorithm().FromBytes(raw))
 	}
 	media, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
@@ -224,7 +225,7 @@ func (s *Session) Image(ctx context.Context, id, arch string) (string, Manifest,
 		}
 		next := ""
 		for _, d := range head.Manifests {
-			if p := d.Platform; digestForm.MatchString(d.Digest) && (p == nil && next == "" || p != nil && p.OS == "linux" && p.Architecture == arch) {
+			if p := d.Platform; ociname.IsDigest(d.Digest) && (p == nil && next == "" || p != nil && p.OS == "linux" && p.Architecture == arch) {
 				if next = d.Digest; p != nil {
 					break
 				}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // Ref names something in a registry: [http[s]://]HOST[:PORT]/REPOSITORY[:TAG|@DIGEST].
@@ -36,18 +37,11 @@ func (r Ref) String() string {
 }
 
 const (
-	maxRef        = 1024 // bytes
-	maxRepository = 255
-	defaultTag    = "latest"
+	maxRef     = 1024 // bytes
+	defaultTag = "latest"
 )
 
-// The grammar of the distribution specification.
-var (
-	repositoryPart = regexp.MustCompile(`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*$`)
-	tagForm        = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
-	digestForm     = regexp.MustCompile(`^(?:sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
-	hostLabel      = regexp.MustCompile(`^[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
-)
+var hostLabel = regexp.MustCompile(`^[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
 
 // ParseRef parses a reference. Without a scheme it is https, but http for loopback hosts. Errors are InvalidArgument
 // and name the wrong part; a reference that contains a user or password is refused without being quoted.
@@ -82,13 +76,13 @@ func ParseRef(s string) (Ref, error) {
 		}
 	}
 	if repository, digest, ok := strings.Cut(path, "@"); ok {
-		if !digestForm.MatchString(digest) {
+		if !ociname.IsDigest(digest) {
 			return Ref{}, errdefs.Invalidf("the digest of %q is not sha256:<64 hexadecimal digits>", s)
 		}
 		r.Digest, path = digest, repository
 	}
 	if i := strings.LastIndexByte(path, ':'); i >= 0 {
-		if r.Tag, path = path[i+1:], path[:i]; !tagForm.MatchString(r.Tag) {
+		if r.Tag, path = path[i+1:], path[:i]; !ociname.IsTag(r.Tag) {
 			return Ref{}, errdefs.Invalidf("the tag of %q is not 1 to 128 letters, digits, %q, %q or %q", s, "_", ".", "-")
 		}
 	}
@@ -98,11 +92,11 @@ func ParseRef(s string) (Ref, error) {
 	case r.Tag == "":
 		r.Tag = defaultTag
 	}
-	if len(path) > maxRepository {
-		return Ref{}, errdefs.Invalidf("the repository of %q is %d bytes long; at most %d are allowed", s, len(path), maxRepository)
+	if len(path) > ociname.MaxRepository {
+		return Ref{}, errdefs.Invalidf("the repository of %q is %d bytes long; at most %d are allowed", s, len(path), ociname.MaxRepository)
 	}
 	for part := range strings.SplitSeq(path, "/") {
-		if !repositoryPart.MatchString(part) {
+		if !ociname.IsComponent(part) {
 			return Ref{}, errdefs.Invalidf("the part %q of the repository in %q is not lower-case letters and digits, with single %q, %q or %q between", part, s, ".", "_", "-")
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // maxKey is the maximum length of a key, so that it is still a legal file name when escaped and with a suffix.
@@ -13,7 +14,6 @@ const maxKey = 240
 
 var (
 	keyPartRE = regexp.MustCompile(`^[A-Za-z0-9._~+=,:-]+$`)
-	digestRE  = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
 // CheckKey checks whether key can name an image here. Keys allow more than the names of Import: the tag is optional, a
@@ -27,7 +27,7 @@ func CheckKey(key string) error {
 		return errdefs.Invalidf("an image needs a name")
 	case len(key) > maxKey:
 		return errdefs.Invalidf("the image name %.40q… has %d characters; at most %d are allowed", key, len(key), maxKey)
-	case has && !digestRE.MatchString(digest):
+	case has && !ociname.IsSHA256(digest):
 		return badDigest(key, digest)
 	}
 	for i, p := range strings.Split(repo, "/") {
@@ -60,7 +60,7 @@ func parseRef(ref string) (wanted, error) {
 	w := wanted{ref: ref}
 	base, digest, has := strings.Cut(ref, "@")
 	if has {
-		if !digestRE.MatchString(digest) {
+		if !ociname.IsSHA256(digest) {
 			return wanted{}, badDigest(ref, digest)
 		}
 		w.digest = digest

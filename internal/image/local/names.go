@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // DefaultTag is the tag of a name without one.
@@ -23,8 +24,6 @@ const maxName = 200
 
 var (
 	hostRE      = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$`)
-	componentRE = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*$`)
-	tagRE       = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 	hexRE       = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	hexPrefixRE = regexp.MustCompile(`^[0-9a-f]{4,64}$`)
 )
@@ -50,13 +49,13 @@ func ParseName(name string) (string, error) {
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
 		repo, tag = name[:i], name[i+1:]
 	}
-	if !tagRE.MatchString(tag) {
+	if !ociname.IsTag(tag) {
 		return "", errdefs.Invalidf("the image name %q has the tag %q; letters, digits, '_', '.' and '-' are allowed, at most 128", name, tag)
 	}
 	parts := strings.Split(repo, "/")
 	for i, p := range parts {
 		host := i == 0 && len(parts) > 1 && hostRE.MatchString(p)
-		if !host && !componentRE.MatchString(p) {
+		if !host && !ociname.IsComponent(p) {
 			return "", errdefs.Invalidf("the image name %q has the part %q; lower-case letters and digits are allowed, with '.', '_' or '-' between them", name, p)
 		}
 	}

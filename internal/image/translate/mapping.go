@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // maxMapping is the largest mapping, in bytes.
@@ -231,7 +232,7 @@ func (r *rule) readTarget(o object) error {
 	}
 	if r.digest != "" {
 		r.digest = "sha256:" + strings.ToLower(strings.TrimPrefix(r.digest, "sha256:"))
-		if !digestRE.MatchString(r.digest) {
+		if !ociname.IsSHA256(r.digest) {
 			return errors.New("its sha256 is not 64 hexadecimal digits")
 		}
 	}

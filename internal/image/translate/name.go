@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // Limits of names, in bytes.
@@ -24,9 +25,6 @@ var vmPrefixes = []string{"virtlet.cloud/", "cocoon.cocoonstack.io/"}
 var (
 	schemeRE    = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*$`)
 	hostRE      = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?$`)
-	componentRE = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*$`)
-	tagRE       = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
-	digestRE    = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 	digestishRE = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Za-z]*$`)
 	algorithmRE = regexp.MustCompile(`^sha(256|384|512):[0-9A-Za-z]*$`)
 	idRE        = regexp.MustCompile(`^sha256:[0-9a-f]{4,64}$`)
@@ -114,7 +112,7 @@ func (n Name) parsePlain(whole, s string) (Name, error) {
 	n.Repo = s
 	if i := strings.LastIndexByte(s, ':'); i > strings.LastIndexByte(s, '/') {
 		n.Repo, n.Tag = s[:i], s[i+1:]
-		if !tagRE.MatchString(n.Tag) {
+		if !ociname.IsTag(n.Tag) {
 			return Name{}, errdefs.Invalidf("the image name %s has the tag %q; a tag is 1 to 128 letters, digits, '_', '.' and '-' and starts with neither '.' nor '-'", show(whole), n.Tag)
 		}
 	}
@@ -158,7 +156,7 @@ func (n Name) parseURL(whole, s string) (Name, error) {
 func checkDigest(whole, digest string) error {
 	algorithm, _, _ := strings.Cut(digest, ":")
 	switch {
-	case digestRE.MatchString(digest):
+	case ociname.IsSHA256(digest):
 		return nil
 	case !digestishRE.MatchString(digest):
 		// There may be a password before the '@'.
@@ -189,7 +187,7 @@ func (n Name) registry() (registryRef, error) {
 		return registryRef{}, errdefs.Invalidf("the image name %q has the upper-case letter %q, which registries do not allow", n.Repo, path[i])
 	}
 	for p := range strings.SplitSeq(path, "/") {
-		if !componentRE.MatchString(p) {
+		if !ociname.IsComponent(p) {
 			return registryRef{}, errdefs.Invalidf("the image name %q has the part %q, which registries do not allow: lower-case letters and digits with one '.', '_', '__' or some '-' between them are", n.Repo, p)
 		}
 	}

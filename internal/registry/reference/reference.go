@@ -6,37 +6,27 @@ package reference
 import (
 	_ "crypto/sha256" // a digest algorithm is usable only if it is linked in
 	_ "crypto/sha512"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-)
-
-const (
-	maxName = 255 // bytes of a repository's name; each of its parts is a folder
-	maxTag  = 128
-)
-
-var (
-	namePattern = regexp.MustCompile(`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*$`)
-	tagPattern  = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // Name validates the name of a repository.
 func Name(s string) error {
-	if len(s) > maxName || !namePattern.MatchString(s) {
-		return errdefs.Invalidf("%s is no repository name: parts of a-z, 0-9, '.', '_' and '-', joined by '/', at most %d bytes", quote(s), maxName)
+	if !ociname.IsRepository(s) {
+		return errdefs.Invalidf("%s is no repository name: parts of a-z, 0-9, '.', '_' and '-', joined by '/', at most %d bytes", quote(s), ociname.MaxRepository)
 	}
 	return nil
 }
 
 // Tag validates a tag.
 func Tag(s string) error {
-	if !tagPattern.MatchString(s) {
-		return errdefs.Invalidf("%s is no tag: letters, digits, '_', '.' and '-', at most %d, the first neither '.' nor '-'", quote(s), maxTag)
+	if !ociname.IsTag(s) {
+		return errdefs.Invalidf("%s is no tag: letters, digits, '_', '.' and '-', at most %d, the first neither '.' nor '-'", quote(s), ociname.MaxTag)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
+	"cocoonstack.io/cocoon/internal/ociname"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 	"cocoonstack.io/cocoon/internal/sparse"
@@ -30,12 +31,9 @@ const (
 	slack           = 256 << 20
 )
 
-var (
-	fileName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
-	digestShape = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-)
+var fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
-func validDigest(d string) bool { return digestShape.MatchString(d) }
+func validDigest(d string) bool { return ociname.IsSHA256(d) }
 
 // incoming is a validated file of a manifest.
 type incoming struct {
