@@ -47,7 +47,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 	}
 	if w.p.remote() {
 		ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
-		if err := w.snaps.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
+		if err := w.registry.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
 			return w.notAsleep(ctx, eventHibernateFailed, err)
 		}
 	}
@@ -70,14 +70,14 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 // hibernate tells the engine to hibernate rec. If an earlier hibernation left a snapshot of that name, it is replaced.
 func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	name := hibernateName(w.vmName)
-	got, err := w.snaps.Hibernate(ctx, string(rec.ID), name)
+	got, err := w.states.Hibernate(ctx, string(rec.ID), name)
 	if !errdefs.IsAlreadyExists(err) {
 		return got, err
 	}
 	if err := w.snaps.RemoveSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 		return got, err
 	}
-	return w.snaps.Hibernate(ctx, string(rec.ID), name)
+	return w.states.Hibernate(ctx, string(rec.ID), name)
 }
 
 // notAsleep reports why the VM is not hibernated as it should be, and returns when to retry.
@@ -123,7 +123,7 @@ func (w *worker) asleep(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tu
 		return after(w.dozing.left())
 	}
 	w.notAsleep(ctx, eventHibernatePushFailed, err)
-	got, err := w.snaps.Wake(ctx, string(rec.ID)) // wake the VM here: its hibernated state is not stored elsewhere
+	got, err := w.states.Wake(ctx, string(rec.ID)) // wake the VM here: its hibernated state is not stored elsewhere
 	if ctx.Err() != nil {
 		return atOnce
 	}
@@ -184,7 +184,7 @@ func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 	if snap, err := w.snaps.GetSnapshot(ctx, rec.Snapshot); err == nil {
 		w.slept = snap.Digest
 	}
-	got, err := w.snaps.Wake(ctx, string(rec.ID))
+	got, err := w.states.Wake(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return atOnce
 	}
@@ -254,7 +254,7 @@ func (w *worker) dropTag(ctx context.Context) {
 		return
 	}
 	ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
-	if err := w.snaps.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+	if err := w.registry.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
 		w.log.Warn("hibernated state of deleted pod stays in the registry", "op", ref, "err", err)
 	}
 }
@@ -383,7 +383,7 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) turn {
 	if err == nil || errdefs.IsNotFound(err) {
 		err = nil
 		if slept && w.p.remote() {
-			err = w.snaps.DeleteTag(ctx, w.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+			err = w.registry.DeleteTag(ctx, w.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
 			for _, digest := range w.olds(left) {
 				w.dropOld(ctx, w.vmName, contract.HibernateSnapshotTag, digest)
 			}
