@@ -99,31 +99,29 @@ func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nod
 }
 
 func (i *images) Pull(r *nodev1.PullRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
-	out := pullReporter(stream)
-	return sendImage(stream, out)(i.puller.Pull(stream.Context(), nodewire.DecodePull(r), out.report))
+	return transferImage(stream, func(progress func(image.Progress)) (image.Image, error) {
+		return i.puller.Pull(stream.Context(), nodewire.DecodePull(r), progress)
+	})
 }
 
 func (i *images) Push(r *nodev1.PushImageRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
-	out := pullReporter(stream)
-	return sendImage(stream, out)(i.store.Push(stream.Context(), nodewire.DecodePushImage(r), out.report))
+	return transferImage(stream, func(progress func(image.Progress)) (image.Image, error) {
+		return i.store.Push(stream.Context(), nodewire.DecodePushImage(r), progress)
+	})
 }
 
-func pullReporter(stream grpc.ServerStreamingServer[nodev1.PullResponse]) *reporter[image.Progress] {
-	return newReporter(func(p image.Progress) error {
+// transferImage sends the progress of run and then its image.
+func transferImage(stream grpc.ServerStreamingServer[nodev1.PullResponse], run func(func(image.Progress)) (image.Image, error)) error {
+	out := newReporter(func(p image.Progress) error {
 		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
 	}, func(p image.Progress) string { return p.Phase })
-}
-
-// sendImage ends a transfer with the image or with its error.
-func sendImage(stream grpc.ServerStreamingServer[nodev1.PullResponse], out *reporter[image.Progress]) func(image.Image, error) error {
-	return func(img image.Image, err error) error {
-		if err != nil {
-			return err
-		}
-		return out.end(func() error {
-			return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
-		})
+	img, err := run(out.report)
+	if err != nil {
+		return err
 	}
+	return out.end(func() error {
+		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
+	})
 }
 
 func (i *images) Explain(ctx context.Context, r *nodev1.ExplainRequest) (*nodev1.ExplainResponse, error) {
