@@ -11,9 +11,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// PeerScheme begins the name of a snapshot on another node: cocoon://HOST:PORT/NAME.
-const PeerScheme = "cocoon://"
-
 // Peer is the part of another node's API that fetches snapshots from it.
 type Peer interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
@@ -23,7 +20,7 @@ type Peer interface {
 
 // parsePeer splits cocoon://HOST:PORT/NAME.
 func parsePeer(from string) (addr, name string, err error) {
-	addr, name, _ = strings.Cut(strings.TrimPrefix(from, PeerScheme), "/")
+	addr, name, _ = strings.Cut(strings.TrimPrefix(from, snapshot.PeerScheme), "/")
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || host == "" || port == "" || name == "" || strings.Contains(name, "/") {
 		return "", "", errdefs.Invalidf("%q is not cocoon://HOST:PORT/SNAPSHOT", from)

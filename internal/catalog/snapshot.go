@@ -1,7 +1,7 @@
 // Package catalog is what a node boots and clones VMs from: it combines the stores of images and snapshots with
 // registries and other nodes, and decides which images a clone needs, how the node obtains them, and who may change them.
 //
-// It stores and transfers nothing itself, and it does not run VMs: contracts and the engine do that.
+// It stores and transfers nothing itself, and it does not run VMs: the contracts and the engine do that.
 package catalog
 
 import (
@@ -151,7 +151,7 @@ func (s *Snapshots) PushSnapshot(ctx context.Context, ref, to string, auth snaps
 
 // PullSnapshot fetches a snapshot from a registry, or from a peer.
 func (s *Snapshots) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	if strings.HasPrefix(from, PeerScheme) {
+	if strings.HasPrefix(from, snapshot.PeerScheme) {
 		return s.pullFromPeer(ctx, from, name, heard(progress))
 	}
 	remote, err := s.remote()

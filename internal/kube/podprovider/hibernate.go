@@ -349,7 +349,7 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (got snapshot.Snapshot, err error) {
 	for _, peer := range w.p.cfg.Registry.Peers {
 		for _, alias := range contract.Aliases(w.owner.Namespace, w.vmName) { // an earlier release used another name
-			got, err = w.pullSnapshot(ctx, peerScheme+peer+"/"+hibernateName(alias), name)
+			got, err = w.pullSnapshot(ctx, snapshot.PeerScheme+peer+"/"+hibernateName(alias), name)
 			switch {
 			case ctx.Err() != nil:
 				return got, ctx.Err()

@@ -119,7 +119,7 @@ func (t tenant) has(ctx context.Context, ref, digest string) error {
 func (t tenant) pullSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
 	began := time.Now()
 	auth := t.p.cfg.Registry.Auth
-	if strings.HasPrefix(from, peerScheme) {
+	if strings.HasPrefix(from, snapshot.PeerScheme) {
 		auth = snapshot.Auth{} // the registry's secrets are not for other nodes
 	}
 	got, err := t.registry.PullSnapshot(ctx, from, name, auth, nil)
@@ -129,8 +129,6 @@ func (t tenant) pullSnapshot(ctx context.Context, from, name string) (snapshot.S
 	t.p.Metrics.pulled(time.Since(began), err)
 	return got, err
 }
-
-const peerScheme = "cocoon://"
 
 // findSnapshot returns the newest snapshot on this node that has one of the names. Errors: NotFound.
 func (t tenant) findSnapshot(ctx context.Context, names ...string) (snapshot.Snapshot, error) {
