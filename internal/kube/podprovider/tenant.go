@@ -70,13 +70,22 @@ func (t tenant) may(rec vm.Record) bool {
 	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
 }
 
-// The following are parts of Runtime and Snapshots on behalf of an owner. They embed nothing, so a method that is not
+// own is a part R of Runtime or Snapshots on behalf of an owner. The types made of it embed nothing, so a method that is not
 // written here does not exist.
-
-type ownMachines struct {
-	r machines
+type own[R any] struct {
+	r R
 	o vm.Owner
 }
+
+type (
+	ownMachines   own[machines]
+	ownGuests     own[guests]
+	ownContainers own[containers]
+	ownPuller     own[puller]
+	ownShelf      own[shelf]
+	ownStates     own[states]
+	ownRegistry   own[snapshotRegistry]
+)
 
 func (v ownMachines) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return v.r.Launch(vm.OnBehalf(ctx, v.o), spec)
@@ -98,11 +107,6 @@ func (v ownMachines) Inspect(ctx context.Context, ref string) (vm.Record, error)
 	return v.r.Inspect(vm.OnBehalf(ctx, v.o), ref)
 }
 
-type ownGuests struct {
-	r guests
-	o vm.Owner
-}
-
 func (v ownGuests) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
 	return v.r.Exec(vm.OnBehalf(ctx, v.o), ref, e, s)
 }
@@ -119,11 +123,6 @@ func (v ownGuests) Logs(ctx context.Context, ref string, o guest.LogOptions, fn 
 	return v.r.Logs(vm.OnBehalf(ctx, v.o), ref, o, fn)
 }
 
-type ownContainers struct {
-	r containers
-	o vm.Owner
-}
-
 func (v ownContainers) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	return v.r.UpdateVolume(vm.OnBehalf(ctx, v.o), ref, volume, files)
 }
@@ -136,18 +135,8 @@ func (v ownContainers) ReleaseContainer(ctx context.Context, ref, container stri
 	return v.r.ReleaseContainer(vm.OnBehalf(ctx, v.o), ref, container)
 }
 
-type ownPuller struct {
-	r puller
-	o vm.Owner
-}
-
 func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
-}
-
-type ownShelf struct {
-	r shelf
-	o vm.Owner
 }
 
 func (v ownShelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
@@ -156,11 +145,6 @@ func (v ownShelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapsho
 
 func (v ownShelf) RemoveSnapshot(ctx context.Context, ref string) error {
 	return v.r.RemoveSnapshot(vm.OnBehalf(ctx, v.o), ref)
-}
-
-type ownStates struct {
-	r states
-	o vm.Owner
 }
 
 func (v ownStates) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
@@ -177,11 +161,6 @@ func (v ownStates) Hibernate(ctx context.Context, ref, name string) (vm.Record, 
 
 func (v ownStates) Wake(ctx context.Context, ref string) (vm.Record, error) {
 	return v.r.Wake(vm.OnBehalf(ctx, v.o), ref)
-}
-
-type ownRegistry struct {
-	r snapshotRegistry
-	o vm.Owner
 }
 
 func (v ownRegistry) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
