@@ -37,6 +37,7 @@ var layers = []layer{
 	{"L5 kube", 5, []string{"internal/kube/"}, []string{"k8s.io/", "google.golang.org/grpc", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/gorilla/mux", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/"}},
 
 	{"L4 engine", 4, []string{"internal/engine/"}, []string{"github.com/cenkalti/backoff/"}},
+	{"L4 catalog", 4, []string{"internal/catalog/"}, nil},
 
 	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"golang.org/x/"}},
@@ -163,12 +164,16 @@ func forbidden(rel string, from layer, imp string) string {
 		return "a main imports its own app package only"
 	case from.rank == 6:
 		return ""
+	case from.rank == 5 && to.name == "L4 catalog":
+		return "doors reach the catalog through an interface that they declare"
 	case from.rank == 5 && to.rank == 3:
 		return "doors reach implementations through the engine and the contracts"
 	case from.rank == 5 && to.rank == 5 && from.name != to.name:
 		return "a door knows no other door"
 	case from.rank == 4 && to.rank == 3:
-		return "the engine knows contracts, not implementations"
+		return "engine and catalog know contracts, not implementations"
+	case from.rank == 4 && to.rank == 4 && from.name != to.name:
+		return "engine and catalog know each other through interfaces"
 	case to.rank > from.rank:
 		return "imports point downwards"
 	case from.rank <= 3 && from.name != "L2 wire" && to.rank >= 2 && noun(rel) != noun(ours) && to.name != "L2 wire":

@@ -124,7 +124,7 @@ func (s *store) Import(_ context.Context, name string, r io.Reader, _ func(int64
 	return image.Image{ID: "sha256:0123456789abcdef", Name: name, Type: vm.ImageOCI, Size: int64(len(b))}, err
 }
 
-func (s *store) Collect(_ context.Context, l image.GCLimits, _ func(string) bool) (image.Collected, error) {
+func (s *store) Collect(_ context.Context, l image.GCLimits) (image.Collected, error) {
 	s.limits = l
 	return image.Collected{Images: []image.Image{{ID: "sha256:0123456789abcdef", Name: "old:1", Type: vm.ImageDisk, Size: 1 << 20}}, Freed: 1 << 20}, nil
 }
@@ -135,6 +135,12 @@ func (s *store) Export(_ context.Context, ref string, w io.Writer) error {
 	}
 	_, err := io.WriteString(w, "the disk")
 	return err
+}
+
+// images is a store whose images the catalog pushes.
+type images struct {
+	*store
+	*catalog
 }
 
 type machine struct{}
@@ -165,7 +171,7 @@ func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, 
 	t.Helper()
 	dir := t.TempDir()
 	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{
-		Engine: n, Images: &n.store, Puller: &n.pulls, Pusher: &n.catalog, Snapshots: &n.catalog, Host: machine{}, Log: slog.New(slog.DiscardHandler),
+		Engine: n, Images: images{&n.store, &n.catalog}, Puller: &n.pulls, Snapshots: &n.catalog, Host: machine{}, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -102,9 +102,9 @@ func (s *catalog) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []
 	return s.node.Clone(ctx, spec)
 }
 
-func (s *catalog) Push(_ context.Context, r image.PushRequest, _ func(image.Progress)) (string, error) {
+func (s *catalog) Push(_ context.Context, r image.PushRequest, _ func(image.Progress)) (image.Image, error) {
 	s.image = r
-	return "sha256:m", nil
+	return image.Image{Digest: "sha256:m"}, nil
 }
 
 func (n *node) SaveSnapshot(_ context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {

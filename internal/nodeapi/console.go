@@ -18,7 +18,7 @@ func (v *vms) Console(stream nodev1.VMs_ConsoleServer) error {
 	if m.GetRef() == "" {
 		return errdefs.Invalidf("the first message of a console must name the VM")
 	}
-	con, err := v.engine.Console(stream.Context(), m.GetRef())
+	con, err := v.guests.Console(stream.Context(), m.GetRef())
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (v *vms) Exec(stream nodev1.VMs_ExecServer) error {
 		return errdefs.Invalidf("exec in %s: a command is needed", ref)
 	}
 	return talk(stream, stdin, true, func(ctx context.Context, s guest.Streams) (int, error) {
-		return v.engine.Exec(ctx, ref, command, s)
+		return v.guests.Exec(ctx, ref, command, s)
 	})
 }
 
@@ -42,7 +42,7 @@ func (v *vms) Attach(stream nodev1.VMs_AttachServer) error {
 	}
 	ref, a, stdin := nodewire.DecodeAttach(start)
 	return talk(stream, stdin, true, func(ctx context.Context, s guest.Streams) (int, error) {
-		return 0, v.engine.Attach(ctx, ref, a, s)
+		return 0, v.guests.Attach(ctx, ref, a, s)
 	})
 }
 
@@ -53,7 +53,7 @@ func (v *vms) Forward(stream nodev1.VMs_ForwardServer) error {
 		return err
 	}
 	return talk(stream, true, false, func(ctx context.Context, s guest.Streams) (int, error) {
-		return 0, v.engine.Forward(ctx, start.GetRef(), int(start.GetPort()), s)
+		return 0, v.guests.Forward(ctx, start.GetRef(), int(start.GetPort()), s)
 	})
 }
 

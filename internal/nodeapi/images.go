@@ -20,14 +20,9 @@ type images struct {
 	nodev1.UnimplementedImagesServer
 	store  Images
 	puller image.Puller
-	pusher image.Pusher
-	engine Engine
 }
 
 func (i *images) Import(stream nodev1.Images_ImportServer) error {
-	if err := operatorOnly(stream.Context(), "import images"); err != nil {
-		return err
-	}
 	m, err := stream.Recv()
 	if err != nil {
 		return err
@@ -79,9 +74,6 @@ func (c *chunks) Read(p []byte) (int, error) {
 }
 
 func (i *images) List(_ *nodev1.ListImagesRequest, stream grpc.ServerStreamingServer[nodev1.Image]) error {
-	if err := operatorOnly(stream.Context(), "list images"); err != nil {
-		return err
-	}
 	all, err := i.store.List(stream.Context())
 	if err != nil {
 		return err
@@ -103,41 +95,28 @@ func (i *images) Get(ctx context.Context, r *nodev1.GetImageRequest) (*nodev1.Im
 }
 
 func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nodev1.RemoveImageResponse, error) {
-	if err := operatorOnly(ctx, "remove images"); err != nil {
-		return nil, err
-	}
-	return &nodev1.RemoveImageResponse{}, i.store.Remove(ctx, r.GetRef(), i.engine.ImageInUse)
+	return &nodev1.RemoveImageResponse{}, i.store.Remove(ctx, r.GetRef())
 }
 
 func (i *images) Pull(r *nodev1.PullRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
-	out := newReporter(func(p image.Progress) error {
-		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
-	}, func(p image.Progress) string { return p.Phase })
-	img, err := i.puller.Pull(stream.Context(), nodewire.DecodePull(r), out.report)
-	if err != nil {
-		return err
-	}
-	return out.end(func() error {
-		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Image{Image: nodewire.EncodeImage(img)}})
+	return transferImage(stream, func(progress func(image.Progress)) (image.Image, error) {
+		return i.puller.Pull(stream.Context(), nodewire.DecodePull(r), progress)
 	})
 }
 
 func (i *images) Push(r *nodev1.PushImageRequest, stream grpc.ServerStreamingServer[nodev1.PullResponse]) error {
-	if err := operatorOnly(stream.Context(), "push images"); err != nil {
-		return err
-	}
-	if i.pusher == nil {
-		return errdefs.Unsupportedf("this cocoond does not push images")
-	}
-	req := nodewire.DecodePushImage(r)
-	img, err := i.store.Get(stream.Context(), req.Ref)
-	if err != nil {
-		return err
-	}
+	return transferImage(stream, func(progress func(image.Progress)) (image.Image, error) {
+		return i.store.Push(stream.Context(), nodewire.DecodePushImage(r), progress)
+	})
+}
+
+// transferImage sends the progress of run and then its image.
+func transferImage(stream grpc.ServerStreamingServer[nodev1.PullResponse], run func(func(image.Progress)) (image.Image, error)) error {
 	out := newReporter(func(p image.Progress) error {
 		return stream.Send(&nodev1.PullResponse{Of: &nodev1.PullResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
 	}, func(p image.Progress) string { return p.Phase })
-	if img.Digest, err = i.pusher.Push(stream.Context(), req, out.report); err != nil {
+	img, err := run(out.report)
+	if err != nil {
 		return err
 	}
 	return out.end(func() error {
@@ -154,10 +133,7 @@ func (i *images) Explain(ctx context.Context, r *nodev1.ExplainRequest) (*nodev1
 }
 
 func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1.CollectResponse, error) {
-	if err := operatorOnly(ctx, "collect images"); err != nil {
-		return nil, err
-	}
-	c, err := i.store.Collect(ctx, nodewire.DecodeGCLimits(r), i.engine.ImageInUse)
+	c, err := i.store.Collect(ctx, nodewire.DecodeGCLimits(r))
 	if err != nil {
 		return nil, err
 	}
@@ -165,9 +141,6 @@ func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1
 }
 
 func (i *images) Export(r *nodev1.ExportRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
-	if err := operatorOnly(stream.Context(), "export images"); err != nil {
-		return err
-	}
 	w := exportWriter(stream)
 	if err := i.store.Export(stream.Context(), r.GetRef(), w); err != nil {
 		return err
@@ -194,9 +167,6 @@ func (send chunkWriter) Write(p []byte) (int, error) {
 }
 
 func (i *images) SyncMappings(ctx context.Context, r *nodev1.SyncMappingsRequest) (*nodev1.MappingProblems, error) {
-	if err := operatorOnly(ctx, "change image mappings"); err != nil {
-		return nil, err
-	}
 	source, mappings := nodewire.DecodeMappings(r)
 	problems, err := i.puller.SyncMappings(ctx, source, mappings)
 	if err != nil {
@@ -212,5 +182,3 @@ func (i *images) Problems(ctx context.Context, _ *nodev1.ProblemsRequest) (*node
 	}
 	return nodewire.EncodeMappingProblems(problems), nil
 }
-
-var _ Images = image.Store(nil)

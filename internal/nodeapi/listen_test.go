@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
@@ -92,7 +93,7 @@ func TestWhatIsInTheWay(t *testing.T) {
 
 func runOnce(t *testing.T, socket string) error {
 	t.Helper()
-	srv, err := nodeapi.New(nodeapi.Config{Socket: socket}, nodeapi.Deps{Engine: &scripted{}, Images: store{}, Host: host{}, Log: discard})
+	srv, err := nodeapi.New(nodeapi.Config{Socket: socket}, nodeapi.Deps{Engine: &scripted{}, Images: catalog.Images{}, Host: host{}, Log: discard})
 	if err != nil {
 		t.Fatal(err)
 	}

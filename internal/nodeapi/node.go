@@ -10,7 +10,7 @@ import (
 type node struct {
 	nodev1.UnimplementedNodeServer
 	host   Host
-	engine Engine
+	engine resetter
 }
 
 func (n *node) Info(ctx context.Context, _ *nodev1.InfoRequest) (*nodev1.NodeInfo, error) {

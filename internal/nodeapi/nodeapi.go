@@ -1,7 +1,7 @@
 // Package nodeapi serves the node API: the engine and the image store of this machine, over gRPC on a unix socket
 // and, if configured, on TCP with mutual TLS.
 //
-// It only translates and limits calls; it decides nothing about VMs and keeps no state of its own.
+// It only translates and limits calls; it decides nothing about VMs, images or snapshots, and keeps no state of its own.
 package nodeapi
 
 import (
@@ -37,62 +37,105 @@ const (
 	drainTime       = 5 * time.Second
 )
 
-// Engine is what the API serves: the VM engine of this machine.
+// Engine is the VM engine of this machine. Only Deps has all of it; each service takes the parts that it uses.
 type Engine interface {
+	lifecycle
+	reader
+	guests
+	containers
+	states
+	saver
+	resetter
+}
+
+type lifecycle interface {
 	Create(ctx context.Context, s vm.Spec) (vm.Record, error)
 	Launch(ctx context.Context, s vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
+}
+
+type reader interface {
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 	List(ctx context.Context) ([]vm.Record, error)
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+}
+
+type guests interface {
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
 	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
 	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
+}
+
+type containers interface {
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	ReleaseContainer(ctx context.Context, ref, container string) error
-	ImageInUse(digest string) bool
-	Reset(ctx context.Context) error
+}
 
-	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
-	RemoveSnapshot(ctx context.Context, ref string) error
+type states interface {
 	Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error)
 	Restore(ctx context.Context, ref, snap string) (vm.Record, error)
 	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
 	Wake(ctx context.Context, ref string) (vm.Record, error)
 }
 
-// Snapshots imports and exports snapshots: a Catalog, or a wrapper around one.
+type saver interface {
+	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+}
+
+type resetter interface {
+	Reset(ctx context.Context) error
+}
+
+// Snapshots is the catalog of snapshots. Like Engine, it is whole only in Deps.
 type Snapshots interface {
+	shelf
+	carrier
+	registry
+	imageCloner
+}
+
+type shelf interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error)
+}
+
+type carrier interface {
 	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
 	ExportSnapshotDir(ctx context.Context, ref, dir string) error
 	ImportSnapshot(ctx context.Context, name, description string, r io.Reader, progress func(bytes int64)) (snapshot.Snapshot, error)
 	ImportSnapshotDir(ctx context.Context, name, description, dir string) (snapshot.Snapshot, error)
+}
+
+type registry interface {
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error)
 	DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error
 	CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error
+}
+
+type imageCloner interface {
 	CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error)
 }
 
-// Images is the part of the image store that clients may use.
+// Images is the catalog of images.
 type Images interface {
 	Import(ctx context.Context, name string, r io.Reader, progress func(bytes int64)) (image.Image, error)
 	Get(ctx context.Context, ref string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
-	Remove(ctx context.Context, ref string, inUse func(digest string) bool) error
+	Remove(ctx context.Context, ref string) error
 	Export(ctx context.Context, ref string, w io.Writer) error
-	Collect(ctx context.Context, limits image.GCLimits, inUse func(digest string) bool) (image.Collected, error)
+	Push(ctx context.Context, r image.PushRequest, progress func(image.Progress)) (image.Image, error)
+	Collect(ctx context.Context, limits image.GCLimits) (image.Collected, error)
 }
 
 // Host answers questions about the machine and the daemon itself.
@@ -118,8 +161,7 @@ type Deps struct {
 	Engine    Engine
 	Images    Images
 	Puller    image.Puller
-	Pusher    image.Pusher // nil: images are not pushed
-	Snapshots Snapshots    // nil: no snapshots
+	Snapshots Snapshots // nil: no snapshots
 	Host      Host
 	Log       *slog.Logger
 }
@@ -217,11 +259,12 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 		grpc.StreamInterceptor(s.stream),
 		grpc.WaitForHandlers(true),
 	)
-	nodev1.RegisterVMsServer(g, &vms{engine: s.deps.Engine, snapshots: s.deps.Snapshots})
-	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller, pusher: s.deps.Pusher, engine: s.deps.Engine})
-	if s.deps.Snapshots != nil {
-		nodev1.RegisterSnapshotsServer(g, &snapshots{engine: s.deps.Engine, catalog: s.deps.Snapshots})
+	e, sn := s.deps.Engine, s.deps.Snapshots
+	nodev1.RegisterVMsServer(g, &vms{life: e, records: e, guests: e, containers: e, states: e, snapshots: sn})
+	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller})
+	if sn != nil {
+		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, shelf: sn, carrier: sn, registry: sn})
 	}
-	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: s.deps.Engine})
+	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: e})
 	return g
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
@@ -36,7 +37,7 @@ type scripted struct {
 	console        func(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	logs           func(ctx context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	imports        func(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error)
-	snapshots      *nodeapi.Catalog
+	snapshots      *catalog.Snapshots
 	pusher         image.Pusher
 	cloned         vm.CloneSpec
 }
@@ -70,9 +71,11 @@ func (s *scripted) Console(ctx context.Context, ref string) (io.ReadWriteCloser,
 func (s *scripted) Logs(ctx context.Context, _ string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
 	return s.logs(ctx, o, fn)
 }
-func (s *scripted) ImageInUse(digest string) bool { return digest == "used" }
 
-type store struct{ *scripted }
+type store struct {
+	image.Store // panics for what is not written here
+	*scripted
+}
 
 func (s store) Import(ctx context.Context, name string, r io.Reader, p func(int64)) (image.Image, error) {
 	return s.imports(ctx, name, r, p)
@@ -148,7 +151,8 @@ func serve(t *testing.T, s *scripted, cfg nodeapi.Config) (c *nodeclient.Client,
 	if cfg.Socket == "" {
 		cfg.Socket = filepath.Join(t.TempDir(), "cocoond.sock")
 	}
-	deps := nodeapi.Deps{Engine: s, Images: store{s}, Pusher: s.pusher, Host: host{}, Log: discard}
+	images := catalog.Images{Store: store{scripted: s}, Pusher: s.pusher, InUse: func(digest string) bool { return digest == "used" }}
+	deps := nodeapi.Deps{Engine: s, Images: images, Host: host{}, Log: discard}
 	if s.snapshots != nil {
 		deps.Snapshots = s.snapshots
 	}

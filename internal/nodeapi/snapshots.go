@@ -15,17 +15,19 @@ import (
 
 type snapshots struct {
 	nodev1.UnimplementedSnapshotsServer
-	engine  Engine
-	catalog Snapshots
+	vms      saver
+	shelf    shelf
+	carrier  carrier
+	registry registry
 }
 
 func (s *snapshots) Save(ctx context.Context, r *nodev1.SaveRequest) (*nodev1.Snapshot, error) {
 	ref, spec := nodewire.DecodeSave(r)
-	return encodeSnapshot(s.engine.SaveSnapshot(ctx, ref, spec))
+	return encodeSnapshot(s.vms.SaveSnapshot(ctx, ref, spec))
 }
 
 func (s *snapshots) List(_ *nodev1.ListSnapshotsRequest, stream grpc.ServerStreamingServer[nodev1.Snapshot]) error {
-	all, err := s.catalog.ListSnapshots(stream.Context())
+	all, err := s.shelf.ListSnapshots(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -38,23 +40,23 @@ func (s *snapshots) List(_ *nodev1.ListSnapshotsRequest, stream grpc.ServerStrea
 }
 
 func (s *snapshots) Inspect(ctx context.Context, r *nodev1.InspectSnapshotRequest) (*nodev1.Snapshot, error) {
-	return encodeSnapshot(s.catalog.GetSnapshot(ctx, r.GetRef()))
+	return encodeSnapshot(s.shelf.GetSnapshot(ctx, r.GetRef()))
 }
 
 func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest) (*nodev1.RemoveSnapshotResponse, error) {
-	return &nodev1.RemoveSnapshotResponse{}, s.engine.RemoveSnapshot(ctx, r.GetRef())
+	return &nodev1.RemoveSnapshotResponse{}, s.vms.RemoveSnapshot(ctx, r.GetRef())
 }
 
 func (s *snapshots) Publish(ctx context.Context, r *nodev1.PublishSnapshotRequest) (*nodev1.Snapshot, error) {
-	return encodeSnapshot(s.catalog.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
+	return encodeSnapshot(s.shelf.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
 }
 
 func (s *snapshots) Export(r *nodev1.ExportSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
 	if r.GetToDir() != "" {
-		return s.catalog.ExportSnapshotDir(stream.Context(), r.GetRef(), r.GetToDir())
+		return s.carrier.ExportSnapshotDir(stream.Context(), r.GetRef(), r.GetToDir())
 	}
 	w := exportWriter(stream)
-	if err := s.catalog.ExportSnapshot(stream.Context(), r.GetRef(), w); err != nil {
+	if err := s.carrier.ExportSnapshot(stream.Context(), r.GetRef(), w); err != nil {
 		return err
 	}
 	return w.Flush()
@@ -71,24 +73,24 @@ func (s *snapshots) Import(stream grpc.BidiStreamingServer[nodev1.ImportSnapshot
 	}
 	out := transferReporter(stream)
 	if start.GetFromDir() != "" {
-		return sendSnapshot(stream, out)(s.catalog.ImportSnapshotDir(stream.Context(), start.GetName(), start.GetDescription(), start.GetFromDir()))
+		return sendSnapshot(stream, out)(s.carrier.ImportSnapshotDir(stream.Context(), start.GetName(), start.GetDescription(), start.GetFromDir()))
 	}
 	next := func() ([]byte, error) {
 		m, err := stream.Recv()
 		return m.GetChunk(), err
 	}
 	progress := func(n int64) { out.report(snapshot.Progress{Phase: "importing", Done: n, Total: -1}) }
-	return sendSnapshot(stream, out)(s.catalog.ImportSnapshot(stream.Context(), start.GetName(), start.GetDescription(), &chunks{what: "snapshot", next: next}, progress))
+	return sendSnapshot(stream, out)(s.carrier.ImportSnapshot(stream.Context(), start.GetName(), start.GetDescription(), &chunks{what: "snapshot", next: next}, progress))
 }
 
 func (s *snapshots) Push(r *nodev1.PushSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.TransferResponse]) error {
 	out := transferReporter(stream)
-	return sendSnapshot(stream, out)(s.catalog.PushSnapshot(stream.Context(), r.GetRef(), r.GetTo(), nodewire.DecodeAuth(r.GetAuth()), out.report))
+	return sendSnapshot(stream, out)(s.registry.PushSnapshot(stream.Context(), r.GetRef(), r.GetTo(), nodewire.DecodeAuth(r.GetAuth()), out.report))
 }
 
 func (s *snapshots) Pull(r *nodev1.PullSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.TransferResponse]) error {
 	out := transferReporter(stream)
-	return sendSnapshot(stream, out)(s.catalog.PullSnapshot(stream.Context(), r.GetFrom(), r.GetName(), nodewire.DecodeAuth(r.GetAuth()), out.report))
+	return sendSnapshot(stream, out)(s.registry.PullSnapshot(stream.Context(), r.GetFrom(), r.GetName(), nodewire.DecodeAuth(r.GetAuth()), out.report))
 }
 
 func (s *snapshots) Tag(ctx context.Context, r *nodev1.TagRequest) (*nodev1.TagResponse, error) {
@@ -97,11 +99,11 @@ func (s *snapshots) Tag(ctx context.Context, r *nodev1.TagRequest) (*nodev1.TagR
 	case r.GetDelete() && r.GetCheck():
 		return nil, errdefs.Invalidf("a tag is either deleted or the registry checked, not both")
 	case r.GetDelete():
-		return &nodev1.TagResponse{}, s.catalog.DeleteTag(ctx, r.GetRef(), auth)
+		return &nodev1.TagResponse{}, s.registry.DeleteTag(ctx, r.GetRef(), auth)
 	case r.GetCheck():
-		return &nodev1.TagResponse{}, s.catalog.CheckRegistry(ctx, r.GetRef(), auth)
+		return &nodev1.TagResponse{}, s.registry.CheckRegistry(ctx, r.GetRef(), auth)
 	}
-	digest, err := s.catalog.TagDigest(ctx, r.GetRef(), auth)
+	digest, err := s.registry.TagDigest(ctx, r.GetRef(), auth)
 	return &nodev1.TagResponse{Digest: digest}, err
 }
 

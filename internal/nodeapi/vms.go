@@ -15,40 +15,44 @@ import (
 
 type vms struct {
 	nodev1.UnimplementedVMsServer
-	engine    Engine
-	snapshots Snapshots
+	life       lifecycle
+	records    reader
+	guests     guests
+	containers containers
+	states     states
+	snapshots  imageCloner // nil: no snapshots
 }
 
 func (v *vms) Create(ctx context.Context, r *nodev1.CreateRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Create(ctx, nodewire.DecodeSpec(r.GetSpec())))
+	return encode(v.life.Create(ctx, nodewire.DecodeSpec(r.GetSpec())))
 }
 
 func (v *vms) Launch(ctx context.Context, r *nodev1.LaunchRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Launch(ctx, nodewire.DecodeSpec(r.GetSpec())))
+	return encode(v.life.Launch(ctx, nodewire.DecodeSpec(r.GetSpec())))
 }
 
 func (v *vms) Start(ctx context.Context, r *nodev1.StartRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Start(ctx, r.GetRef()))
+	return encode(v.life.Start(ctx, r.GetRef()))
 }
 
 func (v *vms) Stop(ctx context.Context, r *nodev1.StopRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Stop(ctx, r.GetRef(), grace(r.GraceNs)))
+	return encode(v.life.Stop(ctx, r.GetRef(), grace(r.GraceNs)))
 }
 
 func (v *vms) Restart(ctx context.Context, r *nodev1.RestartRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
+	return encode(v.life.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
 }
 
 func (v *vms) Remove(ctx context.Context, r *nodev1.RemoveRequest) (*nodev1.RemoveResponse, error) {
-	return &nodev1.RemoveResponse{}, v.engine.Remove(ctx, r.GetRef(), r.GetForce())
+	return &nodev1.RemoveResponse{}, v.life.Remove(ctx, r.GetRef(), r.GetForce())
 }
 
 func (v *vms) Inspect(ctx context.Context, r *nodev1.InspectRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Inspect(ctx, r.GetRef()))
+	return encode(v.records.Inspect(ctx, r.GetRef()))
 }
 
 func (v *vms) List(_ *nodev1.ListRequest, stream grpc.ServerStreamingServer[nodev1.Record]) error {
-	all, err := v.engine.List(stream.Context())
+	all, err := v.records.List(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -63,40 +67,35 @@ func (v *vms) List(_ *nodev1.ListRequest, stream grpc.ServerStreamingServer[node
 // Watch blocks in Send if the client does not read; the engine keeps no queue for it but continues to read the
 // journal.
 func (v *vms) Watch(r *nodev1.WatchRequest, stream grpc.ServerStreamingServer[nodev1.Event]) error {
-	return v.engine.Watch(stream.Context(), r.GetAfter(), func(e vm.Event) error { return stream.Send(nodewire.EncodeEvent(e)) })
+	return v.records.Watch(stream.Context(), r.GetAfter(), func(e vm.Event) error { return stream.Send(nodewire.EncodeEvent(e)) })
 }
 
 func (v *vms) Logs(r *nodev1.LogsRequest, stream grpc.ServerStreamingServer[nodev1.LogEntry]) error {
 	ref, o := nodewire.DecodeLogOptions(r)
-	return v.engine.Logs(stream.Context(), ref, o, func(e guest.LogEntry) error { return stream.Send(nodewire.EncodeLogEntry(e)) })
+	return v.guests.Logs(stream.Context(), ref, o, func(e guest.LogEntry) error { return stream.Send(nodewire.EncodeLogEntry(e)) })
 }
 
 func (v *vms) Stats(ctx context.Context, r *nodev1.StatsRequest) (*nodev1.StatsResponse, error) {
-	s, err := v.engine.Stats(ctx, r.GetRef())
+	s, err := v.guests.Stats(ctx, r.GetRef())
 	return nodewire.EncodeStats(s), err
 }
 
 func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (*nodev1.UpdateVolumeResponse, error) {
-	return &nodev1.UpdateVolumeResponse{}, v.engine.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
+	return &nodev1.UpdateVolumeResponse{}, v.containers.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
 }
 
 func (v *vms) KillContainer(ctx context.Context, r *nodev1.KillContainerRequest) (*nodev1.KillContainerResponse, error) {
-	return &nodev1.KillContainerResponse{}, v.engine.KillContainer(ctx, r.GetRef(), r.GetContainer(), int(r.GetRun()), grace(r.GraceNs))
+	return &nodev1.KillContainerResponse{}, v.containers.KillContainer(ctx, r.GetRef(), r.GetContainer(), int(r.GetRun()), grace(r.GraceNs))
 }
 
 func (v *vms) ReleaseContainer(ctx context.Context, r *nodev1.ReleaseContainerRequest) (*nodev1.ReleaseContainerResponse, error) {
-	return &nodev1.ReleaseContainerResponse{}, v.engine.ReleaseContainer(ctx, r.GetRef(), r.GetContainer())
+	return &nodev1.ReleaseContainerResponse{}, v.containers.ReleaseContainer(ctx, r.GetRef(), r.GetContainer())
 }
 
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
-	switch {
-	case (spec.Snapshot == "") == (spec.FromDir == ""):
-		return nil, errdefs.Invalidf("a clone needs a snapshot or a folder with one, and not both")
-	case spec.FromDir != "":
-		if err := absolute("clone", spec.FromDir); err != nil {
-			return nil, err
-		}
+	if err := spec.Validate(); err != nil {
+		return nil, err
 	}
 	if pull && v.snapshots == nil {
 		return nil, errdefs.Unsupportedf("this cocoond has no snapshots")
@@ -104,19 +103,19 @@ func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record
 	if pull {
 		return encode(v.snapshots.CloneWithImage(ctx, spec, auth))
 	}
-	return encode(v.engine.Clone(ctx, spec))
+	return encode(v.states.Clone(ctx, spec))
 }
 
 func (v *vms) Restore(ctx context.Context, r *nodev1.RestoreRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Restore(ctx, r.GetRef(), r.GetSnapshot()))
+	return encode(v.states.Restore(ctx, r.GetRef(), r.GetSnapshot()))
 }
 
 func (v *vms) Hibernate(ctx context.Context, r *nodev1.HibernateRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Hibernate(ctx, r.GetRef(), r.GetName()))
+	return encode(v.states.Hibernate(ctx, r.GetRef(), r.GetName()))
 }
 
 func (v *vms) Wake(ctx context.Context, r *nodev1.WakeRequest) (*nodev1.Record, error) {
-	return encode(v.engine.Wake(ctx, r.GetRef()))
+	return encode(v.states.Wake(ctx, r.GetRef()))
 }
 
 func encode(r vm.Record, err error) (*nodev1.Record, error) {

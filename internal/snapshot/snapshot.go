@@ -99,6 +99,9 @@ func (s Snapshot) Images() []Image {
 	return out
 }
 
+// PeerScheme begins the name of a snapshot on another node: cocoon://HOST:PORT/NAME.
+const PeerScheme = "cocoon://"
+
 // Source is where a snapshot comes from.
 type Source struct {
 	VMID   vm.ID  `json:"vm_id"`

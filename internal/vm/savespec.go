@@ -1,6 +1,11 @@
 package vm
 
-import "time"
+import (
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
 
 // CloneSpec asks for a VM that resumes from a snapshot. Zero values mean the snapshot's own.
 type CloneSpec struct {
@@ -16,6 +21,17 @@ type CloneSpec struct {
 	SSHHostKeys bool              // the clone generates new host keys
 	Cold        bool              // boot from the snapshot's disks instead of resuming from its memory
 	StopGrace   time.Duration
+}
+
+// Validate rejects a clone of no snapshot or of two, and a folder whose path depends on where a process was started.
+func (s CloneSpec) Validate() error {
+	switch {
+	case (s.Snapshot == "") == (s.FromDir == ""):
+		return errdefs.Invalidf("a clone needs a snapshot or a folder with one, and not both")
+	case s.FromDir != "" && !strings.HasPrefix(s.FromDir, "/"):
+		return errdefs.Invalidf("clone of a snapshot: %q is no absolute path", s.FromDir)
+	}
+	return nil
 }
 
 // SaveSpec asks for a snapshot of a VM.

@@ -14,6 +14,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/service"
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/agent"
@@ -38,6 +39,7 @@ type daemon struct {
 	log     *slog.Logger
 	images  *local.Store
 	puller  *pull.Puller
+	named   catalog.Named // images
 	nets    *networks
 	metrics *metrics
 }
@@ -51,6 +53,7 @@ func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
 	if d.puller, err = pull.New(d.pullConfig(), d.images); err != nil {
 		return nil, err
 	}
+	d.named = catalog.Named{Store: d.images, Names: d.puller}
 	if d.nets, err = newNetworks(cfg, log); err != nil {
 		return nil, err
 	}
@@ -124,7 +127,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
 		CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}, engine.Deps{
-		Journal: j, Drivers: drivers, Images: namedStore{d.images, d.puller}, Networks: d.nets, Agents: agent.Connector{},
+		Journal: j, Drivers: drivers, Images: d.named, Networks: d.nets, Agents: agent.Connector{},
 		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Records: j, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
@@ -183,10 +186,8 @@ func (d *daemon) run(ctx context.Context) error {
 	if err := d.nets.setup(ctx); err != nil { // links and rules stay, because VMs may use them
 		return err
 	}
-	served := d.serve(h)
-	deps := nodeapi.Deps{
-		Engine: served, Images: namedStore{d.images, d.puller}, Puller: d.puller, Pusher: d.puller, Snapshots: served, Host: served.node, Log: d.log,
-	}
+	served, images := d.serve(h), d.clientImages(h.engine)
+	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Host: served.node, Log: d.log}
 	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {
 		return err

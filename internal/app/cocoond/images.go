@@ -10,10 +10,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
@@ -159,14 +159,9 @@ func (d *daemon) pullConfig() pull.Config {
 	}
 }
 
-// namedStore is the store as everything except the puller uses it: names resolve the same way everywhere.
-type namedStore struct {
-	*local.Store
-	puller *pull.Puller
-}
-
-func (s namedStore) Get(ctx context.Context, ref string) (image.Image, error) {
-	return s.puller.Get(ctx, ref)
+// clientImages is what clients do with images.
+func (d *daemon) clientImages(e *engine.Engine) catalog.Images {
+	return catalog.Images{Puller: d.puller, Store: d.named, Pusher: d.puller, InUse: e.ImageInUse}
 }
 
 // collect removes unused images, at start and then regularly. Imported images stay, because they cannot be pulled
@@ -183,7 +178,7 @@ func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 	tick := time.NewTicker(d.cfg.Images.every)
 	defer tick.Stop()
 	for {
-		got, err := collectPulled(ctx, d.images, d.cfg.Images.limits, e.ImageInUse)
+		got, err := d.clientImages(e).CollectPulled(ctx, d.cfg.Images.limits)
 		d.metrics.freed.Add(float64(got.Freed))
 		if got.Freed > 0 || len(got.Images) > 0 {
 			d.log.Info("images collected", "op", "collect", "images", len(got.Images), "bytes", got.Freed)
@@ -197,19 +192,4 @@ func (d *daemon) collect(ctx context.Context, e *engine.Engine) error {
 			return nil
 		}
 	}
-}
-
-// collectPulled is a collection that keeps images without an origin.
-func collectPulled(ctx context.Context, store image.Store, limits image.GCLimits, inUse func(string) bool) (image.Collected, error) {
-	all, err := store.List(ctx)
-	if err != nil {
-		return image.Collected{}, err
-	}
-	imported := map[string]bool{}
-	for _, img := range all {
-		if img.Source == "" && img.Digest == "" {
-			imported[img.ID] = true
-		}
-	}
-	return store.Collect(ctx, limits, func(id string) bool { return imported[id] || inUse(id) })
 }

@@ -5,8 +5,8 @@ import (
 	"crypto/x509"
 	"os"
 
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
@@ -47,11 +47,11 @@ func (p Peer) tls() (*tls.Config, error) {
 }
 
 // dial returns the function that connects to other nodes, nil when they cannot be reached.
-func (p Peer) dial() func(addr string) (nodeapi.Peer, error) {
+func (p Peer) dial() func(addr string) (catalog.Peer, error) {
 	if p == (Peer{}) {
 		return nil
 	}
-	return func(addr string) (nodeapi.Peer, error) {
+	return func(addr string) (catalog.Peer, error) {
 		cfg, err := p.tls()
 		if err != nil {
 			return nil, errdefs.As(errdefs.FailedPrecondition, err)

@@ -5,9 +5,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
@@ -18,7 +18,7 @@ import (
 type served struct {
 	*engine.Engine
 	image.Puller
-	*nodeapi.Catalog
+	*catalog.Snapshots
 	metrics *metrics
 	nets    *networks
 	node    *node
@@ -27,8 +27,8 @@ type served struct {
 // serve assembles what the doors use.
 func (d *daemon) serve(h *host) *served {
 	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h)}
-	s.Catalog = &nodeapi.Catalog{
-		Cloner: s, Images: namedStore{d.images, d.puller}, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
+	s.Snapshots = &catalog.Snapshots{
+		Cloner: s, Images: d.puller, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}
 	return s
 }
@@ -111,14 +111,14 @@ func (s *served) Wake(ctx context.Context, ref string) (r vm.Record, err error) 
 func (s *served) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
 	watched, done := s.metrics.transfer("push", progress)
 	defer done(&err)
-	return s.Catalog.PushSnapshot(ctx, ref, to, auth, watched)
+	return s.Snapshots.PushSnapshot(ctx, ref, to, auth, watched)
 }
 
 // PullSnapshot calls the catalog.
 func (s *served) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
 	watched, done := s.metrics.transfer("pull", progress)
 	defer done(&err)
-	return s.Catalog.PullSnapshot(ctx, from, name, auth, watched)
+	return s.Snapshots.PullSnapshot(ctx, from, name, auth, watched)
 }
 
 // Reset removes every VM and then everything that the network made. The network is set up again with the next VM.

@@ -44,7 +44,7 @@ func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth
 	if d.Kind == translate.Mapped && d.URL != "" && here.origin.URL == d.Printable { // the operator's mapping decides: everybody may
 		return true, nil
 	}
-	grants, err := p.store.Grants(ctx, here.img.ID)
+	grants, err := p.grants.Grants(ctx, here.img.ID)
 	if err != nil {
 		return false, err
 	}
@@ -61,7 +61,7 @@ func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth
 			return false, err
 		}
 		if slices.ContainsFunc(shown, func(k string) bool { return slices.Contains(g.Keys, k) }) {
-			return true, p.store.Grant(ctx, here.img.ID, of, local.Grant{Namespaces: []string{who.Namespace}})
+			return true, p.grants.Grant(ctx, here.img.ID, of, local.Grant{Namespaces: []string{who.Namespace}})
 		}
 	}
 	return p.preloaded(ctx, source, here)
@@ -74,7 +74,7 @@ func (p *Puller) granted(ctx context.Context, d translate.Decision, here found) 
 	if ok || err != nil {
 		return ok, err
 	}
-	grants, err := p.store.Grants(ctx, here.img.ID)
+	grants, err := p.grants.Grants(ctx, here.img.ID)
 	if err != nil {
 		return false, err
 	}
@@ -94,9 +94,9 @@ func (p *Puller) preloaded(ctx context.Context, source string, here found) (bool
 		return false, nil
 	}
 	if source == "" {
-		return p.store.Imported(ctx, "", here.img.ID)
+		return p.grants.Imported(ctx, "", here.img.ID)
 	}
-	return p.store.Imported(ctx, here.img.Name, here.img.ID)
+	return p.grants.Imported(ctx, here.img.Name, here.img.ID)
 }
 
 // sourceOf is the key of the name's grants: the registry's repository or the URL; "" when the name is an id, or resolves
@@ -118,7 +118,7 @@ func sourceOf(d translate.Decision, here found) string {
 // fingerprints returns the fingerprints of the request's credentials for a source.
 func (p *Puller) fingerprints(ctx context.Context, d translate.Decision, source string, auth []image.RegistryAuth) ([]string, error) {
 	if secret := urlSecret(d); secret != "" && source == d.Printable {
-		k, err := p.store.Fingerprint(ctx, "url", secret)
+		k, err := p.grants.Fingerprint(ctx, "url", secret)
 		return []string{k}, err
 	}
 	var out []string
@@ -133,7 +133,7 @@ func (p *Puller) fingerprints(ctx context.Context, d translate.Decision, source 
 }
 
 func (p *Puller) fingerprint(ctx context.Context, a image.RegistryAuth) (string, error) {
-	return p.store.Fingerprint(ctx, "registry", a.Username, a.Password, a.Token)
+	return p.grants.Fingerprint(ctx, "registry", a.Username, a.Password, a.Token)
 }
 
 // urlSecret is the part of a pod's URL that may be secret: user, password and query.
@@ -169,7 +169,7 @@ func (p *Puller) record(ctx context.Context, d translate.Decision, id string, pr
 	case d.Ref != "":
 		g.Public = true
 	case secret != "":
-		k, err := p.store.Fingerprint(ctx, "url", secret)
+		k, err := p.grants.Fingerprint(ctx, "url", secret)
 		if err != nil {
 			return err
 		}
@@ -180,7 +180,7 @@ func (p *Puller) record(ctx context.Context, d translate.Decision, id string, pr
 	if who := vm.Behalf(ctx); !who.Operator() && !g.Public {
 		g.Namespaces = []string{who.Namespace}
 	}
-	return p.store.Grant(ctx, id, source, g)
+	return p.grants.Grant(ctx, id, source, g)
 }
 
 // ask asks the registry whether the request may use exactly the image in the store. NotFound if the registry no longer has

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -56,11 +57,34 @@ type Observer interface {
 	Ended(kind string, took time.Duration, err error) // kind as in image.Explanation
 }
 
+// Store is the part of local.Store that a Puller and its clients use. Only New has all of it.
+type Store interface {
+	contents
+	grants
+	registry.Store
+}
+
+type contents interface {
+	Get(ctx context.Context, ref string) (image.Image, error)
+	Origin(ctx context.Context, key string) (local.Origin, image.Image, error)
+	Touch(id string)
+	Put(ctx context.Context, key string, r io.Reader, o local.PutOptions) (image.Image, error)
+	Link(ctx context.Context, key, id string, o local.Origin) (image.Image, error)
+}
+
+type grants interface {
+	Grants(ctx context.Context, id string) (map[string]local.Grant, error)
+	Grant(ctx context.Context, id, repo string, more local.Grant) error
+	Imported(ctx context.Context, key, id string) (bool, error)
+	Fingerprint(ctx context.Context, parts ...string) (string, error)
+}
+
 // Puller implements image.Puller.
 type Puller struct {
 	cfg    Config
 	log    *slog.Logger
-	store  *local.Store
+	store  contents
+	grants grants
 	names  *translate.Translator
 	own    sources // for what the operator names
 	others sources // for what others name
@@ -76,7 +100,7 @@ var (
 )
 
 // New returns a puller that fetches into store.
-func New(cfg Config, store *local.Store) (*Puller, error) {
+func New(cfg Config, store Store) (*Puller, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -93,7 +117,7 @@ func New(cfg Config, store *local.Store) (*Puller, error) {
 	}
 	cfg.Registries.Log, cfg.Registries.Stall = cfg.Log, cfg.Stall
 	return &Puller{
-		cfg: cfg, log: cfg.Log, store: store, names: names, jobs: map[jobKey]*job{},
+		cfg: cfg, log: cfg.Log, store: store, grants: store, names: names, jobs: map[jobKey]*job{},
 		own: cfg.sources(store, nil, nil), others: cfg.sources(store, &cfg.Reach.URLs, &cfg.Reach.Registries),
 		slots: make(chan struct{}, cmp.Or(cfg.Parallel, DefaultParallel)),
 	}, nil
@@ -105,7 +129,7 @@ type sources struct {
 	registry *registry.Client
 }
 
-func (c Config) sources(store *local.Store, urls, registries *reach.Policy) sources {
+func (c Config) sources(store registry.Store, urls, registries *reach.Policy) sources {
 	c.Registries.Reach = registries
 	return sources{
 		web:      fetch.New(fetch.Options{Log: c.Log, UserAgent: c.UserAgent, Stall: c.Stall, Reach: urls}),

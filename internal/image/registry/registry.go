@@ -44,14 +44,25 @@ type RegistryConfig struct {
 	Insecure bool     // plain HTTP is allowed, and certificates are not verified
 }
 
+// Store is the part of local.Store that a Client fills and reads.
+type Store interface {
+	Arch() string
+	Origin(ctx context.Context, key string) (local.Origin, image.Image, error)
+	Touch(id string)
+	MissingLayers(img *oci.Image) []int
+	Put(ctx context.Context, key string, r io.Reader, o local.PutOptions) (image.Image, error)
+	PutImage(ctx context.Context, key string, img *oci.Image, open local.Layers, o local.PutOptions) (image.Image, error)
+	Parts(ctx context.Context, ref string) (*local.Parts, error)
+}
+
 // Client pulls from registries into one store.
 type Client struct {
 	cfg   Config
-	store *local.Store
+	store Store
 }
 
 // New returns a client that puts images into store.
-func New(cfg Config, store *local.Store) *Client {
+func New(cfg Config, store Store) *Client {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}

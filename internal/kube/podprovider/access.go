@@ -26,7 +26,7 @@ func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e
 		return 0, err
 	}
 	e.Container = of
-	return w.vms.Exec(ctx, string(rec.ID), e, s)
+	return w.guests.Exec(ctx, string(rec.ID), e, s)
 }
 
 // Attach connects to the standard streams of a container. For a guest that boots itself it shows the serial console.
@@ -38,11 +38,11 @@ func (p *Provider) Attach(ctx context.Context, namespace, pod, container string,
 		return err
 	case rec.ImageType != vm.ImageDisk:
 		a.Container = of
-		return w.vms.Attach(ctx, string(rec.ID), a, s)
+		return w.guests.Attach(ctx, string(rec.ID), a, s)
 	case s.Stdin != nil:
 		return errdefs.Preconditionf("the guest of pod %q boots itself and has no main process to type to; attach without -i, or use kubectl exec -it", pod)
 	}
-	return w.vms.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
+	return w.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {
 			return nil
 		}
@@ -90,7 +90,7 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 		o.Container = container
 	}
 	o.Serial = rec.ImageType == vm.ImageDisk
-	return w.vms.Logs(ctx, string(rec.ID), o, fn)
+	return w.guests.Logs(ctx, string(rec.ID), o, fn)
 }
 
 // Forward carries stream to and from a TCP port of the pod's guest until the guest sends nothing more. It connects from
@@ -106,7 +106,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	}
 	if _, rec, _ := w.look(); !w.static && up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
 		in := &noted{Reader: stream}
-		err := w.vms.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
+		err := w.guests.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
 		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // input that was read is lost
 			return err
 		}

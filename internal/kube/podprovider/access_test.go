@@ -109,7 +109,7 @@ func forwardFromOutside(t *testing.T, e *engine, image vm.ImageType) {
 		ID: vm.NewID(), State: vm.StateRunning, ImageType: image, AgentReady: true, NICs: []vm.NIC{{IP: "127.0.0.1"}},
 	}}}
 	w.pod.Namespace, w.pod.Name = "default", "web"
-	p := &Provider{node: operator{vms: e}, workers: map[string]*worker{"default/web": w}}
+	p := &Provider{node: operator{runtime: e}, workers: map[string]*worker{"default/web": w}}
 	w.tenant = p.on(ownerOf(w.pod))
 	s := &both{Reader: strings.NewReader("in")}
 	if err := p.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, s); err != nil || s.said.String() != "in" {

@@ -115,7 +115,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		if len(pod.Spec.ImagePullSecrets) > 0 {
 			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
 		}
-		rec, err := w.snaps.CloneWithImage(ctx, s, auth)
+		rec, err := w.states.CloneWithImage(ctx, s, auth)
 		if err != nil {
 			return rec, err
 		}
@@ -227,7 +227,7 @@ func (t tenant) save(ctx context.Context, rec vm.Record, name, description strin
 		}
 	}
 	labels[contract.VMLabelNode] = t.p.cfg.Node.Name // shows that we may remove it
-	got, err := t.snaps.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
+	got, err := t.states.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
 	if err == nil {
 		t.p.Metrics.save.Observe(time.Since(began).Seconds())
 	}

@@ -313,7 +313,7 @@ func (s *fakeSnapshots) PushSnapshot(ctx context.Context, ref, to string, _ snap
 }
 
 func (s *fakeSnapshots) PullSnapshot(ctx context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	if rest, ok := strings.CutPrefix(from, peerScheme); ok {
+	if rest, ok := strings.CutPrefix(from, snapshot.PeerScheme); ok {
 		host, theirs, _ := strings.Cut(rest, "/")
 		peer := s.peers[host]
 		if peer == nil {

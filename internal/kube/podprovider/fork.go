@@ -69,7 +69,7 @@ func (w *worker) offered(ctx context.Context, main string, id vm.ID) (snapshot.S
 	case !errdefs.IsNotFound(err):
 		return have, err
 	}
-	digest, err := w.snaps.TagDigest(ctx, ref, w.p.cfg.Registry.Auth)
+	digest, err := w.registry.TagDigest(ctx, ref, w.p.cfg.Registry.Auth)
 	if errdefs.IsNotFound(err) || err == nil && digest == w.stale {
 		return have, errdefs.Unavailablef("the state of VM %s, which runs on another node, is not in the registry yet", main)
 	}
@@ -97,7 +97,7 @@ func (w *worker) dropForks(ctx context.Context) {
 	}
 	if contract.OfferFork(pod.Annotations) {
 		ref := w.ref(w.vmName, contract.ForkSnapshotTag)
-		if err := w.snaps.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+		if err := w.registry.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
 			w.log.Warn("state for forks of deleted pod stays in the registry", "op", ref, "err", err)
 		}
 	}

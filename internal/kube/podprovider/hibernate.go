@@ -41,7 +41,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 	}
 	if w.p.remote() {
 		ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
-		if err := w.snaps.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
+		if err := w.registry.CheckRegistry(ctx, ref, w.p.cfg.Registry.Auth); err != nil {
 			return w.notAsleep(ctx, eventHibernateFailed, err)
 		}
 	}
@@ -64,14 +64,14 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 // hibernate tells the engine to hibernate rec. If an earlier hibernation left a snapshot of that name, it is replaced.
 func (w *worker) hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	name := hibernateName(w.vmName)
-	got, err := w.snaps.Hibernate(ctx, string(rec.ID), name)
+	got, err := w.states.Hibernate(ctx, string(rec.ID), name)
 	if !errdefs.IsAlreadyExists(err) {
 		return got, err
 	}
 	if err := w.snaps.RemoveSnapshot(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 		return got, err
 	}
-	return w.snaps.Hibernate(ctx, string(rec.ID), name)
+	return w.states.Hibernate(ctx, string(rec.ID), name)
 }
 
 // notAsleep reports why the VM is not hibernated as it should be, and returns when to retry.
@@ -104,7 +104,7 @@ func (w *worker) store(ctx context.Context, rec *vm.Record) turn {
 		return after(w.dozing.left())
 	}
 	w.notAsleep(ctx, eventHibernatePushFailed, err)
-	got, err := w.snaps.Wake(ctx, string(rec.ID)) // wake the VM here: its hibernated state is not stored elsewhere
+	got, err := w.states.Wake(ctx, string(rec.ID)) // wake the VM here: its hibernated state is not stored elsewhere
 	if ctx.Err() != nil {
 		return atOnce
 	}
@@ -157,7 +157,7 @@ func (w *worker) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 	if snap, err := w.snaps.GetSnapshot(ctx, rec.Snapshot); err == nil {
 		w.slept = snap.Digest
 	}
-	got, err := w.snaps.Wake(ctx, string(rec.ID))
+	got, err := w.states.Wake(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return atOnce
 	}
@@ -227,7 +227,7 @@ func (w *worker) dropTag(ctx context.Context) {
 		return
 	}
 	ref := w.ref(w.vmName, contract.HibernateSnapshotTag)
-	if err := w.snaps.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
+	if err := w.registry.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
 		w.log.Warn("hibernated state of deleted pod stays in the registry", "op", ref, "err", err)
 	}
 }
@@ -322,7 +322,7 @@ func (w *worker) imported(ctx context.Context, at place) (snapshot.Snapshot, err
 func (w *worker) fromPeer(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (got snapshot.Snapshot, err error) {
 	for _, peer := range w.p.cfg.Registry.Peers {
 		for _, alias := range contract.Aliases(w.owner.Namespace, w.vmName) { // an earlier release used another name
-			got, err = w.pullSnapshot(ctx, peerScheme+peer+"/"+hibernateName(alias), name)
+			got, err = w.pullSnapshot(ctx, snapshot.PeerScheme+peer+"/"+hibernateName(alias), name)
 			switch {
 			case ctx.Err() != nil:
 				return got, ctx.Err()
@@ -356,7 +356,7 @@ func (w *worker) tidyUp(ctx context.Context, rec *vm.Record) turn {
 	if err == nil || errdefs.IsNotFound(err) {
 		err = nil
 		if slept && w.p.remote() {
-			err = w.snaps.DeleteTag(ctx, w.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
+			err = w.registry.DeleteTag(ctx, w.ref(w.vmName, contract.HibernateSnapshotTag), w.p.cfg.Registry.Auth)
 			for _, digest := range w.olds(left) {
 				w.dropOld(ctx, w.vmName, contract.HibernateSnapshotTag, digest)
 			}

@@ -109,7 +109,7 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 	w.event(corev1.EventTypeNormal, eventKilling, "%s", x.killRequest.message)
 	grace := w.preStop(ctx, []*corev1.Container{x.container}, rec, x.killRequest.graceIn(pod))
 	for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
-		err := w.vms.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
+		err := w.containers.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return

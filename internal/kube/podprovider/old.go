@@ -35,7 +35,7 @@ func (t tenant) where(ctx context.Context, vmName, tag string) (place, error) {
 // ask asks the registry which snapshot is at a place. Errors: NotFound.
 func (t tenant) ask(ctx context.Context, at place) (place, error) {
 	var err error
-	at.digest, err = t.snaps.TagDigest(ctx, at.ref, t.p.cfg.Registry.Auth)
+	at.digest, err = t.registry.TagDigest(ctx, at.ref, t.p.cfg.Registry.Auth)
 	return at, err
 }
 
@@ -51,7 +51,7 @@ func (w *worker) fetchOld(ctx context.Context, at place, name, pod string, ref c
 		return snapshot.Snapshot{}, ctx.Err()
 	}
 	defer give()
-	node := tenant{p: w.p, snaps: w.p.node.snaps}
+	node := tenant{p: w.p, snaps: w.p.node.snapshots, registry: w.p.node.snapshots}
 	unclaimed := "unclaimed-" + strings.ReplaceAll(at.digest, ":", "-")
 	if left, err := node.findSnapshot(ctx, unclaimed); err == nil { // left by a process that was killed
 		node.discard(ctx, left.ID)
@@ -109,9 +109,9 @@ func (t tenant) dropOld(ctx context.Context, vmName, tag, digest string) {
 		return
 	}
 	ref := t.p.at(repo, tag)
-	got, err := t.snaps.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
+	got, err := t.registry.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
 	if err == nil && got == digest {
-		err = t.snaps.DeleteTag(ctx, ref, t.p.cfg.Registry.Auth)
+		err = t.registry.DeleteTag(ctx, ref, t.p.cfg.Registry.Auth)
 	}
 	if err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
 		t.p.Log.Warn("snapshot of an earlier release stays in the registry", "op", ref, "err", err)

@@ -32,8 +32,26 @@ import (
 )
 
 // Runtime runs VMs. The engine is one implementation, the node API client is another. A ref is an ID, a name or a unique
-// prefix.
+// prefix. Only the wiring has all of it; see operator and tenant.
 type Runtime interface {
+	overview
+	machines
+	guests
+	containers
+	puller
+}
+
+// overview is about all VMs of the node.
+type overview interface {
+	List(ctx context.Context) ([]vm.Record, error)
+	// Watch reports changes after the given revision until ctx ends or fn fails. A negative revision first reports every
+	// existing VM as ADDED. Errors: FailedPrecondition if the history does not reach back so far.
+	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+	// Stats asks the guest for its resource usage.
+	Stats(ctx context.Context, ref string) (guest.Stats, error)
+}
+
+type machines interface {
 	Launch(ctx context.Context, spec vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
 	// Stop asks the guest to shut down and kills it when the grace is over. A negative grace means the spec's grace; 0
@@ -41,24 +59,27 @@ type Runtime interface {
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
-	List(ctx context.Context) ([]vm.Record, error)
-	// Watch reports changes after the given revision until ctx ends or fn fails. A negative revision first reports every
-	// existing VM as ADDED. Errors: FailedPrecondition if the history does not reach back so far.
-	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+}
+
+type guests interface {
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
 	// Attach connects to the standard streams of the guest's process; see guest.Attacher.
 	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
 	// Forward connects to a TCP port from inside the guest; see guest.Forwarder.
 	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
-	// Stats asks the guest for its resource usage.
-	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+}
+
+type containers interface {
 	// UpdateVolume replaces the content of a file volume, also in the running guest.
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	// KillContainer ends one run of one container in a guest that has several; see guest.ContainerKeeper.
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	// ReleaseContainer allows the containers that wait for this one to start.
 	ReleaseContainer(ctx context.Context, ref, container string) error
+}
+
+type puller interface {
 	// Pull makes sure that an image is in the store; see image.Puller.
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
@@ -166,7 +187,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	case cfg.Settle < 0:
 		cfg.Settle = 0
 	}
-	node := operator{deps.Runtime, deps.Snapshots}
+	node := operator{deps.Runtime, deps.Snapshots, deps.Runtime, deps.Snapshots}
 	deps.Runtime, deps.Snapshots = nil, nil
 	return &Provider{
 		cfg: cfg, Deps: deps, node: node, health: errdefs.Unavailablef("the VM engine was not asked yet"),

@@ -83,7 +83,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	never := r
 	never.Policy, never.Force = image.PullNever, false
 	if r.Policy != image.PullAlways { // an image that is here and open to everybody needs no secrets
-		img, err := w.vms.Pull(ctx, never, nil)
+		img, err := w.puller.Pull(ctx, never, nil)
 		if !errdefs.IsNotFound(err) || r.Policy == image.PullNever && len(pod.Spec.ImagePullSecrets) == 0 {
 			return img, false, err
 		}
@@ -96,7 +96,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	began := time.Now()
 	var once sync.Once
 	network := false
-	img, err = w.vms.Pull(ctx, r, func(image.Progress) { // called only when the network is used
+	img, err = w.puller.Pull(ctx, r, func(image.Progress) { // called only when the network is used
 		once.Do(func() {
 			network = true
 			w.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
@@ -104,7 +104,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 	})
 	if errdefs.IsAlreadyExists(err) && r.Policy == image.PullAlways && !r.Force {
 		// The image was imported and has no origin. That somebody put it here counts as much as a registry's answer.
-		img, err = w.vms.Pull(ctx, never, nil)
+		img, err = w.puller.Pull(ctx, never, nil)
 		return img, err == nil, err
 	}
 	if err == nil && network {

@@ -57,7 +57,7 @@ func (t tenant) saveAway(ctx context.Context, rec vm.Record) (stage string, err 
 	ref := contract.SnapshotRef{Repo: rec.Spec.Name, Tag: contract.DefaultSnapshotTag}
 	at := t.ref(ref.Repo, ref.Tag)
 	if t.p.remote() {
-		if err := t.snaps.CheckRegistry(ctx, at, t.p.cfg.Registry.Auth); err != nil {
+		if err := t.registry.CheckRegistry(ctx, at, t.p.cfg.Registry.Auth); err != nil {
 			return eventPushFailed, err
 		}
 	}
@@ -65,7 +65,7 @@ func (t tenant) saveAway(ctx context.Context, rec vm.Record) (stage string, err 
 		if t.p.remote() { // its hibernation snapshot is its state
 			return eventPushFailed, t.push(ctx, rec.Snapshot, at)
 		}
-		if rec, err = t.snaps.Wake(ctx, string(rec.ID)); err != nil { // its hibernation snapshot is removed with it
+		if rec, err = t.states.Wake(ctx, string(rec.ID)); err != nil { // its hibernation snapshot is removed with it
 			return eventSaveFailed, err
 		}
 	}

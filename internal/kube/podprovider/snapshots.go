@@ -14,9 +14,26 @@ import (
 )
 
 // Snapshots saves VMs, creates VMs that resume from a saved state, and transfers snapshots to and from registries. The
-// engine with the node API's catalog is one implementation, the node API client is another. Registry refs are
-// [http[s]://]HOST[:PORT]/REPOSITORY:TAG.
+// engine with its node's catalog is one implementation, the node API client is another. Registry refs are
+// [http[s]://]HOST[:PORT]/REPOSITORY:TAG. Only the wiring has all of it; see operator and tenant.
 type Snapshots interface {
+	lister
+	shelf
+	states
+	snapshotRegistry
+}
+
+// lister is about all snapshots of the node.
+type lister interface {
+	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
+}
+
+type shelf interface {
+	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+}
+
+type states interface {
 	// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped one.
 	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
 	// CloneWithImage creates a VM that resumes from a snapshot. The snapshot's image is fetched by its digest when it is
@@ -26,9 +43,9 @@ type Snapshots interface {
 	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
 	// Wake resumes the VM where Hibernate stopped it.
 	Wake(ctx context.Context, ref string) (vm.Record, error)
-	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
-	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
-	RemoveSnapshot(ctx context.Context, ref string) error
+}
+
+type snapshotRegistry interface {
 	// PushSnapshot sends a snapshot to a registry and records its digest there.
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	// PullSnapshot fetches a snapshot from a registry or, with cocoon://HOST:PORT/NAME, from another node.
@@ -75,7 +92,7 @@ func forkName(vmName string) string      { return "fork-" + vmName }
 // push sends the snapshot with that ID or name to the registry, and then verifies that the registry has it.
 func (t tenant) push(ctx context.Context, snap, ref string) error {
 	began := time.Now()
-	sent, err := t.snaps.PushSnapshot(ctx, snap, ref, t.p.cfg.Registry.Auth, nil)
+	sent, err := t.registry.PushSnapshot(ctx, snap, ref, t.p.cfg.Registry.Auth, nil)
 	if err == nil {
 		err = t.has(ctx, ref, sent.Digest)
 	}
@@ -88,7 +105,7 @@ func (t tenant) push(ctx context.Context, snap, ref string) error {
 
 // has fails unless ref in the registry is the manifest with that digest.
 func (t tenant) has(ctx context.Context, ref, digest string) error {
-	got, err := t.snaps.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
+	got, err := t.registry.TagDigest(ctx, ref, t.p.cfg.Registry.Auth)
 	switch {
 	case err != nil:
 		return err
@@ -102,18 +119,16 @@ func (t tenant) has(ctx context.Context, ref, digest string) error {
 func (t tenant) pullSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
 	began := time.Now()
 	auth := t.p.cfg.Registry.Auth
-	if strings.HasPrefix(from, peerScheme) {
+	if strings.HasPrefix(from, snapshot.PeerScheme) {
 		auth = snapshot.Auth{} // the registry's secrets are not for other nodes
 	}
-	got, err := t.snaps.PullSnapshot(ctx, from, name, auth, nil)
+	got, err := t.registry.PullSnapshot(ctx, from, name, auth, nil)
 	if ctx.Err() != nil {
 		return got, ctx.Err()
 	}
 	t.p.Metrics.pulled(time.Since(began), err)
 	return got, err
 }
-
-const peerScheme = "cocoon://"
 
 // findSnapshot returns the newest snapshot on this node that has one of the names. Errors: NotFound.
 func (t tenant) findSnapshot(ctx context.Context, names ...string) (snapshot.Snapshot, error) {

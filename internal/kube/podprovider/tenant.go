@@ -17,24 +17,32 @@ import (
 // operator gives access to all VMs and snapshots of the node, as the node's operator sees them. It is for work that
 // concerns the node: what exists, who owns it, and what was left. Work for a pod goes through a tenant.
 type operator struct {
-	vms   Runtime
-	snaps Snapshots // nil: the node keeps no snapshots
+	vms       overview
+	snaps     lister    // nil: the node keeps no snapshots
+	runtime   Runtime   // for the tenants, as snapshots is
+	snapshots Snapshots // nil: the node keeps no snapshots
 }
 
 // tenant gives access to the node's VMs and snapshots on behalf of one pod: what belongs to another namespace is NotFound.
 // It is the only way in which a worker reaches them.
 type tenant struct {
-	p     *Provider
-	owner vm.Owner
-	vms   Runtime
-	snaps Snapshots // nil: the node keeps no snapshots
+	p          *Provider
+	owner      vm.Owner
+	vms        machines
+	guests     guests
+	containers containers
+	puller     puller
+	snaps      shelf // nil, like states and registry: the node keeps no snapshots
+	states     states
+	registry   snapshotRegistry
 }
 
 // on returns the tenant for o. Preconditions: o is not the operator.
 func (p *Provider) on(o vm.Owner) tenant {
-	t := tenant{p: p, owner: o, vms: ownVMs{p.node.vms, o}}
-	if p.node.snaps != nil {
-		t.snaps = ownSnapshots{p.node.snaps, o}
+	r, s := p.node.runtime, p.node.snapshots
+	t := tenant{p: p, owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
+	if s != nil {
+		t.snaps, t.states, t.registry = ownShelf{s, o}, ownStates{s, o}, ownRegistry{s, o}
 	}
 	return t
 }
@@ -62,130 +70,115 @@ func (t tenant) may(rec vm.Record) bool {
 	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
 }
 
-// ownVMs is a Runtime on behalf of an owner. It embeds no Runtime, so a method that is not written here does not exist.
-type ownVMs struct {
-	r Runtime
+// own is a part R of Runtime or Snapshots on behalf of an owner. The types made of it embed nothing, so a method that is not
+// written here does not exist.
+type own[R any] struct {
+	r R
 	o vm.Owner
 }
 
-var _ Runtime = ownVMs{}
+type (
+	ownMachines   own[machines]
+	ownGuests     own[guests]
+	ownContainers own[containers]
+	ownPuller     own[puller]
+	ownShelf      own[shelf]
+	ownStates     own[states]
+	ownRegistry   own[snapshotRegistry]
+)
 
-func (v ownVMs) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
+func (v ownMachines) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return v.r.Launch(vm.OnBehalf(ctx, v.o), spec)
 }
 
-func (v ownVMs) Start(ctx context.Context, ref string) (vm.Record, error) {
+func (v ownMachines) Start(ctx context.Context, ref string) (vm.Record, error) {
 	return v.r.Start(vm.OnBehalf(ctx, v.o), ref)
 }
 
-func (v ownVMs) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
+func (v ownMachines) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
 	return v.r.Stop(vm.OnBehalf(ctx, v.o), ref, grace)
 }
 
-func (v ownVMs) Remove(ctx context.Context, ref string, force bool) error {
+func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }
 
-func (v ownVMs) Inspect(ctx context.Context, ref string) (vm.Record, error) {
+func (v ownMachines) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 	return v.r.Inspect(vm.OnBehalf(ctx, v.o), ref)
 }
 
-func (v ownVMs) List(ctx context.Context) ([]vm.Record, error) {
-	return v.r.List(vm.OnBehalf(ctx, v.o))
-}
-
-func (v ownVMs) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
-	return v.r.Watch(vm.OnBehalf(ctx, v.o), after, fn)
-}
-
-func (v ownVMs) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
+func (v ownGuests) Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error) {
 	return v.r.Exec(vm.OnBehalf(ctx, v.o), ref, e, s)
 }
 
-func (v ownVMs) Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error {
+func (v ownGuests) Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error {
 	return v.r.Attach(vm.OnBehalf(ctx, v.o), ref, a, s)
 }
 
-func (v ownVMs) Forward(ctx context.Context, ref string, port int, s guest.Streams) error {
+func (v ownGuests) Forward(ctx context.Context, ref string, port int, s guest.Streams) error {
 	return v.r.Forward(vm.OnBehalf(ctx, v.o), ref, port, s)
 }
 
-func (v ownVMs) Stats(ctx context.Context, ref string) (guest.Stats, error) {
-	return v.r.Stats(vm.OnBehalf(ctx, v.o), ref)
-}
-
-func (v ownVMs) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
+func (v ownGuests) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
 	return v.r.Logs(vm.OnBehalf(ctx, v.o), ref, o, fn)
 }
 
-func (v ownVMs) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
+func (v ownContainers) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	return v.r.UpdateVolume(vm.OnBehalf(ctx, v.o), ref, volume, files)
 }
 
-func (v ownVMs) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
+func (v ownContainers) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	return v.r.KillContainer(vm.OnBehalf(ctx, v.o), ref, container, run, grace)
 }
 
-func (v ownVMs) ReleaseContainer(ctx context.Context, ref, container string) error {
+func (v ownContainers) ReleaseContainer(ctx context.Context, ref, container string) error {
 	return v.r.ReleaseContainer(vm.OnBehalf(ctx, v.o), ref, container)
 }
 
-func (v ownVMs) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
+func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
 }
 
-// ownSnapshots is Snapshots on behalf of an owner.
-type ownSnapshots struct {
-	s Snapshots
-	o vm.Owner
+func (v ownShelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+	return v.r.GetSnapshot(vm.OnBehalf(ctx, v.o), ref)
 }
 
-var _ Snapshots = ownSnapshots{}
-
-func (v ownSnapshots) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
-	return v.s.SaveSnapshot(vm.OnBehalf(ctx, v.o), ref, s)
+func (v ownShelf) RemoveSnapshot(ctx context.Context, ref string) error {
+	return v.r.RemoveSnapshot(vm.OnBehalf(ctx, v.o), ref)
 }
 
-func (v ownSnapshots) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
-	return v.s.CloneWithImage(vm.OnBehalf(ctx, v.o), s, auth)
+func (v ownStates) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
+	return v.r.SaveSnapshot(vm.OnBehalf(ctx, v.o), ref, s)
 }
 
-func (v ownSnapshots) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
-	return v.s.Hibernate(vm.OnBehalf(ctx, v.o), ref, name)
+func (v ownStates) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+	return v.r.CloneWithImage(vm.OnBehalf(ctx, v.o), s, auth)
 }
 
-func (v ownSnapshots) Wake(ctx context.Context, ref string) (vm.Record, error) {
-	return v.s.Wake(vm.OnBehalf(ctx, v.o), ref)
+func (v ownStates) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
+	return v.r.Hibernate(vm.OnBehalf(ctx, v.o), ref, name)
 }
 
-func (v ownSnapshots) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
-	return v.s.GetSnapshot(vm.OnBehalf(ctx, v.o), ref)
+func (v ownStates) Wake(ctx context.Context, ref string) (vm.Record, error) {
+	return v.r.Wake(vm.OnBehalf(ctx, v.o), ref)
 }
 
-func (v ownSnapshots) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
-	return v.s.ListSnapshots(vm.OnBehalf(ctx, v.o))
+func (v ownRegistry) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	return v.r.PushSnapshot(vm.OnBehalf(ctx, v.o), ref, to, auth, progress)
 }
 
-func (v ownSnapshots) RemoveSnapshot(ctx context.Context, ref string) error {
-	return v.s.RemoveSnapshot(vm.OnBehalf(ctx, v.o), ref)
+func (v ownRegistry) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	return v.r.PullSnapshot(vm.OnBehalf(ctx, v.o), from, name, auth, progress)
 }
 
-func (v ownSnapshots) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	return v.s.PushSnapshot(vm.OnBehalf(ctx, v.o), ref, to, auth, progress)
+func (v ownRegistry) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
+	return v.r.TagDigest(vm.OnBehalf(ctx, v.o), ref, auth)
 }
 
-func (v ownSnapshots) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	return v.s.PullSnapshot(vm.OnBehalf(ctx, v.o), from, name, auth, progress)
+func (v ownRegistry) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
+	return v.r.DeleteTag(vm.OnBehalf(ctx, v.o), ref, auth)
 }
 
-func (v ownSnapshots) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
-	return v.s.TagDigest(vm.OnBehalf(ctx, v.o), ref, auth)
-}
-
-func (v ownSnapshots) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
-	return v.s.DeleteTag(vm.OnBehalf(ctx, v.o), ref, auth)
-}
-
-func (v ownSnapshots) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
-	return v.s.CheckRegistry(vm.OnBehalf(ctx, v.o), ref, auth)
+func (v ownRegistry) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
+	return v.r.CheckRegistry(vm.OnBehalf(ctx, v.o), ref, auth)
 }

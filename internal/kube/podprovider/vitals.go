@@ -178,7 +178,7 @@ func (w *worker) aim(c *corev1.Container) (probe.Target, bool) {
 func (w *worker) commander(id, container string) probe.Exec {
 	return func(ctx context.Context, command []string) (string, int, error) {
 		var out output
-		code, err := w.vms.Exec(ctx, id, guest.Exec{Container: container, Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
+		code, err := w.guests.Exec(ctx, id, guest.Exec{Container: container, Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
 		return out.String(), code, err
 	}
 }

@@ -175,7 +175,7 @@ func (k *keeper) refresh(ctx context.Context) error {
 		if old, ok := k.held[name]; ok && old == now {
 			continue
 		}
-		err = k.w.vms.UpdateVolume(ctx, string(k.id), name, files)
+		err = k.w.containers.UpdateVolume(ctx, string(k.id), name, files)
 		if errdefs.IsNotFound(err) { // the VM is being removed, or was created without this volume
 			err = nil
 		}

@@ -156,7 +156,7 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 		x.released = true
 		v.hook(w.background(func(ctx context.Context) {
 			for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
-				err := w.vms.ReleaseContainer(ctx, string(rec.ID), r.Name)
+				err := w.containers.ReleaseContainer(ctx, string(rec.ID), r.Name)
 				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
 					return
 				}

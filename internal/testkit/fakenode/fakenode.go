@@ -18,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -25,7 +26,6 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
-	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -215,7 +215,7 @@ func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 		return nil, nil, errors.Join(err, j.Close())
 	}
 	m := &Machine{Engine: e, Puller: pulls}
-	m.Catalog = &nodeapi.Catalog{
+	m.Snapshots = &catalog.Snapshots{
 		Cloner: e, Images: store, Puller: pulls, Store: snapshots,
 		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), OwnerOf: ownerOf, Log: n.log}, snapshots),
 	}

@@ -9,20 +9,20 @@ import (
 	"sync"
 
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 	"cocoonstack.io/cocoon/internal/network"
-	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Machine is what a virtual node runs on.
 type Machine struct {
 	*engine.Engine
-	*nodeapi.Catalog
+	*catalog.Snapshots
 	image.Puller
 }
 

@@ -16,16 +16,32 @@ import (
 
 // Runtime is the part of podprovider.Runtime that can be tested without a guest.
 type Runtime interface {
+	machines
+	watcher
+	containers
+	puller
+}
+
+type machines interface {
 	Launch(ctx context.Context, spec vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 	List(ctx context.Context) ([]vm.Record, error)
+}
+
+type watcher interface {
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
+}
+
+type containers interface {
 	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	ReleaseContainer(ctx context.Context, ref, container string) error
+}
+
+type puller interface {
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
@@ -40,6 +56,12 @@ type T interface {
 func Run(t T, r Runtime, img string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
+	life(ctx, t, r, r, img, func() { strangers(ctx, t, r) })
+	notFound(ctx, t, r)
+}
+
+// life takes a VM from its launch to its removal. It calls running while the VM runs.
+func life(ctx context.Context, t T, r machines, w watcher, img string, running func()) {
 	if all, err := r.List(ctx); err != nil || len(all) != 0 {
 		t.Fatalf("at first there are %d VMs, %v", len(all), err)
 	}
@@ -72,24 +94,14 @@ func Run(t T, r Runtime, img string) {
 	if _, err := r.Launch(ctx, bad); !errdefs.IsInvalid(err) {
 		t.Errorf("a bad name: %v", err)
 	}
-	await(ctx, t, r, "VM one running", func(e vm.Event) bool { return e.Record.ID == rec.ID && e.Record.State == vm.StateRunning })
+	await(ctx, t, w, "VM one running", func(e vm.Event) bool { return e.Record.ID == rec.ID && e.Record.State == vm.StateRunning })
 	if got, err := r.Inspect(ctx, string(rec.ID)); err != nil || got.Spec.Name != "one" || got.StartedAt.IsZero() || got.CreatedAt.IsZero() {
 		t.Errorf("inspect: %+v, %v", got, err)
 	}
 	if all, err := r.List(ctx); err != nil || len(all) != 1 || all[0].ID != rec.ID {
 		t.Errorf("list: %d, %v", len(all), err)
 	}
-	if err := r.UpdateVolume(ctx, "nothing", "conf", nil); !errdefs.IsNotFound(err) {
-		t.Errorf("a volume of what is not: %v", err)
-	}
-	for _, grace := range []time.Duration{-1, 0, time.Second} {
-		if err := r.KillContainer(ctx, "one", "none", 1, grace); !errdefs.IsNotFound(err) {
-			t.Errorf("a container of a VM that is one process: %v", err)
-		}
-	}
-	if err := r.ReleaseContainer(ctx, "one", "none"); !errdefs.IsNotFound(err) {
-		t.Errorf("release of a container of a VM that is one process: %v", err)
-	}
+	running()
 	stopped, err := r.Stop(ctx, "one", 0)
 	if err != nil || stopped.State != vm.StateStopped || stopped.StoppedAt.IsZero() {
 		t.Errorf("stop: %+v, %v", stopped, err)
@@ -104,7 +116,7 @@ func Run(t T, r Runtime, img string) {
 	if err := r.Remove(ctx, "one", true); err != nil {
 		t.Errorf("remove: %v", err)
 	}
-	after(ctx, t, r, last.Revision, "the removal", func(e vm.Event) bool { return e.Type == vm.EventDeleted && e.Record.ID == rec.ID })
+	after(ctx, t, w, last.Revision, "the removal", func(e vm.Event) bool { return e.Type == vm.EventDeleted && e.Record.ID == rec.ID })
 	if err := r.Remove(ctx, "one", true); !errdefs.IsNotFound(err) {
 		t.Errorf("remove what is gone: %v", err)
 	}
@@ -112,25 +124,43 @@ func Run(t T, r Runtime, img string) {
 		t.Errorf("at last there are %d VMs, %v", len(all), err)
 	}
 	stop := errors.New("enough")
-	if err := r.Watch(ctx, last.Revision-1, func(vm.Event) error { return stop }); !errors.Is(err, stop) {
+	if err := w.Watch(ctx, last.Revision-1, func(vm.Event) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("a watcher's error comes back as %v", err)
 	}
 	gone, leave := context.WithCancel(ctx)
 	leave()
-	if err := r.Watch(gone, -1, func(vm.Event) error { return nil }); !errors.Is(err, context.Canceled) {
+	if err := w.Watch(gone, -1, func(vm.Event) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("a watch that is given up: %v", err)
 	}
+}
+
+// strangers checks the errors for what the VM called one does not have.
+func strangers(ctx context.Context, t T, r containers) {
+	if err := r.UpdateVolume(ctx, "nothing", "conf", nil); !errdefs.IsNotFound(err) {
+		t.Errorf("a volume of what is not: %v", err)
+	}
+	for _, grace := range []time.Duration{-1, 0, time.Second} {
+		if err := r.KillContainer(ctx, "one", "none", 1, grace); !errdefs.IsNotFound(err) {
+			t.Errorf("a container of a VM that is one process: %v", err)
+		}
+	}
+	if err := r.ReleaseContainer(ctx, "one", "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("release of a container of a VM that is one process: %v", err)
+	}
+}
+
+func notFound(ctx context.Context, t T, r puller) {
 	if _, err := r.Pull(ctx, image.PullRequest{Name: "never-heard-of:1", Policy: image.PullNever, Auth: []image.RegistryAuth{{Registry: "r.example", Username: "u", Password: "p"}}}, nil); err == nil {
 		t.Errorf("an image that is nowhere was found")
 	}
 }
 
-func await(ctx context.Context, t T, r Runtime, what string, is func(vm.Event) bool) {
+func await(ctx context.Context, t T, r watcher, what string, is func(vm.Event) bool) {
 	after(ctx, t, r, -1, what, is)
 }
 
 // after waits for a matching event after the revision.
-func after(ctx context.Context, t T, r Runtime, revision int64, what string, is func(vm.Event) bool) {
+func after(ctx context.Context, t T, r watcher, revision int64, what string, is func(vm.Event) bool) {
 	seen := errors.New("seen")
 	err := r.Watch(ctx, revision, func(e vm.Event) error {
 		if e.Revision == 0 {

@@ -1,4 +1,4 @@
-package nodeapi
+package catalog
 
 import (
 	"context"
@@ -11,9 +11,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// Peer is the part of another node's API that fetches snapshots from it.
+type Peer interface {
+	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
+	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
+	Close() error
+}
+
 // parsePeer splits cocoon://HOST:PORT/NAME.
 func parsePeer(from string) (addr, name string, err error) {
-	addr, name, _ = strings.Cut(strings.TrimPrefix(from, PeerScheme), "/")
+	addr, name, _ = strings.Cut(strings.TrimPrefix(from, snapshot.PeerScheme), "/")
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || host == "" || port == "" || name == "" || strings.Contains(name, "/") {
 		return "", "", errdefs.Invalidf("%q is not cocoon://HOST:PORT/SNAPSHOT", from)
@@ -23,7 +30,7 @@ func parsePeer(from string) (addr, name string, err error) {
 
 // pullFromPeer passes another node's export to the store, which verifies it file by file and lists it when it is
 // complete.
-func (s *Catalog) pullFromPeer(ctx context.Context, from, name string, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+func (s *Snapshots) pullFromPeer(ctx context.Context, from, name string, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	addr, ref, err := parsePeer(from)
 	if err != nil {
 		return snapshot.Snapshot{}, err

@@ -1,0 +1,97 @@
+package catalog
+
+import (
+	"context"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// CloneWithImage makes sure that the image of the snapshot is on this node, by its digest, and clones.
+func (s *Snapshots) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+	if err := spec.Validate(); err != nil {
+		return vm.Record{}, err
+	}
+	snap, err := s.snapshotOf(ctx, spec)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	if snap.ID != "" {
+		if err := s.fetchImages(ctx, snap, auth); err != nil {
+			return vm.Record{}, err
+		}
+	}
+	return s.Cloner.Clone(ctx, spec)
+}
+
+// snapshotOf returns the snapshot that spec names; an empty one for a folder that a namespace names. The engine knows the
+// folders that are open to namespaces, and no image is fetched for them.
+func (s *Snapshots) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot.Snapshot, error) {
+	if spec.FromDir == "" {
+		return s.Store.Get(ctx, spec.Snapshot)
+	}
+	if !vm.Behalf(ctx).Operator() {
+		return snapshot.Snapshot{}, nil
+	}
+	h, err := s.Store.HoldDir(ctx, spec.FromDir)
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	defer h.Release()
+	return h.Snapshot(), nil
+}
+
+// fetchImages pulls the images of snap.
+func (s *Snapshots) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
+	for _, want := range snap.Images() {
+		if err := s.fetchImage(ctx, snap, want, auth); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fetchImage pulls an image of snap unless exactly that content is here: by the digest that its origin knows, if
+// there is one. In every case, what is pulled must be the wanted image.
+//
+// Depending on an image gives no right to it: a snapshot from a registry can name any digest. A snapshot that the
+// operator shares does give the right.
+func (s *Snapshots) fetchImage(ctx context.Context, x snapshot.Snapshot, want snapshot.Image, auth []image.RegistryAuth) error {
+	if x.Owner.Operator() {
+		ctx = vm.OnBehalf(ctx, x.Owner)
+	}
+	snap := x.Name
+	if _, err := s.Images.Get(ctx, want.Digest); !errdefs.IsNotFound(err) {
+		return err
+	}
+	if want.Name == "" || strings.HasPrefix(want.Name, "sha256:") {
+		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull it by; import it", snap, want.Digest)
+	}
+	name := want.Name
+	switch {
+	case want.Manifest != "":
+		name = untagged(name) + "@" + want.Manifest
+	case want.Type == vm.ImageDisk: // from a web address
+		name = untagged(name) + "@" + want.Digest
+	}
+	img, err := s.Puller.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: auth}, func(image.Progress) {})
+	switch {
+	case err != nil:
+		return errdefs.New(errdefs.ClassOf(err), "fetch the image of snapshot %s: %w", snap, err)
+	case img.ID != want.Digest:
+		return errdefs.NotFoundf("snapshot %s needs the image %s, but %s is now %s; import the image it was made with", snap, want.Digest, name, img.ID)
+	}
+	return nil
+}
+
+// untagged returns a name without tag and digest; the port of a registry stays.
+func untagged(name string) string {
+	name, _, _ = strings.Cut(name, "@")
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		name = name[:i]
+	}
+	return name
+}
