@@ -106,6 +106,14 @@ func TestSettingsAreDocumented(t *testing.T) {
 	settingsdoc.Example(t, "deploy/systemd/cocoond.env.example", all, "COCOOND_ARGS", "EPOCH_TOKEN", "COCOOND_CONFIG")
 }
 
+// Numbers in groups that are read as a whole are texts where a text is expected, and no digit is lost.
+func TestNumbersInGroups(t *testing.T) {
+	cfg := read(t, "virtualNode: {cpu: 4, nodeName: n1, kubeletPort: 11250}\npool: {size: 4, memory: 9007199254740993}\nqemu: {uidBase: 4000000000}\n", nil)
+	if v := cfg.VirtualNode; v == nil || v.CPU != "4" || v.NodeName != "n1" || v.KubeletPort != 11250 || v.MetricsAddr != "" || cfg.Pool.Memory != 1<<53+1 || cfg.QEMU.UIDBase != 4e9 {
+		t.Errorf("%+v %+v %+v", v, cfg.Pool, cfg.QEMU)
+	}
+}
+
 // Each key sets one field, and each field has its key.
 func TestEachFieldHasItsKey(t *testing.T) {
 	trees := map[string]string{

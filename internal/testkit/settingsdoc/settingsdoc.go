@@ -33,7 +33,11 @@ func Reference(t *testing.T, daemon string, all []settings.Setting) {
 				t.Errorf("default of %s%s: %v", s.Key, s.Env, err)
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", code("", s.Env), code("--", s.Flag), code("", s.Key), code("", shown(s)), strings.ReplaceAll(s.Usage, "|", `\|`))
+		key := code("", s.Key)
+		if s.Value.Type() == "strings" {
+			key += " (list)"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", code("", s.Env), code("--", s.Flag), key, code("", shown(s)), strings.ReplaceAll(s.Usage, "|", `\|`))
 	}
 	section.Check(t, "docs/reference.md", "settings of "+daemon, b.String())
 }
