@@ -48,22 +48,21 @@ func (s *Set) group(prefix string, tree json.RawMessage) error {
 		return errdefs.Invalidf("%s holds no keys with values", cmp.Or(strings.TrimSuffix(prefix, "."), "it"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(keys)) {
-		key, value := prefix+name, keys[name]
-		i := slices.IndexFunc(s.all, func(x Setting) bool { return x.Key != "" && strings.EqualFold(x.Key, key) })
-		isGroup := slices.ContainsFunc(s.all, func(x Setting) bool {
-			return len(x.Key) > len(key) && strings.EqualFold(x.Key[:len(key)+1], key+".")
+		key := prefix + name
+		i := slices.IndexFunc(s.all, func(x Setting) bool { // the key, or the first one of its group
+			return len(x.Key) >= len(key) && strings.EqualFold((x.Key + ".")[:len(key)+1], key+".")
 		})
 		switch {
-		case i >= 0:
-			if err := fromFile(s.all[i].Value, value); err != nil {
-				return errdefs.Invalidf("%s: %w", key, err)
-			}
-		case isGroup:
-			if err := s.group(key+".", value); err != nil {
+		case i < 0 || name == "" || strings.Contains(name, "."):
+			return errdefs.Invalidf("unknown field %q; --help lists all", key)
+		case len(s.all[i].Key) > len(key):
+			if err := s.group(key+".", keys[name]); err != nil {
 				return err
 			}
 		default:
-			return errdefs.Invalidf("unknown field %q; --help lists all", key)
+			if err := fromFile(s.all[i].Value, keys[name]); err != nil {
+				return errdefs.Invalidf("%s: %w", key, err)
+			}
 		}
 	}
 	return nil

@@ -82,21 +82,14 @@ type Pool struct {
 // Log configures logging.
 type Log struct{ Level, Format string }
 
-// Defaults for a machine-wide daemon.
-const (
-	DefaultStateDir = "/var/lib/cocoon"
-	DefaultRunDir   = "/run/cocoon"
-	DefaultGroup    = "cocoon"
-)
-
 // settings are all settings of cocoond. The keys are those of Config.
 func (c *Config) settings() []settings.Setting {
 	g, n, i := &c.Guest, &c.Network, &c.Images
 	return []settings.Setting{
-		{Flag: "state-dir", Env: "COCOOND_STATE_DIR", Key: "stateDir", Default: DefaultStateDir, Value: settings.Text(&c.StateDir), Usage: "images, disks and journal"},
-		{Flag: "run-dir", Env: "COCOOND_RUN_DIR", Key: "runDir", Default: DefaultRunDir, Value: settings.Text(&c.RunDir), Usage: "sockets"},
+		{Flag: "state-dir", Env: "COCOOND_STATE_DIR", Key: "stateDir", Default: "/var/lib/cocoon", Value: settings.Text(&c.StateDir), Usage: "images, disks and journal"},
+		{Flag: "run-dir", Env: "COCOOND_RUN_DIR", Key: "runDir", Default: "/run/cocoon", Value: settings.Text(&c.RunDir), Usage: "sockets"},
 		{Flag: "socket", Env: "COCOOND_SOCKET", Key: "socket", Value: settings.Text(&c.Socket), Usage: "socket of the node API (RUN-DIR/cocoond.sock otherwise)"},
-		{Flag: "group", Env: "COCOOND_GROUP", Key: "group", Default: DefaultGroup, Value: settings.Text(&c.Group), Usage: "group that may use the socket, if it exists"},
+		{Flag: "group", Env: "COCOOND_GROUP", Key: "group", Default: "cocoon", Value: settings.Text(&c.Group), Usage: "group that may use the socket, if it exists"},
 		{Flag: "listen", Env: "COCOOND_LISTEN", Key: "listen", Value: settings.Text(&c.Listen), Usage: "also serve the node API on this host:port, with the certificates of tls in the file"},
 		{Key: "tls", Value: settings.Tree(&c.TLS), Usage: "{cert, key, clientCA}: files for listen; clients have a certificate of clientCA"},
 		{Key: "peer", Value: settings.Tree(&c.Peer), Usage: "{ca, cert, key}: files to fetch snapshots from other nodes' listen with; their clientCA signed cert"},
