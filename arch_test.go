@@ -55,6 +55,7 @@ var layers = []layer{
 	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
 	{"L1 OCI client", 1, []string{"internal/ociclient/"}, []string{"github.com/google/go-containerregistry", "github.com/opencontainers/go-digest"}},
 	{"L1 disk overlays", 1, []string{"internal/qcow2/"}, []string{"golang.org/x/sys/"}},
+	{"L1 settings", 1, []string{"internal/settings/"}, []string{"github.com/spf13/pflag", "sigs.k8s.io/yaml"}},
 	{"L1 clone hints", 1, []string{"internal/postclone/"}, nil},
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/logging"
+	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -42,27 +42,9 @@ const long = `cocoond owns the virtual machines of this host and serves the node
 It needs root. VMs are processes of their own: stopping, killing or upgrading cocoond does not touch them; the next
 cocoond takes them up again. "cocoond shutdown" ends them and takes the network down.
 
-Everything can be set in a YAML file, with these keys (defaults in parentheses); the environment variables
-VIRTLET_DOWNLOAD_PROTOCOL and IMAGE_REGEXP_TRANSLATION win over the file, and flags over both:
+Each setting is a flag, an environment variable or a key of the YAML file given by --config; they count in this order. A
+dot in a key leads into a group: log.level is {log: {level: …}}. Only the file has these:
 
-  stateDir, runDir, socket, group      folders, socket and who may use it (/var/lib/cocoon, /run/cocoon, cocoon)
-  listen, tls: {cert, key, clientCA}   the node API on TCP, for clients with a certificate of clientCA (off)
-  peer: {ca, cert, key}                snapshots from other nodes' listen, with a certificate that their clientCA signed (off)
-  metricsAddr                          Prometheus metrics on loopback (off)
-  driver                               qemu, or fake for scale tests (qemu)
-  guest: {kernel, initramfs}           what container images boot with (guest/ beside the binary)
-  guest: {silenceSeconds}              how long a guest may not answer before calls into it end (60)
-  qemu: {binary, cgroup, uidBase, uidCount, tbSize}
-  network: {enabled, mode, name, instance, bridge, adopt, subnet, gateway, subnet6, ipv6Mode, netns, dns, search, routes, mtu,
-    nat, masqueradeLink, isolation, closed, open, leases, cni: {confDir, binDirs, default, exclusive}}
-  images: {mappings, downloadProtocol, regexpTranslation, registries: {HOST: {mirrors, ca, insecure}}, maxParallelPulls,
-    stallTimeout, allow, privateRegistries, pullCredentialsVerification, gc: {interval, minAge, maxAge, maxSize, high, low}}
-                                       where images come from (/etc/cocoon/images.d, https, no, none, 4, 30s) and when
-                                       unused ones go (every 5m those older than 2m, when the disk is 85% full, to 80%)
-  cloneDirs                            folders with exported snapshots that pods of all namespaces may clone from (none)
-  virtualNode: {kubeconfig, nodeName, nodeIP, pool, bindAddress, kubeletPort, tlsCert, tlsKey, clientCA, orphans, …}
-                                       a Kubernetes node in this process, as vk-cocoon is one of its own (off)
-  log: {level, format}                 (info, text)
 `
 
 const examples = `  cocoond                                        # the machine's daemon
@@ -71,26 +53,21 @@ const examples = `  cocoond                                        # the machine
   cocoond --driver fake                          # no guests, thousands of VMs`
 
 func command(stderr io.Writer) *cobra.Command {
-	var flags Config
-	var path string
+	var cfg Config
+	all := cfg.settings()
+	set := settings.New("cocoond", "COCOOND_CONFIG", all)
 	root := &cobra.Command{
-		Use: "cocoond", Short: "The node daemon of Cocoon", Long: long, Example: examples,
+		Use: "cocoond", Short: "The node daemon of Cocoon", Long: long + settings.Unflagged(all), Example: examples,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version.Version,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.PersistentFlags().StringVar(&path, "config", "", "YAML file with the configuration")
-	flags.flags(root.PersistentFlags())
-	root.PersistentFlags().SortFlags = false
+	set.Flags(root.PersistentFlags())
+	root.Flags().SortFlags = false
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errdefs.As(errdefs.InvalidArgument, err) })
 
-	// prepare merges file and flags and makes the daemon, which does nothing yet.
-	prepare := func(cmd *cobra.Command) (*daemon, error) {
-		cfg, err := load(path)
-		if err != nil {
-			return nil, err
-		}
-		cfg.environment(os.Getenv)
-		if err := override(&cfg, cmd.Flags()); err != nil {
+	// prepare reads the settings and makes the daemon, which does nothing yet.
+	prepare := func() (*daemon, error) {
+		if err := set.Read(os.Getenv); err != nil {
 			return nil, err
 		}
 		if err := cfg.complete(); err != nil {
@@ -105,7 +82,7 @@ func command(stderr io.Writer) *cobra.Command {
 	var older bool
 	root.Flags().BoolVar(&older, "older-journal", false, "go on from a journal that is older than what is known of it, such as a backup; VMs that it does not know are kept aside")
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, err := prepare(cmd)
+		d, err := prepare()
 		if err != nil {
 			return err
 		}
@@ -116,22 +93,7 @@ func command(stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// override parses the given flags again, into cfg: flags that were not given leave the value of the file.
-func override(cfg *Config, given *pflag.FlagSet) error {
-	over := pflag.NewFlagSet("", pflag.ContinueOnError)
-	file := *cfg
-	cfg.flags(over) // sets every bound field to its empty default
-	*cfg = file
-	var err error
-	given.Visit(func(f *pflag.Flag) {
-		if o := over.Lookup(f.Name); o != nil && err == nil {
-			err = o.Value.Set(f.Value.String())
-		}
-	})
-	return err
-}
-
-func shutdownCommand(prepare func(*cobra.Command) (*daemon, error)) *cobra.Command {
+func shutdownCommand(prepare func() (*daemon, error)) *cobra.Command {
 	grace := time.Duration(-1)
 	cmd := &cobra.Command{
 		Use:   "shutdown",
@@ -140,7 +102,7 @@ func shutdownCommand(prepare func(*cobra.Command) (*daemon, error)) *cobra.Comma
 the VMs can be started again. Give it the same configuration as the daemon.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d, err := prepare(cmd)
+			d, err := prepare()
 			if err != nil {
 				return err
 			}

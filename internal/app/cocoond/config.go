@@ -1,58 +1,49 @@
 package cocoond
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
-
-	"github.com/spf13/pflag"
-	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/internal/app/assets"
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
+	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/network/cni"
 	"cocoonstack.io/cocoon/internal/nodeapi"
+	"cocoonstack.io/cocoon/internal/settings"
 )
 
-// Config is cocoond's configuration, with the keys of its YAML file. Unknown keys are an error. Flags win over the
-// file.
+// Config is cocoond's configuration. Its settings say what the fields mean.
 type Config struct {
-	StateDir    string        `json:"stateDir,omitempty"`    // images, disks, journal; survives a reboot
-	RunDir      string        `json:"runDir,omitempty"`      // sockets; may vanish at a reboot
-	Socket      string        `json:"socket,omitempty"`      // of the node API; default RunDir/cocoond.sock
-	Group       string        `json:"group,omitempty"`       // group that may use the socket, if the group exists
-	Listen      string        `json:"listen,omitempty"`      // host:port of the node API with mutual TLS
-	TLS         nodeapi.TLS   `json:"tls,omitzero"`          // for Listen
-	Peer        Peer          `json:"peer,omitzero"`         // how snapshots are fetched from other nodes
-	MetricsAddr string        `json:"metricsAddr,omitempty"` // loopback host:port for Prometheus
-	Driver      string        `json:"driver,omitempty"`      // hypervisor of VMs that name none: qemu; fake for scale tests
-	Guest       Guest         `json:"guest,omitzero"`
-	QEMU        QEMU          `json:"qemu,omitzero"`
-	Fake        Fake          `json:"fake,omitzero"`
-	Network     NetworkConfig `json:"network,omitzero"`
-	Images      Images        `json:"images,omitzero"`
-	Pool        Pool          `json:"pool,omitzero"`
-	CloneDirs   []string      `json:"cloneDirs,omitempty"` // folders with exported snapshots that all namespaces may clone from
-	Log         Log           `json:"log,omitzero"`
+	StateDir, RunDir, Socket, Group, Listen, MetricsAddr, Driver string
+
+	TLS       nodeapi.TLS
+	Peer      Peer
+	Guest     Guest
+	QEMU      QEMU
+	Fake      Fake
+	Network   NetworkConfig
+	Images    Images
+	Pool      Pool
+	CloneDirs []string
+	Log       Log
 
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
 
-	VirtualNode *vkcocoon.Config `json:"virtualNode,omitempty"` // a virtual node in this process; nil: none
+	VirtualNode *vkcocoon.Config // a virtual node in this process; nil: none
 }
 
-// Guest holds the boot files of container images.
+// Guest configures guests of container images and calls into all guests.
 type Guest struct {
-	Kernel    string `json:"kernel,omitempty"`
-	Initramfs string `json:"initramfs,omitempty"`
-
-	SilenceSeconds int `json:"silenceSeconds,omitempty"` // timeout of calls into a guest that does not answer any more; default 60
+	Kernel, Initramfs string
+	SilenceSeconds    int
 }
 
 // QEMU configures the qemu driver. Zero values mean the driver's defaults.
@@ -72,28 +63,14 @@ type Fake struct {
 
 // NetworkConfig is the node's own network. NAT and Enabled are pointers to distinguish "false" from "not set".
 type NetworkConfig struct {
-	Enabled        *bool          `json:"enabled,omitempty"`  // default true; without it VMs have no interfaces
-	Mode           string         `json:"mode,omitempty"`     // bridge (default) or cni
-	Name           string         `json:"name,omitempty"`     // default "default"
-	Instance       string         `json:"instance,omitempty"` // distinguishes daemons that share a network namespace
-	Bridge         string         `json:"bridge,omitempty"`   // default cocoon0
-	Adopt          bool           `json:"adopt,omitempty"`    // use the existing bridge, with its address; do not change it
-	Subnet         string         `json:"subnet,omitempty"`   // IPv4 CIDR; default: a free /24
-	Gateway        string         `json:"gateway,omitempty"`
-	Subnet6        string         `json:"subnet6,omitempty"`  // IPv6 CIDR, a /64; default: none
-	IPv6Mode       string         `json:"ipv6Mode,omitempty"` // slaac (default) or stateful: how guests get their IPv6 address
-	NetNS          string         `json:"netns,omitempty"`    // name or path of the network namespace
-	DNS            []string       `json:"dns,omitempty"`      // IPv4, and IPv6 with subnet6; default: the host's IPv4 ones
-	Search         []string       `json:"search,omitempty"`   // domains that guests complete names with
-	Routes         []bridge.Route `json:"routes,omitempty"`   // of guests, in addition to the default route
-	MTU            int            `json:"mtu,omitempty"`
-	NAT            *bool          `json:"nat,omitempty"` // default true
-	MasqueradeLink string         `json:"masqueradeLink,omitempty"`
-	Isolation      bool           `json:"isolation,omitempty"` // CIDRs that guests cannot reach, besides metadata services and this host
-	Closed         []string       `json:"closed,omitempty"`    // CIDRs that guests cannot reach, in addition to metadata services and this host
-	Open           []string       `json:"open,omitempty"`      // CIDRs that guests can reach, even if another rule closes them
-	CNI            CNIConfig      `json:"cni,omitzero"`
-	Leases         string         `json:"leases,omitempty"` // path of the lease file
+	Enabled, NAT                                          *bool
+	Mode, Name, Instance, Bridge, NetNS, IPv6Mode, Leases string
+	Subnet, Gateway, Subnet6, MasqueradeLink              string
+	Adopt, Isolation                                      bool
+	DNS, Search, Closed, Open                             []string
+	Routes                                                []bridge.Route
+	MTU                                                   int
+	CNI                                                   CNIConfig
 }
 
 // Pool configures clones that are prepared before they are requested.
@@ -103,83 +80,74 @@ type Pool struct {
 }
 
 // Log configures logging.
-type Log struct {
-	Level  string `json:"level,omitempty"`
-	Format string `json:"format,omitempty"`
-}
+type Log struct{ Level, Format string }
 
-// Defaults for a machine-wide daemon.
-const (
-	DefaultStateDir = "/var/lib/cocoon"
-	DefaultRunDir   = "/run/cocoon"
-	DefaultGroup    = "cocoon"
-)
-
-// load reads the file into an empty configuration, if a file is named.
-func load(path string) (Config, error) {
-	var c Config
-	if path == "" {
-		return c, nil
+// settings are all settings of cocoond. The keys are those of Config.
+func (c *Config) settings() []settings.Setting {
+	g, n, i := &c.Guest, &c.Network, &c.Images
+	return []settings.Setting{
+		{Flag: "state-dir", Env: "COCOOND_STATE_DIR", Key: "stateDir", Default: "/var/lib/cocoon", Value: settings.Text(&c.StateDir), Usage: "images, disks and journal"},
+		{Flag: "run-dir", Env: "COCOOND_RUN_DIR", Key: "runDir", Default: "/run/cocoon", Value: settings.Text(&c.RunDir), Usage: "sockets"},
+		{Flag: "socket", Env: "COCOOND_SOCKET", Key: "socket", Value: settings.Text(&c.Socket), Usage: "socket of the node API (RUN-DIR/cocoond.sock otherwise)"},
+		{Flag: "group", Env: "COCOOND_GROUP", Key: "group", Default: "cocoon", Value: settings.Text(&c.Group), Usage: "group that may use the socket, if it exists"},
+		{Flag: "listen", Env: "COCOOND_LISTEN", Key: "listen", Value: settings.Text(&c.Listen), Usage: "also serve the node API on this host:port, with the certificates of tls in the file"},
+		{Key: "tls", Value: settings.Tree(&c.TLS), Usage: "{cert, key, clientCA}: files for listen; clients have a certificate of clientCA"},
+		{Key: "peer", Value: settings.Tree(&c.Peer), Usage: "{ca, cert, key}: files to fetch snapshots from other nodes' listen with; their clientCA signed cert"},
+		{Flag: "metrics-addr", Env: "COCOOND_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "serve Prometheus metrics on this loopback host:port"},
+		{Flag: "driver", Env: "COCOOND_DRIVER", Key: "driver", Default: qemu.Name, Value: settings.Text(&c.Driver), Usage: "hypervisor: qemu, or fake for scale tests without guests"},
+		{Flag: "kernel", Env: "COCOOND_KERNEL", Key: "guest.kernel", Value: settings.Text(&g.Kernel), Usage: "kernel of container images (guest/vmlinux beside the binary or in ../lib/cocoon otherwise)"},
+		{Flag: "initramfs", Env: "COCOOND_INITRAMFS", Key: "guest.initramfs", Value: settings.Text(&g.Initramfs), Usage: "initramfs of container images (likewise otherwise)"},
+		{Key: "guest.silenceSeconds", Default: "60", Value: settings.Number(&g.SilenceSeconds), Usage: "how long a guest may not answer before calls into it end"},
+		{Key: "qemu", Value: settings.Tree(&c.QEMU), Usage: "{binary, cgroup, uidBase, uidCount, tbSize}: program, folder of the VMs in the cgroup tree, their user ids, MiB of translated code"},
+		{Key: "fake", Value: settings.Tree(&c.Fake), Usage: "{launchMS, shutdownMS}: how long the VMs of the driver fake take"},
+		{Flag: "image-mappings", Env: "COCOOND_IMAGE_MAPPINGS", Key: "images.mappings", Default: DefaultMappings, Value: settings.Text(&i.Mappings), Usage: "folder of files that map image names to URLs"},
+		{Flag: "image-download-protocol", Env: "VIRTLET_DOWNLOAD_PROTOCOL", Key: "images.downloadProtocol", Default: "https", Value: settings.Text(&i.DownloadProtocol), Usage: "protocol of image URLs that name none"},
+		{Flag: "image-regexp-translation", Env: "IMAGE_REGEXP_TRANSLATION", Key: "images.regexpTranslation", Default: "no", Value: settings.Text(&i.RegexpTranslation), Usage: "whether mappings by regular expression count"},
+		{Key: "images.registries", Value: settings.Tree(&i.Registries), Usage: "{HOST: {mirrors, ca, insecure}}: what is special about registries"},
+		{Key: "images.maxParallelPulls", Default: strconv.Itoa(pull.DefaultParallel), Value: settings.Number(&i.MaxParallelPulls), Usage: "transfers at a time"},
+		{Key: "images.stallTimeout", Value: settings.Text(&i.StallTimeout), Usage: "how long a connection may bring nothing (30s otherwise, and 60s for registries)"},
+		{Key: "images.allow", Value: settings.List(&i.Allow), Usage: "networks, addresses and HOST[:PORT] that pods' images may come from, besides public ones"},
+		{Key: "images.privateRegistries", Value: settings.Tree(&i.PrivateRegistries), Usage: "whether pods' registries may be in private networks (true otherwise)"},
+		{Key: "images.pullCredentialsVerification", Default: string(pull.VerifyPulled), Value: settings.Text(&i.Verification), Usage: "who may use a private image that is here, or AlwaysVerify, NeverVerify"},
+		{Key: "images.gc", Value: settings.Tree(&i.GC), Usage: "{interval, minAge, maxAge, maxSize, high, low}: unused images go, every 5m (or off) those older than 2m when the disk is 85% full, to 80%"},
+		{Key: "pool", Value: settings.Tree(&c.Pool), Usage: "{size, memory}: clones to keep ready for each snapshot, and the bytes of memory for all (none otherwise)"},
+		{Key: "cloneDirs", Value: settings.List(&c.CloneDirs), Usage: "folders with exported snapshots that pods of all namespaces may clone from (none otherwise)"},
+		{Flag: "log-level", Env: "COCOOND_LOG_LEVEL", Key: "log.level", Default: "info", Value: settings.Text(&c.Log.Level), Usage: "debug, info, warn or error"},
+		{Flag: "log-format", Env: "COCOOND_LOG_FORMAT", Key: "log.format", Default: "text", Value: settings.Text(&c.Log.Format), Usage: "text or json"},
+		{Key: "network.enabled", Value: settings.Tree(&n.Enabled), Usage: "whether VMs have interfaces (true otherwise)"},
+		{Key: "network.name", Default: "default", Value: settings.Text(&n.Name), Usage: "name of the network of the bridge"},
+		{Key: "network.instance", Value: settings.Text(&n.Instance), Usage: "tells daemons apart that share a network namespace"},
+		{Flag: "netns", Env: "COCOOND_NETNS", Key: "network.netns", Value: settings.Text(&n.NetNS), Usage: "network namespace of bridge and taps (this process's otherwise)"},
+		{Flag: "bridge", Env: "COCOOND_BRIDGE", Key: "network.bridge", Default: "cocoon0", Value: settings.Text(&n.Bridge), Usage: "name of the bridge"},
+		{Key: "network.adopt", Value: settings.Bool(&n.Adopt), Usage: "use the bridge as it is, with its address"},
+		{Flag: "network-mode", Env: "COCOOND_NETWORK_MODE", Key: "network.mode", Default: modeBridge, Value: settings.Text(&n.Mode), Usage: "bridge, or cni for the conflists of --cni-conf-dir alone"},
+		{Flag: "cni-conf-dir", Env: "COCOOND_CNI_CONF_DIR", Key: "network.cni.confDir", Value: settings.Text(&n.CNI.ConfDir), Usage: "folder of conflists, which are further networks (with --network-mode cni " + cni.DefaultConfDir + " otherwise)"},
+		{Flag: "cni-bin-dir", Env: "COCOOND_CNI_BIN_DIR", Key: "network.cni.binDirs", Default: strings.Join(cni.DefaultBinDirs, ","), Value: settings.List(&n.CNI.BinDirs), Usage: "folders of CNI plugins"},
+		{Key: "network.cni.default", Value: settings.Text(&n.CNI.Default), Usage: "conflist of VMs that name no network, in mode cni (the first otherwise)"},
+		{Key: "network.cni.exclusive", Value: settings.List(&n.CNI.Exclusive), Usage: "conflists that only this daemon uses: what they leave is collected"},
+		{Flag: "subnet", Env: "COCOOND_SUBNET", Key: "network.subnet", Value: settings.Text(&n.Subnet), Usage: "IPv4 subnet of the VMs (a free /24 otherwise)"},
+		{Key: "network.gateway", Value: settings.Text(&n.Gateway), Usage: "address of the bridge in it (the first otherwise)"},
+		{Key: "network.subnet6", Value: settings.Text(&n.Subnet6), Usage: "IPv6 /64 of the VMs (none otherwise)"},
+		{Key: "network.ipv6Mode", Value: settings.Text(&n.IPv6Mode), Usage: "how guests get their IPv6 address: slaac or stateful (slaac otherwise)"},
+		{Key: "network.dns", Value: settings.List(&n.DNS), Usage: "DNS servers of guests (the host's IPv4 ones otherwise)"},
+		{Key: "network.search", Value: settings.List(&n.Search), Usage: "domains that guests complete names with"},
+		{Key: "network.routes", Value: settings.Tree(&n.Routes), Usage: "[{to, via}]: routes of guests besides the default route"},
+		{Key: "network.mtu", Value: settings.Number(&n.MTU), Usage: "bytes (of the link with the default route otherwise)"},
+		{Key: "network.nat", Value: settings.Tree(&n.NAT), Usage: "whether guests reach other networks by this host's address (true otherwise, false with adopt)"},
+		{Key: "network.masqueradeLink", Value: settings.Text(&n.MasqueradeLink), Usage: "the only link to do so on (all otherwise)"},
+		{Key: "network.isolation", Value: settings.Bool(&n.Isolation), Usage: "guests of the bridge do not reach each other"},
+		{Key: "network.closed", Value: settings.List(&n.Closed), Usage: "networks that guests do not reach, besides metadata services and this host"},
+		{Key: "network.open", Value: settings.List(&n.Open), Usage: "networks that guests reach, even if another rule closes them"},
+		{Key: "network.leases", Value: settings.Text(&n.Leases), Usage: "lease file (STATE-DIR/net/leases.json otherwise)"},
+		{Key: "virtualNode", Value: settings.Tree(&c.VirtualNode), Usage: "{nodeName, kubeconfig, …}: a Kubernetes node in this process, with the keys of vk-cocoon's file (none otherwise)"},
 	}
-	data, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return c, errdefs.NotFoundf("there is no configuration file %s", path)
-	case err != nil:
-		return c, errdefs.New(errdefs.InvalidArgument, "read the configuration: %w", err)
-	}
-	if err := yaml.UnmarshalStrict(data, &c); err != nil {
-		return c, errdefs.New(errdefs.InvalidArgument, "configuration %s: %w", path, err)
-	}
-	return c, nil
-}
-
-// flags binds the configuration to the command line. Only flags that were given override the file: the flag defaults
-// are empty here, and complete fills them in.
-func (c *Config) flags(f *pflag.FlagSet) {
-	f.StringVar(&c.StateDir, "state-dir", "", "images, disks and journal (default "+DefaultStateDir+")")
-	f.StringVar(&c.RunDir, "run-dir", "", "sockets (default "+DefaultRunDir+")")
-	f.StringVar(&c.Socket, "socket", "", "socket of the node API (default RUN-DIR/cocoond.sock)")
-	f.StringVar(&c.Group, "group", "", "group that may use the socket, if it exists (default "+DefaultGroup+")")
-	f.StringVar(&c.Listen, "listen", "", "also serve the node API on this host:port, with the certificates of the configuration's tls")
-	f.StringVar(&c.MetricsAddr, "metrics-addr", "", "serve Prometheus metrics on this loopback host:port")
-	f.StringVar(&c.Driver, "driver", "", "hypervisor: qemu, or fake for scale tests without guests (default qemu)")
-	f.StringVar(&c.Guest.Kernel, "kernel", "", "kernel of container images (default: guest/vmlinux beside the binary or in ../lib/cocoon)")
-	f.StringVar(&c.Guest.Initramfs, "initramfs", "", "initramfs of container images (default: likewise)")
-	f.StringVar(&c.Images.Mappings, "image-mappings", "", "folder of files that map image names to URLs (default "+DefaultMappings+")")
-	f.StringVar(&c.Images.DownloadProtocol, "image-download-protocol", "", "protocol of image URLs that name none [VIRTLET_DOWNLOAD_PROTOCOL] (default https)")
-	f.StringVar((*string)(&c.Images.RegexpTranslation), "image-regexp-translation", "", "whether mappings by regular expression count [IMAGE_REGEXP_TRANSLATION] (default no)")
-	f.StringVar(&c.Log.Level, "log-level", "", "debug, info, warn or error (default info)")
-	f.StringVar(&c.Log.Format, "log-format", "", "text or json (default text)")
-	f.StringVar(&c.Network.NetNS, "netns", "", "network namespace of bridge and taps (default: this process's)")
-	f.StringVar(&c.Network.Bridge, "bridge", "", "name of the bridge (default cocoon0)")
-	f.StringVar(&c.Network.Mode, "network-mode", "", "bridge, or cni for the conflists of --cni-conf-dir alone (default bridge)")
-	f.StringVar(&c.Network.CNI.ConfDir, "cni-conf-dir", "", "folder of conflists, which are further networks (default with --network-mode cni: "+cni.DefaultConfDir+")")
-	f.StringSliceVar(&c.Network.CNI.BinDirs, "cni-bin-dir", nil, "folders of CNI plugins (default "+strings.Join(cni.DefaultBinDirs, ", ")+")")
-	f.StringVar(&c.Network.Subnet, "subnet", "", "IPv4 subnet of the VMs (default: a free /24)")
 }
 
 // complete fills in defaults and rejects invalid settings.
 func (c *Config) complete() error {
-	for _, d := range []struct {
-		field *string
-		value string
-	}{
-		{&c.StateDir, DefaultStateDir},
-		{&c.RunDir, DefaultRunDir},
-		{&c.Group, DefaultGroup},
-		{&c.Driver, qemu.Name},
-		{&c.Log.Level, "info"},
-		{&c.Log.Format, "text"},
-		{&c.Network.Name, "default"},
-		{&c.Network.Mode, modeBridge},
-		{&c.Guest.Kernel, assets.Path("guest/vmlinux")},
-		{&c.Guest.Initramfs, assets.Path("guest/initramfs")},
-	} {
-		if *d.field == "" {
-			*d.field = d.value
-		}
-	}
+	settings.Fill(c.settings())
+	c.Guest.Kernel = cmp.Or(c.Guest.Kernel, assets.Path("guest/vmlinux"))
+	c.Guest.Initramfs = cmp.Or(c.Guest.Initramfs, assets.Path("guest/initramfs"))
 	for _, dir := range []*string{&c.StateDir, &c.RunDir} {
 		abs, err := filepath.Abs(*dir)
 		if err != nil {

@@ -1,44 +1,47 @@
 package cocoond
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/settings"
+	"cocoonstack.io/cocoon/internal/testkit/settingsdoc"
 )
 
-func TestFlagsWinOverTheFile(t *testing.T) {
+// read reads settings of a file with that text.
+func read(t *testing.T, text string, env map[string]string, args ...string) Config {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	if err := os.WriteFile(path, []byte("stateDir: /file\nrunDir: /run/file\nlog: {level: warn}\nnetwork: {nat: false, bridge: br9, closed: [10.0.0.0/8], open: [10.1.2.3]}\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := load(path)
-	if err != nil {
+	var cfg Config
+	if err := settings.New("cocoond", "COCOOND_CONFIG", cfg.settings()).Parse("", append(args, "--config", path), func(k string) string { return env[k] }, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	var flags Config
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	flags.flags(fs)
-	if err := fs.Parse([]string{"--state-dir", "/flag", "--subnet", "10.1.0.0/24"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := override(&cfg, fs); err != nil {
-		t.Fatal(err)
-	}
+	return cfg
+}
+
+func TestFlagsWinOverTheFile(t *testing.T) {
+	cfg := read(t, "stateDir: /file\nrunDir: /run/file\nlog: {level: warn}\nnetwork: {nat: false, bridge: br9, closed: [10.0.0.0/8], open: [10.1.2.3]}\n",
+		map[string]string{"COCOOND_STATE_DIR": "/variable", "COCOOND_NETNS": "of-variable"}, "--state-dir", "/flag", "--subnet", "10.1.0.0/24", "--cni-bin-dir", "/a,/b", "--cni-bin-dir", "/c")
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
 	b := cfg.bridge()
 	for what, pair := range map[string][2]any{
-		"flag over file": {cfg.StateDir, "/flag"}, "file": {cfg.RunDir, "/run/file"}, "nested file": {cfg.Log.Level, "warn"},
+		"flag over file": {cfg.StateDir, "/flag"}, "file": {cfg.RunDir, "/run/file"}, "variable": {b.NetNS, "of-variable"}, "nested file": {cfg.Log.Level, "warn"},
 		"default": {cfg.Log.Format, "text"}, "derived": {cfg.Socket, "/run/file/cocoond.sock"},
 		"said false": {b.NAT, false}, "not said": {yes(cfg.Network.Enabled), true}, "bridge": {b.Bridge, "br9"}, "nested flag": {b.Subnet, "10.1.0.0/24"},
+		"list":   {strings.Join(cfg.Network.CNI.BinDirs, " "), "/a /b /c"},
 		"closed": {strings.Join(b.Closed, ","), "10.0.0.0/8"}, "open": {strings.Join(b.Open, ","), "10.1.2.3"},
 	} {
 		if pair[0] != pair[1] {
@@ -59,35 +62,16 @@ func TestMetricsStayOnLoopback(t *testing.T) {
 }
 
 func TestImageSettings(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "c.yaml")
 	text := "images:\n  mappings: /file\n  downloadProtocol: http\n  regexpTranslation: true\n  stallTimeout: 45s\n" +
 		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n" +
 		"  allow: [10.1.0.0/16, files.lan]\n  privateRegistries: false\n  pullCredentialsVerification: AlwaysVerify\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.environment(func(name string) string {
-		return map[string]string{"VIRTLET_DOWNLOAD_PROTOCOL": "https", "IMAGE_REGEXP_TRANSLATION": "no"}[name]
-	})
-	var flags Config
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	flags.flags(fs)
-	if err := fs.Parse([]string{"--image-regexp-translation", "1"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := override(&cfg, fs); err != nil {
-		t.Fatal(err)
-	}
+	cfg := read(t, text, map[string]string{"VIRTLET_DOWNLOAD_PROTOCOL": "https", "IMAGE_REGEXP_TRANSLATION": "no"}, "--image-regexp-translation", "1")
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
 	i := cfg.Images
 	for what, pair := range map[string][2]any{
-		"file": {i.Mappings, "/file"}, "environment over file": {i.DownloadProtocol, "https"}, "flag over environment": {i.RegexpTranslation, setting("1")},
+		"file": {i.Mappings, "/file"}, "environment over file": {i.DownloadProtocol, "https"}, "flag over environment": {i.RegexpTranslation, "1"},
 		"duration": {i.stall, 45 * time.Second}, "interval": {i.every, time.Minute}, "registry": {i.Registries["r.example"].Mirrors[0], "m.example"},
 		"networks": {i.reach.URLs.Networks[0].String(), "10.1.0.0/16"}, "hosts": {i.reach.Registries.Hosts[0], "files.lan"},
 		"private registries": {i.reach.Registries.Private, false}, "verification": {i.Verification, "AlwaysVerify"},
@@ -110,5 +94,82 @@ func TestImageSettings(t *testing.T) {
 	if err := off.complete(); err != nil || off.every != 0 || off.limits.High != 85 || off.limits.Low != 80 || off.Mappings != DefaultMappings ||
 		!off.reach.Registries.Private || off.reach.URLs.Private {
 		t.Errorf("%+v, %v", off, err)
+	}
+}
+
+func TestSettingsAreDocumented(t *testing.T) {
+	all := new(Config).settings()
+	settingsdoc.Reference(t, "cocoond", all)
+	settingsdoc.Example(t, "deploy/systemd/cocoond.env.example", all, "COCOOND_ARGS", "EPOCH_TOKEN", "COCOOND_CONFIG")
+}
+
+// Numbers in groups that are read as a whole are texts where a text is expected, and no digit is lost.
+func TestNumbersInGroups(t *testing.T) {
+	cfg := read(t, "virtualNode: {cpu: 4, nodeName: n1, kubeletPort: 11250}\npool: {size: 4, memory: 9007199254740993}\nqemu: {uidBase: 4000000000}\n", nil)
+	if v := cfg.VirtualNode; v == nil || v.CPU != "4" || v.NodeName != "n1" || v.KubeletPort != 11250 || v.MetricsAddr != "" || cfg.Pool.Memory != 1<<53+1 || cfg.QEMU.UIDBase != 4e9 {
+		t.Errorf("%+v %+v %+v", v, cfg.Pool, cfg.QEMU)
+	}
+}
+
+// Each key sets one field, and each field has its key.
+func TestEachFieldHasItsKey(t *testing.T) {
+	trees := map[string]string{
+		"tls": "{cert: a}", "peer": "{ca: a}", "qemu": "{tbSize: 7}", "fake": "{launchMS: 7}", "images.registries": "{h: {insecure: true}}",
+		"images.gc": "{high: 7}", "pool": "{size: 7}", "network.routes": "[{to: a}]", "virtualNode": "{}",
+	}
+	var bare Config
+	settings.Fill(bare.settings())
+	free := map[string]bool{}
+	leaves("", reflect.ValueOf(bare), func(path, _ string) { free[path] = true })
+	for _, s := range bare.settings() {
+		value, ok := trees[s.Key]
+		switch {
+		case ok:
+		case s.Value.Type() == "strings":
+			value = "[a]"
+		case s.Value.Type() == "int":
+			value = "7"
+		case s.Value.Type() == "string":
+			value = "a"
+		default:
+			value = "true"
+		}
+		text, end := "", ""
+		for part := range strings.SplitSeq(s.Key, ".") {
+			text, end = text+"{"+part+": ", end+"}"
+		}
+		want := map[string]string{}
+		leaves("", reflect.ValueOf(bare), func(path, v string) { want[path] = v })
+		var changed []string
+		leaves("", reflect.ValueOf(read(t, text+value+end+"\n", nil)), func(path, v string) {
+			if v != want[path] {
+				changed = append(changed, path)
+			}
+		})
+		if len(changed) != 1 || !free[changed[0]] {
+			t.Errorf("%s sets %v", s.Key, changed)
+			continue
+		}
+		delete(free, changed[0])
+	}
+	if len(free) > 0 {
+		t.Errorf("no key sets %v", free)
+	}
+}
+
+// leaves calls f for each field that has a key of its own, with its value as text.
+func leaves(path string, v reflect.Value, f func(path, value string)) {
+	switch v.Interface().(type) {
+	case Config, Guest, NetworkConfig, CNIConfig, Images, Log:
+		for _, field := range reflect.VisibleFields(v.Type()) {
+			if field.IsExported() {
+				leaves(path+"."+field.Name, v.FieldByIndex(field.Index), f)
+			}
+		}
+	default:
+		if v.Kind() == reflect.Pointer && !v.IsNil() {
+			v = v.Elem()
+		}
+		f(path, fmt.Sprintf("%+v", v.Interface()))
 	}
 }

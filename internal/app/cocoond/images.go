@@ -3,9 +3,7 @@ package cocoond
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,7 +23,7 @@ import (
 type Images struct {
 	Mappings          string              `json:"mappings,omitempty"`          // folder of mapping files, reloaded on every change
 	DownloadProtocol  string              `json:"downloadProtocol,omitempty"`  // for names without one: https or http
-	RegexpTranslation setting             `json:"regexpTranslation,omitempty"` // enables mappings by regular expression
+	RegexpTranslation string              `json:"regexpTranslation,omitempty"` // enables mappings by regular expression
 	Registries        map[string]Registry `json:"registries,omitempty"`        // by host[:port]
 	MaxParallelPulls  int                 `json:"maxParallelPulls,omitempty"`
 	StallTimeout      string              `json:"stallTimeout,omitempty"`                // timeout of a connection without data
@@ -57,19 +55,6 @@ type GC struct {
 	Low      int    `json:"low,omitempty"`      // usage at which it stops; default 80, or high when that is lower
 }
 
-// setting is a text that may also be written as a YAML boolean.
-type setting string
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (s *setting) UnmarshalJSON(data []byte) error {
-	var b bool
-	if json.Unmarshal(data, &b) == nil {
-		*s = setting(strconv.FormatBool(b))
-		return nil
-	}
-	return json.Unmarshal(data, (*string)(s))
-}
-
 // Defaults of images.
 const (
 	DefaultMappings = "/etc/cocoon/images.d"
@@ -79,16 +64,6 @@ const (
 	defaultGCHigh     = 85
 	defaultGCLow      = 80
 )
-
-// environment reads the variables that Virtlet's users set. They win over the file; flags win over them.
-func (c *Config) environment(getenv func(string) string) {
-	if v := getenv("VIRTLET_DOWNLOAD_PROTOCOL"); v != "" {
-		c.Images.DownloadProtocol = v
-	}
-	if v := getenv("IMAGE_REGEXP_TRANSLATION"); v != "" {
-		c.Images.RegexpTranslation = setting(v)
-	}
-}
 
 // complete fills in defaults and rejects invalid settings.
 func (i *Images) complete() error {
@@ -153,7 +128,7 @@ func (d *daemon) pullConfig() pull.Config {
 		registries[host] = registry.RegistryConfig{Mirrors: r.Mirrors, CA: r.CA, Insecure: r.Insecure}
 	}
 	return pull.Config{
-		Mappings: i.Mappings, Protocol: i.DownloadProtocol, Regexps: translate.RegexpEnabled(string(i.RegexpTranslation)),
+		Mappings: i.Mappings, Protocol: i.DownloadProtocol, Regexps: translate.RegexpEnabled(i.RegexpTranslation),
 		Registries: registry.Config{Registries: registries}, Parallel: i.MaxParallelPulls, Stall: i.stall,
 		UserAgent: "cocoon/" + version.Version, Reach: i.reach, Verify: pull.Verification(i.Verification), Observer: d.metrics, Log: d.log.With("component", "pull"),
 	}

@@ -24,12 +24,10 @@ const (
 	modeCNI    = "cni"    // conflists only
 )
 
-// CNIConfig holds the paths of CNI files.
+// CNIConfig says which conflists are networks.
 type CNIConfig struct {
-	ConfDir   string   `json:"confDir,omitempty"`   // conflists, each a network of its own name; mode cni: /etc/cni/net.d
-	BinDirs   []string `json:"binDirs,omitempty"`   // plugins
-	Default   string   `json:"default,omitempty"`   // conflist for VMs that name no network in mode cni; default: the first one
-	Exclusive []string `json:"exclusive,omitempty"` // conflists that only this daemon uses: leftovers are collected
+	ConfDir, Default   string
+	BinDirs, Exclusive []string
 }
 
 // networks are all networks of the node, including those of conflists that were added after the daemon started. The

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 )
 
-func recoverCommand(prepare func(*cobra.Command) (*daemon, error)) *cobra.Command {
+func recoverCommand(prepare func() (*daemon, error)) *cobra.Command {
 	var rebuild bool
 	cmd := &cobra.Command{
 		Use:   "recover",
@@ -29,7 +29,7 @@ the new one. Give it the same configuration as the daemon.`,
 			if !rebuild {
 				return errdefs.Invalidf("say --rebuild; `cocoon recover` lists what a running cocoond keeps aside")
 			}
-			d, err := prepare(cmd)
+			d, err := prepare()
 			if err != nil {
 				return err
 			}

@@ -39,6 +39,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/hibernation"
 	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
 	"cocoonstack.io/cocoon/internal/logging"
+	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -62,66 +63,44 @@ type Config struct {
 
 const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernation and VMPlacement, and the admission webhooks of VMs.
 
-Each setting is a flag or the environment variable in its description; the flag counts. EPOCH_TOKEN, the bearer token of the
-snapshot registry, is a variable only: a command line is everybody's to read. Several managers may run; one acts.
-
-Usage:
+Each setting is a flag, an environment variable or a key of the YAML file given by --config; they count in this order.
+Several managers may run; one acts.
 `
 
-// parse reads flags, then environment variables.
+// settings are all settings of the manager.
+func (c *Config) settings() []settings.Setting {
+	e, w := &c.Epoch, &c.Webhook
+	return []settings.Setting{
+		{Flag: "kubeconfig", Env: "KUBECONFIG", Key: "kubeconfig", Value: settings.Text(&c.Kubeconfig), Usage: "path of the kubeconfig (credentials of the pod otherwise)"},
+		{Flag: "namespace", Env: "POD_NAMESPACE", Key: "namespace", Default: "cocoon-system", Value: settings.Text(&c.Namespace), Usage: "namespace of the lease by which one of several managers acts"},
+		{Flag: "leader-elect", Env: "LEADER_ELECT", Key: "leaderElect", Default: "true", Value: settings.Bool(&c.LeaderElect), Usage: "act only while holding the lease"},
+		{Flag: "metrics-addr", Env: "METRICS_ADDR", Key: "metricsAddr", Default: ":8080", Value: settings.Text(&c.MetricsAddr), Usage: "address of the Prometheus listener, 0 for none"},
+		{Flag: "probe-addr", Env: "PROBE_ADDR", Key: "probeAddr", Default: ":8081", Value: settings.Text(&c.ProbeAddr), Usage: "address of /healthz and /readyz, 0 for none"},
+		{Flag: "cocoonset-concurrency", Env: "COCOONSET_CONCURRENCY", Key: "cocoonsetConcurrency", Default: "4", Value: settings.Number(&c.Sets), Usage: "CocoonSets that are worked on at a time"},
+		{Flag: "hibernation-concurrency", Env: "HIBERNATION_CONCURRENCY", Key: "hibernationConcurrency", Default: "4", Value: settings.Number(&c.Hibernations), Usage: "CocoonHibernations that are worked on at a time"},
+		{Flag: "epoch-url", Env: "EPOCH_URL", Key: "epochURL", Value: settings.Text(&e.URL), Usage: "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (none otherwise: nothing is ever Suspended or Hibernated)"},
+		{Env: "EPOCH_TOKEN", Value: settings.Text(&e.Token), Usage: "the registry's bearer token; a secret, so no flag: a command line is everybody's to read"},
+		{Flag: "epoch-token-file", Env: "EPOCH_TOKEN_FILE", Key: "epochTokenFile", Value: settings.Text(&e.TokenFile), Usage: "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)"},
+		{Flag: "epoch-ca-cert", Env: "EPOCH_CA_CERT", Key: "epochCACert", Value: settings.Text(&e.CACert), Usage: "PEM file with the registry's certificate authority"},
+		{Flag: "webhook-addr", Env: "LISTEN_ADDR", Key: "webhookAddr", Default: "0", Value: settings.Text(&w.Addr), Usage: "address of the admission webhooks, e.g. :8443, 0 for none"},
+		{Flag: "webhook-hosts", Env: "WEBHOOK_HOSTS", Key: "webhookHosts", Value: settings.Text(&w.Hosts), Usage: "names and addresses, separated by commas, by which the API server reaches them (cocoon-manager.NAMESPACE.svc otherwise)"},
+		{Flag: "clone-dirs", Env: "CLONE_DIRS", Key: "cloneDirs", Value: settings.Text(&w.CloneDirs), Usage: "folders of the nodes, separated by commas, that pods may be cloned from by clone-from-dir, as the nodes' cloneDirs say (none otherwise)"},
+		{Flag: "tls-cert", Env: "TLS_CERT", Key: "tlsCert", Value: settings.Text(&w.Cert), Usage: "PEM file of their certificate, if somebody else keeps it (otherwise one is kept in the Secret " + webhookSecret + " of the namespace)"},
+		{Flag: "tls-key", Env: "TLS_KEY", Key: "tlsKey", Value: settings.Text(&w.Key), Usage: "PEM file of its key"},
+		{Flag: "client-ca-file", Env: "CLIENT_CA_FILE", Key: "clientCAFile", Value: settings.Text(&w.ClientCA), Usage: "PEM file with the authorities of client certificates, without one of which nobody is answered (otherwise everybody is); give the API server its certificate by the kubeConfigFile of its AdmissionConfiguration"},
+		{Flag: "client-allowed-names", Env: "CLIENT_ALLOWED_NAMES", Key: "clientAllowedNames", Value: settings.List(&w.ClientNames), Usage: "common names of the client certificates, separated by commas (all that the authorities signed otherwise)"},
+		{Flag: "log-level", Env: "OPERATOR_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
+		{Flag: "log-format", Env: "OPERATOR_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
+	}
+}
+
+// parse reads flags, variables, the file and defaults; the first of these wins.
 func parse(args []string, env func(string) string, out io.Writer) (Config, error) {
-	c := Config{Epoch: epochclient.Settings{Token: env("EPOCH_TOKEN")}}
-	f := pflag.NewFlagSet("cocoon-manager", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetOutput(out)
-	variables := map[string]string{}
-	in := func(flag, variable string) {
-		variables[flag] = variable
-		f.Lookup(flag).Usage += " [$" + variable + "]"
-	}
-	text := func(p *string, flag, variable, value, usage string) {
-		f.StringVar(p, flag, value, usage)
-		in(flag, variable)
-	}
-	text(&c.Kubeconfig, "kubeconfig", "KUBECONFIG", "", "path of the kubeconfig (credentials of the pod otherwise)")
-	text(&c.Namespace, "namespace", "POD_NAMESPACE", "cocoon-system", "namespace of the lease by which one of several managers acts")
-	f.BoolVar(&c.LeaderElect, "leader-elect", true, "act only while holding the lease")
-	in("leader-elect", "LEADER_ELECT")
-	text(&c.MetricsAddr, "metrics-addr", "METRICS_ADDR", ":8080", "address of the Prometheus listener, 0 for none")
-	text(&c.ProbeAddr, "probe-addr", "PROBE_ADDR", ":8081", "address of /healthz and /readyz, 0 for none")
-	f.IntVar(&c.Sets, "cocoonset-concurrency", 4, "CocoonSets that are worked on at a time")
-	in("cocoonset-concurrency", "COCOONSET_CONCURRENCY")
-	f.IntVar(&c.Hibernations, "hibernation-concurrency", 4, "CocoonHibernations that are worked on at a time")
-	in("hibernation-concurrency", "HIBERNATION_CONCURRENCY")
-	text(&c.Epoch.URL, "epoch-url", "EPOCH_URL", "", "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (none otherwise: nothing is ever Suspended or Hibernated)")
-	text(&c.Epoch.TokenFile, "epoch-token-file", "EPOCH_TOKEN_FILE", "", "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)")
-	text(&c.Epoch.CACert, "epoch-ca-cert", "EPOCH_CA_CERT", "", "PEM file with the registry's certificate authority")
-	text(&c.Webhook.Addr, "webhook-addr", "LISTEN_ADDR", "0", "address of the admission webhooks, e.g. :8443, 0 for none")
-	text(&c.Webhook.Hosts, "webhook-hosts", "WEBHOOK_HOSTS", "", "names and addresses, separated by commas, by which the API server reaches them (default cocoon-manager.NAMESPACE.svc)")
-	text(&c.Webhook.CloneDirs, "clone-dirs", "CLONE_DIRS", "", "folders of the nodes, separated by commas, that pods may be cloned from by clone-from-dir, as the nodes' cloneDirs say (none otherwise)")
-	text(&c.Webhook.Cert, "tls-cert", "TLS_CERT", "", "PEM file of their certificate, if somebody else keeps it (otherwise one is kept in the Secret "+webhookSecret+" of the namespace)")
-	text(&c.Webhook.Key, "tls-key", "TLS_KEY", "", "PEM file of its key")
-	text(&c.Webhook.ClientCA, "client-ca-file", "CLIENT_CA_FILE", "", "PEM file with the authorities of client certificates, without one of which nobody is answered (otherwise everybody is); give the API server its certificate by the kubeConfigFile of its AdmissionConfiguration")
-	f.StringSliceVar(&c.Webhook.ClientNames, "client-allowed-names", nil, "common names of the client certificates, separated by commas (default: all that the authorities signed)")
-	in("client-allowed-names", "CLIENT_ALLOWED_NAMES")
-	text(&c.LogLevel, "log-level", "OPERATOR_LOG_LEVEL", "info", "debug, info, warn or error")
-	text(&c.LogFormat, "log-format", "OPERATOR_LOG_FORMAT", "text", "text or json")
-	f.Usage = func() { fmt.Fprint(out, help, f.FlagUsages()) }
-	for flag, variable := range variables {
-		if v := env(variable); v != "" {
-			if err := f.Set(flag, v); err != nil {
-				return c, errdefs.Invalidf("%s: %w", variable, err)
-			}
-		}
-	}
-	switch err := f.Parse(args); {
-	case errors.Is(err, pflag.ErrHelp):
+	var c Config
+	if err := settings.New("cocoon-manager", "OPERATOR_CONFIG", c.settings()).Parse(help, args, env, out); err != nil {
 		return c, err
-	case err != nil:
-		return c, errdefs.As(errdefs.InvalidArgument, err)
-	case f.NArg() > 0:
-		return c, errdefs.Invalidf("cocoon-manager takes no arguments, only flags; %q is one", f.Arg(0))
-	case c.Sets < 1 || c.Hibernations < 1:
+	}
+	if c.Sets < 1 || c.Hibernations < 1 {
 		return c, errdefs.Invalidf("at least one object must be worked on at a time")
 	}
 	return c, c.Webhook.check()

@@ -2,6 +2,9 @@ package cocoonmanager
 
 import (
 	"io"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -9,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/admission"
 	"cocoonstack.io/cocoon/internal/testkit/metricsdoc"
+	"cocoonstack.io/cocoon/internal/testkit/settingsdoc"
 )
 
 func TestMetricsAreDocumented(t *testing.T) {
@@ -16,6 +20,29 @@ func TestMetricsAreDocumented(t *testing.T) {
 	newMetrics(r)
 	admission.NewMetrics(r)
 	metricsdoc.Check(t, "manager", r)
+}
+
+func TestSettingsAreDocumented(t *testing.T) {
+	all := new(Config).settings()
+	settingsdoc.Reference(t, "cocoon-manager", all)
+	settingsdoc.Manifest(t, "deploy/manager/manager.yaml", all)
+}
+
+func TestSettingsByWeight(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(path, []byte("namespace: of-file\nprobeAddr: :1\nleaderElect: false\nclientAllowedNames: [a, b]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"OPERATOR_CONFIG": path, "POD_NAMESPACE": "of-env", "CLIENT_ALLOWED_NAMES": "c", "EPOCH_TOKEN": "s3cret"}
+	c, err := parse([]string{"--client-allowed-names", "d", "--client-allowed-names", "e,f"}, func(k string) string { return env[k] }, io.Discard)
+	if err != nil || c.Namespace != "of-env" || c.ProbeAddr != ":1" || c.LeaderElect || c.Sets != 4 || c.Epoch.Token != "s3cret" || strings.Join(c.Webhook.ClientNames, " ") != "d e f" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for _, bad := range [][]string{{"--hibernation-concurrency=0"}, {"--cocoonset-concurrency=x"}, {"--leader-elect=perhaps"}, {"stray"}} {
+		if _, err := parse(bad, func(string) string { return "" }, io.Discard); !errdefs.IsInvalid(err) {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
 }
 
 func TestWebhookFlags(t *testing.T) {

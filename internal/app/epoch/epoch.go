@@ -7,30 +7,27 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/registry/objects"
 	"cocoonstack.io/cocoon/internal/registry/objects/folder"
 	"cocoonstack.io/cocoon/internal/registry/objects/s3"
+	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
 // Main runs epoch with args (without the program's name) until it is done or ctx ends, and returns the exit code: 2 for
 // a bad command line, 1 for a failure.
 func Main(ctx context.Context, args []string, env func(string) string, stdout, stderr io.Writer) int {
-	cmd, err := command(env, stderr) //nolint:contextcheck // cobra hands ctx to the commands
-	if err == nil {
-		cmd.SetArgs(args)
-		cmd.SetOut(stdout)
-		cmd.SetErr(stderr)
-		err = cmd.ExecuteContext(ctx)
-	}
+	cmd := command(env, stderr) //nolint:contextcheck // cobra hands ctx to the commands
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
 	if err == nil {
 		return 0
 	}
@@ -48,7 +45,8 @@ snapshots as plain downloads:
 
   GET /dl/NAME[?tag=TAG]   an OS image as raw disk bytes, a snapshot as the tar stream that "cocoon snapshot import" reads
 
-Every flag has an environment variable in its description, which the flag wins over.`
+Each setting is a flag, an environment variable or, for "epoch serve", a key of the YAML file given by --config; they count
+in this order.`
 
 const serveLong = `Serve a registry from a folder.
 
@@ -66,13 +64,17 @@ Snapshots hold the memory of guests, with their secrets: nobody pulls without a 
 Without --tls-cert the registry speaks plain HTTP: keep it on loopback, in a cluster's own network, or behind a proxy.
 
 Garbage (blobs that no manifest names any more) is collected while the registry serves; whatever was pushed or asked for
-within --gc-grace stays. Snapshots whose tag moved on are removed after --gc-untagged-snapshots, images never.`
+within --gc-grace stays. Snapshots whose tag moved on are removed after --gc-untagged-snapshots, images never.
+
+Secrets have a variable only, because a command line is everybody's to read:
+
+`
 
 const serveExamples = `  epoch serve --addr 127.0.0.1:8080 --data /var/lib/epoch --token-file /etc/epoch/tokens
   epoch serve --addr :443 --data /srv/epoch --token-file /etc/epoch/tokens --tls-cert crt.pem --tls-key key.pem --quota 500Gi
   epoch token new --name ci --scope push:team --expires-in 2160h   # prints a token, and the line for the file`
 
-func command(env func(string) string, stderr io.Writer) (*cobra.Command, error) {
+func command(env func(string) string, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use: "epoch", Short: "The registry of Cocoon", Long: long,
 		SilenceUsage: true, SilenceErrors: true, Version: version.Version,
@@ -80,9 +82,13 @@ func command(env func(string) string, stderr io.Writer) (*cobra.Command, error) 
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errdefs.As(errdefs.InvalidArgument, err) })
 	cfg := defaults()
+	set := settings.New("epoch", "EPOCH_CONFIG", cfg.settings())
 	serve := &cobra.Command{
-		Use: "serve", Short: "Serve a registry", Long: serveLong, Example: serveExamples, Args: noArgs,
+		Use: "serve", Short: "Serve a registry", Long: serveLong + settings.Unflagged(cfg.settings()), Example: serveExamples, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := set.Read(env); err != nil {
+				return errdefs.As(errdefs.InvalidArgument, err) // also for a file that is not there
+			}
 			if err := cfg.complete(); err != nil {
 				return err
 			}
@@ -97,11 +103,9 @@ func command(env func(string) string, stderr io.Writer) (*cobra.Command, error) 
 			return s.run(cmd.Context())
 		},
 	}
-	if err := cfg.flags(serve.Flags(), env); err != nil {
-		return nil, err
-	}
+	set.Flags(serve.Flags())
 	root.AddCommand(serve, workCommand("gc", env), workCommand("scrub", env), tokenCommand())
-	return root, nil
+	return root
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {
@@ -115,11 +119,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 type Config struct {
 	Addr, PublicURL  string
 	Data, TokenFile  string
-	StaticToken      string // from the environment only: all users can see a command line
+	StaticToken      string
 	TLSCert, TLSKey  string
 	AnonymousPull    bool
 	VerifyReads      bool
-	Quota            string
+	Quota            int64
 	UploadTTL        time.Duration
 	MaxUploads       int
 	MaxPerToken      int
@@ -132,54 +136,53 @@ type Config struct {
 	MetricsAddr      string
 	S3               s3.Config // Endpoint "": the data is in the folder
 	s3Secure         bool
-	quota            int64
 	shutdownPatience time.Duration
 	ready            func(addr string) // for tests
 }
 
 func defaults() *Config {
-	return &Config{
-		Addr: ":8080", Data: "/var/lib/epoch", Quota: "0", UploadTTL: 24 * time.Hour, MaxUploads: 1000, MaxPerToken: 100, GCInterval: time.Hour, GCGrace: time.Hour,
-		GCUntagged: 7 * 24 * time.Hour, ScrubInterval: 7 * 24 * time.Hour, LogLevel: "info", LogFormat: "text",
-		shutdownPatience: 10 * time.Second,
+	c := &Config{shutdownPatience: 10 * time.Second}
+	settings.Fill(c.settings())
+	return c
+}
+
+// settings are all settings of serve.
+func (c *Config) settings() []settings.Setting {
+	return append([]settings.Setting{
+		{Flag: "addr", Env: "EPOCH_ADDR", Key: "addr", Default: ":8080", Value: settings.Text(&c.Addr), Usage: "HOST:PORT to serve on"},
+		{Flag: "data", Env: "EPOCH_DATA", Key: "data", Default: "/var/lib/epoch", Value: settings.Text(&c.Data), Usage: "folder of everything that is stored, or, with --s3-endpoint, of uploads in progress"},
+		{Flag: "token-file", Env: "EPOCH_TOKEN_FILE", Key: "tokenFile", Value: settings.Text(&c.TokenFile), Usage: "file with the accepted tokens"},
+		{Env: "EPOCH_REGISTRY_TOKEN", Value: settings.Text(&c.StaticToken), Usage: "one more accepted token, which may do everything"},
+		{Flag: "tls-cert", Env: "EPOCH_TLS_CERT", Key: "tlsCert", Value: settings.Text(&c.TLSCert), Usage: "PEM file with the serving certificate"},
+		{Flag: "tls-key", Env: "EPOCH_TLS_KEY", Key: "tlsKey", Value: settings.Text(&c.TLSKey), Usage: "PEM file with its key"},
+		{Flag: "anonymous-pull", Env: "EPOCH_ANONYMOUS_PULL", Key: "anonymousPull", Value: settings.Bool(&c.AnonymousPull), Usage: "let who has no token pull everything, guest memory too"},
+		{Flag: "public-url", Env: "EPOCH_PUBLIC_URL", Key: "publicURL", Value: settings.Text(&c.PublicURL), Usage: "how clients reach the registry, https://HOST, behind a proxy"},
+		{Flag: "quota", Env: "EPOCH_QUOTA", Key: "quota", Value: settings.Size(&c.Quota), Usage: "most bytes of blobs and uploads, e.g. 500Gi; 0 for no limit"},
+		{Flag: "verify-reads", Env: "EPOCH_VERIFY_READS", Key: "verifyReads", Value: settings.Bool(&c.VerifyReads), Usage: "hash every blob that is read whole; a damaged one is broken off and goes into quarantine"},
+		{Flag: "upload-ttl", Env: "EPOCH_UPLOAD_TTL", Key: "uploadTTL", Default: "24h", Value: settings.Duration(&c.UploadTTL), Usage: "how long an unfinished upload can be resumed"},
+		{Flag: "max-uploads-per-token", Env: "EPOCH_MAX_UPLOADS_PER_TOKEN", Key: "maxUploadsPerToken", Default: "100", Value: settings.Number(&c.MaxPerToken), Usage: "most unfinished uploads of one token; 0 for no limit"},
+		{Flag: "max-uploads", Env: "EPOCH_MAX_UPLOADS", Key: "maxUploads", Default: "1000", Value: settings.Number(&c.MaxUploads), Usage: "most unfinished uploads of all; 0 for no limit"},
+		{Flag: "gc-interval", Env: "EPOCH_GC_INTERVAL", Key: "gcInterval", Default: "1h", Value: settings.Duration(&c.GCInterval), Usage: "pause between collections of garbage"},
+		{Flag: "gc-grace", Env: "EPOCH_GC_GRACE", Key: "gcGrace", Default: "1h", Value: settings.Duration(&c.GCGrace), Usage: "how long a blob that no manifest names stays after its last use"},
+		{Flag: "gc-untagged-snapshots", Env: "EPOCH_GC_UNTAGGED_SNAPSHOTS", Key: "gcUntaggedSnapshots", Default: "168h", Value: settings.Duration(&c.GCUntagged), Usage: "how long a snapshot without a tag stays; 0 for ever"},
+		{Flag: "scrub-interval", Env: "EPOCH_SCRUB_INTERVAL", Key: "scrubInterval", Default: "168h", Value: settings.Duration(&c.ScrubInterval), Usage: "pause between readings of everything against bit rot; 0 for none"},
+		{Flag: "metrics-addr", Env: "EPOCH_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "HOST:PORT for Prometheus (otherwise /metrics of the registry itself)"},
+		{Flag: "log-level", Env: "EPOCH_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
+		{Flag: "log-format", Env: "EPOCH_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
+	}, c.bucket()...)
+}
+
+// bucket are the settings of the bucket.
+func (c *Config) bucket() []settings.Setting {
+	return []settings.Setting{
+		{Flag: "s3-endpoint", Env: "EPOCH_S3_ENDPOINT", Key: "s3Endpoint", Value: settings.Text(&c.S3.Endpoint), Usage: "HOST[:PORT] of an S3-compatible service that keeps everything but uploads in progress; keys: $EPOCH_S3_ACCESS_KEY, $EPOCH_S3_SECRET_KEY"},
+		{Flag: "s3-bucket", Env: "EPOCH_S3_BUCKET", Key: "s3Bucket", Value: settings.Text(&c.S3.Bucket), Usage: "bucket there; one registry each"},
+		{Flag: "s3-region", Env: "EPOCH_S3_REGION", Key: "s3Region", Default: "us-east-1", Value: settings.Text(&c.S3.Region), Usage: "its region"},
+		{Flag: "s3-prefix", Env: "EPOCH_S3_PREFIX", Key: "s3Prefix", Default: "epoch/", Value: settings.Text(&c.S3.Prefix), Usage: "what all keys begin with"},
+		{Flag: "s3-secure", Env: "EPOCH_S3_SECURE", Key: "s3Secure", Default: "true", Value: settings.Bool(&c.s3Secure), Usage: "speak HTTPS with it"},
+		{Env: "EPOCH_S3_ACCESS_KEY", Value: settings.Text(&c.S3.Access), Usage: "the bucket's access key"},
+		{Env: "EPOCH_S3_SECRET_KEY", Value: settings.Text(&c.S3.Secret), Usage: "the bucket's secret key"},
 	}
-}
-
-// flags declares the flags of serve; the environment supplies their defaults.
-func (c *Config) flags(f *pflag.FlagSet, env func(string) string) error {
-	f.SortFlags = false
-	f.StringVar(&c.Addr, "addr", c.Addr, "HOST:PORT to serve on")
-	f.StringVar(&c.Data, "data", c.Data, "folder of everything that is stored, or, with --s3-endpoint, of uploads in progress")
-	f.StringVar(&c.TokenFile, "token-file", "", "file with the accepted tokens")
-	f.StringVar(&c.TLSCert, "tls-cert", "", "PEM file with the serving certificate")
-	f.StringVar(&c.TLSKey, "tls-key", "", "PEM file with its key")
-	f.BoolVar(&c.AnonymousPull, "anonymous-pull", false, "let who has no token pull everything, guest memory too")
-	f.StringVar(&c.PublicURL, "public-url", "", "how clients reach the registry, https://HOST, behind a proxy")
-	f.StringVar(&c.Quota, "quota", c.Quota, "most bytes of blobs and uploads, e.g. 500Gi; 0 for no limit")
-	f.BoolVar(&c.VerifyReads, "verify-reads", false, "hash every blob that is read whole; a damaged one is broken off and goes into quarantine")
-	f.DurationVar(&c.UploadTTL, "upload-ttl", c.UploadTTL, "how long an unfinished upload can be resumed")
-	f.IntVar(&c.MaxPerToken, "max-uploads-per-token", c.MaxPerToken, "most unfinished uploads of one token; 0 for no limit")
-	f.IntVar(&c.MaxUploads, "max-uploads", c.MaxUploads, "most unfinished uploads of all; 0 for no limit")
-	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "pause between collections of garbage")
-	f.DurationVar(&c.GCGrace, "gc-grace", c.GCGrace, "how long a blob that no manifest names stays after its last use")
-	f.DurationVar(&c.GCUntagged, "gc-untagged-snapshots", c.GCUntagged, "how long a snapshot without a tag stays; 0 for ever")
-	f.DurationVar(&c.ScrubInterval, "scrub-interval", c.ScrubInterval, "pause between readings of everything against bit rot; 0 for none")
-	f.StringVar(&c.MetricsAddr, "metrics-addr", "", "HOST:PORT for Prometheus (otherwise /metrics of the registry itself)")
-	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
-	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
-	c.StaticToken = env("EPOCH_REGISTRY_TOKEN")
-	c.s3Flags(f, env)
-	return environment(f, env)
-}
-
-// s3Flags declares the flags of the bucket. Its keys come from the environment only.
-func (c *Config) s3Flags(f *pflag.FlagSet, env func(string) string) {
-	f.StringVar(&c.S3.Endpoint, "s3-endpoint", "", "HOST[:PORT] of an S3-compatible service that keeps everything but uploads in progress; keys: $EPOCH_S3_ACCESS_KEY, $EPOCH_S3_SECRET_KEY")
-	f.StringVar(&c.S3.Bucket, "s3-bucket", "", "bucket there; one registry each")
-	f.StringVar(&c.S3.Region, "s3-region", "us-east-1", "its region")
-	f.StringVar(&c.S3.Prefix, "s3-prefix", "epoch/", "what all keys begin with")
-	f.BoolVar(&c.s3Secure, "s3-secure", true, "speak HTTPS with it")
-	c.S3.Access, c.S3.Secret = env("EPOCH_S3_ACCESS_KEY"), env("EPOCH_S3_SECRET_KEY")
 }
 
 // store opens the object store.
@@ -196,43 +199,8 @@ func (c *Config) store(ctx context.Context) (objects.Store, error) {
 	return s3.New(ctx, cfg)
 }
 
-// environment takes the defaults of flags from variables: --token-file is EPOCH_TOKEN_FILE.
-func environment(f *pflag.FlagSet, env func(string) string) error {
-	var failed error
-	f.VisitAll(func(flag *pflag.Flag) {
-		name := envName(flag.Name)
-		flag.Usage += " [$" + name + "]"
-		v := env(name)
-		if v == "" || failed != nil {
-			return
-		}
-		if err := flag.Value.Set(v); err != nil {
-			failed = errdefs.Invalidf("%s: %w", name, err)
-			return
-		}
-		flag.DefValue = flag.Value.String()
-	})
-	return failed
-}
-
-func envName(flag string) string {
-	b := []byte("EPOCH_" + flag)
-	for i, c := range b {
-		switch {
-		case c == '-':
-			b[i] = '_'
-		case c >= 'a' && c <= 'z':
-			b[i] = c - 'a' + 'A'
-		}
-	}
-	return string(b)
-}
-
 // complete validates everything that can be checked without side effects.
-func (c *Config) complete() (err error) {
-	if c.quota, err = parseSize(c.Quota); err != nil {
-		return errdefs.Invalidf("--quota: %w", err)
-	}
+func (c *Config) complete() error {
 	if c.TokenFile == "" && c.StaticToken == "" {
 		return errdefs.Invalidf("--token-file is missing: without tokens nobody could push (epoch token new makes one)")
 	}
@@ -242,14 +210,6 @@ func (c *Config) complete() (err error) {
 	if c.Data == "" {
 		return errdefs.Invalidf("--data is missing: a folder of your own for the registry")
 	}
-	for name, d := range map[string]time.Duration{
-		"--upload-ttl": c.UploadTTL, "--gc-interval": c.GCInterval, "--gc-grace": c.GCGrace,
-		"--gc-untagged-snapshots": c.GCUntagged, "--scrub-interval": c.ScrubInterval,
-	} {
-		if d < 0 {
-			return errdefs.Invalidf("%s is negative", name)
-		}
-	}
 	if c.MaxUploads < 0 || c.MaxPerToken < 0 {
 		return errdefs.Invalidf("--max-uploads and --max-uploads-per-token cannot be negative; 0 is no limit")
 	}
@@ -257,26 +217,6 @@ func (c *Config) complete() (err error) {
 		return errdefs.Invalidf("--gc-interval and --upload-ttl must be longer than nothing")
 	}
 	return nil
-}
-
-// parseSize reads a size in bytes: a number, optionally followed by Ki, Mi, Gi, Ti or k, M, G, T.
-func parseSize(text string) (int64, error) {
-	units := []struct {
-		name string
-		n    int64
-	}{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}}
-	number, unit := text, int64(1)
-	for _, u := range units {
-		if n := len(text) - len(u.name); n > 0 && text[n:] == u.name {
-			number, unit = text[:n], u.n
-			break
-		}
-	}
-	n, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || n < 0 || n > (1<<63-1)/unit {
-		return 0, errdefs.Invalidf("%q is not a size such as 500Gi", text)
-	}
-	return n * unit, nil
 }
 
 // lines prints to standard output and reports when that fails.

@@ -26,6 +26,9 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"cocoonstack.io/cocoon/internal/settings"
+	"cocoonstack.io/cocoon/internal/testkit/settingsdoc"
 )
 
 const childEnv = "EPOCH_TEST_CHILD"
@@ -93,38 +96,27 @@ func TestCommandLine(t *testing.T) {
 
 func TestEnvironmentAndFlags(t *testing.T) {
 	env := map[string]string{"EPOCH_ADDR": "1.2.3.4:5", "EPOCH_TOKEN_FILE": "/t", "EPOCH_QUOTA": "2Ki", "EPOCH_ANONYMOUS_PULL": "true", "EPOCH_GC_GRACE": "3m"}
-	cmd, err := command(func(name string) string { return env[name] }, io.Discard)
-	if err != nil {
+	cfg := defaults()
+	if err := settings.New("epoch", "EPOCH_CONFIG", cfg.settings()).Parse("", []string{"--addr", ":9"}, func(name string) string { return env[name] }, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	serve, _, err := cmd.Find([]string{"serve"})
-	if err != nil {
-		t.Fatal(err)
+	if cfg.Addr != ":9" || cfg.TokenFile != "/t" || cfg.Quota != 2<<10 || !cfg.AnonymousPull || cfg.GCGrace != 3*time.Minute {
+		t.Errorf("%+v", cfg)
 	}
-	if err := serve.ParseFlags([]string{"--addr", ":9"}); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{"addr": ":9", "token-file": "/t", "quota": "2Ki", "anonymous-pull": "true", "gc-grace": "3m0s"} {
-		if got := serve.Flag(name).Value.String(); got != want {
-			t.Errorf("--%s is %s, want %s", name, got, want)
-		}
+	bad := func(name string) string { return map[string]string{"EPOCH_SCRUB_INTERVAL": "x"}[name] }
+	if code := Main(t.Context(), []string{"serve", "--token-file", "/t"}, bad, io.Discard, io.Discard); code != 2 {
+		t.Errorf("bad variable: %d", code)
 	}
 	if code := Main(t.Context(), []string{"serve"}, func(string) string { return "x" }, io.Discard, io.Discard); code != 2 {
 		t.Errorf("bad environment: %d", code)
 	}
 }
 
-func TestSizes(t *testing.T) {
-	for text, want := range map[string]int64{"0": 0, "7": 7, "2Ki": 2048, "3k": 3000, "500Gi": 500 << 30, "1Ti": 1 << 40} {
-		if n, err := parseSize(text); err != nil || n != want {
-			t.Errorf("%s: %d, %v", text, n, err)
-		}
-	}
-	for _, bad := range []string{"", "-1", "x", "Gi", "1.5Gi", "9999999999Ti", "1 Gi"} {
-		if _, err := parseSize(bad); err == nil {
-			t.Errorf("%q is taken", bad)
-		}
-	}
+func TestSettingsAreDocumented(t *testing.T) {
+	all := new(Config).settings()
+	settingsdoc.Reference(t, "epoch", all)
+	settingsdoc.Example(t, "deploy/systemd/epoch.env.example", all, "EPOCH_DATA", "EPOCH_TOKEN_FILE", "EPOCH_CONFIG") // the unit has flags for the first two
+	settingsdoc.Manifest(t, "deploy/epoch/epoch.yaml", all)
 }
 
 // child is a registry in a separate process.

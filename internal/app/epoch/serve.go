@@ -56,7 +56,7 @@ func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, err
 		return nil, err
 	}
 	c, err := content.New(ctx, store, content.Config{
-		Quota: cfg.quota, Grace: cfg.GCGrace, UploadTTL: cfg.UploadTTL, Untagged: cfg.GCUntagged, Log: log,
+		Quota: cfg.Quota, Grace: cfg.GCGrace, UploadTTL: cfg.UploadTTL, Untagged: cfg.GCUntagged, Log: log,
 		Uploads: content.UploadLimits{PerOwner: cfg.MaxPerToken, Total: cfg.MaxUploads},
 	})
 	if err != nil {

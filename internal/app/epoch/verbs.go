@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/access"
 	"cocoonstack.io/cocoon/internal/registry/content"
 	"cocoonstack.io/cocoon/internal/registry/objects/folder"
+	"cocoonstack.io/cocoon/internal/settings"
 )
 
 var workTexts = map[string][2]string{
@@ -29,26 +30,37 @@ served any more; the next push of the same content mends it. The exit code is 1 
 With --server it runs in the registry that serves. Without, the registry that owns --data must not be running.`},
 }
 
+// workSettings are the settings of gc or scrub: where the data is, and for gc what stays.
+func (c *Config) workSettings(verb string, server, token *string) []settings.Setting {
+	all := []settings.Setting{
+		{Flag: "server", Env: "EPOCH_SERVER", Value: settings.Text(server), Usage: "URL of the running registry; the token in $EPOCH_TOKEN is sent, which must be allowed everything"},
+		{Env: "EPOCH_TOKEN", Value: settings.Text(token), Usage: "the token for --server"},
+		{Flag: "data", Env: "EPOCH_DATA", Value: settings.Text(&c.Data), Usage: "folder of a registry that is not running"},
+	}
+	for _, x := range c.settings() {
+		if verb == "gc" && (x.Flag == "gc-grace" || x.Flag == "gc-untagged-snapshots") || strings.HasPrefix(x.Env, "EPOCH_S3_") {
+			x.Key = "" // no file
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
 // workCommand is gc or scrub: in the running server, or on the data of a stopped one.
 func workCommand(verb string, env func(string) string) *cobra.Command {
 	cfg := defaults()
-	var server string
+	cfg.Data = ""
+	var server, token string
+	all := cfg.workSettings(verb, &server, &token)
+	set := settings.New("epoch "+verb, "", all)
 	cmd := &cobra.Command{
-		Use: verb, Short: workTexts[verb][0], Long: workTexts[verb][1], Args: noArgs,
+		Use: verb, Short: workTexts[verb][0], Long: workTexts[verb][1] + "\n\n" + settings.Unflagged(all), Args: noArgs,
 		Example: fmt.Sprintf("  EPOCH_TOKEN=... epoch %s --server http://127.0.0.1:8080\n  epoch %s --data /var/lib/epoch", verb, verb),
 	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&server, "server", "", "URL of the running registry; the token in $EPOCH_TOKEN is sent, which must be allowed everything")
-	cmd.Flags().StringVar(&cfg.Data, "data", "", "folder of a registry that is not running")
-	if verb == "gc" {
-		cmd.Flags().DurationVar(&cfg.GCGrace, "gc-grace", cfg.GCGrace, "how long a blob that no manifest names stays after its last use")
-		cmd.Flags().DurationVar(&cfg.GCUntagged, "gc-untagged-snapshots", cfg.GCUntagged, "how long a snapshot without a tag stays; 0 for ever")
-	}
-	cfg.s3Flags(cmd.Flags(), env)
-	bad := environment(cmd.Flags(), env)
+	set.Flags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if bad != nil {
-			return bad
+		if err := set.Read(env); err != nil {
+			return err
 		}
 		if cmd.Flags().Changed("data") && !cmd.Flags().Changed("server") {
 			server = ""
@@ -57,7 +69,7 @@ func workCommand(verb string, env func(string) string) *cobra.Command {
 		var err error
 		switch {
 		case server != "":
-			done, err = remote(cmd.Context(), server, verb, env("EPOCH_TOKEN"))
+			done, err = remote(cmd.Context(), server, verb, token)
 		case cfg.Data == "":
 			return errdefs.Invalidf("--server or --data is missing: where is the registry?")
 		default:

@@ -73,12 +73,7 @@ type Config struct {
 const (
 	defaultNodeName = "cocoon-pool"
 	defaultPort     = 10250
-	defaultLeases   = "/var/lib/cocoon/net/leases.json"
 	defaultRoot     = "/var/lib/cocoon"
-	defaultCert     = "/etc/cocoon/vk/tls/vk-kubelet.crt"
-	defaultKey      = "/etc/cocoon/vk/tls/vk-kubelet.key"
-	defaultMetrics  = "127.0.0.1:9091"
-	defaultReserve  = 20
 	defaultCertDir  = "/var/lib/vk-cocoon/pki"
 )
 

@@ -12,12 +12,16 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"cocoonstack.io/cocoon/internal/settings"
 )
 
 // Unauthenticated metrics stay on the machine, unless an operator configures otherwise, which the log then reports.
 func TestMetricsStayOnTheMachine(t *testing.T) {
-	if host, _, err := net.SplitHostPort(defaults().MetricsAddr); err != nil || !net.ParseIP(host).IsLoopback() {
-		t.Errorf("by default they are served on %s", defaults().MetricsAddr)
+	var o options
+	settings.Fill(o.settings())
+	if host, _, err := net.SplitHostPort(o.MetricsAddr); err != nil || !net.ParseIP(host).IsLoopback() {
+		t.Errorf("by default they are served on %s", o.MetricsAddr)
 	}
 	for host, warned := range map[string]bool{"127.0.0.1": false, "[::1]": false, "": true, "0.0.0.0": true} {
 		free, err := net.Listen("tcp", host+":0") //nolint:noctx // only to learn of a port

@@ -1,50 +1,55 @@
 package vkcocoon
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/section"
+	"cocoonstack.io/cocoon/internal/testkit/settingsdoc"
 )
-
-var update = flag.Bool("update", false, "write docs/reference.md anew")
 
 const docs = "../../../docs/"
 
-// docs/reference.md is generated from the code: `go test ./internal/app/vkcocoon -run TestReference -update`.
+func TestSettingsAreDocumented(t *testing.T) {
+	all := new(options).settings()
+	settingsdoc.Reference(t, "vk-cocoon", all)
+	settingsdoc.Example(t, "deploy/vk-cocoon/vk-cocoon.env.example", all, "VK_CONFIG")
+}
+
+// The settings of a Config have the same keys in vk-cocoon's file and in cocoond's.
+func TestKeysAreThoseOfConfig(t *testing.T) {
+	var tags, keys []string
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		if key, _, _ := strings.Cut(f.Tag.Get("json"), ","); key != "" && key != "-" {
+			tags = append(tags, key)
+		}
+	}
+	for _, s := range new(options).settings() {
+		if s.Key != "" && !slices.Contains([]string{"socket", "runtime", "cocoonBin", "logLevel", "logFormat"}, s.Key) {
+			keys = append(keys, s.Key)
+		}
+	}
+	slices.Sort(tags)
+	slices.Sort(keys)
+	if !slices.Equal(tags, keys) {
+		t.Errorf("Config has %q, the table %q", tags, keys)
+	}
+}
+
 func TestReference(t *testing.T) {
 	var b strings.Builder
-	b.WriteString("# Reference\n\nMade from the code (`go test ./internal/app/vkcocoon -run TestReference -update`); a test fails when it is stale.\n\n## Settings of vk-cocoon\n\n" +
-		"A flag wins over the variable, the variable over the key of `--config` (`VK_CONFIG`). `EPOCH_TOKEN` is a variable only.\n\n" +
-		"| variable | flag | key | default | meaning |\n|---|---|---|---|---|\n")
-	code := func(s string) string {
-		if s == "" {
-			return ""
-		}
-		return "`" + s + "`"
-	}
-	for _, s := range Settings() {
-		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s | %s |\n", s.Env, s.Flag, s.Key, code(s.Default), s.Usage)
-	}
-	b.WriteString("\n## Annotations\n\n[compat.md](compat.md) says which are honoured how.\n\n| annotation | values | written by | meaning |\n|---|---|---|---|\n")
+	b.WriteString("| annotation | values | written by | meaning |\n|---|---|---|---|\n")
 	for _, e := range contract.Reference() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", e.Key, e.Values, e.Who, e.Text)
 	}
-	path := docs + "reference.md"
-	if *update {
-		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(path)
-	if err != nil || string(have) != b.String() {
-		t.Errorf("docs/reference.md is stale (%v): run the test with -update", err)
-	}
+	section.Check(t, "docs/reference.md", "annotations", b.String())
 }
 
 // Every test that the checklist names exists.

@@ -3,76 +3,22 @@
 package metricsdoc
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-)
 
-var update = flag.Bool("update-metrics", false, "write the section of docs/metrics.md anew")
+	"cocoonstack.io/cocoon/internal/testkit/section"
+)
 
 // Check compares the section with the families of r. Families of Go and of the process are left out: they belong to the
 // library.
-func Check(t *testing.T, section string, r *prometheus.Registry) {
+func Check(t *testing.T, name string, r *prometheus.Registry) {
 	t.Helper()
-	path := filepath.Join(root(t), "docs", "metrics.md")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	begin, end := "<!-- "+section+" -->\n", "<!-- end of "+section+" -->"
-	before, rest, ok := strings.Cut(string(data), begin)
-	old, after, closed := strings.Cut(rest, end)
-	if !ok || !closed {
-		t.Fatalf("docs/metrics.md has no section %q", section)
-	}
-	want := table(t, r)
-	if old == want {
-		return
-	}
-	if !*update {
-		t.Fatalf("the section %q of docs/metrics.md is stale; write it anew with: go test %s -run %s -args -update-metrics\n%s", section, "./"+here(t), t.Name(), want)
-	}
-	if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func root(t *testing.T) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		up := filepath.Dir(dir)
-		if up == dir {
-			t.Fatal("no go.mod above this folder")
-		}
-		dir = up
-	}
-}
-
-func here(t *testing.T) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	rel, err := filepath.Rel(root(t), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rel
+	section.Check(t, "docs/metrics.md", name, table(t, r))
 }
 
 // The library offers the content of a description only as text.
