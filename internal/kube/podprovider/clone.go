@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -46,7 +47,7 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
-		w.event(corev1.EventTypeNormal, eventUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
+		w.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
 	return w.cloned(ctx, rec, err)
 }
@@ -88,7 +89,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) turn {
 	}
 	w.p.Metrics.done("create", err)
 	if err == nil {
-		w.tries, w.pause, w.mode = 0, pause{}, modeClone
+		w.tries, w.pause, w.mode = 0, podstatus.Pause{}, modeClone
 		w.take(rec)
 		w.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
 		return atOnce
@@ -211,7 +212,7 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	case !errdefs.IsNotFound(err):
 		return have, err
 	}
-	if !up(&rec) || !itself(&rec, false) {
+	if !podstatus.Up(&rec) || !itself(&rec, false) {
 		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
 	}
 	return w.save(ctx, rec, name, "to fork "+main)

@@ -9,6 +9,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -21,13 +22,13 @@ func (w *worker) awake(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tur
 	if !contract.Hibernate(pod.Annotations) || w.snaps == nil {
 		w.dozing = retryTask{}
 		var wait turn
-		if up(rec) && itself(rec, w.answers()) {
+		if podstatus.Up(rec) && itself(rec, w.answers()) {
 			wait = sooner(w.tidyUp(ctx, rec), w.offer(pod, rec))
 		}
 		w.running(ctx, pod, rec)
 		return sooner(wait, w.hintAfter(rec))
 	}
-	if !up(rec) || !itself(rec, w.answers()) { // its identity is not set up yet, and must be before a save
+	if !podstatus.Up(rec) || !itself(rec, w.answers()) { // its identity is not set up yet, and must be before a save
 		w.running(ctx, pod, rec)
 		return whenWoken
 	}

@@ -5,8 +5,9 @@
 // patches and not through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may
 // be stale; see writer.go.
 //
-// The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. It keeps no state on
-// disk: after a restart, the cluster and the labels of the VMs contain everything that it needs.
+// The package does not run VMs (that is the Runtime's job), does not compute statuses (package podstatus does) and does not
+// serve the kubelet's HTTP API. It keeps no state on disk: after a restart, the cluster and the labels of the VMs contain
+// everything that it needs.
 package podprovider
 
 import (

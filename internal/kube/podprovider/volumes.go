@@ -11,6 +11,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -36,7 +37,7 @@ func (w *worker) resolve(ctx context.Context, pod *corev1.Pod) (spec vm.Spec, re
 	missing := <-filled
 	switch {
 	case missing != nil:
-		return vm.Spec{}, reasonCreating, missing
+		return vm.Spec{}, podstatus.ReasonCreating, missing
 	case err != nil:
 		return vm.Spec{}, reasonConfigError, err
 	}

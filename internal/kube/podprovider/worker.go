@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -54,11 +55,11 @@ type worker struct {
 	killed     time.Time                                      // start of the run that we ended and that another run follows
 	restarted  time.Time                                      // when a managed VM was last restarted
 	unanswered time.Time                                      // since when the engine does not answer the restart of a managed VM
-	pause      pause
+	pause      podstatus.Pause
 	last       *corev1.ContainerStateTerminated
 	again      bool
 	claimed    bool // this node has claimed the VM's state
-	verdict    *verdict
+	verdict    *podstatus.Verdict
 	begun      bool              // a status was already published
 	told       time.Time         // start of the run that was announced
 	diskTold   string            // disk fault that was announced
@@ -156,7 +157,7 @@ func (w *worker) resume() {
 		}
 	}
 	if w.status.Phase == corev1.PodFailed && w.status.Reason != "" {
-		w.verdict = &verdict{reason: w.status.Reason, message: w.status.Message}
+		w.verdict = &podstatus.Verdict{Reason: w.status.Reason, Message: w.status.Message}
 	}
 }
 
@@ -265,10 +266,10 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(pod.Spec.EphemeralContainers) > len(w.pod.Spec.EphemeralContainers) {
-		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "%s", noEphemeral)
+		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, podstatus.ReasonUnserved, "%s", podstatus.NoEphemeral)
 	}
 	if w.rec != nil && !slices.Equal(imagesOf(pod), imagesOf(w.pod)) {
-		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
+		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, podstatus.ReasonUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
 	}
 	w.pod = bare(pod)
 	if w.keeper != nil { // the pod's labels and annotations may be in volume files
@@ -439,31 +440,27 @@ func (w *worker) address() string {
 // publish computes the status and requests its write. hold is how long the write may wait for a newer status.
 func (w *worker) publish(hold time.Duration) {
 	w.mu.Lock()
-	v := view{
-		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
-		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
-		health: w.shownHealth(), cut: w.removal == nil && w.verdict == nil && w.cut(w.rec),
+	v := podstatus.View{
+		Pod: w.pod, Gates: w.gates, HostIP: w.p.cfg.Node.IP, Record: w.rec, Pause: w.pause, Last: w.last, Again: w.again,
+		Reach: podstatus.Reach{Ready: w.ready, Why: w.unready}, Verdict: w.verdict, Asleep: w.sleeping(),
+		Health: w.shownHealth(), Cut: w.removal == nil && w.verdict == nil && w.cut(w.rec),
 	}
 	if w.rec != nil {
-		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
-		v.containers = w.containerImages()
+		v.Image, v.Images = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest), w.containerImages()
 	}
 	if w.static && w.verdict == nil {
-		v.rec, v.ip = machine(w.pod), w.address()
-	} else if w.rec != nil && !over(w.rec) {
-		v.ip = w.address()
-	} else if w.rec != nil || v.asleep {
-		v.ip = w.status.PodIP // a stopped VM keeps the address that it had
+		v.Record, v.IP = podstatus.Machine(w.pod), w.address()
+	} else if w.rec != nil && !podstatus.Over(w.rec) {
+		v.IP = w.address()
+	} else if w.rec != nil || v.Asleep {
+		v.IP = w.status.PodIP // a stopped VM keeps the address that it had
 	}
-	if diskFault(v.rec) == vm.ReasonDiskFull { // nothing in the guest answers
-		v.ready, v.unready = false, v.rec.Message
-	}
-	w.status = v.status(w.status, time.Now())
+	w.status = v.Status(w.status, time.Now())
 	status := w.status
-	annotations := w.annotations(v.ip)
+	annotations := w.annotations(v.IP)
 	w.mu.Unlock()
 	w.sayHint(annotations[contract.KeyPostCloneHint])
-	w.sayDisk(v.rec)
+	w.sayDisk(v.Record)
 	if w.begun {
 		hold = 0
 	}
