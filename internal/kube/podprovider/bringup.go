@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -240,7 +241,7 @@ func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err erro
 
 // wanted returns the spec of the VM that pod asks for, with what the pod refers to in the cluster.
 func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
-	from := apiResolver{w.p.Client}
+	from := podvolumes.Resolver{Client: w.p.Client}
 	services, err := w.p.services(pod.Namespace)
 	if err != nil {
 		return vm.Spec{}, err

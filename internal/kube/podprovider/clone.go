@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -114,7 +115,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		}
 		var auth []image.RegistryAuth
 		if len(pod.Spec.ImagePullSecrets) > 0 {
-			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
+			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client})
 		}
 		rec, err := w.snaps.CloneWithImage(ctx, s, auth)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 )
 
 // pullShown is how long ErrImagePull is shown before it becomes ImagePullBackOff.
@@ -90,7 +91,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 		}
 	}
 	var lost []string
-	if r.Auth, lost = convert.PullAuth(ctx, pod, apiResolver{w.p.Client}); len(lost) > 0 && ctx.Err() == nil {
+	if r.Auth, lost = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client}); len(lost) > 0 && ctx.Err() == nil {
 		w.event(corev1.EventTypeWarning, eventLostSecrets,
 			"Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(lost, ", "))
 	}

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -29,9 +30,10 @@ type worker struct {
 	static bool    // the pod stands for a machine that the node does not run; rec is always nil
 	prior  *worker // the worker that had the VM name before; nil: none
 	writer *writer
-	tokens *tokens
 	wake   chan struct{}
 	freed  chan struct{} // closed when the VM is gone for good
+
+	volumes *podvolumes.Volumes
 
 	mu           sync.Mutex
 	pod          *corev1.Pod           // as the API server has it, without the status
@@ -42,7 +44,6 @@ type worker struct {
 	lost         bool                  // the engine reports that our VM is gone
 	removal      *removal              // the requested removal; nil: none
 	interrupt    context.CancelFunc    // cancels the worker's current call
-	keeper       *keeper               // keeps the VM's volumes up to date; set only by the worker's goroutine
 	ready        bool                  // the guest can be reached
 	unready      string
 	guestMonitor *guestMonitor     // monitors the current run; nil: no monitor
@@ -68,7 +69,6 @@ type worker struct {
 	backoff    time.Duration     // before the next start
 	tries      int               // failed attempts to bring the VM up
 	lacking    []convert.Absent  // missing references that were already reported
-	fresh      map[string]sum    // checksums of the volumes of a VM that was just created
 	images     map[string]pulled // by the name that the pod asks for; written with mu held
 	fetched    map[string]bool   // images that are ready for the VM that is being created
 	pulls      backoff
@@ -120,11 +120,11 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		health: map[string]health{}, bowed: map[string]run{},
 		heard: map[vm.ID]vm.Event{}, wake: make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, p.pace, log),
-		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
 		mode:   modeRun,
 		images: map[string]pulled{}, fetched: map[string]bool{},
 		static: rec == nil && convert.Static(pod),
 	}
+	w.volumes = w.newVolumes()
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
 	return w
@@ -272,9 +272,7 @@ func (w *worker) update(pod *corev1.Pod) {
 		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, podstatus.ReasonUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
 	}
 	w.pod = bare(pod)
-	if w.keeper != nil { // the pod's labels and annotations may be in volume files
-		w.keeper.poke()
-	}
+	w.volumes.Poke() // the pod's labels and annotations may be in volume files
 	w.poke()
 }
 
