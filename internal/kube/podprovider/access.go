@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -62,7 +63,7 @@ func (p *Provider) enter(namespace, pod, container, verb string) (*worker, *vm.R
 	if w.static {
 		return nil, nil, "", unserved(spec, verb)
 	}
-	if !up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
+	if !podstatus.Up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
 		return nil, nil, "", errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
 	}
 	if len(rec.Containers) == 0 {
@@ -104,7 +105,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	if w == nil {
 		return errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
-	if _, rec, _ := w.look(); !w.static && up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
+	if _, rec, _ := w.look(); !w.static && podstatus.Up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
 		in := &noted{Reader: stream}
 		err := w.guests.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
 		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // input that was read is lost
@@ -159,7 +160,7 @@ func (p *Provider) locate(namespace, pod, container string) (*worker, error) {
 	}
 	spec, rec, _ := w.look()
 	if slices.ContainsFunc(spec.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
-		return nil, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, noEphemeral)
+		return nil, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
 	}
 	if !hasContainer(spec, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
 		return nil, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
@@ -195,5 +196,5 @@ func (w *worker) whyWaiting() string {
 			return c.State.Waiting.Reason
 		}
 	}
-	return reasonCreating
+	return podstatus.ReasonCreating
 }

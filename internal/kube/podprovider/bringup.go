@@ -13,6 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/placement"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -76,7 +78,7 @@ func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 		}
 		return w.retry(ctx, reason, err, time.Second, 30*time.Second), false
 	}
-	w.claimed, w.tries, w.pause = true, 0, pause{}
+	w.claimed, w.tries, w.pause = true, 0, podstatus.Pause{}
 	return whenWoken, true
 }
 
@@ -98,7 +100,7 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) turn {
 		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	if err == nil {
-		w.tries, w.pause, w.mode = 0, pause{}, modeRun
+		w.tries, w.pause, w.mode = 0, podstatus.Pause{}, modeRun
 		w.p.Metrics.done("create", nil)
 		w.take(rec)
 		w.log.Info("vm launched", "vm", rec.ID)
@@ -141,7 +143,7 @@ func wait(ctx context.Context, done <-chan struct{}) bool {
 // refuse ends the pod before anything was done for it.
 func (w *worker) refuse(reason, message string) {
 	w.log.Warn("pod refused", "err", message)
-	w.verdict = &verdict{reason: reason, message: message}
+	w.verdict = &podstatus.Verdict{Reason: reason, Message: message}
 	w.event(corev1.EventTypeWarning, reason, "%s", message)
 	w.p.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()
 	w.publish(0)
@@ -152,19 +154,19 @@ func (w *worker) retry(ctx context.Context, reason string, err error, base, most
 	if ctx.Err() != nil {
 		return atOnce
 	}
-	if w.pause.reason != reason || w.pause.message != err.Error() {
+	if w.pause.Reason != reason || w.pause.Message != err.Error() {
 		kind := eventFailed
 		if reason == reasonImageMissing {
 			kind = reasonImageMissing
 		}
-		if reason == reasonCreating { // the error is complete without the reason
+		if reason == podstatus.ReasonCreating { // the error is complete without the reason
 			w.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
 		} else {
 			w.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
 		}
 		w.log.Warn("vm not brought up", "op", reason, "err", err)
 	}
-	w.pause = pause{reason: reason, message: err.Error()}
+	w.pause = podstatus.Pause{Reason: reason, Message: err.Error()}
 	w.publish(0)
 	w.tries++
 	return after(delay(base, most, w.tries))
@@ -239,7 +241,7 @@ func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err erro
 
 // wanted returns the spec of the VM that pod asks for, with what the pod refers to in the cluster.
 func (w *worker) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
-	from := apiResolver{w.p.Client}
+	from := podvolumes.Resolver{Client: w.p.Client}
 	services, err := w.p.services(pod.Namespace)
 	if err != nil {
 		return vm.Spec{}, err
@@ -301,10 +303,10 @@ func (w *worker) announce(rec *vm.Record) {
 		w.event(corev1.EventTypeNormal, eventStarted, "Created and started %s as VM %s from %s %s", what, rec.Spec.Name, kind, rec.Spec.Image)
 	}
 	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
-		w.event(corev1.EventTypeWarning, eventUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))
+		w.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))
 	}
 	if empty := emptyVolumes(rec); rec.ImageType == vm.ImageDisk && len(empty) > 0 && rec.Restarts == 0 {
-		w.event(corev1.EventTypeWarning, eventUnserved, "Not mounted, because this VM's image boots itself: emptyDir %s; it has its disk", strings.Join(empty, ", "))
+		w.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "Not mounted, because this VM's image boots itself: emptyDir %s; it has its disk", strings.Join(empty, ", "))
 	}
 	if !w.launched.IsZero() {
 		w.p.Metrics.booted(w.mode, rec.Driver, time.Since(w.launched))

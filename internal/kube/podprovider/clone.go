@@ -12,6 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -46,7 +48,7 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
-		w.event(corev1.EventTypeNormal, eventUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
+		w.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
 	return w.cloned(ctx, rec, err)
 }
@@ -88,7 +90,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) turn {
 	}
 	w.p.Metrics.done("create", err)
 	if err == nil {
-		w.tries, w.pause, w.mode = 0, pause{}, modeClone
+		w.tries, w.pause, w.mode = 0, podstatus.Pause{}, modeClone
 		w.take(rec)
 		w.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
 		return atOnce
@@ -113,7 +115,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		}
 		var auth []image.RegistryAuth
 		if len(pod.Spec.ImagePullSecrets) > 0 {
-			auth, _ = convert.PullAuth(ctx, pod, apiResolver{w.p.Client})
+			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client})
 		}
 		rec, err := w.states.CloneWithImage(ctx, s, auth)
 		if err != nil {
@@ -211,7 +213,7 @@ func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	case !errdefs.IsNotFound(err):
 		return have, err
 	}
-	if !up(&rec) || !itself(&rec, false) {
+	if !podstatus.Up(&rec) || !itself(&rec, false) {
 		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
 	}
 	return w.save(ctx, rec, name, "to fork "+main)

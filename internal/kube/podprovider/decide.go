@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -106,7 +107,7 @@ func (s sight) running() (action, turn) {
 		return actStopForKill, whenWoken
 	case !contract.Hibernate(s.pod.Annotations) || !s.node.snapshots:
 		return actKeep, whenWoken
-	case !up(s.rec) || !itself(s.rec, s.answers): // its identity is not set up yet, and must be before a save
+	case !podstatus.Up(s.rec) || !itself(s.rec, s.answers): // its identity is not set up yet, and must be before a save
 		return actKeep, whenWoken
 	case s.waits.hibernate > 0:
 		return actKeep, after(s.waits.hibernate)
@@ -150,7 +151,7 @@ func (s sight) restarts() bool {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return exitCode(s.rec) != 0 || s.killed.Equal(s.rec.StartedAt) || cut(s.rec, s.killed)
+		return podstatus.ExitCode(s.rec) != 0 || s.killed.Equal(s.rec.StartedAt) || cut(s.rec, s.killed)
 	default:
 		return true
 	}
@@ -159,5 +160,5 @@ func (s sight) restarts() bool {
 // cut reports whether somebody else ended the run of rec, for example with `cocoon down`. Such a run did not succeed,
 // whatever its exit code is. killed is the start of the run that we ended ourselves.
 func cut(rec *vm.Record, killed time.Time) bool {
-	return over(rec) && rec.Reason == vm.ReasonStopped && !killed.Equal(rec.StartedAt)
+	return podstatus.Over(rec) && rec.Reason == vm.ReasonStopped && !killed.Equal(rec.StartedAt)
 }

@@ -15,36 +15,27 @@ func vkNotFound(namespace, name string) error {
 
 func vkUnavailable(why string) error { return errdefs.Unavailablef("%s", why) }
 
-// The reasons of pods and containers, in the kubelet's words where the kubelet has one.
+// The reasons of pods and containers that are not in package podstatus, in the kubelet's words where the kubelet has
+// one.
 const (
-	reasonCreating       = "ContainerCreating"
-	reasonConfigError    = "CreateContainerConfigError"
-	reasonCreateError    = "CreateContainerError"
-	reasonImageMissing   = "ErrImageNeverPull"
-	reasonErrPull        = "ErrImagePull"
-	reasonPullBackOff    = "ImagePullBackOff"
-	reasonInvalidImage   = "InvalidImageName"
-	reasonCrashLoop      = "CrashLoopBackOff"
-	reasonRunError       = "RunContainerError"
-	reasonNotSupported   = "PodNotSupported"
-	reasonVMRejected     = "VMRejected"
-	reasonVMGone         = "VMGone"
-	reasonCooldown       = "RestartCooldown"
-	reasonRestartFailed  = "RestartFailed"
-	reasonInspect        = "VMInspectTimeout"
-	reasonStopped        = "VMStopped"
-	reasonDeadline       = "DeadlineExceeded"
-	reasonCompleted      = "Completed"
-	reasonError          = "Error"
-	reasonNotReady       = "ContainersNotReady"
-	reasonNotInitialized = "ContainersNotInitialized"
-	reasonPodCompleted   = "PodCompleted"
-	reasonPodFailed      = "PodFailed"
-	reasonGatesNotReady  = "ReadinessGatesNotReady"
-	reasonHibernated     = "Hibernated"
-	reasonElsewhere      = "StateElsewhere"
-	reasonUnclaimed      = "NodeNotClaimed"
-	reasonLeftover       = "VMLeftBehind"
+	reasonConfigError   = "CreateContainerConfigError"
+	reasonCreateError   = "CreateContainerError"
+	reasonImageMissing  = "ErrImageNeverPull"
+	reasonErrPull       = "ErrImagePull"
+	reasonPullBackOff   = "ImagePullBackOff"
+	reasonInvalidImage  = "InvalidImageName"
+	reasonCrashLoop     = "CrashLoopBackOff"
+	reasonRunError      = "RunContainerError"
+	reasonNotSupported  = "PodNotSupported"
+	reasonVMRejected    = "VMRejected"
+	reasonVMGone        = "VMGone"
+	reasonCooldown      = "RestartCooldown"
+	reasonRestartFailed = "RestartFailed"
+	reasonInspect       = "VMInspectTimeout"
+	reasonDeadline      = "DeadlineExceeded"
+	reasonElsewhere     = "StateElsewhere"
+	reasonUnclaimed     = "NodeNotClaimed"
+	reasonLeftover      = "VMLeftBehind"
 
 	eventStarted      = "Started"
 	eventPulling      = "Pulling"
@@ -54,7 +45,6 @@ const (
 	eventFailed       = "Failed"
 	eventFailedKill   = "FailedKillPod"
 	eventFailedMount  = "FailedMount"
-	eventUnserved     = "NotServed"
 	eventUnhealthy    = "Unhealthy"
 	eventProbeWarning = "ProbeWarning"
 	eventKilling      = "Killing"
@@ -75,13 +65,6 @@ const (
 	eventForkPushFailed      = "ForkPushFailed"
 	eventPushFailed          = "SnapshotPushFailed"
 	eventHint                = "PostCloneHint"
-)
-
-// noEphemeral says why an ephemeral container does not run. exitCannotRun is its exit code, as for any container that
-// cannot run.
-const (
-	noEphemeral   = "ephemeral containers cannot run in a VM; use kubectl exec"
-	exitCannotRun = 128
 )
 
 // leftover means that a VM cannot be created: the VM of a deleted pod has its name, and the node may not remove that VM.

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -121,7 +122,7 @@ func TestDiskFullShows(t *testing.T) {
 		w := start(t, newEngine())
 		defer w.stop()
 		w.create(pod())
-		if p := w.after(10 * time.Second); hasCondition(p.Status.Conditions, conditionDiskFault) {
+		if p := w.after(10 * time.Second); condition(p, podstatus.ConditionDiskFault).Type != "" {
 			t.Error("a pod whose disk is well speaks of it")
 		}
 		rec, err := w.engine.Inspect(t.Context(), vmName)
@@ -130,7 +131,7 @@ func TestDiskFullShows(t *testing.T) {
 		}
 		state := func(p *corev1.Pod) corev1.PodCondition {
 			for _, c := range p.Status.Conditions {
-				if c.Type == conditionDiskFault {
+				if c.Type == podstatus.ConditionDiskFault {
 					return c
 				}
 			}

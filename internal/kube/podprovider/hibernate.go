@@ -9,6 +9,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -25,7 +26,7 @@ func (w *worker) keepRunning(ctx context.Context, s sight) turn {
 	}
 	w.dozing = retryTask{}
 	var wait turn
-	if up(s.rec) && itself(s.rec, s.answers) {
+	if podstatus.Up(s.rec) && itself(s.rec, s.answers) {
 		wait = sooner(w.tidyUp(ctx, s.rec), w.offer(s.pod, s.rec))
 	}
 	w.running(ctx, s.pod, s.rec)

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -90,7 +91,7 @@ func (w *worker) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record)
 		}
 		x.killRequest.told = true
 		h := w.health[name]
-		h.ready = false
+		h.Ready = false
 		w.health[name] = h
 		due = append(due, x)
 	}
@@ -148,7 +149,7 @@ func (w *worker) postStart(ctx context.Context, v *guestMonitor, x *containerMon
 	on := w.on(x)
 	if on {
 		h := w.health[c.Name]
-		h.starting = false
+		h.Starting = false
 		w.health[c.Name] = h
 		w.poke()
 	}
@@ -162,7 +163,7 @@ func (w *worker) postStart(ctx context.Context, v *guestMonitor, x *containerMon
 // grace. It runs no hook where nothing is stopped in order: without a grace, in a guest that is not up, or where nothing
 // runs.
 func (w *worker) preStop(ctx context.Context, containers []*corev1.Container, rec *vm.Record, grace time.Duration) time.Duration {
-	if grace <= 0 || !up(rec) {
+	if grace <= 0 || !podstatus.Up(rec) {
 		return grace
 	}
 	began := time.Now()

@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -22,7 +23,7 @@ func (w *worker) annotations(ip string) map[string]string {
 		return a
 	}
 	switch {
-	case up(w.rec):
+	case podstatus.Up(w.rec):
 		a[contract.KeyID] = string(w.rec.ID)
 		if ip != "" {
 			a[contract.KeyIP] = ip
@@ -51,8 +52,8 @@ func (w *worker) settleLife() {
 	sleep := contract.Hibernate(w.pod.Annotations)
 	switch {
 	case w.verdict != nil:
-		w.life.State, w.life.Message = contract.LifecycleFailed, w.verdict.message
-	case up(w.rec) && itself(w.rec, w.ready) && w.tidy && !sleep:
+		w.life.State, w.life.Message = contract.LifecycleFailed, w.verdict.Message
+	case podstatus.Up(w.rec) && itself(w.rec, w.ready) && w.tidy && !sleep:
 		w.life.State, w.life.Message = contract.LifecycleReady, ""
 	case w.life.State == "":
 		w.life.State = contract.LifecycleCreating

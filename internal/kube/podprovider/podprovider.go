@@ -5,8 +5,9 @@
 // patches and not through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may
 // be stale; see writer.go.
 //
-// The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. It keeps no state on
-// disk: after a restart, the cluster and the labels of the VMs contain everything that it needs.
+// The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. Package podstatus
+// computes the statuses, package podvolumes reads the volumes. The package keeps no state on disk: after a restart, the
+// cluster and the labels of the VMs contain everything that it needs.
 package podprovider
 
 import (
@@ -27,6 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -153,7 +155,7 @@ type Provider struct {
 	leaving  deletionLog
 	turns    turns         // serializes workers that would make the same snapshot
 	pace     *rate.Limiter // rate limit of statuses that may wait
-	objects  *objects
+	objects  *podvolumes.Objects
 	probes   *probe.Scheduler
 	wg       sync.WaitGroup
 }
@@ -192,18 +194,18 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	return &Provider{
 		cfg: cfg, Deps: deps, node: node, health: errdefs.Unavailablef("the VM engine was not asked yet"),
 		pace:   rate.NewLimiter(waitingRate, waitingBurst),
-		probes: probe.NewScheduler(), objects: newObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
+		probes: probe.NewScheduler(), objects: podvolumes.NewObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
 	}, nil
 }
 
 // Run adopts what an earlier process left, calls ready, and then follows the Runtime's events until ctx ends. It returns
 // after all goroutines of the provider have ended. Its end does not affect any VM.
 func (p *Provider) Run(ctx context.Context, ready func()) error {
-	p.objects.spawn = func(f func(context.Context)) context.CancelFunc {
+	p.objects.Start(func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
 		p.wg.Go(func() { f(ctx) })
 		return cancel
-	}
+	})
 	p.mu.Lock()
 	p.begin = func(w *worker) {
 		w.writer.spawn = func() { p.wg.Go(func() { w.writer.run(ctx) }) }

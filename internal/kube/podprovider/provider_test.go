@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -432,11 +433,11 @@ func TestAnEphemeralContainer(t *testing.T) {
 		from.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
 		got := w.after(time.Minute)
 		expect(t, got, "Running running ready")
-		if c := got.Status.EphemeralContainerStatuses; len(c) != 1 || c[0].Name != "debugger" || c[0].State.Terminated == nil || c[0].State.Terminated.Message != noEphemeral {
+		if c := got.Status.EphemeralContainerStatuses; len(c) != 1 || c[0].Name != "debugger" || c[0].State.Terminated == nil || c[0].State.Terminated.Message != podstatus.NoEphemeral {
 			t.Errorf("ephemeral containers: %+v", c)
 		}
 		err := w.p.Logs(t.Context(), "default", "web", "debugger", guest.LogOptions{}, nil)
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), noEphemeral) {
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), podstatus.NoEphemeral) {
 			t.Errorf("its log: %v", err)
 		}
 	})

@@ -13,6 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 )
 
 // pullShown is how long ErrImagePull is shown before it becomes ImagePullBackOff.
@@ -69,8 +71,8 @@ func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReque
 		return w.pullFailed(ctx, r, err), false
 	}
 	w.pulls = backoff{asked: r.Name}
-	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, w.pause.reason) {
-		w.tries, w.pause = 0, pause{}
+	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, w.pause.Reason) {
+		w.tries, w.pause = 0, podstatus.Pause{}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,7 +91,7 @@ func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest
 		}
 	}
 	var lost []string
-	if r.Auth, lost = convert.PullAuth(ctx, pod, apiResolver{w.p.Client}); len(lost) > 0 && ctx.Err() == nil {
+	if r.Auth, lost = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client}); len(lost) > 0 && ctx.Err() == nil {
 		w.event(corev1.EventTypeWarning, eventLostSecrets,
 			"Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(lost, ", "))
 	}
@@ -135,7 +137,7 @@ func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error)
 		return w.holdBack(wait)
 	}
 	b.shown = time.Now().Add(min(wait, pullShown))
-	w.pause = pause{reason: reasonErrPull, message: err.Error()}
+	w.pause = podstatus.Pause{Reason: reasonErrPull, Message: err.Error()}
 	w.publish(0)
 	return after(min(wait, pullShown))
 }
@@ -146,10 +148,10 @@ func (w *worker) holdBack(left time.Duration) turn {
 	if stands := time.Until(b.shown); stands > 0 { // woken early
 		return after(min(left, stands))
 	}
-	if w.pause.reason != reasonPullBackOff {
+	if w.pause.Reason != reasonPullBackOff {
 		w.event(corev1.EventTypeNormal, eventBackOff, "Back-off pulling image %q", b.asked)
 	}
-	w.pause = pause{reason: reasonPullBackOff, message: fmt.Sprintf("Back-off pulling image %q: %s: %s", b.asked, reasonErrPull, b.cause)}
+	w.pause = podstatus.Pause{Reason: reasonPullBackOff, Message: fmt.Sprintf("Back-off pulling image %q: %s: %s", b.asked, reasonErrPull, b.cause)}
 	w.publish(0)
 	return after(left)
 }
@@ -167,10 +169,21 @@ func imageRef(img image.Image) string {
 	return repo + "@" + img.Digest
 }
 
-// shown returns the name and ID for the status of a container whose image has that digest; "" for what is not known.
-func (p pulled) shown(digest string) (name, ref string) {
+// shown returns what the status shows of a container whose image has that digest.
+func (p pulled) shown(digest string) podstatus.Image {
 	if digest != p.id || p.ref == "" { // the VM was created from another image than the last one pulled
-		return "", digest
+		return podstatus.Image{ID: digest}
 	}
-	return p.name, p.ref
+	return podstatus.Image{Name: p.name, ID: p.ref}
+}
+
+// containerImages returns the images of our VM's containers. Preconditions: mu is held, rec is set.
+func (w *worker) containerImages() map[string]podstatus.Image {
+	out := map[string]podstatus.Image{}
+	for _, c := range slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers) {
+		if r := w.rec.Container(c.Name); r != nil {
+			out[c.Name] = w.images[c.Image].shown(r.ImageDigest)
+		}
+	}
+	return out
 }

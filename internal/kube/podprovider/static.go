@@ -13,7 +13,6 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/reach"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // This file handles static pods. Each stands for a machine that somebody else runs. The machine's ID and address are in
@@ -53,11 +52,6 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
 	there, _ := contract.ParseVMRuntime(pod.Annotations)
 	return there
-}
-
-// machine returns the machine of a static pod as a status shows it. Its start time is not known.
-func machine(pod *corev1.Pod) *vm.Record {
-	return &vm.Record{ID: vm.ID(runtimeOf(pod).ID), State: vm.StateRunning, ImageType: vm.ImageDisk}
 }
 
 // forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -17,8 +18,8 @@ const forgiveAfter = 2
 
 // running makes sure that a running VM is probed and that its status says so.
 func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
-	w.again, w.due, w.pause = false, time.Time{}, pause{}
-	if !up(rec) {
+	w.again, w.due, w.pause = false, time.Time{}, podstatus.Pause{}
+	if !podstatus.Up(rec) {
 		w.stopMonitor()
 		w.publish(w.p.cfg.Settle)
 		return
@@ -50,7 +51,7 @@ func (w *worker) awaitVerdict(ctx context.Context, v *guestMonitor) {
 // restart begins the next run.
 func (w *worker) restart(ctx context.Context, rec *vm.Record) turn {
 	w.publish(0) // report the end before the start, which takes too long to wait for
-	w.last = terminated(rec)
+	w.last = podstatus.Terminated(rec)
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return atOnce
@@ -61,7 +62,7 @@ func (w *worker) restart(ctx context.Context, rec *vm.Record) turn {
 		w.due = time.Now().Add(time.Duration(again))
 		return again
 	}
-	w.tries, w.pause, w.again = 0, pause{}, false
+	w.tries, w.pause, w.again = 0, podstatus.Pause{}, false
 	w.take(got)
 	return atOnce
 }
@@ -74,7 +75,7 @@ func (w *worker) schedule(rec *vm.Record) {
 	w.dueFor, w.due = rec.StoppedAt, time.Now().Add(w.backoff)
 	if w.backoff > 0 {
 		message := "back-off " + w.backoff.String() + " restarting failed container"
-		w.pause = pause{reason: reasonCrashLoop, message: message}
+		w.pause = podstatus.Pause{Reason: reasonCrashLoop, Message: message}
 		w.event(corev1.EventTypeWarning, eventBackOff, "Back-off restarting failed container as VM %s", rec.Spec.Name)
 	}
 	w.backoff = min(max(2*w.backoff, w.p.cfg.BackoffBase), w.p.cfg.BackoffMax)
@@ -95,7 +96,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 		return w.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
 	}
 	w.publish(0)
-	w.last = terminated(rec)
+	w.last = podstatus.Terminated(rec)
 	got, err := w.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
 		return atOnce
@@ -103,7 +104,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	w.p.Metrics.done("restart", err)
 	switch {
 	case err == nil:
-		w.tries, w.pause, w.again = 0, pause{}, false
+		w.tries, w.pause, w.again = 0, podstatus.Pause{}, false
 		w.restarted, w.unanswered = time.Now(), time.Time{}
 		w.event(corev1.EventTypeNormal, eventRestarted, "VM %s ended (%s) and was restarted in place", rec.Spec.Name, rec.Reason)
 		w.take(got)
@@ -124,7 +125,7 @@ func (w *worker) evict(ctx context.Context, reason, message string) turn {
 	w.stopMonitor()
 	w.stopKeeper()
 	w.log.Warn("pod evicted", "op", reason, "err", message)
-	w.again, w.verdict = false, &verdict{reason: reason, message: message}
+	w.again, w.verdict = false, &podstatus.Verdict{Reason: reason, Message: message}
 	w.event(corev1.EventTypeWarning, reason, "%s", message)
 	w.p.Metrics.lifecycle.WithLabelValues("evict", "success").Inc()
 	w.publish(0)
@@ -150,7 +151,7 @@ func (w *worker) vanish(rec *vm.Record) {
 // held.
 func (w *worker) late() time.Duration {
 	limit := w.pod.Spec.ActiveDeadlineSeconds
-	if limit == nil || w.status.StartTime == nil || over(w.rec) && !w.again {
+	if limit == nil || w.status.StartTime == nil || podstatus.Over(w.rec) && !w.again {
 		return math.MaxInt64
 	}
 	return time.Until(w.status.StartTime.Add(time.Duration(*limit) * time.Second))
@@ -191,7 +192,7 @@ func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tu
 			return w.retry(ctx, reasonDeadline, err, time.Second, w.p.cfg.BackoffMax)
 		}
 	}
-	if rec != nil && !over(rec) {
+	if rec != nil && !podstatus.Over(rec) {
 		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
 		if ctx.Err() != nil {
 			return atOnce
@@ -202,7 +203,7 @@ func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tu
 		w.take(got)
 	}
 	message := "Pod was active on the node longer than the specified deadline"
-	w.again, w.verdict = false, &verdict{reason: reasonDeadline, message: message}
+	w.again, w.verdict = false, &podstatus.Verdict{Reason: reasonDeadline, Message: message}
 	w.event(corev1.EventTypeNormal, reasonDeadline, "%s", message)
 	w.publish(0)
 	return whenWoken

@@ -9,6 +9,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -52,7 +53,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
 		// No Event is sent: the API object already shows the deletion and is gone a moment later. Events are for what
 		// nobody asked for.
 		grace := r.grace
-		if !up(rec) {
+		if !podstatus.Up(rec) {
 			grace = 0 // nothing runs in it yet that could shut down
 		}
 		pod, _, _ := w.look()

@@ -10,23 +10,18 @@ import (
 
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // This file determines the health of a pod's containers with the probes of the pod's spec.
 
-// health is what hooks and probes report about one container in its current run.
+// health is the health of one container in one run of it.
 type health struct {
-	run      run
-	starting bool   // its postStart hook has not succeeded yet
-	started  bool   // its startup probe has succeeded, or it has none
-	ready    bool   // its readiness probe has succeeded, or it has none
-	why      string // why it is not ready
+	run run
+	podstatus.Health
 }
-
-// well is the health of a container that nobody asked to watch.
-var well = health{started: true, ready: true}
 
 // The kinds of probes, as Events and metrics name them.
 const (
@@ -43,7 +38,7 @@ const (
 // watchContainer starts the probes of the container that x monitors, whose process began at began.
 func (w *worker) watchContainer(v *guestMonitor, x *containerMonitor, began time.Time) {
 	c := x.container
-	if h := w.healthOf(c.Name); !h.started {
+	if h := w.healthOf(c.Name); !h.Started {
 		w.watchBy(v, x, kindStartup, c.StartupProbe, began)
 		return
 	}
@@ -135,10 +130,10 @@ func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe,
 		if !ok {
 			text = "readiness probe failed: " + why
 		}
-		if h.ready == ok && (h.why == "") == (text == "") {
+		if h.Ready == ok && (h.Why == "") == (text == "") {
 			return true // a new wording of the same is not worth a write
 		}
-		h.ready, h.why = ok, text
+		h.Ready, h.Why = ok, text
 		w.health[c.Name] = h
 		w.poke()
 		return true
@@ -150,7 +145,7 @@ func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe,
 		w.requestKill(x, killRequest{message: message, grace: p.TerminationGracePeriodSeconds})
 		return false
 	case kind == kindStartup:
-		h.started = true
+		h.Started = true
 		w.health[c.Name] = h
 		w.poke()
 		return false
@@ -162,8 +157,8 @@ func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe,
 func (w *worker) aim(c *corev1.Container) (probe.Target, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	several := up(w.rec) && len(w.rec.Containers) > 0
-	if r := w.rec; !up(r) || several && (r.Container(c.Name) == nil || r.Container(c.Name).Status.State != vm.ContainerRunning) {
+	several := podstatus.Up(w.rec) && len(w.rec.Containers) > 0
+	if r := w.rec; !podstatus.Up(r) || several && (r.Container(c.Name) == nil || r.Container(c.Name).Status.State != vm.ContainerRunning) {
 		return probe.Target{}, false
 	}
 	in := ""
@@ -203,11 +198,11 @@ func (o *output) String() string {
 }
 
 // healthOf returns the health of the named container.
-func (w *worker) healthOf(name string) health {
+func (w *worker) healthOf(name string) podstatus.Health {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if h, ok := w.health[name]; ok {
-		return h
+		return h.Health
 	}
-	return well
+	return podstatus.Well
 }

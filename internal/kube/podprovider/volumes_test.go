@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 )
 
 func mounting(name string, src corev1.VolumeSource) func(*corev1.Pod) {
@@ -37,7 +39,7 @@ func TestPodWaitsForItsVolumeAndFollowsIt(t *testing.T) {
 		w.create(pod(mounting("conf", ofConf())))
 		got := w.after(2 * time.Second)
 		waiting := got.Status.ContainerStatuses[0].State.Waiting
-		if waiting == nil || waiting.Reason != reasonCreating || !strings.Contains(waiting.Message, `configmap "conf" not found`) {
+		if waiting == nil || waiting.Reason != podstatus.ReasonCreating || !strings.Contains(waiting.Message, `configmap "conf" not found`) {
 			t.Fatalf("without its volume the pod is %+v", got.Status)
 		}
 		if told := w.told(); strings.Count(told, "FailedMount") != 1 {

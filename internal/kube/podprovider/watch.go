@@ -10,6 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -117,13 +118,13 @@ func (w *worker) monitorContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Rec
 		}
 		delete(v.watches, c.Name)
 		before, known := w.health[c.Name]
-		known = known && before.run.is(now) && !before.starting
+		known = known && before.run.is(now) && !before.Starting
 		x := &containerMonitor{container: c, run: now}
 		h := fresh(c, now)
 		began := time.Now()
 		if known {
 			began = beganOf(rec, c.Name)
-			h.starting, h.started, h.ready = false, h.started || before.started, h.ready || trusted && before.ready
+			h.Starting, h.Started, h.Ready = false, h.Started || before.Started, h.Ready || trusted && before.Ready
 		}
 		if runs {
 			v.watches[c.Name], w.health[c.Name] = x, h
@@ -134,7 +135,7 @@ func (w *worker) monitorContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Rec
 		}
 		switch {
 		case !runs:
-		case h.starting:
+		case h.Starting:
 			x.hook(w.background(func(ctx context.Context) { w.postStart(ctx, v, x) }))
 		default:
 			w.watchContainer(v, x, began)
@@ -150,7 +151,7 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 	for i, r := range rec.Containers {
 		x, h := v.watches[r.Name], w.healthOf(r.Name)
 		waiting := slices.ContainsFunc(rec.Containers[i+1:], func(c vm.ContainerRecord) bool { return c.Status.StartedAt.IsZero() })
-		if x == nil || x.released || !x.holds() || h.starting || !h.started || !waiting {
+		if x == nil || x.released || !x.holds() || h.Starting || !h.Started || !waiting {
 			continue
 		}
 		x.released = true
@@ -169,7 +170,7 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 
 // fresh returns the health of a container in a run of which nothing is known.
 func fresh(c *corev1.Container, r run) health {
-	return health{run: r, starting: hasPostStart(c), started: c.StartupProbe == nil, ready: c.ReadinessProbe == nil}
+	return health{r, podstatus.Health{Starting: hasPostStart(c), Started: c.StartupProbe == nil, Ready: c.ReadinessProbe == nil}}
 }
 
 // keepHealth records that the containers of rec's guest keep running, although in a new VM.
@@ -178,7 +179,7 @@ func (w *worker) keepHealth(pod *corev1.Pod, rec *vm.Record) {
 	defer w.mu.Unlock()
 	for _, c := range convert.Observed(pod) {
 		if r, runs := runOf(rec, c.Name); runs {
-			w.health[c.Name] = health{run: r, started: true}
+			w.health[c.Name] = health{r, podstatus.Health{Started: true}}
 		}
 	}
 }
@@ -190,8 +191,8 @@ func (w *worker) on(x *containerMonitor) bool {
 
 // shownHealth returns the health that the status shows. Nothing is known of a run that is not watched yet. Preconditions:
 // mu is held.
-func (w *worker) shownHealth() map[string]health {
-	all := map[string]health{}
+func (w *worker) shownHealth() map[string]podstatus.Health {
+	all := map[string]podstatus.Health{}
 	if w.rec == nil {
 		return all
 	}
@@ -201,7 +202,7 @@ func (w *worker) shownHealth() map[string]health {
 		if runs && (!known || !h.run.is(now)) {
 			h = fresh(c, now)
 		}
-		all[c.Name] = h
+		all[c.Name] = h.Health
 	}
 	return all
 }
@@ -209,13 +210,13 @@ func (w *worker) shownHealth() map[string]health {
 // resumeHealth restores from the pod's status what an earlier process knew of the containers in rec's run.
 func (w *worker) resumeHealth(rec *vm.Record) {
 	for _, c := range slices.Concat(w.status.InitContainerStatuses, w.status.ContainerStatuses) {
-		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(stamp(beganOf(rec, c.Name))))
-		asleep := c.State.Waiting != nil && c.State.Waiting.Reason == reasonHibernated
-		if c.ContainerID != containerID(rec, c.Name) || !running && !asleep {
+		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(podstatus.Stamp(beganOf(rec, c.Name))))
+		asleep := c.State.Waiting != nil && c.State.Waiting.Reason == podstatus.ReasonHibernated
+		if c.ContainerID != podstatus.ContainerID(rec, c.Name) || !running && !asleep {
 			continue
 		}
 		if r, runs := runOf(rec, c.Name); runs {
-			w.health[c.Name] = health{run: r, started: asleep || c.Started == nil || *c.Started, ready: c.Ready}
+			w.health[c.Name] = health{r, podstatus.Health{Started: asleep || c.Started == nil || *c.Started, Ready: c.Ready}}
 		}
 	}
 }

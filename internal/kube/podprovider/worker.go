@@ -13,6 +13,8 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -32,13 +34,13 @@ type worker struct {
 	announced
 
 	writer     *writer
-	tokens     *tokens
+	volumes    *podvolumes.Volumes // has its own lock
 	wake       chan struct{}
 	freed      chan struct{}                                  // closed when the VM is gone for good
 	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
 
-	verdict *verdict
-	pause   pause
+	verdict *podstatus.Verdict
+	pause   podstatus.Pause
 	tries   int // failed attempts at what is tried now
 }
 
@@ -52,7 +54,7 @@ type subject struct {
 }
 
 // shared is what a worker shares with other goroutines. mu guards all of it, except that the worker's goroutine reads
-// what only it writes: images, lifecycle, keeper.
+// what only it writes: images and lifecycle.
 type shared struct {
 	mu        sync.Mutex
 	pod       *corev1.Pod           // as the API server has it, without the status
@@ -63,7 +65,6 @@ type shared struct {
 	lost      bool                  // the engine reports that our VM is gone
 	removal   *removal              // the requested removal; nil: none
 	interrupt context.CancelFunc    // cancels the worker's current call
-	keeper    *keeper               // keeps the VM's volumes up to date
 	images    map[string]pulled     // by the name that the pod asks for
 	forking
 	guestHealth
@@ -100,7 +101,6 @@ type bringUp struct {
 	launched time.Time        // when this process requested the VM; zero when adopted
 	mode     string           // how this process created the VM
 	lacking  []convert.Absent // missing references that were already reported
-	fresh    map[string]sum   // checksums of the volumes of a VM that was just created
 	fetched  map[string]bool  // images that are ready for the VM that is being created
 	pulls    backoff
 	stale    string            // digest of a fork state that does not belong to the VM to be forked
@@ -168,8 +168,8 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		bringUp: bringUp{mode: modeRun, fetched: map[string]bool{}},
 		wake:    make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, p.pace, log),
-		tokens: &tokens{client: p.Client, all: map[tokenKey]token{}},
 	}
+	w.volumes = w.newVolumes()
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
 	return w
@@ -202,7 +202,7 @@ func (w *worker) resume() {
 		}
 	}
 	if w.status.Phase == corev1.PodFailed && w.status.Reason != "" {
-		w.verdict = &verdict{reason: w.status.Reason, message: w.status.Message}
+		w.verdict = &podstatus.Verdict{Reason: w.status.Reason, Message: w.status.Message}
 	}
 }
 
@@ -326,9 +326,9 @@ func (w *worker) settleRun(pod *corev1.Pod, rec *vm.Record) {
 	} else {
 		w.keepVolumes(pod, rec)
 	}
-	if rec.State == vm.StateHibernated || over(rec) {
+	if rec.State == vm.StateHibernated || podstatus.Over(rec) {
 		w.stopMonitor()
-		w.again = over(rec)
+		w.again = podstatus.Over(rec)
 	}
 }
 
@@ -343,15 +343,13 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(pod.Spec.EphemeralContainers) > len(w.pod.Spec.EphemeralContainers) {
-		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "%s", noEphemeral)
+		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, podstatus.ReasonUnserved, "%s", podstatus.NoEphemeral)
 	}
 	if w.rec != nil && !slices.Equal(imagesOf(pod), imagesOf(w.pod)) {
-		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, eventUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
+		w.p.Recorder.Eventf(pod, corev1.EventTypeWarning, podstatus.ReasonUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", w.vmName)
 	}
 	w.pod = bare(pod)
-	if w.keeper != nil { // the pod's labels and annotations may be in volume files
-		w.keeper.poke()
-	}
+	w.volumes.Poke() // the pod's labels and annotations may be in volume files
 	w.poke()
 }
 
@@ -518,31 +516,27 @@ func (w *worker) address() string {
 // publish computes the status and requests its write. hold is how long the write may wait for a newer status.
 func (w *worker) publish(hold time.Duration) {
 	w.mu.Lock()
-	v := view{
-		pod: w.pod, gates: w.gates, hostIP: w.p.cfg.Node.IP, rec: w.rec, pause: w.pause, last: w.last, again: w.again,
-		ready: w.ready, unready: w.unready, verdict: w.verdict, asleep: w.sleeping(),
-		health: w.shownHealth(), cut: w.removal == nil && w.verdict == nil && cut(w.rec, w.killed),
+	v := podstatus.View{
+		Pod: w.pod, Gates: w.gates, HostIP: w.p.cfg.Node.IP, Record: w.rec, Pause: w.pause, Last: w.last, Again: w.again,
+		Reach: podstatus.Reach{Ready: w.ready, Why: w.unready}, Verdict: w.verdict, Asleep: w.sleeping(),
+		Health: w.shownHealth(), Cut: w.removal == nil && w.verdict == nil && cut(w.rec, w.killed),
 	}
 	if w.rec != nil {
-		v.image, v.imageID = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest)
-		v.containers = w.containerImages()
+		v.Image, v.Images = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest), w.containerImages()
 	}
 	if w.static && w.verdict == nil {
-		v.rec, v.ip = machine(w.pod), w.address()
-	} else if w.rec != nil && !over(w.rec) {
-		v.ip = w.address()
-	} else if w.rec != nil || v.asleep {
-		v.ip = w.status.PodIP // a stopped VM keeps the address that it had
+		v.Record, v.IP = podstatus.Machine(w.pod), w.address()
+	} else if w.rec != nil && !podstatus.Over(w.rec) {
+		v.IP = w.address()
+	} else if w.rec != nil || v.Asleep {
+		v.IP = w.status.PodIP // a stopped VM keeps the address that it had
 	}
-	if diskFault(v.rec) == vm.ReasonDiskFull { // nothing in the guest answers
-		v.ready, v.unready = false, v.rec.Message
-	}
-	w.status = v.status(w.status, time.Now())
+	w.status = v.Status(w.status, time.Now())
 	status := w.status
-	annotations := w.annotations(v.ip)
+	annotations := w.annotations(v.IP)
 	w.mu.Unlock()
 	w.sayHint(annotations[contract.KeyPostCloneHint])
-	w.sayDisk(v.rec)
+	w.sayDisk(v.Record)
 	if w.begun {
 		hold = 0
 	}

@@ -1,4 +1,4 @@
-package podprovider
+package podvolumes
 
 import (
 	"context"
@@ -23,16 +23,16 @@ const (
 	watchMost  = 30 * time.Second
 )
 
-// objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
+// Objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
 // watch by name, which all pods that refer to it share and which ends with the last of them; a node may not list others.
 // Watched objects are read from here, all others from the API server.
-type objects struct {
-	apiResolver
+type Objects struct {
+	api   Resolver
 	log   *slog.Logger
-	spawn func(func(context.Context)) context.CancelFunc // runs work that lives at most as long as the provider
+	spawn Spawn // for work that lives at most as long as the virtual node
 
 	mu  sync.Mutex
-	all map[objectKey]*object
+	all map[objectKey]*object // the lock also guards what is in an object
 }
 
 type objectKey struct {
@@ -48,12 +48,16 @@ type object struct {
 	gone      bool          // reported as deleted
 }
 
-func newObjects(client kubernetes.Interface, log *slog.Logger) *objects {
-	return &objects{apiResolver: apiResolver{client}, log: log, all: map[objectKey]*object{}}
+// NewObjects returns Objects that watch nothing yet. Nothing may be followed before Start.
+func NewObjects(client kubernetes.Interface, log *slog.Logger) *Objects {
+	return &Objects{api: Resolver{client}, log: log, all: map[objectKey]*object{}}
 }
 
+// Start sets what runs the watches.
+func (o *Objects) Start(spawn Spawn) { o.spawn = spawn }
+
 // follow tells k about changes of objects in namespace until unfollow.
-func (o *objects) follow(k *keeper, namespace string, list []convert.Object) {
+func (o *Objects) follow(k *keeper, namespace string, list []convert.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, ref := range list {
@@ -69,7 +73,7 @@ func (o *objects) follow(k *keeper, namespace string, list []convert.Object) {
 }
 
 // unfollow ends what follow began.
-func (o *objects) unfollow(k *keeper, namespace string, list []convert.Object) {
+func (o *Objects) unfollow(k *keeper, namespace string, list []convert.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, ref := range list {
@@ -87,25 +91,25 @@ func (o *objects) unfollow(k *keeper, namespace string, list []convert.Object) {
 }
 
 // ConfigMap implements convert.Resolver.
-func (o *objects) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+func (o *Objects) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
 	last, err := o.look(objectKey{namespace, convert.Object{Kind: convert.KindConfigMap, Name: name}})
 	if cm, ok := last.(*corev1.ConfigMap); ok || err != nil {
 		return cm, err
 	}
-	return o.apiResolver.ConfigMap(ctx, namespace, name)
+	return o.api.ConfigMap(ctx, namespace, name)
 }
 
 // Secret implements convert.Resolver.
-func (o *objects) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+func (o *Objects) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
 	last, err := o.look(objectKey{namespace, convert.Object{Kind: convert.KindSecret, Name: name}})
 	if s, ok := last.(*corev1.Secret); ok || err != nil {
 		return s, err
 	}
-	return o.apiResolver.Secret(ctx, namespace, name)
+	return o.api.Secret(ctx, namespace, name)
 }
 
 // look returns what is known of an object; nil when nothing is known.
-func (o *objects) look(key objectKey) (metav1.Object, error) {
+func (o *Objects) look(key objectKey) (metav1.Object, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch w := o.all[key]; {
@@ -119,7 +123,7 @@ func (o *objects) look(key objectKey) (metav1.Object, error) {
 }
 
 // watch keeps w up to date until ctx ends or the object cannot change any more.
-func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
+func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 	pause := watchFirst
 	for {
 		began := time.Now()
@@ -133,7 +137,7 @@ func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
 		if time.Since(began) > watchMost {
 			pause = watchFirst
 		}
-		if !sleep(ctx, nil, pause, false) {
+		if !sleep(ctx, nil, pause) {
 			return
 		}
 		pause = min(2*pause, watchMost)
@@ -142,13 +146,13 @@ func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
 
 // stream is one watch. Without a revision the server begins it with the current object, so nothing is missed between two
 // watches. It returns true when the object is immutable.
-func (o *objects) stream(ctx context.Context, key objectKey, w *object) (final bool, err error) {
+func (o *Objects) stream(ctx context.Context, key objectKey, w *object) (final bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name).String()}
 	var stream watch.Interface
 	if key.Kind == convert.KindSecret {
-		stream, err = o.client.CoreV1().Secrets(key.namespace).Watch(ctx, opts)
+		stream, err = o.api.Client.CoreV1().Secrets(key.namespace).Watch(ctx, opts)
 	} else {
-		stream, err = o.client.CoreV1().ConfigMaps(key.namespace).Watch(ctx, opts)
+		stream, err = o.api.Client.CoreV1().ConfigMaps(key.namespace).Watch(ctx, opts)
 	}
 	if err != nil {
 		return false, err
@@ -173,7 +177,7 @@ func (o *objects) stream(ctx context.Context, key objectKey, w *object) (final b
 }
 
 // heard records an event and wakes the followers. It returns true when no other event will come.
-func (o *objects) heard(w *object, kind watch.EventType, obj metav1.Object) bool {
+func (o *Objects) heard(w *object, kind watch.EventType, obj metav1.Object) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w.last, w.gone = obj, false; kind == watch.Deleted {

@@ -1,4 +1,4 @@
-package podprovider
+package podvolumes
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package podprovider
+package podstatus
 
 import (
 	"strconv"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -56,7 +57,11 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 			for i, n := range []string{"i", "a", "b"} {
 				rec.Containers = append(rec.Containers, vm.ContainerRecord{Name: n, Status: tc.of[i]})
 			}
-			s := view{pod: p, rec: rec, ready: true, ip: "10.0.0.2", asleep: tc.state == vm.StateHibernated}.status(corev1.PodStatus{}, at)
+			v := View{Pod: p, Record: rec, Reach: Reach{Ready: true}, IP: "10.0.0.2", Asleep: tc.state == vm.StateHibernated}
+			s := v.Status(corev1.PodStatus{}, at)
+			if later := v.Status(s, at.Add(time.Hour)); !equality.Semantic.DeepEqual(later, s) {
+				t.Errorf("the status of the same view changes:\n%+v\n%+v", s, later)
+			}
 			got := []string{string(s.Phase)}
 			for _, kind := range []corev1.PodConditionType{corev1.PodInitialized, corev1.PodReady} {
 				for _, c := range s.Conditions {
@@ -85,4 +90,54 @@ func brief(c corev1.ContainerStatus) string {
 		return c.State.Waiting.Reason + "," + strconv.Itoa(int(c.RestartCount)) + ",last=" + strconv.Itoa(int(c.LastTerminationState.Terminated.ExitCode))
 	}
 	return c.State.Waiting.Reason
+}
+
+func TestStatusOfOneContainer(t *testing.T) {
+	at := time.Unix(1000, 0)
+	well := func(v *View) { v.Reach.Ready = true }
+	for name, tc := range map[string]struct {
+		rec    vm.Record // no state: there is none
+		change func(*View)
+		want   string // phase and reason, container, why the pod is not ready
+	}{
+		"no VM yet":   {want: "Pending c:ContainerCreating containers with unready status: [c]"},
+		"waits":       {change: func(v *View) { v.Pause = Pause{Reason: "ErrImagePull"} }, want: "Pending c:ErrImagePull containers with unready status: [c]"},
+		"refused":     {change: func(v *View) { v.Verdict = &Verdict{Reason: "PodNotSupported"} }, want: "Failed/PodNotSupported"},
+		"runs":        {rec: vm.Record{State: vm.StateRunning}, change: well, want: "Running c:running"},
+		"no answer":   {rec: vm.Record{State: vm.StateRunning}, change: func(v *View) { v.Reach.Why = "no answer" }, want: "Running c:running containers with unready status: [c]: no answer"},
+		"disk full":   {rec: vm.Record{State: vm.StateRunning, Reason: vm.ReasonDiskFull, Message: "no room"}, change: well, want: "Running c:running containers with unready status: [c]: no room"},
+		"disk error":  {rec: vm.Record{State: vm.StateRunning, Reason: vm.ReasonDiskError}, change: well, want: "Running c:running"},
+		"powered off": {rec: vm.Record{State: vm.StateStopped, Reason: vm.ReasonPoweredOff}, want: "Succeeded c:Completed"},
+		"lost":        {rec: vm.Record{State: vm.StateError}, want: "Failed c:Error"},
+		"cut":         {rec: vm.Record{State: vm.StateStopped, Reason: vm.ReasonStopped}, change: func(v *View) { v.Cut = true }, want: "Failed/VMStopped c:VMStopped"},
+		"again":       {rec: vm.Record{State: vm.StateError}, change: func(v *View) { v.Again = true }, want: "Running c:ContainerCreating containers with unready status: [c]"},
+		"elsewhere":   {change: func(v *View) { v.Asleep = true }, want: "Running c:Hibernated containers with unready status: [c]: the VM is hibernated"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := View{Pod: &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}}
+			if tc.rec.State != "" {
+				tc.rec.ImageType = vm.ImageDisk
+				v.Record = &tc.rec
+			}
+			if tc.change != nil {
+				tc.change(&v)
+			}
+			s := v.Status(corev1.PodStatus{}, at)
+			got := string(s.Phase)
+			if s.Reason != "" {
+				got += "/" + s.Reason
+			}
+			for _, c := range s.ContainerStatuses {
+				got += " " + c.Name + ":" + brief(c)
+			}
+			for _, c := range s.Conditions {
+				if c.Type == corev1.PodReady && c.Message != "" {
+					got += " " + c.Message
+				}
+			}
+			if got != tc.want {
+				t.Errorf("\n got %s\nwant %s", got, tc.want)
+			}
+		})
+	}
 }

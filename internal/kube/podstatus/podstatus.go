@@ -1,0 +1,296 @@
+// Package podstatus computes the status of a pod from what is known of the pod and its VM.
+//
+// Its functions are pure: they ask nobody, wait for nothing and keep nothing. The package does not find out what it shows
+// and does not write the status; package podprovider does both.
+package podstatus
+
+import (
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The reasons that other packages use too, in the kubelet's words where the kubelet has one.
+const (
+	ReasonCreating   = "ContainerCreating"
+	ReasonHibernated = "Hibernated"
+	ReasonUnserved   = "NotServed"
+)
+
+const (
+	reasonStopped        = "VMStopped"
+	reasonCompleted      = "Completed"
+	reasonError          = "Error"
+	reasonNotReady       = "ContainersNotReady"
+	reasonNotInitialized = "ContainersNotInitialized"
+	reasonPodCompleted   = "PodCompleted"
+	reasonPodFailed      = "PodFailed"
+	reasonGatesNotReady  = "ReadinessGatesNotReady"
+)
+
+// NoEphemeral says why an ephemeral container does not run.
+const NoEphemeral = "ephemeral containers cannot run in a VM; use kubectl exec"
+
+// exitCannotRun is the exit code of a container that cannot run.
+const exitCannotRun = 128
+
+// View is everything that a pod's status depends on.
+type View struct {
+	Pod     *corev1.Pod
+	Gates   []corev1.PodCondition // as others set them
+	HostIP  string
+	IP      string           // of the VM; "": not known
+	Record  *vm.Record       // nil: no VM (yet)
+	Image   Image            // of the VM
+	Images  map[string]Image // of a VM with several containers, by container
+	Reach   Reach
+	Health  map[string]Health // of the containers; one without an entry is healthy
+	Pause   Pause
+	Verdict *Verdict                         // nil: none
+	Last    *corev1.ContainerStateTerminated // the run before this one
+	Again   bool                             // a stopped VM will be started again
+	Cut     bool                             // somebody stopped the VM before its workload ended
+	Asleep  bool                             // hibernated, here or elsewhere
+}
+
+// Image is the image that the status of a container shows; "" for what is not known. Without a name the status shows the
+// pod's own.
+type Image struct{ Name, ID string }
+
+// Reach says whether the guest can be reached.
+type Reach struct {
+	Ready bool
+	Why   string // why it is not ready
+}
+
+// Health is what hooks and probes report about one container in its current run.
+type Health struct {
+	Starting bool   // its postStart hook has not succeeded yet
+	Started  bool   // its startup probe has succeeded, or it has none
+	Ready    bool   // its readiness probe has succeeded, or it has none
+	Why      string // why it is not ready
+}
+
+// Well is the health of a container that nobody asked to watch.
+var Well = Health{Started: true, Ready: true}
+
+// Pause is why a container is not running (yet).
+type Pause struct{ Reason, Message string }
+
+// Verdict ends a pod for good: refused, evicted, out of time.
+type Verdict struct{ Reason, Message string }
+
+func (v View) healthOf(name string) Health {
+	if h, ok := v.Health[name]; ok {
+		return h
+	}
+	return Well
+}
+
+// Up reports whether a record's guest is set up and its main process runs. A disk image boots by itself, so it is up when
+// it runs.
+func Up(rec *vm.Record) bool {
+	return rec != nil && rec.State == vm.StateRunning && (rec.AgentReady || rec.ImageType == vm.ImageDisk)
+}
+
+// Over reports whether the last run of rec has ended.
+func Over(rec *vm.Record) bool {
+	return rec != nil && (rec.State == vm.StateStopped || rec.State == vm.StateError)
+}
+
+// Stamp returns t as the API server stores it, so that comparisons and patches find no false difference.
+func Stamp(t time.Time) metav1.Time {
+	if t.IsZero() {
+		return metav1.Time{}
+	}
+	return metav1.NewTime(t.Truncate(time.Second))
+}
+
+// Machine returns the machine of a static pod as a record. Its start time is not known.
+func Machine(pod *corev1.Pod) *vm.Record {
+	there, _ := contract.ParseVMRuntime(pod.Annotations)
+	return &vm.Record{ID: vm.ID(there.ID), State: vm.StateRunning, ImageType: vm.ImageDisk}
+}
+
+// Status returns the pod's status. It keeps from prev what must be stable (start time, transition times) and what others
+// own. For the same view it returns the same status.
+func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
+	if DiskFault(v.Record) == vm.ReasonDiskFull { // nothing in the guest answers
+		v.Reach = Reach{Why: v.Record.Message}
+	}
+	s := *prev.DeepCopy()
+	s.ObservedGeneration = v.Pod.Generation
+	if s.StartTime == nil {
+		s.StartTime = new(Stamp(now))
+	}
+	s.Reason, s.Message = "", ""
+	if v.Verdict != nil {
+		s.Reason, s.Message = v.Verdict.Reason, v.Verdict.Message
+	}
+	if v.Cut && !v.Again {
+		s.Reason, s.Message = reasonStopped, "the VM was stopped, and not by its pod, before what runs in it had come to its end"
+	}
+	s.HostIP, s.HostIPs = "", nil
+	if v.HostIP != "" {
+		s.HostIP, s.HostIPs = v.HostIP, []corev1.HostIP{{IP: v.HostIP}}
+	}
+	s.PodIP, s.PodIPs = "", nil
+	if a, err := netip.ParseAddr(v.IP); err == nil {
+		s.PodIP, s.PodIPs = a.String(), []corev1.PodIP{{IP: a.String()}}
+		if v.Record != nil && len(v.Record.NICs) > 0 && v.Record.NICs[0].IPv6 != "" {
+			s.PodIPs = append(s.PodIPs, corev1.PodIP{IP: v.Record.NICs[0].IPv6})
+		}
+	}
+	s.ContainerStatuses = nil
+	if v.Record != nil || v.Verdict == nil {
+		s.ContainerStatuses = []corev1.ContainerStatus{v.container()}
+	}
+	if convert.Several(v.Pod) {
+		s.InitContainerStatuses = nil
+		if s.ContainerStatuses != nil {
+			s.InitContainerStatuses, s.ContainerStatuses = v.each(v.Pod.Spec.InitContainers), v.each(v.Pod.Spec.Containers)
+		}
+		if v.Asleep && v.Record == nil { // elsewhere: here only the status knows how the init containers ended
+			s.InitContainerStatuses = prev.InitContainerStatuses
+		}
+	}
+	keepImages(s.ContainerStatuses, prev.ContainerStatuses)
+	keepImages(s.InitContainerStatuses, prev.InitContainerStatuses)
+	s.EphemeralContainerStatuses = v.unserved()
+	s.Phase = v.phase(s)
+	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
+		s.Phase = corev1.PodRunning // a VM that wakes up existed before
+	}
+	s.Conditions = v.conditions(s, prev.Conditions, now)
+	return s
+}
+
+// keepImages keeps the image names that were reported before: the images of a pod may change, but what runs stays the
+// same.
+func keepImages(now, before []corev1.ContainerStatus) {
+	for i := range now {
+		for _, b := range before {
+			if b.ContainerID != "" && b.ContainerID == now[i].ContainerID && b.ImageID == now[i].ImageID {
+				now[i].Image = b.Image
+			}
+		}
+	}
+}
+
+// unserved returns the statuses of ephemeral containers. Somebody added them to a pod that runs without them.
+func (v View) unserved() (out []corev1.ContainerStatus) {
+	for i := range v.Pod.Spec.EphemeralContainers {
+		c := &v.Pod.Spec.EphemeralContainers[i]
+		out = append(out, corev1.ContainerStatus{Name: c.Name, Image: c.Image, Started: new(false), State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: exitCannotRun, Reason: ReasonUnserved, Message: NoEphemeral},
+		}})
+	}
+	return out
+}
+
+// hibernatedState returns the state of a container whose VM is hibernated.
+func hibernatedState() *corev1.ContainerStateWaiting {
+	return &corev1.ContainerStateWaiting{Reason: ReasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
+}
+
+func (v View) container() corev1.ContainerStatus {
+	h := v.healthOf(v.name())
+	c := corev1.ContainerStatus{Started: new(Up(v.Record) && h.Started && !h.Starting)}
+	if len(v.Pod.Spec.Containers) > 0 {
+		c.Name, c.Image = v.Pod.Spec.Containers[0].Name, convert.Image(v.Pod)
+	}
+	if v.Image.Name != "" {
+		c.Image = v.Image.Name
+	}
+	if v.Last != nil {
+		c.LastTerminationState.Terminated = v.Last.DeepCopy()
+	}
+	if v.Record != nil {
+		c.ImageID = v.Image.ID
+		c.ContainerID = contract.ContainerIDScheme + string(v.Record.ID)
+		c.RestartCount = int32(min(v.Record.Restarts, 1<<30))
+	}
+	switch {
+	case v.Asleep:
+		c.State.Waiting = hibernatedState()
+	case Up(v.Record) && h.Starting:
+		c.State.Waiting = v.waiting()
+	case Up(v.Record):
+		c.Ready = v.Reach.Ready && *c.Started && h.Ready
+		c.State.Running = &corev1.ContainerStateRunning{StartedAt: Stamp(v.Record.StartedAt)}
+	case Over(v.Record) && !v.Again:
+		c.State.Terminated = Terminated(v.Record)
+		if v.Cut {
+			c.State.Terminated.Reason = reasonStopped
+		}
+	case Over(v.Record):
+		c.LastTerminationState.Terminated = Terminated(v.Record)
+		c.State.Waiting = v.waiting()
+	default:
+		c.State.Waiting = v.waiting()
+	}
+	return c
+}
+
+func (v View) waiting() *corev1.ContainerStateWaiting {
+	if v.Pause.Reason == "" {
+		return &corev1.ContainerStateWaiting{Reason: ReasonCreating}
+	}
+	return &corev1.ContainerStateWaiting{Reason: v.Pause.Reason, Message: v.Pause.Message}
+}
+
+// Terminated returns how the last run of rec ended. A guest that shut itself down ended in order; a guest that was lost
+// did not.
+func Terminated(rec *vm.Record) *corev1.ContainerStateTerminated {
+	t := &corev1.ContainerStateTerminated{
+		ExitCode: ExitCode(rec), Reason: reasonCompleted,
+		StartedAt: Stamp(rec.StartedAt), FinishedAt: Stamp(rec.StoppedAt),
+		ContainerID: contract.ContainerIDScheme + string(rec.ID),
+	}
+	if t.ExitCode != 0 {
+		t.Reason, t.Message = reasonError, rec.Message
+	}
+	return t
+}
+
+// ExitCode returns the exit code of the main process. If it is not known: 0 for an orderly shutdown, 137 (killed) for
+// anything else.
+func ExitCode(rec *vm.Record) int32 {
+	switch {
+	case rec.ExitCode != nil:
+		return int32(*rec.ExitCode)
+	case rec.State == vm.StateStopped && (rec.Reason == vm.ReasonPoweredOff || rec.Reason == vm.ReasonStopped || rec.Reason == vm.ReasonExited):
+		return 0
+	}
+	return 137
+}
+
+func (v View) phase(s corev1.PodStatus) corev1.PodPhase {
+	switch {
+	case v.Verdict != nil:
+		return corev1.PodFailed
+	case Over(v.Record) && !v.Again:
+		if ExitCode(v.Record) == 0 && !v.Cut {
+			return corev1.PodSucceeded
+		}
+		return corev1.PodFailed
+	case Up(v.Record) && (!v.initialized() || !v.begun(s)):
+		return corev1.PodPending
+	case Up(v.Record), Over(v.Record), v.Asleep, v.Last != nil:
+		return corev1.PodRunning
+	}
+	return corev1.PodPending
+}
+
+func (v View) name() string {
+	if len(v.Pod.Spec.Containers) == 0 {
+		return ""
+	}
+	return v.Pod.Spec.Containers[0].Name
+}
