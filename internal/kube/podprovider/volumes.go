@@ -117,7 +117,6 @@ type keeper struct {
 	wake      chan struct{}
 	cancel    context.CancelFunc
 	complaint string // the last failure that was reported
-	failures  int
 }
 
 func (k *keeper) poke() {
@@ -136,19 +135,19 @@ func (k *keeper) run(ctx context.Context) {
 		k.held = map[string]sum{}
 		k.poke()
 	}
-	wait := k.due()
-	for sleep(ctx, k.wake, wait, wait <= 0) && sleep(ctx, nil, volumeSettle, false) {
+	next, pauses := k.due(), growing(volumeRetry, volumeMost, 0)
+	for sleep(ctx, k.wake, next, next <= 0) && sleep(ctx, nil, volumeSettle, false) {
 		select {
 		case <-k.wake: // handle what arrived meanwhile now
 		default:
 		}
 		if err := k.refresh(ctx); err != nil {
 			k.complain(ctx, err)
-			wait = delay(volumeRetry, volumeMost, k.failures)
+			next = pauses.Step()
 			continue
 		}
-		k.failures, k.complaint = 0, ""
-		wait = k.due()
+		k.complaint = ""
+		next, pauses = k.due(), growing(volumeRetry, volumeMost, 0)
 	}
 }
 
@@ -194,7 +193,6 @@ func (k *keeper) refresh(ctx context.Context) error {
 
 // complain reports a failure once. The VM keeps what it has.
 func (k *keeper) complain(ctx context.Context, err error) {
-	k.failures++
 	if ctx.Err() != nil || k.complaint == err.Error() {
 		return
 	}

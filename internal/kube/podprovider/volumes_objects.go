@@ -120,7 +120,7 @@ func (o *objects) look(key objectKey) (metav1.Object, error) {
 
 // watch keeps w up to date until ctx ends or the object cannot change any more.
 func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
-	pause := watchFirst
+	pauses := growing(watchFirst, watchMost, many)
 	for {
 		began := time.Now()
 		final, err := o.stream(ctx, key, w)
@@ -131,12 +131,11 @@ func (o *objects) watch(ctx context.Context, key objectKey, w *object) {
 			o.log.Debug("watch of an object ended", "pod", key.namespace+"/"+key.Name, "err", err)
 		}
 		if time.Since(began) > watchMost {
-			pause = watchFirst
+			pauses = growing(watchFirst, watchMost, many)
 		}
-		if !sleep(ctx, nil, pause, false) {
+		if !sleep(ctx, nil, pauses.Step(), false) {
 			return
 		}
-		pause = min(2*pause, watchMost)
 	}
 }
 

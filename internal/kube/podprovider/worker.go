@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -64,8 +65,8 @@ type worker struct {
 	diskTold   string            // disk fault that was announced
 	trusted    bool              // an earlier process saw the guest ready at its last check
 	launched   time.Time         // when this process requested the VM; zero when adopted
-	backoff    time.Duration     // before the next start
-	tries      int               // failed attempts to bring the VM up
+	backoff    wait.Backoff      // before the next start
+	tries      wait.Backoff      // after failed attempts to bring the VM up
 	lacking    []convert.Absent  // missing references that were already reported
 	fresh      map[string]sum    // checksums of the volumes of a VM that was just created
 	images     map[string]pulled // by the name that the pod asks for; written with mu held
