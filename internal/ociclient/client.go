@@ -371,11 +371,10 @@ func retry[T any](ctx context.Context, s *Session, attempts int, op backoff.Oper
 
 // retryAfter is the pause that the server asks for, as an error; nil: none.
 func retryAfter(resp *http.Response) error {
-	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-	if err != nil || seconds <= 0 {
-		return nil
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		return backoff.RetryAfter(min(seconds, int(maxPause.Seconds())))
 	}
-	return backoff.RetryAfter(min(seconds, int(maxPause.Seconds())))
+	return nil
 }
 
 // request is a request that can be repeated.
