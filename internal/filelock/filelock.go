@@ -23,13 +23,13 @@ var ErrTaken = errors.New("another process has the lock")
 const patience = time.Second
 
 // Take creates path if it does not exist, and locks it until the file is closed. Errors: ErrTaken.
-func Take(path string) (*os.File, error) {
+func Take(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	// The kernel announces a free lock only to callers that block without a limit.
-	_, err = backoff.Retry(context.Background(), func() (locked bool, err error) {
+	_, err = backoff.Retry(ctx, func() (locked bool, err error) {
 		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EWOULDBLOCK) {
 			err = backoff.Permanent(err)
 		}
