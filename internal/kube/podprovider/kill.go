@@ -116,7 +116,7 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 		err := w.vms.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
 		switch {
 		case err == nil || ctx.Err() != nil:
-			return true, nil
+			return true, err
 		case errdefs.Is(err, errdefs.Unsupported):
 			w.log.Info("vm stopped for its container: its guest's agent is older", "vm", rec.ID, "err", err)
 			w.mu.Lock()

@@ -158,7 +158,7 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 			_ = growing(time.Second, 30*time.Second, 0).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 				err := w.vms.ReleaseContainer(ctx, string(rec.ID), r.Name)
 				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
-					return true, nil
+					return true, err
 				}
 				w.log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
 				return false, nil
