@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -158,7 +160,7 @@ func (p *containers) release(name string) error {
 // keep runs c until it has ended permanently. begun is closed when its first run has started; it may be nil.
 func (p *containers) keep(c *container, begun chan struct{}) {
 	defer c.log.close()
-	pause := time.Duration(0)
+	pause, pauses := time.Duration(0), backoff.ExponentialBackOff{InitialInterval: p.pace.base, Multiplier: 2, MaxInterval: p.pace.most}
 	for first := true; ; first = false {
 		if p.halted(c) {
 			p.change(func() {
@@ -181,13 +183,14 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 		again := !p.halted(c) && (c.restart == vm.RestartAlways || c.restart == vm.RestartOnFailure && failed)
 		if exit.FinishedAt.Sub(exit.StartedAt) > p.pace.forgive {
 			pause = 0
+			pauses.Reset()
 		}
 		p.change(func() { c.status = ended(c.status, exit, again, pause) })
 		if !again {
 			return
 		}
 		p.wait(c, pause)
-		pause = min(max(2*pause, p.pace.base), p.pace.most)
+		pause = pauses.NextBackOff()
 	}
 }
 

@@ -13,6 +13,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -44,20 +47,20 @@ func (s *Session) HasBlob(ctx context.Context, digest string) (bool, error) {
 // when a connection breaks. The registry refuses content that does not have the digest.
 func (s *Session) PutBlob(ctx context.Context, digest string, size int64, body func() io.Reader) error {
 	what := "blob " + digest
-	for n := 1; ; n++ {
-		err := s.put(ctx, digest, size, body, what)
-		if err == nil || s.permanent(ctx, err) || n >= s.cfg.Attempts {
-			return err
+	again := false
+	_, err := retry(ctx, s, s.cfg.Attempts, func() (done bool, err error) {
+		if again {
+			if have, err := s.HasBlob(ctx, digest); err == nil && have { // only the answer was lost
+				return true, nil
+			}
 		}
-		after := retryError{}
-		errors.As(err, &after)
-		if err := s.pause(ctx, n, after.wait); err != nil {
-			return err
+		again = true
+		if err = s.put(ctx, digest, size, body, what); s.permanent(ctx, err) {
+			err = backoff.Permanent(err)
 		}
-		if have, err := s.HasBlob(ctx, digest); err == nil && have { // only the answer was lost
-			return nil
-		}
-	}
+		return true, err
+	})
+	return err
 }
 
 // put is one attempt: a single request if the registry supports that, otherwise an upload session: opened, filled,
@@ -142,8 +145,8 @@ func (s *Session) putSingle(ctx context.Context, digest string, size int64, body
 // refused is explain plus the pause that the server asks for.
 func (s *Session) refused(resp *http.Response, what string) error {
 	err := s.explain(resp, what)
-	if wait := retryAfter(resp); wait > 0 && errdefs.IsUnavailable(err) {
-		return retryError{error: err, wait: wait}
+	if after := retryAfter(resp); after != nil && errdefs.IsUnavailable(err) {
+		return retryError{error: err, after: after}
 	}
 	return err
 }
@@ -186,7 +189,7 @@ func mentions(resp *http.Response, codes ...string) bool {
 // Blob reads one blob of a known size from the beginning. If the connection breaks, it continues where it was. At the
 // end the content matches the digest, or the last Read fails with DataLoss.
 func (s *Session) Blob(ctx context.Context, digest string, size int64) io.ReadCloser {
-	return &blob{s: s, ctx: ctx, digest: digest, size: size, sum: sha256.New()}
+	return &blob{s: s, ctx: ctx, digest: digest, size: size, sum: sha256.New(), pause: s.pauses()}
 }
 
 type blob struct {
@@ -199,6 +202,7 @@ type blob struct {
 	sum   hash.Hash
 	at    int64
 	fails int // in a row, without a byte in between
+	pause *backoff.ExponentialBackOff
 	err   error
 }
 
@@ -219,6 +223,7 @@ func (b *blob) Read(p []byte) (int, error) {
 		if n > 0 {
 			b.sum.Write(p[:n])
 			b.at, b.fails = b.at+int64(n), 0
+			b.pause.Reset()
 			b.s.recv.Add(int64(n))
 		}
 		if err != nil && b.at < b.size {
@@ -260,7 +265,11 @@ func (b *blob) broken(err error) {
 		b.err = fmt.Errorf("fetch the %s: %w", b.what(), b.s.unreachable(b.ctx, err))
 		return
 	}
-	b.err = b.s.pause(b.ctx, b.fails, 0)
+	select {
+	case <-time.After(b.pause.NextBackOff()):
+	case <-b.ctx.Done():
+		b.err = b.ctx.Err()
+	}
 }
 
 // open begins or continues the transfer.

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -132,34 +133,25 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt *guard)
 		who = authn.FromConfig(authn.AuthConfig{Username: auth.Username, Password: auth.Password, IdentityToken: auth.Identity, RegistryToken: auth.Token})
 	}
 	scopes := []string{"repository:" + s.ref.Repository + ":" + scope}
-	for n := 1; ; n++ {
+	return retry(ctx, s, s.cfg.Attempts, func() (http.RoundTripper, error) {
 		out, err := transport.NewWithContext(ctx, registry, who, rt, scopes)
 		if err == nil {
 			return out, nil
 		}
 		if cert := rt.untrusted.Load(); cert != nil {
-			return nil, s.untrusted(cert)
+			return nil, backoff.Permanent(s.untrusted(cert))
 		}
-		var retry bool
-		if e, ok := errors.AsType[*transport.Error](err); ok {
-			switch retry = transient(e.StatusCode); {
-			case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
-				return nil, errdefs.Preconditionf("%s refuses the credentials for %s (%d %s); give ones that may do %q there", s.ref.Host, s.ref.Repository, e.StatusCode, http.StatusText(e.StatusCode), scope)
-			case !retry:
-				return nil, errdefs.Unavailablef("%s does not speak as a registry: it answers %d %s", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
-			}
-			err = errdefs.Unavailablef("%s answers %d %s; try again later", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
-		} else {
-			retry = !s.permanent(ctx, err)
-			err = s.unreachable(ctx, err)
+		e, ok := errors.AsType[*transport.Error](err)
+		switch {
+		case !ok:
+			return nil, s.failed(ctx, err)
+		case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
+			return nil, backoff.Permanent(errdefs.Preconditionf("%s refuses the credentials for %s (%d %s); give ones that may do %q there", s.ref.Host, s.ref.Repository, e.StatusCode, http.StatusText(e.StatusCode), scope))
+		case !transient(e.StatusCode):
+			return nil, backoff.Permanent(errdefs.Unavailablef("%s does not speak as a registry: it answers %d %s", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode)))
 		}
-		if !retry || n >= s.cfg.Attempts {
-			return nil, err
-		}
-		if err := s.pause(ctx, n, 0); err != nil {
-			return nil, err
-		}
-	}
+		return nil, errdefs.Unavailablef("%s answers %d %s; try again later", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
+	})
 }
 
 // newTransport uses HTTP/1.1 only: bulk transfer needs many connections, not many streams of one.
@@ -306,6 +298,15 @@ func transient(code int) bool {
 	return false
 }
 
+// failed classifies the error of a failed request. It marks the error as permanent if a retry cannot help.
+func (s *Session) failed(ctx context.Context, err error) error {
+	why := s.unreachable(ctx, err)
+	if s.permanent(ctx, err) {
+		return backoff.Permanent(why)
+	}
+	return why
+}
+
 // permanent reports whether a retry cannot help.
 func (s *Session) permanent(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
@@ -353,25 +354,27 @@ func (s *Session) untrusted(cert *tls.CertificateVerificationError) error {
 
 const maxPause = 30 * time.Second
 
-// pause waits before attempt n+1, at least as long as the server asks for.
-func (s *Session) pause(ctx context.Context, n int, asked time.Duration) error {
-	wait := min(s.cfg.Backoff<<min(n-1, 10), maxPause)
-	t := time.NewTimer(max(wait, min(asked, maxPause)))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+// pauses is the back-off between attempts, plus or minus a quarter so that many nodes do not retry at once.
+func (s *Session) pauses() *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: s.cfg.Backoff, RandomizationFactor: 0.25, Multiplier: 2, MaxInterval: maxPause}
 }
 
-func retryAfter(resp *http.Response) time.Duration {
-	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-	if err != nil || seconds < 0 {
-		return 0
+// retry calls op until it succeeds, its error is permanent, or it was tried often enough. Between two attempts it waits as
+// long as the server asks for, if it does.
+func retry[T any](ctx context.Context, s *Session, attempts int, op backoff.Operation[T]) (T, error) {
+	out, err := backoff.Retry(ctx, op, backoff.WithBackOff(s.pauses()), backoff.WithMaxTries(uint(attempts)), backoff.WithMaxElapsedTime(0))
+	if last, ok := errors.AsType[*backoff.PermanentError](err); ok { // of the last attempt that was allowed
+		err = last.Err
 	}
-	return time.Duration(seconds) * time.Second
+	return out, err
+}
+
+// retryAfter is the pause that the server asks for, as an error; nil: none.
+func retryAfter(resp *http.Response) error {
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		return backoff.RetryAfter(min(seconds, int(maxPause.Seconds())))
+	}
+	return nil
 }
 
 // request is a request that can be repeated.
@@ -387,23 +390,22 @@ type request struct {
 
 // do sends the request until the answer does not ask for a retry. The caller closes its body.
 func (s *Session) do(ctx context.Context, r request) (*http.Response, error) {
-	for n := 1; ; n++ {
-		resp, err := s.once(ctx, r)
-		last := r.single || n >= s.cfg.Attempts
-		var asked time.Duration
-		switch {
-		case err == nil && (last || !transient(resp.StatusCode)):
-			return resp, nil
-		case err == nil:
-			asked = retryAfter(resp)
-			discard(resp)
-		case last || s.permanent(ctx, err):
-			return nil, s.unreachable(ctx, err)
-		}
-		if err := s.pause(ctx, n, asked); err != nil {
-			return nil, err
-		}
+	left := s.cfg.Attempts
+	if r.single {
+		left = 1
 	}
+	return retry(ctx, s, left, func() (*http.Response, error) {
+		resp, err := s.once(ctx, r)
+		left--
+		switch {
+		case err != nil:
+			return nil, s.failed(ctx, err)
+		case left > 0 && transient(resp.StatusCode):
+			discard(resp)
+			return nil, s.refused(resp, r.what)
+		}
+		return resp, nil
+	})
 }
 
 func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {

@@ -9,8 +9,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/opencontainers/go-digest"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -61,10 +61,10 @@ type Manifest struct {
 type retryError struct {
 	error
 
-	wait time.Duration
+	after error
 }
 
-func (e retryError) Unwrap() error { return e.error }
+func (e retryError) Unwrap() []error { return []error{e.error, e.after} }
 
 // quota reports whether a refusal is about lack of space, which registries report in many ways.
 func quota(resp *http.Response) bool {
@@ -113,15 +113,14 @@ func (s *Session) Head(ctx context.Context, id string) (string, error) {
 // Errors: NotFound, DataLoss, InvalidArgument (too large).
 func (s *Session) Manifest(ctx context.Context, id string) ([]byte, string, error) {
 	what := "manifest " + s.named(id)
-	for n := 1; ; n++ {
-		raw, media, err := s.manifest(ctx, id, what)
-		if err == nil || !errdefs.IsUnavailable(err) || n >= s.cfg.Attempts {
-			return raw, media, err
+	var media string
+	raw, err := retry(ctx, s, s.cfg.Attempts, func() (raw []byte, err error) {
+		if raw, media, err = s.manifest(ctx, id, what); !errdefs.IsUnavailable(err) {
+			err = backoff.Permanent(err)
 		}
-		if err := s.pause(ctx, n, 0); err != nil {
-			return nil, "", err
-		}
-	}
+		return raw, err
+	})
+	return raw, media, err
 }
 
 func (s *Session) manifest(ctx context.Context, id, what string) ([]byte, string, error) {

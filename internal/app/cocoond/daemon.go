@@ -95,7 +95,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 			return nil, errdefs.New(errdefs.FailedPrecondition, "make a folder: %w", err)
 		}
 	}
-	lock, err := lockDir(d.cfg.StateDir)
+	lock, err := lockDir(ctx, d.cfg.StateDir)
 	if err != nil {
 		return nil, err
 	}

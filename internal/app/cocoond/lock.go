@@ -1,6 +1,7 @@
 package cocoond
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,8 +11,8 @@ import (
 )
 
 // lockDir makes this process the only cocoond on a state folder, until the file is closed or the process ends.
-func lockDir(dir string) (*os.File, error) {
-	f, err := filelock.Take(filepath.Join(dir, "cocoond.lock"))
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
+	f, err := filelock.Take(ctx, filepath.Join(dir, "cocoond.lock"))
 	switch {
 	case errors.Is(err, filelock.ErrTaken):
 		return nil, errdefs.Existsf("another cocoond uses %s; stop it or choose another --state-dir", dir)

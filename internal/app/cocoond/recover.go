@@ -56,7 +56,7 @@ var _ journal.Journal = (*records.Keeper)(nil)
 
 // rebuild replaces the journal with one made from the records of the VMs, and reports the result for each.
 func (d *daemon) rebuild(ctx context.Context, out io.Writer) error {
-	lock, err := lockDir(d.cfg.StateDir)
+	lock, err := lockDir(ctx, d.cfg.StateDir)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func newServer(ctx context.Context, cfg *Config, log *slog.Logger) (*server, err
 		return nil, err
 	}
 	s := &server{cfg: cfg, log: log, metrics: prometheus.NewRegistry()}
-	if s.lock, err = lockDir(cfg.Data); err != nil {
+	if s.lock, err = lockDir(ctx, cfg.Data); err != nil {
 		return nil, err
 	}
 	c, err := content.New(ctx, store, content.Config{
@@ -170,8 +170,8 @@ func (s *server) serveMetrics(ctx context.Context) error {
 }
 
 // lockDir makes this process the only user of a data folder, until the file is closed or the process ends.
-func lockDir(dir string) (*os.File, error) {
-	f, err := filelock.Take(filepath.Join(dir, "epoch.lock"))
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
+	f, err := filelock.Take(ctx, filepath.Join(dir, "epoch.lock"))
 	switch {
 	case errors.Is(err, filelock.ErrTaken):
 		return nil, errdefs.Existsf("another epoch uses %s; stop it, give another --data, or talk to it with --server", dir)

@@ -102,7 +102,7 @@ func local(ctx context.Context, cfg *Config, verb string, log *slog.Logger) (any
 	if err != nil {
 		return nil, err
 	}
-	lock, err := lockDir(cfg.Data)
+	lock, err := lockDir(ctx, cfg.Data)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/cenkalti/backoff/v5"
 )
 
 // child is one long-running process of an instance.
@@ -104,7 +106,7 @@ func (p *process) halt(c child, log *slog.Logger) {
 // keep runs c until ctx ends, and restarts it with back-off when it ends by itself. started is closed when the first
 // process runs; ended receives the exit error of the first process, for a caller that waits until it is ready.
 func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended chan<- error) {
-	wait := restartFirst
+	pauses := backoff.ExponentialBackOff{InitialInterval: restartFirst, RandomizationFactor: 0.1, Multiplier: 2, MaxInterval: restartMost}
 	for first := true; ; first = false {
 		began := time.Now()
 		p, err := s.run(c)
@@ -124,14 +126,14 @@ func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended cha
 			ended <- err
 		}
 		if time.Since(began) > steady {
-			wait = restartFirst
+			pauses.Reset()
 		}
+		wait := pauses.NextBackOff()
 		log.Error("child ended and is started again", "child", c.name, "err", err, "dur", wait)
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, restartMost)
 	}
 }

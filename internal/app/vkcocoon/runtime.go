@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 	"cocoonstack.io/cocoon/internal/nodecli"
@@ -60,18 +62,12 @@ func (o options) fallback(ctx context.Context, api *nodeclient.Client, log *slog
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	for {
-		_, err := api.Info(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			log.Warn("the node API does not answer, VMs are reached by the cocoon binary, which is slower", "op", cmd.Target(), "err", err)
-			return cmd
-		case <-time.After(100 * time.Millisecond):
-		}
+	ask := func() (bool, error) { _, err := api.Info(ctx); return true, err }
+	if _, err = backoff.Retry(ctx, ask, backoff.WithBackOff(backoff.NewConstantBackOff(100*time.Millisecond)), backoff.WithMaxElapsedTime(answerLimit)); err == nil {
+		return nil
 	}
+	log.Warn("the node API does not answer, VMs are reached by the cocoon binary, which is slower", "op", cmd.Target(), "err", err)
+	return cmd
 }
 
 // command is the binary. It gets the socket as an argument only when that is not the binary's default.

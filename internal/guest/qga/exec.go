@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 )
@@ -171,9 +173,10 @@ func (s *session) run(ctx context.Context, args execArgs, signals <-chan int) (e
 
 // follow polls pid until it has ended.
 func (s *session) follow(ctx context.Context, pid int64, signals <-chan int) (execStatus, error) {
-	wait := time.NewTimer(pollFirst)
+	pauses := backoff.ExponentialBackOff{InitialInterval: pollFirst, RandomizationFactor: 0.1, Multiplier: 1.5, MaxInterval: pollMost}
+	wait := time.NewTimer(pauses.NextBackOff())
 	defer wait.Stop()
-	for pause := pollFirst; ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return execStatus{}, context.Cause(ctx)
@@ -195,8 +198,7 @@ func (s *session) follow(ctx context.Context, pid int64, signals <-chan int) (ex
 		if x.Exited {
 			return x, nil
 		}
-		pause = min(pause*3/2, pollMost)
-		wait.Reset(pause)
+		wait.Reset(pauses.NextBackOff())
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 )
@@ -61,8 +63,9 @@ func (Connector) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, err
 
 // greet waits until an agent answers.
 func (p *port) greet(ctx context.Context) error {
-	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMost) {
-		err := p.sync(ctx, time.Now().Add(pause))
+	pauses := backoff.ExponentialBackOff{InitialInterval: askFirst, Multiplier: 2, MaxInterval: askMost}
+	for ctx.Err() == nil {
+		err := p.sync(ctx, time.Now().Add(pauses.NextBackOff()))
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 )
@@ -162,25 +164,19 @@ const finalizing = time.Millisecond
 
 // cont makes the guest run. It is no error if it runs already.
 func cont(ctx context.Context, c *qmp.Client) error {
-	for last := false; ; {
-		err := c.Execute(ctx, "cont", nil, nil)
-		if !refused(err) || last {
-			return err
+	last := false
+	_, err := backoff.Retry(ctx, func() (runs bool, err error) {
+		if err = c.Execute(ctx, "cont", nil, nil); !refused(err) || last {
+			return true, backoff.Permanent(err)
 		}
 		now, serr := status(ctx, c)
 		if serr != nil {
-			return errors.Join(err, serr)
+			return false, backoff.Permanent(errors.Join(err, serr))
 		}
 		last = now != "finish-migrate" // the migration may have ended between the two requests: retry once more
-		if last {
-			continue
-		}
-		select {
-		case <-time.After(finalizing):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+		return false, err
+	}, backoff.WithBackOff(backoff.NewConstantBackOff(finalizing)), backoff.WithMaxElapsedTime(0))
+	return err
 }
 
 // refused reports whether QEMU itself rejected the command, in contrast to a lost connection.

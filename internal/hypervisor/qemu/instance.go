@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
@@ -324,13 +326,15 @@ func (i *instance) setClient(c *qmp.Client) {
 // supervise keeps one QMP connection open until the guest, the process or the instance ends, and handles that end.
 func (i *instance) supervise(ctx context.Context, client *qmp.Client) {
 	defer close(i.finished)
-	delay := time.Duration(0)
+	pauses := backoff.ExponentialBackOff{InitialInterval: 50 * time.Millisecond, RandomizationFactor: 0.25, Multiplier: 2, MaxInterval: 5 * time.Second}
 	for {
 		if client == nil {
 			client = i.connect(ctx)
 		}
+		delay := pauses.NextBackOff()
 		if client != nil {
 			delay = 0
+			pauses.Reset()
 			i.setClient(client)
 			i.attend(ctx, client)
 			i.setClient(nil)
@@ -340,7 +344,6 @@ func (i *instance) supervise(ctx context.Context, client *qmp.Client) {
 		if i.over(ctx, delay) {
 			return
 		}
-		delay = min(2*delay+50*time.Millisecond, 5*time.Second)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
@@ -217,11 +219,8 @@ func (l *launch) dial(ctx context.Context) (err error) {
 	return err
 }
 
-// A busy hypervisor queues only one connection. Further callers get EAGAIN (unix(7)) and retry.
-const (
-	dialPatience = 5 * time.Second
-	dialPause    = 10 * time.Millisecond
-)
+// A busy hypervisor queues only one connection. Further callers get EAGAIN (unix(7)) and retry, not all at once.
+const dialPatience, dialPause = 5 * time.Second, 10 * time.Millisecond
 
 func dialUnix(ctx context.Context, path, name string) (net.Conn, error) {
 	dir, err := openDir(path)
@@ -230,15 +229,14 @@ func dialUnix(ctx context.Context, path, name string) (net.Conn, error) {
 	}
 	defer dir.Close()
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", dir.short(name))
-	for end := time.Now().Add(dialPatience); errors.Is(err, syscall.EAGAIN) && time.Now().Before(end); {
-		select {
-		case <-ctx.Done():
-			return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(path, name), ctx.Err())
-		case <-time.After(dialPause):
+	pauses := &backoff.ExponentialBackOff{InitialInterval: dialPause, RandomizationFactor: 0.5, Multiplier: 1, MaxInterval: dialPause}
+	conn, err := backoff.Retry(ctx, func() (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, "unix", dir.short(name))
+		if !errors.Is(err, syscall.EAGAIN) {
+			err = backoff.Permanent(err)
 		}
-		conn, err = dialer.DialContext(ctx, "unix", dir.short(name))
-	}
+		return conn, err
+	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(dialPatience))
 	if err != nil {
 		return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(path, name), err)
 	}

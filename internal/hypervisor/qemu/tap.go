@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -55,10 +56,7 @@ func enterNetNS(path string) error {
 
 // The process of another VM that is being started holds a copy of every descriptor of ours between its fork and its exec,
 // including the one with which this tap was just created. On a busy machine that takes a while.
-const (
-	busyLimit = 5 * time.Second
-	busyPause = time.Millisecond
-)
+const busyLimit, busyPause = 5 * time.Second, time.Millisecond
 
 func openTap(ctx context.Context, n vm.NIC) (*os.File, error) {
 	req, err := unix.NewIfreq(n.Tap)
@@ -73,14 +71,12 @@ func openTap(ctx context.Context, n vm.NIC) (*os.File, error) {
 		return nil, errdefs.Preconditionf("open /dev/net/tun: %w; `modprobe tun` may bring it", err)
 	}
 	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-	err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
-	for began := time.Now(); errors.Is(err, unix.EBUSY) && time.Since(began) < busyLimit && ctx.Err() == nil; {
-		select {
-		case <-time.After(busyPause):
-		case <-ctx.Done():
+	_, err = backoff.Retry(ctx, func() (attached bool, err error) {
+		if err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req); !errors.Is(err, unix.EBUSY) {
+			err = backoff.Permanent(err)
 		}
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
-	}
+		return true, err
+	}, backoff.WithBackOff(backoff.NewConstantBackOff(busyPause)), backoff.WithMaxElapsedTime(busyLimit))
 	if err != nil {
 		_ = unix.Close(fd)
 		if errors.Is(err, unix.EBUSY) {

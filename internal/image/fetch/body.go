@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -39,7 +41,8 @@ type Body struct {
 	hangUp  context.CancelCauseFunc
 	watch   *time.Timer // closes the connection when a read stalls
 	tries   int         // requests in a row that delivered almost nothing
-	arrived int64       // bytes from this connection
+	pauses  *backoff.ExponentialBackOff
+	arrived int64 // bytes from this connection
 
 	fetched bool // a response with content was accepted once
 	same    bool // the response was: not modified
@@ -180,6 +183,7 @@ func (b *Body) resume(cause error) error {
 	}
 	if b.arrived >= progress {
 		b.tries = 0
+		b.pauses.Reset()
 	}
 	of := ""
 	if b.size >= 0 {
@@ -227,12 +231,10 @@ func (b *Body) pause(ctx context.Context, f *failure) error {
 	case b.tries >= o.Attempts:
 		return fmt.Errorf("%w (tried %d times)", f.err, b.tries)
 	}
-	wait := backoff(o, b.tries, f.after)
+	wait := b.wait(f.after)
 	o.Log.WarnContext(ctx, "fetch is tried again", "op", "fetch", "dur", wait, "err", f.err)
-	t := time.NewTimer(wait)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(wait):
 		return nil
 	case <-ctx.Done():
 		return contextError(ctx, b.from)

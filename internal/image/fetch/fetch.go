@@ -125,7 +125,7 @@ func (c *Client) Get(ctx context.Context, r Request) (*Body, error) {
 			return nil, err
 		}
 	}
-	b := &Body{s: s, ctx: ctx, cancel: cancel, from: from, want: want, size: -1}
+	b := &Body{s: s, ctx: ctx, cancel: cancel, from: from, want: want, size: -1, pauses: c.opts.pauses()}
 	if err := b.connect(ctx, validators{etag: r.ETag, modified: r.LastModified}, nil); err != nil {
 		cancel()
 		return nil, err

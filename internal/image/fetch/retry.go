@@ -1,25 +1,26 @@
 package fetch
 
 import (
-	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cenkalti/backoff/v5"
 )
 
-// backoff returns the wait after that many attempts: what the server asked for, or a wait that doubles each time, plus or
-// minus a quarter so that many nodes do not retry at once. It never exceeds the client's limit. After progress there is no
-// wait.
-func backoff(o Options, tries int, asked time.Duration) time.Duration {
-	if asked > 0 {
-		return min(asked, o.MaxWait)
+// pauses is a back-off that doubles, plus or minus a quarter so that many nodes do not retry at once.
+func (o Options) pauses() *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: o.Backoff, RandomizationFactor: 0.25, Multiplier: 2, MaxInterval: o.MaxWait}
+}
+
+// wait returns the wait before the next attempt: what the server asked for, or the next of the pauses. It never exceeds the
+// client's limit. After progress there is no wait.
+func (b *Body) wait(asked time.Duration) time.Duration {
+	if asked == 0 && b.tries > 0 {
+		asked = b.pauses.NextBackOff()
 	}
-	if tries == 0 {
-		return 0
-	}
-	wait := min(o.Backoff<<min(tries-1, 20), o.MaxWait)
-	return min(wait*3/4+rand.N(wait/2+1), o.MaxWait)
+	return min(asked, b.s.c.opts.MaxWait)
 }
 
 // retryAfter reads the Retry-After header: seconds or a date. An invalid value counts as no wait.

@@ -44,7 +44,11 @@ func TestBackoff(t *testing.T) {
 		{1, time.Hour, 30 * time.Second, 30 * time.Second},
 	} {
 		for range 100 {
-			if got := backoff(o, tc.tries, tc.asked); got < tc.low || got > tc.high {
+			b := &Body{s: &session{c: &Client{opts: o}}, tries: tc.tries, pauses: o.pauses()}
+			for range tc.tries - 1 {
+				b.pauses.NextBackOff()
+			}
+			if got := b.wait(tc.asked); got < tc.low || got > tc.high {
 				t.Fatalf("%+v: %v", tc, got)
 			}
 		}

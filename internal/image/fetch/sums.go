@@ -42,7 +42,7 @@ func (s *session) listed(ctx context.Context, raw string, l location, want strin
 
 // small fetches a whole small file.
 func (s *session) small(ctx context.Context, l location) ([]byte, error) {
-	b := &Body{s: s, ctx: ctx, cancel: func() {}, from: l, size: -1}
+	b := &Body{s: s, ctx: ctx, cancel: func() {}, from: l, size: -1, pauses: s.c.opts.pauses()}
 	defer b.Close()
 	if err := b.connect(ctx, validators{}, nil); err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ type Rebuilt struct {
 // journal, which Open refuses.
 // Errors: FailedPrecondition when another process has the journal open.
 func Rebuild(ctx context.Context, cfg Config, rows []journal.Row) (out Rebuilt, err error) {
-	lock, err := lockFile(cfg.Path + ".lock")
+	lock, err := lockFile(ctx, cfg.Path+".lock")
 	if err != nil {
 		return out, fmt.Errorf("rebuild journal %s: %w", cfg.Path, err)
 	}

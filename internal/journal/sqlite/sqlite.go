@@ -81,7 +81,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 			_ = j.Close()
 		}
 	}()
-	if j.lock, err = lockFile(cfg.Path + ".lock"); err != nil {
+	if j.lock, err = lockFile(ctx, cfg.Path+".lock"); err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, err)
 	}
 	if err = private(cfg.Path); err != nil {
@@ -142,8 +142,8 @@ func openDB(path string, conns int, pragmas ...string) (*sql.DB, error) {
 }
 
 // lockFile takes the lock that excludes a second writer.
-func lockFile(path string) (*os.File, error) {
-	f, err := filelock.Take(path)
+func lockFile(ctx context.Context, path string) (*os.File, error) {
+	f, err := filelock.Take(ctx, path)
 	if errors.Is(err, filelock.ErrTaken) {
 		return nil, errdefs.Preconditionf("another cocoond uses this state folder; stop it first")
 	}

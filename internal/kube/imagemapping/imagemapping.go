@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
@@ -122,11 +124,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // await returns when the resource can be listed.
 func (w *Watcher) await(ctx context.Context) error {
-	wait := firstRetry
-	for {
+	return w.pauses().DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		_, err := w.cfg.Client.Resource(Resource).Namespace(Namespace).List(ctx, metav1.ListOptions{Limit: 1})
 		if err == nil {
-			return nil
+			return true, nil
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			w.settle()
@@ -134,24 +135,26 @@ func (w *Watcher) await(ctx context.Context) error {
 		if !apierrors.IsNotFound(err) {
 			w.tell(ctx, fmt.Errorf("list them: %w", err))
 		}
-		if err := pause(ctx, wait, nil); err != nil {
-			return err
-		}
-		wait = min(2*wait, w.cfg.Resync)
-	}
+		return false, nil
+	})
+}
+
+// pauses is the back-off after failures.
+func (w *Watcher) pauses() *wait.Backoff {
+	return &wait.Backoff{Duration: min(firstRetry, w.cfg.Resync), Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: w.cfg.Resync}
 }
 
 // keep syncs the content of store on every change, and after each resync interval.
 func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
-	retry := firstRetry
+	retry := w.pauses()
 	for {
 		next := w.cfg.Resync
 		objects, problems, err := w.sync(ctx, store)
 		if err != nil {
-			next, retry = retry, min(2*retry, w.cfg.Resync)
+			next = retry.Step()
 			w.tell(ctx, fmt.Errorf("hand them over: %w", err))
 		} else {
-			retry = firstRetry
+			retry = w.pauses()
 			w.settle()
 			if err := w.judge(ctx, objects, problems); err != nil {
 				w.tell(ctx, err)
@@ -159,8 +162,11 @@ func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
 				w.told = ""
 			}
 		}
-		if err := pause(ctx, next, w.dirty); err != nil {
-			return err
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.dirty:
+		case <-time.After(next):
 		}
 	}
 }
@@ -212,19 +218,6 @@ func (w *Watcher) tell(ctx context.Context, err error) {
 		w.told = err.Error()
 		w.cfg.Log.WarnContext(ctx, "image mappings of the cluster are behind, trying again", "err", err)
 	}
-}
-
-// pause waits for d or until wake receives. It returns the error of ctx if that ends first.
-func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-wake:
-	case <-timer.C:
-	}
-	return nil
 }
 
 func generation(obj any) int64 {

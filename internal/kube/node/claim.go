@@ -40,7 +40,9 @@ func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.
 	age := now.Sub(beat)
 	if age < -claimSkew || age > sound {
 		// It has stopped, or one of the two clocks is wrong. Watching for a new heartbeat does not depend on clocks.
-		if !sleep(ctx, claimWatch) {
+		select {
+		case <-time.After(claimWatch):
+		case <-ctx.Done():
 			return ctx.Err()
 		}
 		later, err := n.heartbeat(ctx, client)
@@ -70,16 +72,4 @@ func (n *Node) heartbeat(ctx context.Context, client kubernetes.Interface) (time
 		return time.Time{}, nil
 	}
 	return lease.Spec.RenewTime.Time, nil
-}
-
-// sleep waits for d; false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

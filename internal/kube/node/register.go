@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -21,21 +23,18 @@ import (
 // Serve registers the node and keeps its heartbeat until ctx ends. It retries while the API server is unreachable, and
 // recreates a node that was deleted. If another machine serves the node, it does not retry: FailedPrecondition.
 func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
-	for pause := 250 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
+	pauses := wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 10 * time.Second}
+	return pauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		err := n.serve(ctx, client, log)
-		if ctx.Err() != nil {
-			break
-		}
-		if errdefs.IsFailedPrecondition(err) {
-			return err
+		switch {
+		case ctx.Err() != nil:
+			return false, ctx.Err()
+		case errdefs.IsFailedPrecondition(err):
+			return false, err
 		}
 		log.Warn("node not registered", "node", n.cfg.Name, "err", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
-	return ctx.Err()
+		return false, nil
+	})
 }
 
 func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {

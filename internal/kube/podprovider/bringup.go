@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -31,7 +32,7 @@ func (w *worker) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	if w.prior != nil {
 		if w.prior.leaving() {
 			w.publish(w.p.cfg.Settle)
-			if !wait(ctx, w.prior.freed) {
+			if !await(ctx, w.prior.freed) {
 				return atOnce
 			}
 		}
@@ -78,7 +79,7 @@ func (w *worker) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 		}
 		return w.retry(ctx, reason, err, time.Second, 30*time.Second), false
 	}
-	w.claimed, w.tries, w.pause = true, 0, podstatus.Pause{}
+	w.claimed, w.tries, w.pause = true, wait.Backoff{}, podstatus.Pause{}
 	return whenWoken, true
 }
 
@@ -100,7 +101,7 @@ func (w *worker) boot(ctx context.Context, pod *corev1.Pod) turn {
 		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	if err == nil {
-		w.tries, w.pause, w.mode = 0, podstatus.Pause{}, modeRun
+		w.tries, w.pause, w.mode = wait.Backoff{}, podstatus.Pause{}, modeRun
 		w.p.Metrics.done("create", nil)
 		w.take(rec)
 		w.log.Info("vm launched", "vm", rec.ID)
@@ -131,7 +132,7 @@ func (w *worker) launchOnce(ctx context.Context, spec vm.Spec) (vm.Record, error
 	return rec, err
 }
 
-func wait(ctx context.Context, done <-chan struct{}) bool {
+func await(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
 		return true
@@ -168,17 +169,7 @@ func (w *worker) retry(ctx context.Context, reason string, err error, base, most
 	}
 	w.pause = podstatus.Pause{Reason: reason, Message: err.Error()}
 	w.publish(0)
-	w.tries++
-	return after(delay(base, most, w.tries))
-}
-
-// delay returns base×2^(n-1), but at most most.
-func delay(base, most time.Duration, n int) time.Duration {
-	d := base
-	for i := 1; i < n && d < most; i++ {
-		d *= 2
-	}
-	return min(d, most)
+	return after(step(&w.tries, base, most))
 }
 
 // occupied handles a VM that already has our name: our own earlier VM, the leftover of a pod that is gone, a VM that was

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -90,7 +91,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) turn {
 	}
 	w.p.Metrics.done("create", err)
 	if err == nil {
-		w.tries, w.pause, w.mode = 0, podstatus.Pause{}, modeClone
+		w.tries, w.pause, w.mode = wait.Backoff{}, podstatus.Pause{}, modeClone
 		w.take(rec)
 		w.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
 		return atOnce

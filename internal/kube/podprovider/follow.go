@@ -28,19 +28,14 @@ const (
 // both the Runtime and the API server have answered; it fails only when ctx ends. The pods come from a consistent list,
 // because with a stale cache a VM could look like an orphan.
 func (p *Provider) adopt(ctx context.Context) (int64, error) {
-	for pause := 250 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
-		revision, err := p.tryAdopt(ctx)
-		if err == nil {
-			return revision, nil
+	var revision int64
+	err := growing(250*time.Millisecond, 10*time.Second, many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
+		if revision, err = p.tryAdopt(ctx); err != nil && ctx.Err() == nil {
+			p.Log.Warn("start-up reconcile is waiting", "err", err)
 		}
-		if ctx.Err() != nil {
-			return 0, ctx.Err()
-		}
-		p.Log.Warn("start-up reconcile is waiting", "err", err)
-		if !sleep(ctx, nil, pause, false) {
-			return 0, ctx.Err()
-		}
-	}
+		return err == nil, nil
+	})
+	return revision, err
 }
 
 func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
@@ -146,7 +141,8 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 // follow passes the Runtime's events to the workers until ctx ends. After every interruption it first reads the list, to
 // learn what vanished meanwhile, and then resumes the stream from there.
 func (p *Provider) follow(ctx context.Context, revision int64) {
-	pause := followFirst
+	first := growing(followFirst, followMost, 0)
+	pause := first
 	for ctx.Err() == nil {
 		began, heard := time.Now(), false
 		err := p.node.vms.Watch(ctx, revision, func(e vm.Event) error {
@@ -165,13 +161,13 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 			next, stale = time.Millisecond, true // the revision is too old; the list has the changes
 		case err != nil:
 			if heard || time.Since(began) > followMost { // it was connected
-				pause = followFirst
+				pause = first
 			}
 			p.setHealth(err)
 			p.Log.Warn("event stream lost", "err", err)
-			next, pause = pause, min(2*pause, followMost)
+			next = pause.Step()
 		default:
-			pause = followFirst
+			pause = first
 		}
 		for {
 			if !sleep(ctx, nil, next, false) {
@@ -184,7 +180,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 				break
 			} else if ctx.Err() == nil {
 				p.Log.Warn("vm engine does not answer", "err", err)
-				next, pause = pause, min(2*pause, followMost)
+				next = pause.Step()
 			}
 		}
 	}

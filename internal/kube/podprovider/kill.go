@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -76,7 +77,7 @@ func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Recor
 	if err != nil {
 		return w.retry(ctx, reasonRunError, err, time.Second, 30*time.Second)
 	}
-	w.tries, w.killed = 0, rec.StartedAt
+	w.tries, w.killed = wait.Backoff{}, rec.StartedAt
 	w.take(got)
 	return atOnce
 }
@@ -109,23 +110,23 @@ func (w *worker) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 	w.log.Info("container killed", "vm", rec.ID, "op", x.killRequest.message)
 	w.event(corev1.EventTypeNormal, eventKilling, "%s", x.killRequest.message)
 	grace := w.preStop(ctx, []*corev1.Container{x.container}, rec, x.killRequest.graceIn(pod))
-	for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
+	_ = growing(time.Second, 30*time.Second, 0).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		err := w.containers.KillContainer(ctx, string(rec.ID), name, x.run.number, grace)
 		switch {
 		case err == nil || ctx.Err() != nil:
-			return
+			return true, err
 		case errdefs.Is(err, errdefs.Unsupported):
 			w.log.Info("vm stopped for its container: its guest's agent is older", "vm", rec.ID, "err", err)
 			w.mu.Lock()
 			w.requestVMStop(*x.killRequest, x.run.vm)
 			w.poke()
 			w.mu.Unlock()
-			return
+			return true, nil
 		}
 		w.event(corev1.EventTypeWarning, eventFailedKill, "error killing container %s: %s", name, err)
 		w.log.Warn("container not killed", "vm", rec.ID, "op", name, "err", err)
-		sleep(ctx, nil, pause, false)
-	}
+		return false, nil
+	})
 }
 
 // postStart runs the hook that follows the start of the process of x's container. The container does not count as running

@@ -2,11 +2,13 @@ package podprovider
 
 import (
 	"context"
+	"math"
 	"net/netip"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/probe"
@@ -81,7 +83,8 @@ func (w *worker) startMonitor(pod *corev1.Pod, rec *vm.Record, trusted bool) *gu
 
 // reach returns the check whether the guest can be reached.
 func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
-	failures, pause, first := 0, probeFirst, true
+	cold := wait.Backoff{Duration: probeFirst, Factor: 1.5, Steps: math.MaxInt, Cap: probeCold}
+	failures, pause, first := 0, cold, true
 	return func(ctx context.Context) (time.Duration, bool) {
 		limit := probeGuess
 		if ready {
@@ -107,12 +110,10 @@ func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
 			v.seen()
 		}
 		if ready {
-			pause = probeFirst
+			pause = cold
 			return probeSteady, true
 		}
-		next := pause
-		pause = min(pause*3/2, probeCold)
-		return next, true
+		return pause.Step(), true
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
@@ -32,7 +33,7 @@ type pulled struct {
 type backoff struct {
 	asked string
 	cause error
-	tries int
+	tries wait.Backoff
 	next  time.Time
 	shown time.Time // until when ErrImagePull is shown
 }
@@ -72,7 +73,7 @@ func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReque
 	}
 	w.pulls = backoff{asked: r.Name}
 	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, w.pause.Reason) {
-		w.tries, w.pause = 0, podstatus.Pause{}
+		w.tries, w.pause = wait.Backoff{}, podstatus.Pause{}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,16 +131,15 @@ func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error)
 		w.event(corev1.EventTypeWarning, eventFailed, "Failed to pull image %q: %s", r.Name, err)
 		w.log.Warn("image not pulled", "image", r.Name, "err", err)
 	}
-	b.tries++
-	wait := delay(w.p.cfg.BackoffBase, w.p.cfg.BackoffMax, b.tries)
-	b.cause, b.next = err, time.Now().Add(wait)
-	if b.tries > 1 { // one stable status is better than two that alternate
-		return w.holdBack(wait)
+	first, left := b.next.IsZero(), step(&b.tries, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+	b.cause, b.next = err, time.Now().Add(left)
+	if !first { // one stable status is better than two that alternate
+		return w.holdBack(left)
 	}
-	b.shown = time.Now().Add(min(wait, pullShown))
+	b.shown = time.Now().Add(min(left, pullShown))
 	w.pause = podstatus.Pause{Reason: reasonErrPull, Message: err.Error()}
 	w.publish(0)
-	return after(min(wait, pullShown))
+	return after(min(left, pullShown))
 }
 
 // holdBack shows that the pull will be retried, and returns when. left is the time until then.

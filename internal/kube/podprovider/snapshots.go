@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
@@ -183,7 +185,7 @@ func (t *turns) take(ctx context.Context, name string) (give func()) {
 			}
 		}
 		t.mu.Unlock()
-		if !wait(ctx, busy) {
+		if !await(ctx, busy) {
 			return nil
 		}
 	}
@@ -191,7 +193,7 @@ func (t *turns) take(ctx context.Context, name string) (give func()) {
 
 // retryTask is something that is retried until it works: after 1 s, 2 s … 60 s.
 type retryTask struct {
-	tries int
+	tries wait.Backoff
 	next  time.Time
 	cause string
 }
@@ -206,8 +208,7 @@ func (c *retryTask) left() time.Duration { return time.Until(c.next) }
 
 // failed records a failed attempt, and reports whether its cause is new.
 func (c *retryTask) failed(err error) (news bool) {
-	c.tries++
-	c.next = time.Now().Add(delay(retryTaskFirst, retryTaskMost, c.tries))
+	c.next = time.Now().Add(step(&c.tries, retryTaskFirst, retryTaskMost))
 	news = c.cause != err.Error()
 	c.cause = err.Error()
 	return news

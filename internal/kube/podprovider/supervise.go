@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -62,7 +63,7 @@ func (w *worker) restart(ctx context.Context, rec *vm.Record) turn {
 		w.due = time.Now().Add(time.Duration(again))
 		return again
 	}
-	w.tries, w.pause, w.again = 0, podstatus.Pause{}, false
+	w.tries, w.pause, w.again = wait.Backoff{}, podstatus.Pause{}, false
 	w.take(got)
 	return atOnce
 }
@@ -70,15 +71,17 @@ func (w *worker) restart(ctx context.Context, rec *vm.Record) turn {
 // schedule sets when the next run begins: the first at once, then after base, 2×base … A long run resets the back-off.
 func (w *worker) schedule(rec *vm.Record) {
 	if !rec.StartedAt.IsZero() && rec.StoppedAt.Sub(rec.StartedAt) > forgiveAfter*w.p.cfg.BackoffMax {
-		w.backoff = 0
+		w.backoff = wait.Backoff{}
 	}
-	w.dueFor, w.due = rec.StoppedAt, time.Now().Add(w.backoff)
-	if w.backoff > 0 {
-		message := "back-off " + w.backoff.String() + " restarting failed container"
+	hold := w.backoff.Step() // none the first time
+	w.dueFor, w.due = rec.StoppedAt, time.Now().Add(hold)
+	if hold > 0 {
+		message := "back-off " + hold.String() + " restarting failed container"
 		w.pause = podstatus.Pause{Reason: reasonCrashLoop, Message: message}
 		w.event(corev1.EventTypeWarning, eventBackOff, "Back-off restarting failed container as VM %s", rec.Spec.Name)
+	} else {
+		w.backoff = growing(w.p.cfg.BackoffBase, w.p.cfg.BackoffMax, 0)
 	}
-	w.backoff = min(max(2*w.backoff, w.p.cfg.BackoffBase), w.p.cfg.BackoffMax)
 }
 
 // Managed VMs are restarted in place and at once, but not again and again. A VM that cannot be restarted, or that crashes
@@ -104,7 +107,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	w.p.Metrics.done("restart", err)
 	switch {
 	case err == nil:
-		w.tries, w.pause, w.again = 0, podstatus.Pause{}, false
+		w.tries, w.pause, w.again = wait.Backoff{}, podstatus.Pause{}, false
 		w.restarted, w.unanswered = time.Now(), time.Time{}
 		w.event(corev1.EventTypeNormal, eventRestarted, "VM %s ended (%s) and was restarted in place", rec.Spec.Name, rec.Reason)
 		w.take(got)

@@ -138,14 +138,11 @@ func (w *worker) depart(ctx context.Context) {
 	if w.writer.flush(ctx) != nil || w.writer.lost() {
 		return
 	}
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+	_ = growing(100*time.Millisecond, 10*time.Second, many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		err := w.writer.erase(ctx)
-		if err == nil || ctx.Err() != nil {
-			return
+		if err != nil && ctx.Err() == nil {
+			w.log.Warn("pod not deleted", "err", err)
 		}
-		w.log.Warn("pod not deleted", "err", err)
-		if !sleep(ctx, nil, pause, false) {
-			return
-		}
-	}
+		return err == nil, nil
+	})
 }

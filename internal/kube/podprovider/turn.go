@@ -2,8 +2,27 @@ package podprovider
 
 import (
 	"context"
+	"math"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
+
+// many is the jitter of pauses after which many nodes ask the API server again.
+const many = 0.1
+
+// growing is a back-off that doubles from first to most. What users see of a pod has no jitter, as in the kubelet.
+func growing(first, most time.Duration, jitter float64) wait.Backoff {
+	return wait.Backoff{Duration: min(first, most), Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
+}
+
+// step returns the next pause of b. A b that is zero, or that had another maximum, begins anew.
+func step(b *wait.Backoff, first, most time.Duration) time.Duration {
+	if b.Cap != most {
+		*b = growing(first, most, 0)
+	}
+	return b.Step()
+}
 
 // turn says when a goroutine takes its next step. The zero value is whenWoken.
 type turn time.Duration

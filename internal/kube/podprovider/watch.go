@@ -156,14 +156,14 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 		}
 		x.released = true
 		v.hook(w.background(func(ctx context.Context) {
-			for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, 30*time.Second) {
+			_ = growing(time.Second, 30*time.Second, 0).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 				err := w.containers.ReleaseContainer(ctx, string(rec.ID), r.Name)
 				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
-					return
+					return true, err
 				}
 				w.log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
-				sleep(ctx, nil, pause, false)
-			}
+				return false, nil
+			})
 		}))
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -41,7 +42,7 @@ type worker struct {
 
 	verdict *podstatus.Verdict
 	pause   podstatus.Pause
-	tries   int // failed attempts at what is tried now
+	tries   wait.Backoff // after failed attempts at what is tried now
 }
 
 // subject is what a worker is about. It never changes.
@@ -115,9 +116,9 @@ type restarts struct {
 	unanswered time.Time // since when the engine does not answer the restart of a managed VM
 	last       *corev1.ContainerStateTerminated
 	again      bool
-	backoff    time.Duration // before the next start
-	due        time.Time     // of the next start
-	dueFor     time.Time     // the stop that due belongs to
+	backoff    wait.Backoff // before the next start
+	due        time.Time    // of the next start
+	dueFor     time.Time    // the stop that due belongs to
 }
 
 // hibernation is what is known of the VM's saved states.

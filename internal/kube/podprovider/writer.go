@@ -161,7 +161,7 @@ func (w *writer) settled() {
 // run writes until nothing is left to write, ctx ends or the pod is gone. While the server does not answer, run retries
 // with growing pauses.
 func (w *writer) run(ctx context.Context) {
-	const first, most = 100 * time.Millisecond, 10 * time.Second
+	first := growing(100*time.Millisecond, 10*time.Second, many)
 	pause := first
 	for {
 		want, base, hold := w.next(ctx)
@@ -190,8 +190,7 @@ func (w *writer) run(ctx context.Context) {
 			continue
 		}
 		w.log.Warn("pod status not written", "pod", w.ref.String(), "err", err)
-		sleep(ctx, nil, pause, false)
-		pause = min(2*pause, most)
+		sleep(ctx, nil, pause.Step(), false)
 	}
 }
 

@@ -124,7 +124,7 @@ func (o *Objects) look(key objectKey) (metav1.Object, error) {
 
 // watch keeps w up to date until ctx ends or the object cannot change any more.
 func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
-	pause := watchFirst
+	pauses := growing(watchFirst, watchMost)
 	for {
 		began := time.Now()
 		final, err := o.stream(ctx, key, w)
@@ -135,12 +135,11 @@ func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 			o.log.Debug("watch of an object ended", "pod", key.namespace+"/"+key.Name, "err", err)
 		}
 		if time.Since(began) > watchMost {
-			pause = watchFirst
+			pauses = growing(watchFirst, watchMost)
 		}
-		if !sleep(ctx, nil, pause) {
+		if !sleep(ctx, nil, pauses.Step()) {
 			return
 		}
-		pause = min(2*pause, watchMost)
 	}
 }
 

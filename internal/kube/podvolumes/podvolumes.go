@@ -10,10 +10,12 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -159,24 +161,32 @@ func (k *keeper) run(ctx context.Context) {
 		k.held = map[string]sum{}
 		k.poke()
 	}
-	wait, pause, complaint := k.due(), retryFirst, ""
-	for sleep(ctx, k.wake, wait) && sleep(ctx, nil, settle) {
+	next, pauses, complaint := k.due(), growing(retryFirst, retryMost), ""
+	for sleep(ctx, k.wake, next) && sleep(ctx, nil, settle) {
 		select {
 		case <-k.wake: // handle what arrived meanwhile now
 		default:
 		}
 		err := k.refresh(ctx)
 		if err == nil {
-			wait, pause, complaint = k.due(), retryFirst, ""
+			next, pauses, complaint = k.due(), growing(retryFirst, retryMost), ""
 			continue
 		}
 		if ctx.Err() == nil && complaint != err.Error() {
 			complaint = err.Error()
 			k.of.owner.Complain(k.id, err)
 		}
-		wait, pause = pause, min(2*pause, retryMost)
+		next = pauses.Step()
 	}
 }
+
+// growing is a back-off that doubles from first to most.
+func growing(first, most time.Duration) wait.Backoff {
+	return wait.Backoff{Duration: first, Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
+}
+
+// jitter is the part by which a pause may be longer, so that many nodes do not ask the API server at once.
+const jitter = 0.1
 
 // sleep waits for d or a wake-up; 0: only for the wake-up. It returns false when ctx has ended.
 func sleep(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,8 +16,8 @@ import (
 )
 
 // takeLock takes the lock file until it is closed or the process dies.
-func takeLock(path string) (*os.File, error) {
-	f, err := filelock.Take(path)
+func takeLock(ctx context.Context, path string) (*os.File, error) {
+	f, err := filelock.Take(ctx, path)
 	if errors.Is(err, filelock.ErrTaken) {
 		return nil, errdefs.Preconditionf("another process has it; stop that one first: is cocoond running twice?")
 	}

@@ -99,7 +99,7 @@ func (s *Store) Open(ctx context.Context) error {
 			return fmt.Errorf("open the snapshot store: %w", full(err))
 		}
 	}
-	lock, err := takeLock(s.path("lock"))
+	lock, err := takeLock(ctx, s.path("lock"))
 	if err != nil {
 		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
 	}
