@@ -51,6 +51,7 @@ type machine struct {
 	ended   chan struct{} // closed when process has ended
 	conn    *ssh.Client
 	boot    string // boot id of the kernel that conn is connected to
+	panics  int    // how often the machine's kernel had panicked when conn was made
 	clients []io.Closer
 }
 
@@ -233,6 +234,7 @@ func (m *machine) connect() {
 		var conn *ssh.Client
 		if conn, last = dial(m.addr, config); last == nil {
 			m.conn = conn
+			m.panics = m.panicCount()
 			if id, err := m.run("cat /proc/sys/kernel/random/boot_id"); err == nil && id != m.boot {
 				m.boot = id
 				m.t.Logf("up after %s", time.Since(began).Round(time.Second))
@@ -283,12 +285,29 @@ func (m *machine) run(script string) (string, error) {
 	session.Stdout, session.Stderr = &out, &out
 	done := make(chan error, 1)
 	go func() { done <- session.Run(script) }()
-	select {
-	case err = <-done:
-	case <-time.After(commandTimeout):
-		err = fmt.Errorf("no end after %s", commandTimeout)
+	limit, look := time.After(commandTimeout), time.NewTicker(5*time.Second)
+	defer look.Stop()
+	for {
+		select {
+		case err = <-done:
+		case <-limit:
+			err = fmt.Errorf("no end after %s", commandTimeout)
+		case <-look.C:
+			if m.panicCount() == m.panics {
+				continue
+			}
+			_ = m.conn.Close() // otherwise the next command waits as well
+			err = fmt.Errorf("the machine's kernel panicked; if its serial log names the thread of a virtual CPU (CPU 0/KVM), "+
+				"QEMU emulated SVM wrongly: run the test again\n%s", m.serial())
+		}
+		return strings.TrimSpace(out.String()), err
 	}
-	return strings.TrimSpace(out.String()), err
+}
+
+// panicCount returns how often the machine's kernel has panicked.
+func (m *machine) panicCount() int {
+	out, _ := os.ReadFile(m.path("serial.log"))
+	return strings.Count(string(out), "Kernel panic - not syncing")
 }
 
 // buffer can be read while it is written, so that the output of a command that does not end can be shown.
