@@ -13,17 +13,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The disks of a VM that was saved or resumed from a snapshot are chains of files in its folder:
-//
-//	top-<id>.qcow2  an overlay that a save or a wake added on top
-//	disks-<id>/     what the snapshot store made for a clone or a restore
-//
-// Neither name is used twice. tidy removes files that no record refers to any more.
-const (
-	topPrefix   = "top-"
-	disksPrefix = "disks-"
-)
-
 // each calls fn for d and all its backing files.
 func each(d vm.Disk, fn func(vm.Disk)) {
 	for at := &d; at != nil; at = at.Backing {

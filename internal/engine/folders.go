@@ -19,6 +19,21 @@ const unbornFile = "unborn"
 // gonePrefix begins the name of a VM's state folder once its removal is decided.
 const gonePrefix = ".gone-"
 
+// The disks of a VM that was saved or resumed from a snapshot are chains of files in its folder:
+//
+//	top-<id>.qcow2  an overlay that a save or a wake added on top
+//	disks-<id>/     what the snapshot store made for a clone or a restore
+//
+// Neither name is used twice. tidy removes files that no record refers to any more.
+const (
+	topPrefix   = "top-"
+	disksPrefix = "disks-"
+)
+
+// poolFile is in the state folder of an entry: its record, which no journal has. From it, an engine that finds the
+// folder after a crash knows which addresses to release.
+const poolFile = "pool.json"
+
 // folders are the folders of the VMs. Each VM has one for what survives a reboot and one for what may vanish with it.
 type folders struct {
 	stateParent, runParent string
@@ -139,3 +154,6 @@ func (d folders) syncing(id vm.ID, disks []vm.Disk) (wait func() error) {
 	go func() { done <- d.syncs.Sync(paths...) }() // ends by itself; the caller waits for it
 	return func() error { return <-done }
 }
+
+// pooled is the file of an entry of the pool.
+func (d folders) pooled(id vm.ID) string { return filepath.Join(d.state(id), poolFile) }

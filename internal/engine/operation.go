@@ -9,6 +9,33 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// Names of operations, and words of their steps. The journal stores them: their meaning never changes.
+const (
+	opCreate    = "create"
+	opLaunch    = "launch"
+	opStart     = "start"
+	opStop      = "stop"
+	opRestart   = "restart"
+	opRemove    = "remove"
+	opSave      = "save"
+	opClone     = "clone"
+	opHibernate = "hibernate"
+	opWake      = "wake"
+	opRestore   = "restore"
+	opAdopt     = "adopt"
+
+	stepAdopt    = "adopt"
+	stepDisks    = "disks"
+	stepNetwork  = "network"
+	stepLaunch   = "launch"
+	stepShutdown = "shutdown"
+	stepKill     = "kill"
+	stepSave     = "save"
+	stepUndo     = "undo"
+	stepAnswer   = "answer"
+	stepClean    = "clean"
+)
+
 // operation is one kind of change of a VM that the journal follows from its first step to its end. T is such a change
 // in progress. Each kind is in a file of its own, which has all of it: how it is begun, run, undone and recovered.
 //

@@ -153,3 +153,8 @@ func crash(x hypervisor.Exit) string {
 	}
 	return "the hypervisor process died"
 }
+
+// broken explains why r can only be removed.
+func broken(r vm.Record) error {
+	return errdefs.Preconditionf("it is in state %s (%s); remove it", r.State, r.Message)
+}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/engine/pool"
@@ -18,12 +17,6 @@ import (
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// poolFile is in the state folder of an entry: its record, which no journal has. From it, an engine that finds the
-// folder after a crash knows which addresses to release.
-const poolFile = "pool.json"
-
-func (d folders) pooled(id vm.ID) string { return filepath.Join(d.state(id), poolFile) }
 
 // poolMaker makes the entries of the pool.
 type poolMaker struct{ *node }

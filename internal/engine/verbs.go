@@ -36,11 +36,6 @@ func (e *Engine) operate(caller context.Context, op, ref string, act func(*machi
 	return r.Clone(), nil
 }
 
-// broken explains why r can only be removed.
-func broken(r vm.Record) error {
-	return errdefs.Preconditionf("it is in state %s (%s); remove it", r.State, r.Message)
-}
-
 // UpdateVolume replaces the content of a file volume, first durably on the host, then in the guest if it is
 // connected. A guest that is starting, stopped or lost meanwhile gets it at its next setup. A disk guest does not get
 // it.

@@ -1,0 +1,103 @@
+package engine
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Config is what an operator may set. Zero durations and sizes mean the defaults listed here.
+type Config struct {
+	StateDir       string // survives a reboot: disks and logs of the VMs, in vms/<id>
+	RunDir         string // may vanish at a reboot: sockets of the VMs, in vms/<id>
+	DefaultDriver  string // for a spec that names none
+	DefaultNetwork string // for a NIC that names none
+	Kernel         string // guest kernel of OCI images; "": only disk images can run
+	Initrd         string // contains the guest agent
+	MaxLogBytes    int64  // for one run of one VM's main process; 16 MiB
+	PoolSize       int    // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
+	PoolMemory     int64  // bytes of memory for all guests in the pool together
+
+	CloneDirs []string                                // absolute folders with exported snapshots that non-operators may clone from
+	OwnerOf   func(labels map[string]string) vm.Owner // owner of a VM created before records had owners; nil: the operator
+
+	AgentTimeout    time.Duration // how long exec and similar calls wait until a guest is ready; 2 min (emulated guests are slow)
+	StopMargin      time.Duration // extra time after a guest's grace period to sync and power off; 5 s
+	PoweroffTimeout time.Duration // from the acknowledged exit of the main process until the VM is killed; 15 s
+	Silence         time.Duration // how long a guest with our agent may not answer before calls into it end; 1 min
+	DrainTimeout    time.Duration // how long to wait for the last output of an ended guest; 2 s
+	ReconnectMin    time.Duration // first pause after the agent is lost, doubled up to ReconnectMax; 50 ms
+	ReconnectMax    time.Duration // 5 s
+	PoolPause       time.Duration // from a clone until the pool is refilled, so that callers waiting for a clone come first; 1 s
+	ProvenAfter     time.Duration // how long a guest whose agent cannot answer must keep running before its saved state is removed; 2 s
+	SilentMax       time.Duration // ReconnectMax for a disk guest, whose image may have no agent at all; 30 s
+}
+
+// Deps are the engine's collaborators.
+type Deps struct {
+	Journal  journal.Journal
+	Drivers  map[string]hypervisor.Driver // by name
+	Images   image.Store
+	Networks network.Networks // nil: none; set up by the caller before Run
+	Agents   guest.Connector  // nil: OCI guests run without contact to their agent
+	Log      *slog.Logger     // nil: silent
+
+	DiskAgents guest.Connector // nil: the engine looks for no agent in disk guests
+	Seeds      image.Seeder    // nil: disk guests are not told their identity
+
+	Snapshots snapshot.Store // nil: the engine saves and clones nothing
+	Records   Records        // nil: VMs have no records in their folders
+
+	Room func(dir string) (Room, error) // space on the file system of a folder; nil: what the kernel reports
+}
+
+// Records are copies of journal rows in the folders of the VMs.
+type Records interface {
+	// Kept reads the row of a VM. Errors: NotFound if there is none, DataLoss if it cannot be decoded.
+	Kept(id vm.ID) (journal.Row, error)
+}
+
+// complete checks what must be given, and fills in the defaults.
+func (c *Config) complete() (err error) {
+	if c.StateDir == "" || c.RunDir == "" {
+		return errdefs.Invalidf("engine: a state and a runtime folder are needed")
+	}
+	for _, p := range []*string{&c.StateDir, &c.RunDir} {
+		if *p, err = filepath.Abs(*p); err != nil {
+			return fmt.Errorf("engine: %w", err)
+		}
+	}
+	if c.MaxLogBytes <= 0 {
+		c.MaxLogBytes = 16 << 20
+	}
+	for _, d := range []struct {
+		value *time.Duration
+		def   time.Duration
+	}{
+		{&c.AgentTimeout, 2 * time.Minute},
+		{&c.StopMargin, 5 * time.Second},
+		{&c.PoweroffTimeout, 15 * time.Second},
+		{&c.Silence, time.Minute},
+		{&c.DrainTimeout, 2 * time.Second},
+		{&c.ReconnectMin, 50 * time.Millisecond},
+		{&c.ReconnectMax, 5 * time.Second},
+		{&c.SilentMax, 30 * time.Second},
+		{&c.PoolPause, time.Second},
+		{&c.ProvenAfter, 2 * time.Second},
+	} {
+		if *d.value <= 0 {
+			*d.value = d.def
+		}
+	}
+	return nil
+}
