@@ -11,7 +11,7 @@ import (
 
 // Snapshots saves VMs, creates VMs that resume from a saved state, and transfers snapshots to and from registries. The
 // engine with its node's catalog is one implementation, the node API client is another. Registry refs are
-// [http[s]://]HOST[:PORT]/REPOSITORY:TAG.
+// [http[s]://]HOST[:PORT]/REPOSITORY:TAG. Only the wiring and the Store have all of it; see own.
 type Snapshots interface {
 	shelf
 	states
