@@ -75,7 +75,7 @@ func TestEveryKeyIsDecided(t *testing.T) {
 type declaration struct{ file, value string }
 
 // declared reads the sources: the constants of api/contract without a type (the words of closed lists have types), its functions
-// and methods that make or parse names, and the functions of podprovider that derive names from a VM's name.
+// and methods that make or parse names, and the functions of podsnapshots that derive names from a VM's name.
 func declared(t *testing.T) map[string]declaration {
 	t.Helper()
 	out := map[string]declaration{}
@@ -84,7 +84,7 @@ func declared(t *testing.T) map[string]declaration {
 		t.Fatalf("no sources of api/contract: %v", err)
 	}
 	values := map[string]string{}
-	for _, path := range append(files, "../../internal/kube/podprovider/snapshots.go") {
+	for _, path := range append(files, "../../internal/kube/podsnapshots/podsnapshots.go") {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}

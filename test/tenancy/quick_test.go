@@ -49,6 +49,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/admission"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/access"
@@ -139,7 +140,7 @@ func (p *process) start() {
 	var err error
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: NodeName, IP: "192.0.2.1"}, Settle: -1,
-		Registry:      podprovider.Registry{URL: p.url, Auth: snapshot.Auth{Token: p.token}, Public: strings.Split(PublicRepositories, ",")},
+		Registry:      podsnapshots.Registry{URL: p.url, Auth: snapshot.Auth{Token: p.token}, Public: strings.Split(PublicRepositories, ",")},
 		StaticForward: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 	}, podprovider.Deps{
 		Runtime: p.machine, Snapshots: p.machine, Client: p.client, Recorder: record.NewFakeRecorder(1 << 16), Prober: answers{}, Metrics: podprovider.NewMetrics(prometheus.NewRegistry()), Log: log,

@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -53,7 +54,7 @@ type world interface {
 // machine is the node below the cluster, as seen by its operator.
 type machine interface {
 	podprovider.Runtime
-	podprovider.Snapshots
+	podsnapshots.Snapshots
 	PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error)
 	ExportSnapshotDir(ctx context.Context, ref, dir string) error
 }

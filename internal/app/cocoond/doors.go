@@ -8,13 +8,13 @@ import (
 
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 )
 
 // A virtual node in this process uses the engine directly, and the catalog of its snapshots.
 var (
-	_ podprovider.Snapshots = (*served)(nil)
-	_ vkcocoon.Informer     = (*served)(nil)
+	_ podsnapshots.Snapshots = (*served)(nil)
+	_ vkcocoon.Informer      = (*served)(nil)
 )
 
 // door is an API that runs in this process, on top of the engine, until ctx ends.

@@ -12,7 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/node"
-	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/version"
 )
@@ -65,7 +65,7 @@ type Config struct {
 	BackoffMax  time.Duration `json:"-"` // default 5 min
 
 	sizes     node.Sizes
-	snapshots podprovider.Registry
+	snapshots podsnapshots.Registry
 	static    []netip.Prefix
 }
 

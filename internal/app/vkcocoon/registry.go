@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/epochclient"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 )
 
 // Environment reads registry settings that c lacks from the environment. The token comes only from there.
@@ -24,8 +24,8 @@ func (c *Config) Environment(env func(string) string) {
 }
 
 // registry reads the address of the snapshot registry and the credentials for it. It sends nothing.
-func (c Config) registry() (podprovider.Registry, error) {
-	var r podprovider.Registry
+func (c Config) registry() (podsnapshots.Registry, error) {
+	var r podsnapshots.Registry
 	var err error
 	if r.URL, r.Auth, err = (epochclient.Settings{URL: c.EpochURL, Token: c.EpochToken, TokenFile: c.EpochTokenFile, CACert: c.EpochCACert}).Read(); err != nil {
 		return r, err

@@ -9,13 +9,14 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/nodecli"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
 var (
-	_ podprovider.Runtime   = (*nodecli.Client)(nil)
-	_ podprovider.Snapshots = (*nodecli.Client)(nil)
+	_ podprovider.Runtime    = (*nodecli.Client)(nil)
+	_ podsnapshots.Snapshots = (*nodecli.Client)(nil)
 )
 
 // Ways to reach the VMs.

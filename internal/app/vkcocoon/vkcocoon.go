@@ -34,6 +34,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
 	"cocoonstack.io/cocoon/internal/nodeclient"
@@ -49,9 +50,9 @@ type Informer interface {
 }
 
 var (
-	_ Informer              = (*nodeclient.Client)(nil)
-	_ podprovider.Runtime   = (*nodeclient.Client)(nil)
-	_ podprovider.Snapshots = (*nodeclient.Client)(nil)
+	_ Informer               = (*nodeclient.Client)(nil)
+	_ podprovider.Runtime    = (*nodeclient.Client)(nil)
+	_ podsnapshots.Snapshots = (*nodeclient.Client)(nil)
 )
 
 // podWorkers is how many calls of virtual-kubelet run at a time. They only queue work for the provider.
@@ -209,7 +210,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		return nil, fmt.Errorf("set up the watch of Services: %w", err)
 	}
 	p.events = record.NewBroadcaster(record.WithContext(ctx))
-	snapshots, _ := n.runtime.(podprovider.Snapshots)
+	snapshots, _ := n.runtime.(podsnapshots.Snapshots)
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,

@@ -106,7 +106,7 @@ func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) turn {
 
 // cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
 func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
-	if w.snaps == nil {
+	if w.states == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
 	}
 	make1 := func() (vm.Record, error) {
@@ -118,7 +118,7 @@ func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm
 		if len(pod.Spec.ImagePullSecrets) > 0 {
 			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client})
 		}
-		rec, err := w.states.CloneWithImage(ctx, s, auth)
+		rec, err := w.states.Clone(ctx, s, auth)
 		if err != nil {
 			return rec, err
 		}
@@ -166,73 +166,7 @@ func (w *worker) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) 
 	case o.Dir != "":
 		return snapshot.Snapshot{}, nil
 	case o.Fork != "":
-		return w.forkOf(ctx, pod, o.Fork)
+		return w.states.ForkOf(ctx, pod, o.Fork)
 	}
-	return w.stored(ctx, pod, o.Snapshot, true)
-}
-
-// fetchSnapshot pulls a snapshot and reports that with the same Events as for an image.
-func (w *worker) fetchSnapshot(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
-	w.event(corev1.EventTypeNormal, eventPulling, "Pulling snapshot %q", from)
-	began := time.Now()
-	got, err := w.pullSnapshot(ctx, from, name)
-	if err != nil {
-		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", from, err)
-	}
-	w.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled snapshot %q in %s. Snapshot size: %d bytes.",
-		from, time.Since(began).Round(time.Millisecond), got.Size)
-	return got, nil
-}
-
-// forkOf returns the snapshot from which the running VM main is forked. It is taken once and shared by all forks, until
-// main is another VM. When main is not on this node, the last state in the registry is used.
-func (w *worker) forkOf(ctx context.Context, pod *corev1.Pod, main string) (snapshot.Snapshot, error) {
-	give := w.p.turns.take(ctx, "fork "+w.owner.Qualify(main))
-	if give == nil {
-		return snapshot.Snapshot{}, ctx.Err()
-	}
-	defer give()
-	rec, err := w.known(ctx, main)
-	if errdefs.IsNotFound(err) && w.p.remote() {
-		if id := pod.Annotations[contract.KeyForkFromID]; id != "" {
-			return w.offered(ctx, main, vm.ID(id))
-		}
-		return w.stored(ctx, pod, contract.SnapshotRef{Repo: main, Tag: contract.DefaultSnapshotTag}, false)
-	}
-	if err != nil {
-		return snapshot.Snapshot{}, err
-	}
-	name := forkName(rec.Spec.Name)
-	have, err := w.findSnapshot(ctx, name)
-	switch {
-	case err == nil && have.Source.VMID == rec.ID:
-		return have, nil
-	case err == nil: // of an earlier VM of that name
-		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
-			return have, err
-		}
-	case !errdefs.IsNotFound(err):
-		return have, err
-	}
-	if !podstatus.Up(&rec) || !itself(&rec, false) {
-		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
-	}
-	return w.save(ctx, rec, name, "to fork "+main)
-}
-
-// save takes a snapshot of rec.
-func (t tenant) save(ctx context.Context, rec vm.Record, name, description string) (snapshot.Snapshot, error) {
-	began := time.Now()
-	labels := map[string]string{}
-	for _, key := range []string{contract.VMLabelNode, contract.VMLabelPodNamespace, contract.VMLabelPodName, contract.VMLabelPodUID} {
-		if v := rec.Spec.Labels[key]; v != "" {
-			labels[key] = v
-		}
-	}
-	labels[contract.VMLabelNode] = t.p.cfg.Node.Name // shows that we may remove it
-	got, err := t.states.SaveSnapshot(ctx, string(rec.ID), vm.SaveSpec{Name: name, Description: description, Labels: labels})
-	if err == nil {
-		t.p.Metrics.save.Observe(time.Since(began).Seconds())
-	}
-	return got, err
+	return w.states.Stored(ctx, pod, o.Snapshot)
 }

@@ -61,9 +61,7 @@ const (
 	eventDataLoss            = "DataLoss"
 	eventDiskWell            = "DiskRecovered"
 	eventTagLeft             = "HibernateTagLeft"
-	eventSaveFailed          = "SnapshotSaveFailed"
 	eventForkPushFailed      = "ForkPushFailed"
-	eventPushFailed          = "SnapshotPushFailed"
 	eventHint                = "PostCloneHint"
 )
 

@@ -12,11 +12,12 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// fakeSnapshots is an in-memory Snapshots for the VMs of an engine. memory is what a guest knows; a snapshot keeps a copy
+// fakeSnapshots is an in-memory podsnapshots.Snapshots for the VMs of an engine. memory is what a guest knows; a snapshot keeps a copy
 // of it.
 type fakeSnapshots struct {
 	*engine
@@ -54,7 +55,7 @@ func newFakeSnapshots(e *engine, r *registry) *fakeSnapshots {
 	return &fakeSnapshots{engine: e, registry: r, snaps: map[string]snapshot.Snapshot{}, content: map[string]string{}, memory: map[vm.ID]string{}}
 }
 
-var _ Snapshots = (*fakeSnapshots)(nil)
+var _ podsnapshots.Snapshots = (*fakeSnapshots)(nil)
 
 func (r *registry) enter(call string) (func(), error) {
 	r.mu.Lock()

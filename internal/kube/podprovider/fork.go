@@ -9,14 +9,13 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // offer pushes the snapshot for forks of rec to the registry, if the pod says that forks on other nodes wait for it. The
 // push runs in parallel to the worker's steps. offer returns when to try again.
 func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) turn {
-	if !contract.OfferFork(pod.Annotations) || w.snaps == nil || !w.p.remote() {
+	if !contract.OfferFork(pod.Annotations) || w.states == nil || !w.p.remote() {
 		return whenWoken
 	}
 	w.mu.Lock()
@@ -29,10 +28,7 @@ func (w *worker) offer(pod *corev1.Pod, rec *vm.Record) turn {
 	}
 	w.offers = rec.ID
 	w.background(func(ctx context.Context) {
-		snap, err := w.forkOf(ctx, pod, w.vmName)
-		if err == nil {
-			err = w.push(ctx, snap.ID, w.ref(w.vmName, contract.ForkSnapshotTag))
-		}
+		err := w.states.Offer(ctx, pod)
 		if ctx.Err() == nil && w.hasOffered(err) {
 			w.event(corev1.EventTypeWarning, eventForkPushFailed, "VM %s cannot be forked on other nodes: %s", w.vmName, err)
 			w.log.Warn("state for forks not in the registry", "err", err)
@@ -54,59 +50,22 @@ func (w *worker) hasOffered(err error) (news bool) {
 	return w.offering.failed(err)
 }
 
-// offered returns the snapshot for forks of the VM with that ID, which runs on another node. That node pushes the snapshot
-// to the registry when it is told to. Until then offered returns Unavailable.
-func (w *worker) offered(ctx context.Context, main string, id vm.ID) (snapshot.Snapshot, error) {
-	name, ref := forkName(main), w.ref(main, contract.ForkSnapshotTag)
-	have, err := w.findSnapshot(ctx, name)
-	switch {
-	case err == nil && have.Source.VMID == id:
-		return have, nil
-	case err == nil: // of an earlier VM of that name
-		if err := w.snaps.RemoveSnapshot(ctx, have.ID); err != nil && !errdefs.IsNotFound(err) {
-			return have, err
-		}
-	case !errdefs.IsNotFound(err):
-		return have, err
-	}
-	digest, err := w.registry.TagDigest(ctx, ref, w.p.cfg.Registry.Auth)
-	if errdefs.IsNotFound(err) || err == nil && digest == w.stale {
-		return have, errdefs.Unavailablef("the state of VM %s, which runs on another node, is not in the registry yet", main)
-	}
-	if err != nil {
-		return have, err
-	}
-	got, err := w.fetchSnapshot(ctx, ref, name)
-	if err != nil {
-		return got, err
-	}
-	if got.Source.VMID == id {
-		return got, nil
-	}
-	w.stale = digest
-	w.discard(ctx, got.ID)
-	return got, errdefs.Unavailablef("the registry has the state of a VM that was called %s before, and not yet of the one that runs", main)
-}
-
 // dropForks removes what existed only for forks, once the pod's VM is gone: the VM's fork state in the registry, and this
 // node's fork snapshot of another node's VM, if no fork of that VM is left here.
 func (w *worker) dropForks(ctx context.Context) {
 	pod, _, _ := w.look()
-	if w.snaps == nil || !w.p.remote() {
+	if w.states == nil || !w.p.remote() {
 		return
 	}
 	if contract.OfferFork(pod.Annotations) {
-		ref := w.ref(w.vmName, contract.ForkSnapshotTag)
-		if err := w.registry.DeleteTag(ctx, ref, w.p.cfg.Registry.Auth); err != nil && ctx.Err() == nil {
-			w.log.Warn("state for forks of deleted pod stays in the registry", "op", ref, "err", err)
-		}
+		w.states.DropOffer(ctx)
 	}
 	main := pod.Annotations[contract.KeyForkFrom]
 	if pod.Annotations[contract.KeyForkFromID] == "" || main == "" || w.p.forks(main, w) {
 		return
 	}
 	if _, err := w.known(ctx, main); errdefs.IsNotFound(err) {
-		w.discard(ctx, forkName(main))
+		w.states.DropFork(ctx, main)
 	}
 }
 

@@ -138,7 +138,7 @@ func TestAKilledProcessIsTakenUp(t *testing.T) {
 			w.create(pod())
 			w.after(time.Second)
 			w.stop()
-			if _, err := s.Hibernate(t.Context(), vmName, hibernateName(vmName)); err != nil {
+			if _, err := s.Hibernate(t.Context(), vmName, vmName+":"+contract.HibernateSnapshotTag); err != nil {
 				t.Fatal(err)
 			}
 			p, _ := w.client.CoreV1().Pods("default").Get(t.Context(), "web", metav1.GetOptions{})
@@ -327,7 +327,7 @@ func TestWakingFromAPeer(t *testing.T) {
 				expect(t, w.after(time.Second), asleepPod)
 				w.stop()
 				if tc.stale {
-					snap := there.snaps["default/"+hibernateName(vmName)]
+					snap := there.snaps["default/"+vmName+":"+contract.HibernateSnapshotTag]
 					snap.Digest = "sha256:old"
 					there.snaps["default/"+snap.Name] = snap
 				}

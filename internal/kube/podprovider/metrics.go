@@ -152,6 +152,8 @@ func (m *Metrics) booted(mode, backend string, d time.Duration) {
 	m.boot.WithLabelValues(mode, backend).Observe(d.Seconds())
 }
 
+func (m *Metrics) saved(d time.Duration) { m.save.Observe(d.Seconds()) }
+
 // pushed and pulled count transfers, and measure the time of those that succeeded.
 func (m *Metrics) pushed(d time.Duration, err error) {
 	m.pushTotal.WithLabelValues(result(err)).Inc()

@@ -6,8 +6,8 @@
 // be stale; see writer.go.
 //
 // The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. Package podstatus
-// computes the statuses, package podvolumes reads the volumes. The package keeps no state on disk: after a restart, the
-// cluster and the labels of the VMs contain everything that it needs.
+// computes the statuses, package podvolumes reads the volumes, package podsnapshots keeps the saved states. The package
+// keeps no state on disk: after a restart, the cluster and the labels of the VMs contain everything that it needs.
 package podprovider
 
 import (
@@ -28,6 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -101,7 +102,7 @@ type Config struct {
 	Node       convert.Node
 	Orphans    OrphanPolicy
 	LeasesPath string // lease file to look up a missing address; "" for none
-	Registry   Registry
+	Registry   podsnapshots.Registry
 
 	StaticForward []netip.Prefix // networks of machines to which ports of static pods may be forwarded
 
@@ -126,7 +127,7 @@ type Placements interface {
 // that ask for snapshots, or to stay on a node, are refused.
 type Deps struct {
 	Runtime    Runtime
-	Snapshots  Snapshots
+	Snapshots  podsnapshots.Snapshots
 	Placements Placements
 	Client     kubernetes.Interface
 	Recorder   record.EventRecorder
@@ -153,7 +154,6 @@ type Provider struct {
 	holders  map[string]*worker // by namespace and VM name: the last worker that got the name
 	adopters map[vm.ID]*worker  // workers of VMs without our label
 	leaving  deletionLog
-	turns    turns         // serializes workers that would make the same snapshot
 	pace     *rate.Limiter // rate limit of statuses that may wait
 	objects  *podvolumes.Objects
 	probes   *probe.Scheduler
@@ -189,7 +189,9 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	case cfg.Settle < 0:
 		cfg.Settle = 0
 	}
-	node := operator{deps.Runtime, deps.Snapshots, deps.Runtime, deps.Snapshots}
+	m := deps.Metrics
+	node := operator{deps.Runtime, deps.Runtime, podsnapshots.New(cfg.Node.Name, deps.Snapshots, cfg.Registry,
+		podsnapshots.Metrics{Saved: m.saved, Pushed: m.pushed, Pulled: m.pulled})}
 	deps.Runtime, deps.Snapshots = nil, nil
 	return &Provider{
 		cfg: cfg, Deps: deps, node: node, health: errdefs.Unavailablef("the VM engine was not asked yet"),
@@ -226,6 +228,14 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 	ready()
 	p.follow(ctx, revision)
 	return ctx.Err()
+}
+
+// remote reports whether the node has a registry.
+func (p *Provider) remote() bool { return p.node.snapshots.Remote() }
+
+// Offered returns the snapshots of this node that pods can ask for; see podsnapshots.Store.
+func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
+	return p.node.snapshots.Offered(ctx)
 }
 
 // Health is nil while the Runtime answers.

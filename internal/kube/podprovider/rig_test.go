@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 )
 
 // answers is a Prober whose answers a test sets.
@@ -70,7 +71,7 @@ func (w *world) begin(cfg Config) {
 // run starts a provider. After stop it may be called again, like a process that is restarted.
 func (w *world) run(cfg Config) {
 	cfg.Node = convert.Node{Name: "node-1", IP: "192.0.2.1"}
-	var snapshots Snapshots
+	var snapshots podsnapshots.Snapshots
 	if w.fakeSnapshots != nil {
 		snapshots = w.fakeSnapshots
 	}

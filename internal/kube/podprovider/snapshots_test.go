@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 )
 
 // keeping is a world whose node keeps snapshots, with a registry unless bare.
@@ -25,7 +26,7 @@ func keepingConfig(bare bool) Config {
 	if bare {
 		return Config{}
 	}
-	return Config{Registry: Registry{URL: registryURL + "/"}}
+	return Config{Registry: podsnapshots.Registry{URL: registryURL + "/"}}
 }
 
 func newKept() *fakeSnapshots { return newFakeSnapshots(newEngine(), newRegistry()) }

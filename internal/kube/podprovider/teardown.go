@@ -79,8 +79,8 @@ func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
 		w.p.Metrics.done("delete", err)
 		return again, false
 	}
-	if w.snaps != nil && len(rec.SnapshotIDs) > 0 { // one may be the snapshot for its forks, which is of no use without the VM
-		w.discard(ctx, forkName(w.vmName))
+	if w.states != nil && len(rec.SnapshotIDs) > 0 { // one may be the snapshot for its forks, which is of no use without the VM
+		w.states.DropFork(ctx, w.vmName)
 	}
 	w.dropTag(ctx)
 	w.dropForks(ctx)

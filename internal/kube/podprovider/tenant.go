@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -18,13 +18,12 @@ import (
 // concerns the node: what exists, who owns it, and what was left. Work for a pod goes through a tenant.
 type operator struct {
 	vms       overview
-	snaps     lister    // nil: the node keeps no snapshots
-	runtime   Runtime   // for the tenants, as snapshots is
-	snapshots Snapshots // nil: the node keeps no snapshots
+	runtime   Runtime // for the tenants
+	snapshots *podsnapshots.Store
 }
 
-// tenant gives access to the node's VMs and snapshots on behalf of one pod: what belongs to another namespace is NotFound.
-// It is the only way in which a worker reaches them.
+// tenant gives access to the node's VMs on behalf of one pod: what belongs to another namespace is NotFound. It is the only
+// way in which a worker reaches them. The way to the snapshots is podsnapshots.States.
 type tenant struct {
 	p          *Provider
 	owner      vm.Owner
@@ -32,19 +31,12 @@ type tenant struct {
 	guests     guests
 	containers containers
 	puller     puller
-	snaps      shelf // nil, like states and registry: the node keeps no snapshots
-	states     states
-	registry   snapshotRegistry
 }
 
 // on returns the tenant for o. Preconditions: o is not the operator.
 func (p *Provider) on(o vm.Owner) tenant {
-	r, s := p.node.runtime, p.node.snapshots
-	t := tenant{p: p, owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
-	if s != nil {
-		t.snaps, t.states, t.registry = ownShelf{s, o}, ownStates{s, o}, ownRegistry{s, o}
-	}
-	return t
+	r := p.node.runtime
+	return tenant{p: p, owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
 }
 
 // ownerOf returns the owner of a pod's VM.
@@ -70,7 +62,7 @@ func (t tenant) may(rec vm.Record) bool {
 	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
 }
 
-// own is a part R of Runtime or Snapshots on behalf of an owner. The types made of it embed nothing, so a method that is not
+// own is a part R of Runtime on behalf of an owner. The types made of it embed nothing, so a method that is not
 // written here does not exist.
 type own[R any] struct {
 	r R
@@ -82,9 +74,6 @@ type (
 	ownGuests     own[guests]
 	ownContainers own[containers]
 	ownPuller     own[puller]
-	ownShelf      own[shelf]
-	ownStates     own[states]
-	ownRegistry   own[snapshotRegistry]
 )
 
 func (v ownMachines) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
@@ -137,48 +126,4 @@ func (v ownContainers) ReleaseContainer(ctx context.Context, ref, container stri
 
 func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
-}
-
-func (v ownShelf) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
-	return v.r.GetSnapshot(vm.OnBehalf(ctx, v.o), ref)
-}
-
-func (v ownShelf) RemoveSnapshot(ctx context.Context, ref string) error {
-	return v.r.RemoveSnapshot(vm.OnBehalf(ctx, v.o), ref)
-}
-
-func (v ownStates) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
-	return v.r.SaveSnapshot(vm.OnBehalf(ctx, v.o), ref, s)
-}
-
-func (v ownStates) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
-	return v.r.CloneWithImage(vm.OnBehalf(ctx, v.o), s, auth)
-}
-
-func (v ownStates) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
-	return v.r.Hibernate(vm.OnBehalf(ctx, v.o), ref, name)
-}
-
-func (v ownStates) Wake(ctx context.Context, ref string) (vm.Record, error) {
-	return v.r.Wake(vm.OnBehalf(ctx, v.o), ref)
-}
-
-func (v ownRegistry) PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	return v.r.PushSnapshot(vm.OnBehalf(ctx, v.o), ref, to, auth, progress)
-}
-
-func (v ownRegistry) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
-	return v.r.PullSnapshot(vm.OnBehalf(ctx, v.o), from, name, auth, progress)
-}
-
-func (v ownRegistry) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
-	return v.r.TagDigest(vm.OnBehalf(ctx, v.o), ref, auth)
-}
-
-func (v ownRegistry) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
-	return v.r.DeleteTag(vm.OnBehalf(ctx, v.o), ref, auth)
-}
-
-func (v ownRegistry) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
-	return v.r.CheckRegistry(vm.OnBehalf(ctx, v.o), ref, auth)
 }

@@ -24,6 +24,29 @@ func step(b *wait.Backoff, first, most time.Duration) time.Duration {
 	return b.Step()
 }
 
+// retryTask is something that is retried until it works: after 1 s, 2 s … 60 s.
+type retryTask struct {
+	tries wait.Backoff
+	next  time.Time
+	cause string
+}
+
+const (
+	retryTaskFirst = time.Second
+	retryTaskMost  = time.Minute
+)
+
+// left returns how long to wait before the next attempt.
+func (c *retryTask) left() time.Duration { return time.Until(c.next) }
+
+// failed records a failed attempt, and reports whether its cause is new.
+func (c *retryTask) failed(err error) (news bool) {
+	c.next = time.Now().Add(step(&c.tries, retryTaskFirst, retryTaskMost))
+	news = c.cause != err.Error()
+	c.cause = err.Error()
+	return news
+}
+
 // turn says when a goroutine takes its next step. The zero value is whenWoken.
 type turn time.Duration
 

@@ -14,9 +14,9 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
-	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -26,7 +26,7 @@ import (
 //
 // All but subject and shared is used only by the worker's goroutine.
 type worker struct {
-	tenant // access to VMs and snapshots on behalf of the pod
+	tenant // access to VMs on behalf of the pod
 	subject
 	shared
 	bringUp
@@ -104,9 +104,6 @@ type bringUp struct {
 	lacking  []convert.Absent // missing references that were already reported
 	fetched  map[string]bool  // images that are ready for the VM that is being created
 	pulls    backoff
-	stale    string            // digest of a fork state that does not belong to the VM to be forked
-	foreign  snapshot.Snapshot // from an old place in the registry; not known to belong to the VM
-	why      error             // why foreign is not used
 }
 
 // restarts is what follows the end of a run.
@@ -123,10 +120,10 @@ type restarts struct {
 
 // hibernation is what is known of the VM's saved states.
 type hibernation struct {
-	restored bool   // this process resumed the VM from elsewhere
-	kept     string // hibernation snapshot that is known to be stored where it should be
-	saved    vm.ID  // the VM that was saved before its removal
-	slept    string // registry digest of the local snapshot from which the VM woke
+	states   *podsnapshots.States // has its own lock; nil: the node keeps no snapshots
+	restored bool                 // this process resumed the VM from elsewhere
+	kept     string               // hibernation snapshot that is known to be stored where it should be
+	saved    vm.ID                // the VM that was saved before its removal
 	dozing   retryTask
 	waking   retryTask
 	tidying  retryTask
@@ -170,7 +167,7 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		wake:    make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, p.pace, log),
 	}
-	w.volumes = w.newVolumes()
+	w.volumes, w.states = w.newVolumes(), w.newStates()
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
 	return w
@@ -248,7 +245,7 @@ func (w *worker) observe(cancel context.CancelFunc) (sight, *removal) {
 	s := sight{
 		pod: w.pod, rec: w.rec, lost: w.lost, leaving: w.removal != nil, judged: w.verdict != nil, static: w.static,
 		ended: w.status.Phase == corev1.PodSucceeded || w.status.Phase == corev1.PodFailed,
-		node:  abilities{snapshots: w.snaps != nil, remote: w.p.remote()},
+		node:  abilities{snapshots: w.states != nil, remote: w.p.remote()},
 		left:  w.late(), answers: w.ready, killed: w.killed,
 		waits: waits{hibernate: w.dozing.left(), wake: w.waking.left(), start: time.Until(w.due)},
 	}

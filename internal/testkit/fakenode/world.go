@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/kube/podprovider"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -27,8 +27,8 @@ type Machine struct {
 }
 
 var (
-	_ vkcocoon.Runtime      = (*Machine)(nil)
-	_ podprovider.Snapshots = (*Machine)(nil)
+	_ vkcocoon.Runtime       = (*Machine)(nil)
+	_ podsnapshots.Snapshots = (*Machine)(nil)
 )
 
 // diskSize is the size of a VM's writable disk, in bytes. The file is sparse.

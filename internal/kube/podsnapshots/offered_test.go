@@ -1,7 +1,9 @@
-package podprovider
+package podsnapshots
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -10,13 +12,22 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// listed is Snapshots of which only the list is asked for.
+type listed struct {
+	Snapshots
+	snaps map[string]snapshot.Snapshot
+}
+
+func (l listed) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) {
+	return slices.Collect(maps.Values(l.snaps)), nil
+}
+
 func TestOffered(t *testing.T) {
-	s := &fakeSnapshots{snaps: map[string]snapshot.Snapshot{}}
-	p := &Provider{}
-	p.node.snaps = s
+	s := listed{snaps: map[string]snapshot.Snapshot{}}
+	store := New("node-1", s, Registry{}, Metrics{})
 	offered := func() (names []string) {
 		t.Helper()
-		all, err := p.Offered(t.Context())
+		all, err := store.Offered(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +74,7 @@ func TestOffered(t *testing.T) {
 	if again := offered(); !slices.Equal(got, again) {
 		t.Errorf("%v, then %v", got, again)
 	}
-	if none, err := (&Provider{}).Offered(t.Context()); len(none) != 0 || err != nil {
+	if none, err := New("node-1", nil, Registry{}, Metrics{}).Offered(t.Context()); len(none) != 0 || err != nil {
 		t.Errorf("a node without snapshots offers %v, %v", none, err)
 	}
 }

@@ -1,4 +1,4 @@
-package podprovider
+package podsnapshots
 
 import (
 	"context"
@@ -18,24 +18,24 @@ const maxOffered = 50
 
 // Offered returns the snapshots of this node that pods can ask for, as NAMESPACE/repo:tag or repo:tag: those that were
 // used last, sorted. Schedulers prefer a node that has what a pod clones from.
-func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
-	if p.node.snaps == nil {
+func (s *Store) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
+	if s.all == nil {
 		return nil, nil
 	}
-	all, err := p.node.snaps.ListSnapshots(ctx)
+	all, err := s.all.ListSnapshots(ctx)
 	if err != nil {
 		return nil, err
 	}
 	slices.SortStableFunc(all, func(a, b snapshot.Snapshot) int { return lastUse(b).Compare(lastUse(a)) })
 	var offered []corev1.ContainerImage
-	for _, s := range all {
-		ref, err := contract.LocalSnapshotRef(s.Name)
+	for _, snap := range all {
+		ref, err := contract.LocalSnapshotRef(snap.Name)
 		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // it belongs to one VM, which has a claim on its node
 			continue
 		}
-		for _, name := range whose(s, ref) {
+		for _, name := range whose(snap, ref) {
 			if !slices.ContainsFunc(offered, func(i corev1.ContainerImage) bool { return i.Names[0] == name }) {
-				offered = append(offered, corev1.ContainerImage{Names: []string{name}, SizeBytes: s.Size})
+				offered = append(offered, corev1.ContainerImage{Names: []string{name}, SizeBytes: snap.Size})
 			}
 		}
 		if len(offered) >= maxOffered {

@@ -1,0 +1,107 @@
+package podsnapshots
+
+import (
+	"context"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Snapshots saves VMs, creates VMs that resume from a saved state, and transfers snapshots to and from registries. The
+// engine with its node's catalog is one implementation, the node API client is another. Registry refs are
+// [http[s]://]HOST[:PORT]/REPOSITORY:TAG. Only the wiring and the Store have all of it; see own.
+type Snapshots interface {
+	shelf
+	states
+	transfers
+}
+
+type shelf interface {
+	// ListSnapshots returns all snapshots of the node.
+	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
+	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+}
+
+type states interface {
+	// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped one.
+	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
+	// CloneWithImage creates a VM that resumes from a snapshot. The snapshot's image is fetched by its digest when it is
+	// not here.
+	CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error)
+	// Hibernate saves a running VM under name and ends its process once everything is durable.
+	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
+	// Wake resumes the VM where Hibernate stopped it.
+	Wake(ctx context.Context, ref string) (vm.Record, error)
+}
+
+type transfers interface {
+	// PushSnapshot sends a snapshot to a registry and records its digest there.
+	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
+	// PullSnapshot fetches a snapshot from a registry or, with cocoon://HOST:PORT/NAME, from another node.
+	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
+	// TagDigest asks a registry for the digest of ref's manifest. Errors: NotFound.
+	TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error)
+	// DeleteTag removes a tag. It is no error if the tag does not exist.
+	DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error
+	// CheckRegistry checks whether the registry of ref answers and accepts the credentials.
+	CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error
+}
+
+// own is Snapshots on behalf of an owner, with the credentials for the registry. It embeds nothing, so a method that is not
+// written here does not exist.
+type own struct {
+	all   Snapshots
+	auth  snapshot.Auth
+	owner vm.Owner
+}
+
+func (o own) get(ctx context.Context, ref string) (snapshot.Snapshot, error) {
+	return o.all.GetSnapshot(vm.OnBehalf(ctx, o.owner), ref)
+}
+
+func (o own) remove(ctx context.Context, ref string) error {
+	return o.all.RemoveSnapshot(vm.OnBehalf(ctx, o.owner), ref)
+}
+
+func (o own) save(ctx context.Context, id vm.ID, s vm.SaveSpec) (snapshot.Snapshot, error) {
+	return o.all.SaveSnapshot(vm.OnBehalf(ctx, o.owner), string(id), s)
+}
+
+func (o own) clone(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+	return o.all.CloneWithImage(vm.OnBehalf(ctx, o.owner), s, auth)
+}
+
+func (o own) hibernate(ctx context.Context, id vm.ID, name string) (vm.Record, error) {
+	return o.all.Hibernate(vm.OnBehalf(ctx, o.owner), string(id), name)
+}
+
+func (o own) wake(ctx context.Context, id vm.ID) (vm.Record, error) {
+	return o.all.Wake(vm.OnBehalf(ctx, o.owner), string(id))
+}
+
+func (o own) push(ctx context.Context, ref, to string) (snapshot.Snapshot, error) {
+	return o.all.PushSnapshot(vm.OnBehalf(ctx, o.owner), ref, to, o.auth, nil)
+}
+
+func (o own) pull(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+	auth := o.auth
+	if strings.HasPrefix(from, snapshot.PeerScheme) {
+		auth = snapshot.Auth{} // the registry's secrets are not for other nodes
+	}
+	return o.all.PullSnapshot(vm.OnBehalf(ctx, o.owner), from, name, auth, nil)
+}
+
+func (o own) digest(ctx context.Context, ref string) (string, error) {
+	return o.all.TagDigest(vm.OnBehalf(ctx, o.owner), ref, o.auth)
+}
+
+func (o own) deleteTag(ctx context.Context, ref string) error {
+	return o.all.DeleteTag(vm.OnBehalf(ctx, o.owner), ref, o.auth)
+}
+
+func (o own) check(ctx context.Context, ref string) error {
+	return o.all.CheckRegistry(vm.OnBehalf(ctx, o.owner), ref, o.auth)
+}

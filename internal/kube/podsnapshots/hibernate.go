@@ -1,0 +1,198 @@
+package podsnapshots
+
+import (
+	"context"
+	"time"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file handles the state of a hibernated VM: a snapshot of the VM on its node and, if the node has a registry, a copy
+// there.
+
+// Check checks whether the registry, if there is one, can take the hibernated state.
+func (s *States) Check(ctx context.Context) error {
+	if !s.store.Remote() {
+		return nil
+	}
+	return s.own.check(ctx, s.ref(s.owner.VM, contract.HibernateSnapshotTag))
+}
+
+// Hibernate tells the engine to hibernate rec. If an earlier hibernation left a snapshot of that name, it is replaced.
+func (s *States) Hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
+	began, name := time.Now(), hibernateName(s.owner.VM)
+	got, err := s.own.hibernate(ctx, rec.ID, name)
+	if errdefs.IsAlreadyExists(err) {
+		if err := s.remove(ctx, name); err != nil {
+			return got, err
+		}
+		got, err = s.own.hibernate(ctx, rec.ID, name)
+	}
+	if err == nil && ctx.Err() == nil {
+		s.store.metrics.Saved(time.Since(began))
+	}
+	return got, err
+}
+
+// KeepAsleep makes sure that rec's hibernation snapshot is in the registry, if the node has one.
+func (s *States) KeepAsleep(ctx context.Context, rec *vm.Record) error {
+	if !s.store.Remote() {
+		return nil
+	}
+	snap, err := s.own.get(ctx, rec.Snapshot)
+	if err != nil {
+		return err
+	}
+	ref := s.ref(s.owner.VM, contract.HibernateSnapshotTag)
+	if snap.Digest != "" { // pushed by this process or an earlier one
+		err := s.has(ctx, ref, snap.Digest)
+		if !errdefs.IsNotFound(err) && !errdefs.Is(err, errdefs.DataLoss) {
+			return err
+		}
+	}
+	if err := s.push(ctx, snap.ID, ref); err != nil {
+		return err
+	}
+	s.dropOld(ctx, contract.HibernateSnapshotTag, snap.Digest)
+	return nil
+}
+
+// Wake resumes rec from its hibernation snapshot on this node. It remembers which state that was, for TidyUp. Errors:
+// DataLoss if the snapshot is damaged; see Recover.
+func (s *States) Wake(ctx context.Context, rec *vm.Record) (vm.Record, error) {
+	if snap, err := s.own.get(ctx, rec.Snapshot); err == nil {
+		s.mu.Lock()
+		s.slept = snap.Digest
+		s.mu.Unlock()
+	}
+	return s.own.wake(ctx, rec.ID)
+}
+
+// WakeAgain resumes rec, whose state KeepAsleep could not store.
+func (s *States) WakeAgain(ctx context.Context, rec *vm.Record) (vm.Record, error) {
+	return s.own.wake(ctx, rec.ID)
+}
+
+// Recover makes sure that the hibernated state in the registry is here and intact. The state that the VM has on this node
+// is damaged, because of cause.
+func (s *States) Recover(ctx context.Context, cause error) error {
+	at, err := s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
+	if err != nil {
+		return errdefs.New(errdefs.DataLoss, "%w (and the registry: %v)", cause, err)
+	}
+	_, err = s.Import(ctx, at)
+	return err
+}
+
+// Elsewhere finds out whether the VM, which is not on this node, is hibernated in the registry or on a peer. must says that
+// it has to be, and that anything else is an error.
+func (s *States) Elsewhere(ctx context.Context, must bool) (at Place, sleeps bool, err error) {
+	if !s.store.Remote() {
+		if must && len(s.store.registry.Peers) == 0 {
+			err = errdefs.Preconditionf("VM %s is to be restored, but the node has neither a registry (EPOCH_URL) nor peers (VK_PEERS)", s.owner.VM)
+		}
+		return at, must, err
+	}
+	at, err = s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
+	if err == nil && at.old { // the snapshot itself says whose it is
+		_, err = s.Import(ctx, at)
+	}
+	switch {
+	case errdefs.IsNotFound(err) && must:
+		return at, true, errdefs.NotFoundf("VM %s is to be restored, but the registry has no hibernated state of it", s.owner.VM)
+	case errdefs.IsNotFound(err):
+		return at, false, nil
+	case err != nil: // a fresh boot would take the place of the hibernated VM
+		return at, false, errdefs.New(errdefs.ClassOf(err), "ask the registry whether VM %s is hibernated: %w", s.owner.VM, err)
+	}
+	return at, true, nil
+}
+
+// Import returns the VM's hibernated state as a snapshot on this node: what an earlier attempt imported, else a peer's, else
+// the registry's. If at has a digest, the snapshot must have that digest.
+func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error) {
+	name, ref := importName(s.owner.VM), contract.SnapshotRef{Repo: s.owner.VM, Tag: contract.HibernateSnapshotTag}
+	fits := func(x snapshot.Snapshot) bool { return at.digest == "" || x.Digest == at.digest }
+	have, ok, err := s.findFit(ctx, name, fits)
+	if ok || err != nil {
+		return have, err
+	}
+	if at.old {
+		return s.fetchOld(ctx, at, name, s.owner.Pod, ref)
+	}
+	if got, err := s.fromPeer(ctx, name, fits); err == nil || ctx.Err() != nil {
+		return got, err
+	}
+	if !s.store.Remote() {
+		return have, errdefs.NotFoundf("no peer has the hibernated state of VM %s", s.owner.VM)
+	}
+	got, err := s.fetch(ctx, at.ref, name)
+	switch {
+	case err != nil:
+		return got, err
+	case !fits(got):
+		s.discard(ctx, got.ID)
+		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed while it was fetched", s.owner.VM)
+	}
+	return got, nil
+}
+
+// fromPeer fetches the VM's hibernated state from the first peer that has a matching one. Errors: NotFound.
+func (s *States) fromPeer(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (got snapshot.Snapshot, err error) {
+	for _, peer := range s.store.registry.Peers {
+		for _, alias := range contract.Aliases(s.owner.Namespace, s.owner.VM) { // an earlier release used another name
+			got, err = s.pull(ctx, snapshot.PeerScheme+peer+"/"+hibernateName(alias), name)
+			switch {
+			case ctx.Err() != nil:
+				return got, ctx.Err()
+			case err == nil && fits(got):
+				return got, nil
+			case err == nil:
+				s.discard(ctx, got.ID) // of another hibernation
+			case !errdefs.IsNotFound(err):
+				s.owner.Log.Warn("peer not asked for hibernated vm", "op", peer, "err", err)
+			}
+		}
+	}
+	return got, errdefs.NotFoundf("no peer has the hibernated state of VM %s", s.owner.VM)
+}
+
+// TidyUp removes what a hibernation left, once the VM is awake: the tag in the registry, from which a later VM of that name
+// would resume, and what was imported here. slept says that a tag may exist, imported that an import may.
+func (s *States) TidyUp(ctx context.Context, slept, imported bool) error {
+	var left snapshot.Snapshot
+	if imported {
+		var err error
+		if left, err = s.find(ctx, importName(s.owner.VM)); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+		slept = slept || err == nil
+	}
+	if slept && s.store.Remote() {
+		err := s.own.deleteTag(ctx, s.ref(s.owner.VM, contract.HibernateSnapshotTag))
+		for _, digest := range s.olds(left) {
+			s.dropOld(ctx, contract.HibernateSnapshotTag, digest)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if left.ID != "" {
+		s.discard(ctx, left.ID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slept = ""
+	return nil
+}
+
+// DropTag removes the hibernated state from the registry. A failure is only logged.
+func (s *States) DropTag(ctx context.Context) {
+	s.dropTag(ctx, contract.HibernateSnapshotTag, "hibernated state of deleted pod stays in the registry")
+}

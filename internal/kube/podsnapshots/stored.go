@@ -1,0 +1,126 @@
+package podsnapshots
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file finds the snapshot from which a pod's VM is cloned. The snapshot belongs to the pod's namespace or is shared
+// with it, and is on this node or in its registry.
+
+// Clone creates a VM that resumes from a snapshot.
+func (s *States) Clone(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
+	return s.own.clone(ctx, spec, auth)
+}
+
+// Stored returns the snapshot from which pod is cloned: on this node, else from the registry, where public snapshots count.
+// With a force-pull annotation it first asks the registry for a newer one; the local one stays until the newer one is here
+// too.
+func (s *States) Stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
+	return s.stored(ctx, pod, ref, true)
+}
+
+// stored does what Stored does. shared says that the registry's public snapshots count.
+func (s *States) stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef, shared bool) (snapshot.Snapshot, error) {
+	give := s.store.turns.take(ctx, "snapshot "+s.owner.Qualify(ref.Local()))
+	if give == nil {
+		return snapshot.Snapshot{}, ctx.Err()
+	}
+	defer give()
+	here, err := s.find(ctx, s.locals(ref)...)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return here, err
+	}
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	switch {
+	case err == nil && (!ask.ForcePull || !s.store.Remote()):
+		return here, nil
+	case !s.store.Remote():
+		return here, errdefs.NotFoundf("namespace %s has no snapshot %s on this node, and there is no registry to pull it from: set EPOCH_URL, import it with `cocoon snapshot import --name %s` "+
+			"and share it with `cocoon snapshot publish %[3]s --to %[1]s`", s.owner.Namespace, ref, ref.Local())
+	}
+	at, err := s.inRegistry(ctx, ref, shared)
+	if err != nil || here.ID != "" && at.digest == here.Digest {
+		return here, err
+	}
+	name, err := s.freeName(ctx, ref, here)
+	if err != nil {
+		return here, err
+	}
+	var got snapshot.Snapshot
+	if at.old {
+		got, err = s.fetchOld(ctx, at, name, "", ref)
+	} else {
+		got, err = s.fetch(ctx, at.ref, name)
+	}
+	if err == nil && here.ID != "" && here.Owner.Namespace == s.owner.Namespace {
+		s.discard(ctx, here.ID)
+	}
+	return got, err
+}
+
+// locals returns the names that the snapshot may have on this node.
+func (s *States) locals(ref contract.SnapshotRef) (names []string) {
+	for _, repo := range contract.Aliases(s.owner.Namespace, ref.Repo) {
+		names = append(names, contract.SnapshotRef{Repo: repo, Tag: ref.Tag}.Locals()...)
+	}
+	return names
+}
+
+// freeName returns a name for the snapshot on this node that the namespace does not use yet. It differs from the name of
+// here, because here is used until the new snapshot exists. What a crash left under the name is removed.
+func (s *States) freeName(ctx context.Context, ref contract.SnapshotRef, here snapshot.Snapshot) (string, error) {
+	for _, name := range ref.Locals() {
+		if name == here.Name && here.Owner.Namespace == s.owner.Namespace {
+			continue
+		}
+		left, err := s.find(ctx, name)
+		if err == nil && left.Owner.Namespace == s.owner.Namespace {
+			err = s.own.remove(ctx, left.ID)
+		}
+		if err == nil || errdefs.IsNotFound(err) {
+			return name, nil
+		}
+		return "", err
+	}
+	return "", errdefs.New(errdefs.Internal, "snapshot %s has no second name", ref) // cannot happen: it has two
+}
+
+// inRegistry returns where the registry has the snapshot: in the namespace, else in a public repository, else where an
+// earlier release stored that of a VM.
+func (s *States) inRegistry(ctx context.Context, ref contract.SnapshotRef, shared bool) (at Place, err error) {
+	switch {
+	case strings.HasPrefix(ref.Repo, "vk-"):
+		at, err = s.where(ctx, ref.Repo, ref.Tag)
+	default:
+		at, err = s.ask(ctx, Place{ref: s.ref(ref.Repo, ref.Tag)})
+	}
+	if errdefs.IsNotFound(err) && shared && s.store.registry.shares(ref) {
+		at, err = s.ask(ctx, Place{ref: s.store.registry.at(ref.Repo, ref.Tag)})
+	}
+	if errdefs.IsNotFound(err) {
+		return at, errdefs.NotFoundf("namespace %[1]s has no snapshot %[2]s on this node or in the registry, and none is shared with it: `cocoon snapshot publish %[3]s --to %[1]s` on the node "+
+			"shares one that is there, and VK_PUBLIC_REPOSITORIES names the repositories of the registry that are everybody's", s.owner.Namespace, ref, ref.Local())
+	}
+	return at, err
+}
+
+// shares reports whether every namespace may clone from ref. The states of VMs are never shared.
+func (r Registry) shares(ref contract.SnapshotRef) bool {
+	if ref.Tag == contract.HibernateSnapshotTag || ref.Tag == contract.ForkSnapshotTag || strings.HasPrefix(path.Base(ref.Repo), "vk-") {
+		return false
+	}
+	return slices.ContainsFunc(r.Public, func(p string) bool {
+		return p == ref.Repo || strings.HasSuffix(p, "/") && strings.HasPrefix(ref.Repo, p)
+	})
+}

@@ -1,0 +1,114 @@
+package podsnapshots
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+)
+
+// push sends the snapshot with that ID or name to the registry, and then verifies that the registry has it.
+func (s *States) push(ctx context.Context, snap, ref string) error {
+	began := time.Now()
+	sent, err := s.own.push(ctx, snap, ref)
+	if err == nil {
+		err = s.has(ctx, ref, sent.Digest)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	s.store.metrics.Pushed(time.Since(began), err)
+	return err
+}
+
+// has fails unless ref in the registry is the manifest with that digest.
+func (s *States) has(ctx context.Context, ref, digest string) error {
+	got, err := s.own.digest(ctx, ref)
+	switch {
+	case err != nil:
+		return err
+	case digest == "" || got != digest:
+		return errdefs.DataLossf("the registry says that %s is %s, and %s was pushed", ref, got, digest)
+	}
+	return nil
+}
+
+// pull fetches a snapshot under a local name.
+func (s *States) pull(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+	began := time.Now()
+	got, err := s.own.pull(ctx, from, name)
+	if ctx.Err() != nil {
+		return got, ctx.Err()
+	}
+	s.store.metrics.Pulled(time.Since(began), err)
+	return got, err
+}
+
+// fetch pulls a snapshot and tells the owner.
+func (s *States) fetch(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+	pulled := s.owner.Pulling(from)
+	got, err := s.pull(ctx, from, name)
+	if err != nil {
+		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", from, err)
+	}
+	pulled(got.Size)
+	return got, nil
+}
+
+// dropTag removes a tag of the VM from the registry, or else logs the complaint.
+func (s *States) dropTag(ctx context.Context, tag, complaint string) {
+	ref := s.ref(s.owner.VM, tag)
+	if err := s.own.deleteTag(ctx, ref); err != nil && ctx.Err() == nil {
+		s.owner.Log.Warn(complaint, "op", ref, "err", err)
+	}
+}
+
+// find returns the newest snapshot on this node that has one of the names. Errors: NotFound.
+func (s *States) find(ctx context.Context, names ...string) (snapshot.Snapshot, error) {
+	var best snapshot.Snapshot
+	for _, name := range names {
+		got, err := s.own.get(ctx, name)
+		switch {
+		case errdefs.IsNotFound(err):
+		case err != nil:
+			return got, err
+		case got.Name != name: // the name is a prefix of some id
+		case best.ID == "" || got.CreatedAt.After(best.CreatedAt):
+			best = got
+		}
+	}
+	if best.ID == "" {
+		return best, errdefs.NotFoundf("no snapshot on this node is called %s", strings.Join(names, " or "))
+	}
+	return best, nil
+}
+
+// findFit returns the snapshot of that name on this node; ok is false when there is none. A snapshot of that name that does
+// not fit is removed.
+func (s *States) findFit(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (have snapshot.Snapshot, ok bool, err error) {
+	have, err = s.find(ctx, name)
+	switch {
+	case errdefs.IsNotFound(err):
+		return have, false, nil
+	case err != nil || fits(have):
+		return have, err == nil, err
+	}
+	return have, false, s.remove(ctx, have.ID)
+}
+
+// remove removes a snapshot of this node. It is no error if the snapshot does not exist.
+func (s *States) remove(ctx context.Context, ref string) error {
+	if err := s.own.remove(ctx, ref); !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// discard removes a snapshot of this node that is no longer needed. A failure does no harm.
+func (s *States) discard(ctx context.Context, ref string) {
+	if err := s.remove(ctx, ref); err != nil && ctx.Err() == nil {
+		s.owner.Log.Warn("snapshot not removed", "snapshot", ref, "err", err)
+	}
+}
