@@ -57,7 +57,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 		return w.notAsleep(ctx, eventHibernateFailed, err)
 	}
 	w.p.Metrics.save.Observe(time.Since(began).Seconds())
-	w.stopMonitor()
+	w.health.Stop()
 	w.take(got)
 	return atOnce
 }
@@ -276,7 +276,7 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at place) turn
 	})
 	if err == nil {
 		w.restored = true
-		w.keepHealth(pod, &rec) // for the guest this is not a new start
+		w.health.Keep(pod, &rec) // for the guest this is not a new start
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 	}
 	return w.cloned(ctx, rec, err)
