@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -136,7 +137,14 @@ func (h *Health) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 // until the hook has succeeded. If the hook fails, the container is killed.
 func (h *Health) postStart(ctx context.Context, v *guestMonitor, x *containerMonitor) {
 	began, c := time.Now(), x.container
-	target, _ := h.aim(c)
+	var target probe.Target
+	retry(ctx, func(context.Context) (ready bool, err error) { // the process may have ended; then ctx ends too
+		target, ready = h.aim(c)
+		return ready, nil
+	})
+	if ctx.Err() != nil {
+		return
+	}
 	err := target.Hook(ctx, c.Lifecycle.PostStart)
 	if ctx.Err() != nil {
 		return
@@ -169,12 +177,15 @@ func (h *Health) preStop(ctx context.Context, containers []*corev1.Container, re
 	var hooks sync.WaitGroup
 	ran := false
 	for _, c := range containers {
-		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil || !h.preStopDue(rec, c.Name) {
+		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
+			continue
+		}
+		target, ready := h.aim(c)
+		if !ready || !h.preStopDue(rec, c.Name) { // its process may have ended meanwhile
 			continue
 		}
 		ran = true
 		hooks.Go(func() {
-			target, _ := h.aim(c)
 			err := target.Hook(limited, c.Lifecycle.PreStop)
 			if err == nil || ctx.Err() != nil {
 				return

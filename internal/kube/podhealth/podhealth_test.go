@@ -238,6 +238,23 @@ func TestACondemnedContainerIsKilledAlone(t *testing.T) {
 	}
 }
 
+// Hooks do nothing while the guest is not up, and a postStart hook runs when it is up again.
+func TestHooksOfAGuestThatIsNotUp(t *testing.T) {
+	bubble(t, func(t *testing.T, m *machine) {
+		before := m.rec
+		m.do(func() { m.rec = &vm.Record{ID: "v", State: vm.StateStopped, StartedAt: before.StartedAt} })
+		m.Watch(t.Context(), m.pod, before, false)
+		left := m.PreStop(t.Context(), m.pod, before, 30*time.Second)
+		if pass(0); left != 30*time.Second || m.called("exec") != 0 || len(m.events) != 0 || m.StopRequested(before) != nil {
+			t.Errorf("%s left, calls %q, events %q", left, m.calls, m.events)
+		}
+		m.do(func() { m.rec = before })
+		if pass(time.Second); m.called("exec begin") != 1 || m.Shown(m.pod, before)["c"].Starting {
+			t.Errorf("calls %q", m.calls)
+		}
+	}, corev1.Container{Name: "c", Lifecycle: &corev1.Lifecycle{PostStart: hook("begin"), PreStop: hook("end")}})
+}
+
 // The owner holds its lock, which all its functions take, while it asks what is known.
 func TestTheOwnersLockComesFirst(t *testing.T) {
 	bubble(t, func(t *testing.T, m *machine) {
