@@ -24,7 +24,7 @@ import (
 // it. Other goroutines only leave requests (update, apply, requestRemoval) and wake it. A removal also interrupts the
 // worker's current call.
 //
-// All but subject and shared is used only by the worker's goroutine.
+// All but subject, shared and helpers is used only by the worker's goroutine.
 type worker struct {
 	tenant // access to VMs and snapshots on behalf of the pod
 	subject
@@ -33,7 +33,6 @@ type worker struct {
 	restarts
 	hibernation
 	announced
-
 	helpers
 
 	writer     *writer
