@@ -112,7 +112,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 			return err
 		}
 	}
-	ip, _ := w.target()
+	_, _, ip := w.whereabouts()
 	if ip == "" {
 		return errdefs.Preconditionf("pod %q has no address yet", pod)
 	}

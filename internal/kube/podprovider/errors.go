@@ -15,8 +15,8 @@ func vkNotFound(namespace, name string) error {
 
 func vkUnavailable(why string) error { return errdefs.Unavailablef("%s", why) }
 
-// The reasons of pods and containers that are not in package podstatus, in the kubelet's words where the kubelet has
-// one.
+// The reasons of pods and containers that are not in package podstatus or podhealth, in the kubelet's words where the
+// kubelet has one.
 const (
 	reasonConfigError   = "CreateContainerConfigError"
 	reasonCreateError   = "CreateContainerError"
@@ -37,21 +37,16 @@ const (
 	reasonUnclaimed     = "NodeNotClaimed"
 	reasonLeftover      = "VMLeftBehind"
 
-	eventStarted      = "Started"
-	eventPulling      = "Pulling"
-	eventPulled       = "Pulled"
-	eventLostSecrets  = "FailedToRetrieveImagePullSecret"
-	eventBackOff      = "BackOff"
-	eventFailed       = "Failed"
-	eventFailedKill   = "FailedKillPod"
-	eventFailedMount  = "FailedMount"
-	eventUnhealthy    = "Unhealthy"
-	eventProbeWarning = "ProbeWarning"
-	eventKilling      = "Killing"
-	eventRestarted    = "Restarted"
-	eventPostStart    = "FailedPostStartHook"
-	eventPreStop      = "FailedPreStopHook"
-	eventAdopted      = "Adopted"
+	eventStarted     = "Started"
+	eventPulling     = "Pulling"
+	eventPulled      = "Pulled"
+	eventLostSecrets = "FailedToRetrieveImagePullSecret"
+	eventBackOff     = "BackOff"
+	eventFailed      = "Failed"
+	eventFailedKill  = "FailedKillPod"
+	eventFailedMount = "FailedMount"
+	eventRestarted   = "Restarted"
+	eventAdopted     = "Adopted"
 
 	eventHibernated          = "Hibernated"
 	eventHibernateFailed     = "HibernateFailed"

@@ -7,9 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 
 	corev1 "k8s.io/api/core/v1"
@@ -125,21 +123,5 @@ func TestForwardStatic(t *testing.T) {
 				t.Errorf("%q, %v", s.said.String(), err)
 			}
 		})
-	}
-}
-
-// The readiness of a static pod does not reveal which ports of the node are open.
-func TestStaticProbesDoNotReachTheNode(t *testing.T) {
-	netns.Require(t)
-	neighbour(t)
-	for ip, want := range map[string]bool{"10.77.0.2": true, "10.77.0.1": false, "127.0.0.1": false, "::1": false} {
-		a := &asked{}
-		p := &Provider{Deps: Deps{Prober: a, Metrics: NewMetrics(prometheus.NewRegistry())}}
-		w := &worker{subject: subject{static: true}, shared: shared{pod: &corev1.Pod{}}, tenant: tenant{p: p}}
-		w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: ip, contract.KeyProbePort: "7777"}
-		err := w.probeOnce(t.Context(), time.Minute)
-		if (err == nil) != want || (a.ip != "") != want {
-			t.Errorf("%s: %v, asked %+v", ip, err, a)
-		}
 	}
 }

@@ -52,7 +52,7 @@ func (w *worker) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 	if err != nil {
 		return w.notAsleep(ctx, eventHibernateFailed, err)
 	}
-	w.stopMonitor()
+	w.health.Stop()
 	w.take(got)
 	return atOnce
 }
@@ -206,7 +206,7 @@ func (w *worker) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapshot
 	})
 	if err == nil {
 		w.restored = true
-		w.keepHealth(pod, &rec) // for the guest this is not a new start
+		w.health.Keep(pod, &rec) // for the guest this is not a new start
 		w.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", w.vmName)
 	}
 	return w.cloned(ctx, rec, err)

@@ -44,7 +44,7 @@ func (w *worker) hint() (text string, known bool) {
 	if w.rec == nil || w.rec.Snapshot == "" && w.pod.Annotations[contract.KeyPostCloneHint] == "" {
 		return "", false
 	}
-	if !estranged(w.rec) || w.ready || time.Since(w.rec.StartedAt) < hintDelay {
+	if !estranged(w.rec) || w.health.Reach().Ready || time.Since(w.rec.StartedAt) < hintDelay {
 		return "", true
 	}
 	commands := hintCommands(w.rec)

@@ -53,7 +53,7 @@ func (w *worker) settleLife() {
 	switch {
 	case w.verdict != nil:
 		w.life.State, w.life.Message = contract.LifecycleFailed, w.verdict.Message
-	case podstatus.Up(w.rec) && itself(w.rec, w.ready) && w.tidy && !sleep:
+	case podstatus.Up(w.rec) && itself(w.rec, w.health.Reach().Ready) && w.tidy && !sleep:
 		w.life.State, w.life.Message = contract.LifecycleReady, ""
 	case w.life.State == "":
 		w.life.State = contract.LifecycleCreating

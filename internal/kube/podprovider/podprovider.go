@@ -6,8 +6,9 @@
 // be stale; see writer.go.
 //
 // The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. Package podstatus
-// computes the statuses, package podvolumes reads the volumes, package podsnapshots keeps the saved states. The package
-// keeps no state on disk: after a restart, the cluster and the labels of the VMs contain everything that it needs.
+// computes the statuses, package podhealth probes the guests, package podvolumes reads the volumes, package podsnapshots
+// keeps the saved states. The package keeps no state on disk: after a restart, the cluster and the labels of the VMs
+// contain everything that it needs.
 package podprovider
 
 import (
@@ -28,6 +29,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/kube/probe"
@@ -131,7 +133,7 @@ type Deps struct {
 	Placements Placements
 	Client     kubernetes.Interface
 	Recorder   record.EventRecorder
-	Prober     Prober
+	Prober     podhealth.Prober
 	Cached     PodGetter
 	Services   ServiceLister // nil: guests get no information about Services
 	Metrics    *Metrics

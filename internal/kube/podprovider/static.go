@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -20,10 +19,7 @@ import (
 
 // attend adopts the machine of a static pod and monitors whether it can be reached.
 func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
-	w.mu.Lock()
-	watched := w.guestMonitor != nil
-	w.mu.Unlock()
-	if watched {
+	if w.health.Watching() {
 		w.publish(0)
 		return whenWoken
 	}
@@ -36,14 +32,7 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
 		w.p.Metrics.done("create", nil)
 	}
-	v := newGuestMonitor(time.Time{})
-	trusted := w.trusted
-	w.mu.Lock()
-	w.guestMonitor, w.ready = v, trusted
-	w.mu.Unlock()
-	v.expect()
-	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
-	w.awaitVerdict(ctx, v)
+	w.health.Watch(ctx, pod, nil, w.trusted)
 	w.publish(0)
 	return whenWoken
 }

@@ -10,6 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -21,32 +22,31 @@ const forgiveAfter = 2
 func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.again, w.due, w.pause = false, time.Time{}, podstatus.Pause{}
 	if !podstatus.Up(rec) {
-		w.stopMonitor()
+		w.health.Stop()
 		w.publish(w.p.cfg.Settle)
 		return
 	}
 	w.announce(rec)
-	if w.guestMonitor == nil || !w.guestMonitor.run.Equal(rec.StartedAt) {
-		w.stopMonitor()
-		trusted := w.trusted
-		w.trusted = false
-		w.awaitVerdict(ctx, w.startMonitor(pod, rec, trusted))
-	} else {
-		w.monitorContainers(w.guestMonitor, pod, rec, false)
-	}
+	w.health.Watch(ctx, pod, rec, w.trusted)
+	w.trusted = false
 	w.publish(0)
 }
 
-// awaitVerdict waits a moment for the first probes, so that a guest that answers at once becomes Running and Ready in one
-// write.
-func (w *worker) awaitVerdict(ctx context.Context, v *guestMonitor) {
-	t := time.NewTimer(probeHead)
-	defer t.Stop()
-	select {
-	case <-v.first:
-	case <-t.C:
-	case <-ctx.Done():
+// stopForKill stops the VM because a probe or hook demands it. A restart is handled after the VM has ended.
+func (w *worker) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *podhealth.StopRequest) turn {
+	w.health.Report(rec, s)
+	w.health.Stop()
+	w.publish(0)
+	got, err := w.vms.Stop(ctx, string(rec.ID), w.health.PreStop(ctx, pod, rec, s.Grace(pod)))
+	if ctx.Err() != nil {
+		return atOnce
 	}
+	if err != nil {
+		return w.retry(ctx, reasonRunError, err, time.Second, 30*time.Second)
+	}
+	w.tries, w.killed = wait.Backoff{}, rec.StartedAt
+	w.take(got)
+	return atOnce
 }
 
 // restart begins the next run.
@@ -125,7 +125,7 @@ func (w *worker) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 // evict gives up a pod: it marks the pod Failed, reports that, and deletes the pod's object so that its controller creates
 // another. What is left of the VM is removed as for any deleted pod.
 func (w *worker) evict(ctx context.Context, reason, message string) turn {
-	w.stopMonitor()
+	w.health.Stop()
 	w.stopKeeper()
 	w.log.Warn("pod evicted", "op", reason, "err", message)
 	w.again, w.verdict = false, &podstatus.Verdict{Reason: reason, Message: message}
@@ -188,7 +188,7 @@ func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) turn {
 
 // expire stops a pod that has used up its active deadline, also one that has no VM yet.
 func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
-	w.stopMonitor()
+	w.health.Stop()
 	if rec == nil { // an interrupted launch may have left a VM
 		var err error
 		if rec, err = w.findVM(ctx); err != nil {
@@ -196,7 +196,7 @@ func (w *worker) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tu
 		}
 	}
 	if rec != nil && !podstatus.Over(rec) {
-		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, convert.Grace(pod)))
+		got, err := w.vms.Stop(ctx, string(rec.ID), w.health.PreStop(ctx, pod, rec, convert.Grace(pod)))
 		if ctx.Err() != nil {
 			return atOnce
 		}

@@ -8,7 +8,6 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -17,7 +16,7 @@ import (
 // gone, otherwise when to retry. The caller's ctx is cancelled when a shorter grace is wanted.
 func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
 	const again = turn(time.Second)
-	w.stopMonitor()
+	w.health.Stop()
 	w.stopKeeper()
 	if !r.confirmed {
 		switch gone, leaving, err := w.askServer(ctx); {
@@ -57,7 +56,7 @@ func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
 			grace = 0 // nothing runs in it yet that could shut down
 		}
 		pod, _, _ := w.look()
-		got, err := w.vms.Stop(ctx, string(rec.ID), w.preStop(ctx, convert.Observed(pod), rec, grace))
+		got, err := w.vms.Stop(ctx, string(rec.ID), w.health.PreStop(ctx, pod, rec, grace))
 		switch {
 		case ctx.Err() != nil:
 			return atOnce, false

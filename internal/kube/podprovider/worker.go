@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
@@ -24,7 +24,7 @@ import (
 // it. Other goroutines only leave requests (update, apply, requestRemoval) and wake it. A removal also interrupts the
 // worker's current call.
 //
-// All but subject and shared is used only by the worker's goroutine.
+// All but subject, shared and helpers is used only by the worker's goroutine.
 type worker struct {
 	tenant // access to VMs on behalf of the pod
 	subject
@@ -33,9 +33,9 @@ type worker struct {
 	restarts
 	hibernation
 	announced
+	helpers
 
 	writer     *writer
-	volumes    *podvolumes.Volumes // has its own lock
 	wake       chan struct{}
 	freed      chan struct{}                                  // closed when the VM is gone for good
 	background func(func(context.Context)) context.CancelFunc // runs what may outlast a step, but not the worker's life
@@ -43,6 +43,12 @@ type worker struct {
 	verdict *podstatus.Verdict
 	pause   podstatus.Pause
 	tries   wait.Backoff // after failed attempts at what is tried now
+}
+
+// helpers do parts of a worker's work. Each has a lock of its own, which comes after mu.
+type helpers struct {
+	volumes *podvolumes.Volumes
+	health  *podhealth.Health
 }
 
 // subject is what a worker is about. It never changes.
@@ -68,18 +74,7 @@ type shared struct {
 	interrupt context.CancelFunc    // cancels the worker's current call
 	images    map[string]pulled     // by the name that the pod asks for
 	forking
-	guestHealth
 	lifecycle
-}
-
-// guestHealth is what probes and hooks have found.
-type guestHealth struct {
-	ready        bool // the guest can be reached
-	unready      string
-	guestMonitor *guestMonitor     // monitors the current run; nil: no monitor
-	health       map[string]health // of the containers, by name
-	bowed        map[string]run    // container runs whose preStop hook has run, by container name
-	killRequest  *killRequest      // the request for which the VM must be stopped; nil: none
 }
 
 // forking is what is done so that the VM can be forked on other nodes.
@@ -161,13 +156,12 @@ func newWorker(p *Provider, pod *corev1.Pod, rec *vm.Record) *worker {
 		shared: shared{
 			pod: bare(pod), status: pod.Status, gates: pod.Status.Conditions, rec: rec,
 			heard: map[vm.ID]vm.Event{}, images: map[string]pulled{},
-			guestHealth: guestHealth{health: map[string]health{}, bowed: map[string]run{}},
 		},
 		bringUp: bringUp{mode: modeRun, fetched: map[string]bool{}},
 		wake:    make(chan struct{}, 1), freed: make(chan struct{}),
 		writer: newWriter(p.Client.CoreV1().Pods(pod.Namespace), pod, p.pace, log),
 	}
-	w.volumes, w.states = w.newVolumes(), w.newStates()
+	w.volumes, w.health, w.states = w.newVolumes(), w.newHealth(), w.newStates()
 	w.life, _ = contract.ParseLifecycle(pod.Annotations)
 	w.resume()
 	return w
@@ -193,7 +187,7 @@ func (w *worker) resume() {
 		w.trusted = slices.ContainsFunc(w.status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready })
 	}
 	if w.rec != nil {
-		w.resumeHealth(w.rec)
+		w.health.Resume(&w.status, w.rec)
 		w.told = w.rec.StartedAt
 		if c := w.status.ContainerStatuses; len(c) > 0 && c[0].ContainerID == contract.ContainerIDScheme+string(w.rec.ID) {
 			w.images[convert.Image(w.pod)] = pulled{name: c[0].Image, id: w.rec.ImageDigest, ref: c[0].ImageID}
@@ -207,7 +201,7 @@ func (w *worker) resume() {
 // run works until the VM is gone for good or ctx (the node's life) ends.
 func (w *worker) run(ctx context.Context) {
 	defer close(w.freed)
-	defer w.stopMonitor()
+	defer w.health.Stop()
 	defer w.stopKeeper()
 	w.background = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
@@ -246,11 +240,11 @@ func (w *worker) observe(cancel context.CancelFunc) (sight, *removal) {
 		pod: w.pod, rec: w.rec, lost: w.lost, leaving: w.removal != nil, judged: w.verdict != nil, static: w.static,
 		ended: w.status.Phase == corev1.PodSucceeded || w.status.Phase == corev1.PodFailed,
 		node:  abilities{snapshots: w.states != nil, remote: w.p.remote()},
-		left:  w.late(), answers: w.ready, killed: w.killed,
+		left:  w.late(), answers: w.health.Reach().Ready, killed: w.killed,
 		waits: waits{hibernate: w.dozing.left(), wake: w.waking.left(), start: time.Until(w.due)},
 	}
 	if w.rec != nil {
-		s.kill = w.killRequest != nil && w.killRequest.run.Equal(w.rec.StartedAt)
+		s.kill = w.health.StopRequested(w.rec) != nil
 		s.stored = w.kept != "" && w.kept == w.rec.Snapshot
 		s.waits.scheduled = w.dueFor.Equal(w.rec.StoppedAt) && !w.due.IsZero()
 	}
@@ -295,7 +289,7 @@ func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn 
 	case actKeep:
 		next = sooner(next, w.keepRunning(ctx, s))
 	case actStopForKill:
-		next = w.stopForKill(ctx, pod, rec, w.requestedStop())
+		next = w.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))
 	case actHibernate:
 		next = w.fallAsleep(ctx, rec)
 	case actStore:
@@ -325,7 +319,7 @@ func (w *worker) settleRun(pod *corev1.Pod, rec *vm.Record) {
 		w.keepVolumes(pod, rec)
 	}
 	if rec.State == vm.StateHibernated || podstatus.Over(rec) {
-		w.stopMonitor()
+		w.health.Stop()
 		w.again = podstatus.Over(rec)
 	}
 }
@@ -470,33 +464,6 @@ func (w *worker) forget() {
 	w.rec, w.lost = nil, false
 }
 
-func (w *worker) setReady(v *guestMonitor, ready bool, why error) {
-	text := ""
-	if why != nil {
-		text = why.Error()
-	}
-	w.mu.Lock()
-	fell := w.ready && !ready
-	// Skip results of an earlier run, and new wordings of the same state: they are not worth a write.
-	idle := w.guestMonitor != v || w.ready == ready && (w.unready == "") == (text == "")
-	if !idle {
-		w.ready, w.unready = ready, text
-		w.poke()
-	}
-	w.mu.Unlock()
-	if !idle && fell {
-		w.event(corev1.EventTypeWarning, eventUnhealthy, "VM does not answer: %s", text)
-	}
-}
-
-// target returns where to probe: the address of the first NIC, or the address leased to its MAC.
-func (w *worker) target() (ip string, port int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	port, _ = strconv.Atoi(w.pod.Annotations[contract.KeyProbePort])
-	return w.address(), port
-}
-
 // address returns the address of the VM. Preconditions: mu is held.
 func (w *worker) address() string {
 	if w.static {
@@ -516,8 +483,8 @@ func (w *worker) publish(hold time.Duration) {
 	w.mu.Lock()
 	v := podstatus.View{
 		Pod: w.pod, Gates: w.gates, HostIP: w.p.cfg.Node.IP, Record: w.rec, Pause: w.pause, Last: w.last, Again: w.again,
-		Reach: podstatus.Reach{Ready: w.ready, Why: w.unready}, Verdict: w.verdict, Asleep: w.sleeping(),
-		Health: w.shownHealth(), Cut: w.removal == nil && w.verdict == nil && cut(w.rec, w.killed),
+		Reach: w.health.Reach(), Verdict: w.verdict, Asleep: w.sleeping(),
+		Health: w.health.Shown(w.pod, w.rec), Cut: w.removal == nil && w.verdict == nil && cut(w.rec, w.killed),
 	}
 	if w.rec != nil {
 		v.Image, v.Images = w.images[convert.Image(w.pod)].shown(w.rec.ImageDigest), w.containerImages()

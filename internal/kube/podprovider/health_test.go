@@ -2,7 +2,6 @@ package podprovider
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -334,18 +333,6 @@ func TestManagedVMsAreRestartedInPlaceAndGivenUpInTime(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-func TestOutputIsCut(t *testing.T) {
-	var o output
-	for range 3 {
-		if n, err := o.Write(make([]byte, maxOutput/2+1)); n != maxOutput/2+1 || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if len(o.String()) != maxOutput || slices.Contains([]byte(o.String()), 'x') {
-		t.Errorf("%d bytes", len(o.String()))
 	}
 }
 

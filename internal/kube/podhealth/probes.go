@@ -1,4 +1,4 @@
-package podprovider
+package podhealth
 
 import (
 	"context"
@@ -17,11 +17,15 @@ import (
 
 // This file determines the health of a pod's containers with the probes of the pod's spec.
 
-// health is the health of one container in one run of it.
-type health struct {
-	run run
-	podstatus.Health
-}
+// The reasons of Events, in the kubelet's words.
+const (
+	eventUnhealthy    = "Unhealthy"
+	eventProbeWarning = "ProbeWarning"
+	eventKilling      = "Killing"
+	eventFailedKill   = "FailedKillPod"
+	eventPostStart    = "FailedPostStartHook"
+	eventPreStop      = "FailedPreStopHook"
+)
 
 // The kinds of probes, as Events and metrics name them.
 const (
@@ -36,17 +40,17 @@ const (
 )
 
 // watchContainer starts the probes of the container that x monitors, whose process began at began.
-func (w *worker) watchContainer(v *guestMonitor, x *containerMonitor, began time.Time) {
+func (h *Health) watchContainer(v *guestMonitor, x *containerMonitor, began time.Time) {
 	c := x.container
-	if h := w.healthOf(c.Name); !h.Started {
-		w.watchBy(v, x, kindStartup, c.StartupProbe, began)
+	if !h.of(c.Name).Started {
+		h.watchBy(v, x, kindStartup, c.StartupProbe, began)
 		return
 	}
-	w.watchBy(v, x, kindLiveness, c.LivenessProbe, began)
-	w.watchBy(v, x, kindReadiness, c.ReadinessProbe, began)
+	h.watchBy(v, x, kindLiveness, c.LivenessProbe, began)
+	h.watchBy(v, x, kindReadiness, c.ReadinessProbe, began)
 }
 
-func (w *worker) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *corev1.Probe, began time.Time) {
+func (h *Health) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *corev1.Probe, began time.Time) {
 	if p == nil {
 		return
 	}
@@ -56,15 +60,15 @@ func (w *worker) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 	first := kind == kindReadiness && delay <= 0 && v.expect() // its verdict is worth waiting for
 	judge := &probe.Judge{Successes: int(p.SuccessThreshold), Failures: max(int(p.FailureThreshold), 1)}
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second
-	x.add(w.p.probes.Start(delay, func(ctx context.Context) (time.Duration, bool) {
-		result, why := w.probeContainer(ctx, x.container, kind, p)
+	x.add(h.cfg.Scheduler.Start(delay, func(ctx context.Context) (time.Duration, bool) {
+		result, why := h.probeContainer(ctx, x.container, kind, p)
 		if ctx.Err() != nil {
 			return 0, false
 		}
 		verdict := judge.Take(result)
-		more := w.applyVerdict(x, kind, p, verdict, why)
+		more := h.applyVerdict(x, kind, p, verdict, why)
 		if kind == kindStartup && verdict == probe.Success {
-			w.watchContainer(v, x, began)
+			h.watchContainer(v, x, began)
 		}
 		if first {
 			first = false
@@ -76,8 +80,8 @@ func (w *worker) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 
 // probeContainer makes one probe and returns what went wrong. A container that cannot be probed counts as neither healthy
 // nor unhealthy.
-func (w *worker) probeContainer(ctx context.Context, c *corev1.Container, kind string, p *corev1.Probe) (probe.Result, string) {
-	target, ready := w.aim(c)
+func (h *Health) probeContainer(ctx context.Context, c *corev1.Container, kind string, p *corev1.Probe) (probe.Result, string) {
+	target, ready := h.aim(c)
 	if !ready {
 		return probe.Unknown, ""
 	}
@@ -100,80 +104,71 @@ func (w *worker) probeContainer(ctx context.Context, c *corev1.Container, kind s
 	why = strings.TrimSpace(strings.ToValidUTF8(why, "�"))
 	switch result {
 	case probe.Unknown:
-		w.event(corev1.EventTypeWarning, eventUnhealthy, "%s probe errored and resulted in unknown state: %v", kind, err)
+		h.owner.Event(corev1.EventTypeWarning, eventUnhealthy, "%s probe errored and resulted in unknown state: %v", kind, err)
 	case probe.Warning:
-		w.event(corev1.EventTypeWarning, eventProbeWarning, "%s probe warning: %s", kind, why)
+		h.owner.Event(corev1.EventTypeWarning, eventProbeWarning, "%s probe warning: %s", kind, why)
 	case probe.Failure:
-		w.event(corev1.EventTypeWarning, eventUnhealthy, "%s probe failed: %s", kind, why)
+		h.owner.Event(corev1.EventTypeWarning, eventUnhealthy, "%s probe failed: %s", kind, why)
 	case probe.Success:
 	}
-	w.p.Metrics.probed(kind, result)
+	h.cfg.Count(kind, result)
 	return result, why
 }
 
 // applyVerdict applies a verdict to the container of x, and reports whether the probe continues.
-func (w *worker) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
+func (h *Health) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
 	if verdict == probe.Unknown {
 		return true
 	}
-	ok := verdict == probe.Success
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.on(x) {
-		return false
-	}
-	c := x.container
-	h := w.health[c.Name]
-	switch {
-	case kind == kindReadiness:
-		text := ""
-		if !ok {
-			text = "readiness probe failed: " + why
+	ok, more := verdict == probe.Success, true
+	on := h.update(x, func(s *podstatus.Health) (news bool) {
+		switch {
+		case kind == kindReadiness:
+			text := ""
+			if !ok {
+				text = "readiness probe failed: " + why
+			}
+			news = s.Ready != ok || (s.Why == "") != (text == "") // a new wording of the same is not worth a write
+			if news {
+				s.Ready, s.Why = ok, text
+			}
+			return news
+		case !ok:
+			more = false
+			message := "Container " + x.container.Name + " failed " + strings.ToLower(kind) + " probe"
+			if x.restarts {
+				message += ", will be restarted"
+			}
+			return h.requestKill(x, StopRequest{message: message, grace: p.TerminationGracePeriodSeconds})
+		case kind == kindStartup:
+			s.Started, more = true, false
+			return true
 		}
-		if h.Ready == ok && (h.Why == "") == (text == "") {
-			return true // a new wording of the same is not worth a write
-		}
-		h.Ready, h.Why = ok, text
-		w.health[c.Name] = h
-		w.poke()
-		return true
-	case !ok:
-		message := "Container " + c.Name + " failed " + strings.ToLower(kind) + " probe"
-		if w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever || convert.IsSidecar(c) {
-			message += ", will be restarted"
-		}
-		w.requestKill(x, killRequest{message: message, grace: p.TerminationGracePeriodSeconds})
 		return false
-	case kind == kindStartup:
-		h.Started = true
-		w.health[c.Name] = h
-		w.poke()
-		return false
-	}
-	return true
+	})
+	return on && more
 }
 
 // aim returns the target for probes of c; false when its guest cannot be probed now.
-func (w *worker) aim(c *corev1.Container) (probe.Target, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	several := podstatus.Up(w.rec) && len(w.rec.Containers) > 0
-	if r := w.rec; !podstatus.Up(r) || several && (r.Container(c.Name) == nil || r.Container(c.Name).Status.State != vm.ContainerRunning) {
+func (h *Health) aim(c *corev1.Container) (probe.Target, bool) {
+	_, rec, ip := h.owner.Look()
+	several := podstatus.Up(rec) && len(rec.Containers) > 0
+	if !podstatus.Up(rec) || several && (rec.Container(c.Name) == nil || rec.Container(c.Name).Status.State != vm.ContainerRunning) {
 		return probe.Target{}, false
 	}
 	in := ""
 	if several {
 		in = c.Name
 	}
-	return probe.Target{Container: c, IP: w.address(), Exec: w.commander(string(w.rec.ID), in)}, true
+	return probe.Target{Container: c, IP: ip, Exec: h.commander(string(rec.ID), in)}, true
 }
 
 // commander returns a function that runs commands in the guest, in the same way as the process of container runs ("" for
 // the only one).
-func (w *worker) commander(id, container string) probe.Exec {
+func (h *Health) commander(id, container string) probe.Exec {
 	return func(ctx context.Context, command []string) (string, int, error) {
 		var out output
-		code, err := w.guests.Exec(ctx, id, guest.Exec{Container: container, Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
+		code, err := h.owner.Exec(ctx, id, guest.Exec{Container: container, Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
 		return out.String(), code, err
 	}
 }
@@ -195,14 +190,4 @@ func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return string(o.text)
-}
-
-// healthOf returns the health of the named container.
-func (w *worker) healthOf(name string) podstatus.Health {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if h, ok := w.health[name]; ok {
-		return h.Health
-	}
-	return podstatus.Well
 }

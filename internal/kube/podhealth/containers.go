@@ -1,12 +1,14 @@
-package podprovider
+package podhealth
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -16,6 +18,12 @@ import (
 )
 
 // This file watches the containers of a pod. Each container and each of its runs is watched separately.
+
+// The pauses before the guest is asked again.
+const (
+	retryFirst = time.Second
+	retryMost  = 30 * time.Second
+)
 
 // run is one run of a container. For a container that is the VM it is the VM's run, otherwise the run that the guest
 // counts.
@@ -93,10 +101,11 @@ func (d *backgroundTasks) stop() {
 // containerMonitor monitors one run of one container.
 type containerMonitor struct {
 	backgroundTasks
-	container   *corev1.Container
-	run         run
-	killRequest *killRequest // the request to kill this run; under the worker's mu
-	released    bool         // the guest was told that the container has started; used only by the worker's goroutine
+	container *corev1.Container
+	run       run
+	restarts  bool         // a run that is killed is followed by another
+	kill      *StopRequest // the request to kill this run; under the Health's mu
+	released  bool         // the guest was told that the container has started; used only by Watch
 }
 
 // holds reports whether other containers may wait for this one to start.
@@ -104,64 +113,67 @@ func (x *containerMonitor) holds() bool {
 	return x.container.StartupProbe != nil || hasPostStart(x.container)
 }
 
-// monitorContainers makes v watch what runs now: first the postStart hook of a container, once per run, then its startup
+// watchContainers makes v watch what runs now: first the postStart hook of a container, once per run, then its startup
 // probe, then the other probes. If an earlier process watched the run, or the run was hibernated, only changes are
 // reported. The containers of a trusted guest count as ready until they fail.
-func (w *worker) monitorContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Record, trusted bool) {
+func (h *Health) watchContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Record, trusted bool) {
+	if rec == nil {
+		return
+	}
 	for _, c := range convert.Observed(pod) {
 		now, runs := runOf(rec, c.Name)
-		w.mu.Lock()
+		h.mu.Lock()
 		old := v.watches[c.Name]
 		if old != nil && runs && old.run.is(now) {
-			w.mu.Unlock()
+			h.mu.Unlock()
 			continue
 		}
 		delete(v.watches, c.Name)
-		before, known := w.health[c.Name]
+		before, known := h.containers[c.Name]
 		known = known && before.run.is(now) && !before.Starting
-		x := &containerMonitor{container: c, run: now}
-		h := fresh(c, now)
+		x := &containerMonitor{container: c, run: now, restarts: pod.Spec.RestartPolicy != corev1.RestartPolicyNever || convert.IsSidecar(c)}
+		s := fresh(c, now)
 		began := time.Now()
 		if known {
 			began = beganOf(rec, c.Name)
-			h.Starting, h.Started, h.Ready = false, h.Started || before.Started, h.Ready || trusted && before.Ready
+			s.Starting, s.Started, s.Ready = false, s.Started || before.Started, s.Ready || trusted && before.Ready
 		}
 		if runs {
-			v.watches[c.Name], w.health[c.Name] = x, h
+			v.watches[c.Name], h.containers[c.Name] = x, s
 		}
-		w.mu.Unlock()
+		h.mu.Unlock()
 		if old != nil {
 			old.stop()
 		}
 		switch {
 		case !runs:
-		case h.Starting:
-			x.hook(w.background(func(ctx context.Context) { w.postStart(ctx, v, x) }))
+		case s.Starting:
+			x.hook(h.owner.Spawn(func(ctx context.Context) { h.postStart(ctx, v, x) }))
 		default:
-			w.watchContainer(v, x, began)
+			h.watchContainer(v, x, began)
 		}
 	}
-	w.killRequested(v, pod, rec)
-	w.releaseEach(v, rec)
+	h.killRequested(v, pod, rec)
+	h.releaseEach(v, rec)
 }
 
 // releaseEach tells the guest to start the containers that wait for a container which has started by now. The guest's
 // agent knows neither probes nor hooks.
-func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
+func (h *Health) releaseEach(v *guestMonitor, rec *vm.Record) {
 	for i, r := range rec.Containers {
-		x, h := v.watches[r.Name], w.healthOf(r.Name)
+		x, s := v.watches[r.Name], h.of(r.Name)
 		waiting := slices.ContainsFunc(rec.Containers[i+1:], func(c vm.ContainerRecord) bool { return c.Status.StartedAt.IsZero() })
-		if x == nil || x.released || !x.holds() || h.Starting || !h.Started || !waiting {
+		if x == nil || x.released || !x.holds() || s.Starting || !s.Started || !waiting {
 			continue
 		}
 		x.released = true
-		v.hook(w.background(func(ctx context.Context) {
-			_ = growing(time.Second, 30*time.Second, 0).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-				err := w.containers.ReleaseContainer(ctx, string(rec.ID), r.Name)
+		v.hook(h.owner.Spawn(func(ctx context.Context) {
+			retry(ctx, func(ctx context.Context) (bool, error) {
+				err := h.owner.Release(ctx, string(rec.ID), r.Name)
 				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
 					return true, err
 				}
-				w.log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
+				h.owner.Log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
 				return false, nil
 			})
 		}))
@@ -169,54 +181,12 @@ func (w *worker) releaseEach(v *guestMonitor, rec *vm.Record) {
 }
 
 // fresh returns the health of a container in a run of which nothing is known.
-func fresh(c *corev1.Container, r run) health {
-	return health{r, podstatus.Health{Starting: hasPostStart(c), Started: c.StartupProbe == nil, Ready: c.ReadinessProbe == nil}}
+func fresh(c *corev1.Container, r run) runHealth {
+	return runHealth{r, podstatus.Health{Starting: hasPostStart(c), Started: c.StartupProbe == nil, Ready: c.ReadinessProbe == nil}}
 }
 
-// keepHealth records that the containers of rec's guest keep running, although in a new VM.
-func (w *worker) keepHealth(pod *corev1.Pod, rec *vm.Record) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, c := range convert.Observed(pod) {
-		if r, runs := runOf(rec, c.Name); runs {
-			w.health[c.Name] = health{r, podstatus.Health{Started: true}}
-		}
-	}
-}
-
-// on reports whether x is a current monitor. Preconditions: mu is held.
-func (w *worker) on(x *containerMonitor) bool {
-	return w.guestMonitor != nil && w.guestMonitor.watches[x.container.Name] == x
-}
-
-// shownHealth returns the health that the status shows. Nothing is known of a run that is not watched yet. Preconditions:
-// mu is held.
-func (w *worker) shownHealth() map[string]podstatus.Health {
-	all := map[string]podstatus.Health{}
-	if w.rec == nil {
-		return all
-	}
-	for _, c := range convert.Observed(w.pod) {
-		now, runs := runOf(w.rec, c.Name)
-		h, known := w.health[c.Name]
-		if runs && (!known || !h.run.is(now)) {
-			h = fresh(c, now)
-		}
-		all[c.Name] = h.Health
-	}
-	return all
-}
-
-// resumeHealth restores from the pod's status what an earlier process knew of the containers in rec's run.
-func (w *worker) resumeHealth(rec *vm.Record) {
-	for _, c := range slices.Concat(w.status.InitContainerStatuses, w.status.ContainerStatuses) {
-		running := c.State.Running != nil && c.State.Running.StartedAt.Equal(new(podstatus.Stamp(beganOf(rec, c.Name))))
-		asleep := c.State.Waiting != nil && c.State.Waiting.Reason == podstatus.ReasonHibernated
-		if c.ContainerID != podstatus.ContainerID(rec, c.Name) || !running && !asleep {
-			continue
-		}
-		if r, runs := runOf(rec, c.Name); runs {
-			w.health[c.Name] = health{r, podstatus.Health{Started: asleep || c.Started == nil || *c.Started, Ready: c.Ready}}
-		}
-	}
+// retry calls try until it returns true or ctx ends, with growing pauses.
+func retry(ctx context.Context, try func(context.Context) (bool, error)) {
+	pauses := wait.Backoff{Duration: retryFirst, Factor: 2, Steps: math.MaxInt, Cap: retryMost}
+	_ = pauses.DelayFunc().Until(ctx, true, true, try)
 }

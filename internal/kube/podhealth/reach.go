@@ -1,26 +1,22 @@
-package podprovider
+package podhealth
 
 import (
 	"context"
 	"math"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/reach"
-	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// Prober checks whether a guest can be reached.
-type Prober interface {
-	// Probe returns nil when ip answers: to a TCP connection on port, or, when port is 0, to an ICMP echo.
-	Probe(ctx context.Context, ip string, port int) error
-}
 
 // The pace of probes: quick until the guest is ready, then steady. ready becomes false after a few failures in a row.
 const (
@@ -37,7 +33,7 @@ const (
 type guestMonitor struct {
 	backgroundTasks
 	run     time.Time                    // start of the run
-	watches map[string]*containerMonitor // monitors of the current container runs, by name; under the worker's mu
+	watches map[string]*containerMonitor // monitors of the current container runs, by name; under the Health's mu
 	first   chan struct{}                // closed after the first verdicts
 
 	mu     sync.Mutex
@@ -69,20 +65,19 @@ func (v *guestMonitor) seen() {
 	}
 }
 
-// startMonitor starts to monitor the current run of the guest. A trusted guest counts as ready until it fails.
-func (w *worker) startMonitor(pod *corev1.Pod, rec *vm.Record, trusted bool) *guestMonitor {
-	v := newGuestMonitor(rec.StartedAt)
-	w.mu.Lock()
-	w.guestMonitor, w.ready = v, trusted
-	w.mu.Unlock()
-	v.expect()
-	w.monitorContainers(v, pod, rec, trusted)
-	v.add(w.p.probes.Start(0, w.reach(v, trusted)))
-	return v
+// await waits a moment for the first verdicts.
+func (v *guestMonitor) await(ctx context.Context) {
+	t := time.NewTimer(probeHead)
+	defer t.Stop()
+	select {
+	case <-v.first:
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }
 
-// reach returns the check whether the guest can be reached.
-func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
+// check returns the check whether the guest can be reached.
+func (h *Health) check(v *guestMonitor, ready bool) probe.Check {
 	cold := wait.Backoff{Duration: probeFirst, Factor: 1.5, Steps: math.MaxInt, Cap: probeCold}
 	failures, pause, first := 0, cold, true
 	return func(ctx context.Context) (time.Duration, bool) {
@@ -90,7 +85,7 @@ func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
 		if ready {
 			limit = probeTimeout
 		}
-		err := w.probeOnce(ctx, limit)
+		err := h.probeOnce(ctx, limit)
 		if ctx.Err() != nil {
 			return 0, false
 		}
@@ -104,7 +99,7 @@ func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
 		if ready {
 			err = nil
 		}
-		w.setReady(v, ready, err)
+		h.setReady(v, ready, err)
 		if first {
 			first = false
 			v.seen()
@@ -117,12 +112,13 @@ func (w *worker) reach(v *guestMonitor, ready bool) probe.Check {
 	}
 }
 
-func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
-	ip, port := w.target()
+func (h *Health) probeOnce(ctx context.Context, limit time.Duration) error {
+	pod, _, ip := h.owner.Look()
+	port, _ := strconv.Atoi(pod.Annotations[contract.KeyProbePort])
 	if ip == "" {
 		return errdefs.Unavailablef("its address is not known yet")
 	}
-	if w.static { // the creator of the pod chose the address
+	if h.cfg.Static {
 		addr, err := netip.ParseAddr(ip)
 		if err != nil {
 			return errdefs.Invalidf("its address %q is none", ip)
@@ -134,22 +130,29 @@ func (w *worker) probeOnce(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
-	err := w.p.Prober.Probe(ctx, ip, port)
-	w.p.Metrics.probe.Observe(time.Since(began).Seconds())
+	err := h.cfg.Prober.Probe(ctx, ip, port)
+	h.cfg.Measured(time.Since(began))
 	return err
 }
 
-// stopMonitor ends the monitor, and with it the readiness, which only a monitor can determine.
-func (w *worker) stopMonitor() {
-	w.mu.Lock()
-	v := w.guestMonitor
-	w.guestMonitor, w.ready, w.unready = nil, false, ""
-	w.mu.Unlock()
-	if v == nil {
+func (h *Health) setReady(v *guestMonitor, ready bool, why error) {
+	text := ""
+	if why != nil {
+		text = why.Error()
+	}
+	h.mu.Lock()
+	fell := h.reach.Ready && !ready
+	// Skip results of an earlier run, and new wordings of the same state: they are not worth a write.
+	idle := h.monitor != v || h.reach.Ready == ready && (h.reach.Why == "") == (text == "")
+	if !idle {
+		h.reach = podstatus.Reach{Ready: ready, Why: text}
+	}
+	h.mu.Unlock()
+	if idle {
 		return
 	}
-	v.stop()
-	for _, x := range v.watches { // nobody else uses them any more
-		x.stop()
+	h.owner.Poke()
+	if fell {
+		h.owner.Event(corev1.EventTypeWarning, eventUnhealthy, "VM does not answer: %s", text)
 	}
 }

@@ -1,0 +1,214 @@
+package podhealth
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file handles what surrounds the process of a container: its hooks, and its end when a probe or hook demands it.
+
+// leastGrace is the minimum grace that is left, however long preStop took.
+const leastGrace = 2 * time.Second
+
+// StopRequest says that a container, or the VM that it is, must be stopped. It is started again if the pod's policy allows
+// that.
+type StopRequest struct {
+	message string    // for the Killing Event
+	grace   *int64    // seconds; nil: the pod's
+	run     time.Time // of the VM that must be stopped for it
+	told    bool      // it was reported and, if the VM keeps running, is being carried out
+}
+
+// Grace returns how long the processes of pod may take to end.
+func (s *StopRequest) Grace(pod *corev1.Pod) time.Duration {
+	if s.grace != nil {
+		return convert.Seconds(*s.grace)
+	}
+	return convert.Grace(pod)
+}
+
+// StopRequested returns the request for which the VM must be stopped in the run of rec; nil when there is none. A request
+// stays until Watch sees another run.
+func (h *Health) StopRequested(rec *vm.Record) *StopRequest {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stop == nil || !h.stop.run.Equal(rec.StartedAt) {
+		return nil
+	}
+	return h.stop
+}
+
+// Report reports the request for which rec is stopped, once.
+func (h *Health) Report(rec *vm.Record, s *StopRequest) {
+	h.mu.Lock()
+	told := s.told
+	s.told = true
+	h.mu.Unlock()
+	if !told {
+		h.report(rec, s.message)
+	}
+}
+
+func (h *Health) report(rec *vm.Record, message string) {
+	h.owner.Log.Info("container killed", "vm", rec.ID, "op", message)
+	h.owner.Event(corev1.EventTypeNormal, eventKilling, "%s", message)
+}
+
+// requestKill requests a kill of the run that x monitors; only the first request counts, and it returns true. Preconditions:
+// mu is held, x is a current monitor.
+func (h *Health) requestKill(x *containerMonitor, s StopRequest) bool {
+	if x.kill != nil {
+		return false
+	}
+	x.kill = &s
+	if x.run.number == 0 { // the container is the VM
+		h.requestStop(s, x.run.vm)
+	}
+	return true
+}
+
+// requestStop requests a stop of the VM in that run because of s. Preconditions: mu is held.
+func (h *Health) requestStop(s StopRequest, run time.Time) {
+	if h.monitor == nil || !h.monitor.run.Equal(run) {
+		return // that run is over
+	}
+	if h.stop == nil || !h.stop.run.Equal(run) {
+		s.run = run
+		h.stop = &s
+	}
+}
+
+// killRequested kills each container that has a kill request, by itself, while the VM keeps running.
+func (h *Health) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record) {
+	var due []*containerMonitor
+	h.mu.Lock()
+	for name, x := range v.watches {
+		if x.run.number == 0 || x.kill == nil || x.kill.told {
+			continue
+		}
+		x.kill.told = true
+		s := h.containers[name]
+		s.Ready = false
+		h.containers[name] = s
+		due = append(due, x)
+	}
+	h.mu.Unlock()
+	for _, x := range due {
+		x.stop()
+		v.hook(h.owner.Spawn(func(ctx context.Context) { h.killContainer(ctx, pod, rec, x) }))
+	}
+}
+
+// killContainer ends the run that x monitors; the guest takes care of the next run. If the guest's agent cannot do that,
+// the VM must be stopped instead.
+func (h *Health) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Record, x *containerMonitor) {
+	name := x.container.Name
+	h.report(rec, x.kill.message)
+	grace := h.preStop(ctx, []*corev1.Container{x.container}, rec, x.kill.Grace(pod))
+	retry(ctx, func(ctx context.Context) (bool, error) {
+		err := h.owner.Kill(ctx, string(rec.ID), name, x.run.number, grace)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return true, err
+		case errdefs.Is(err, errdefs.Unsupported):
+			h.owner.Log.Info("vm stopped for its container: its guest's agent is older", "vm", rec.ID, "err", err)
+			h.mu.Lock()
+			h.requestStop(*x.kill, x.run.vm)
+			h.mu.Unlock()
+			h.owner.Poke()
+			return true, nil
+		}
+		h.owner.Event(corev1.EventTypeWarning, eventFailedKill, "error killing container %s: %s", name, err)
+		h.owner.Log.Warn("container not killed", "vm", rec.ID, "op", name, "err", err)
+		return false, nil
+	})
+}
+
+// postStart runs the hook that follows the start of the process of x's container. The container does not count as running
+// until the hook has succeeded. If the hook fails, the container is killed.
+func (h *Health) postStart(ctx context.Context, v *guestMonitor, x *containerMonitor) {
+	began, c := time.Now(), x.container
+	var target probe.Target
+	retry(ctx, func(context.Context) (ready bool, err error) { // the process may have ended; then ctx ends too
+		target, ready = h.aim(c)
+		return ready, nil
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	err := target.Hook(ctx, c.Lifecycle.PostStart)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		h.owner.Log.Warn("postStart hook failed", "op", c.Name, "err", err)
+		h.owner.Event(corev1.EventTypeWarning, eventPostStart, "PostStartHook failed: %s", err)
+		h.update(x, func(*podstatus.Health) bool { return h.requestKill(x, StopRequest{message: eventPostStart}) })
+		return
+	}
+	if h.update(x, func(s *podstatus.Health) bool { s.Starting = false; return true }) {
+		h.watchContainer(v, x, began)
+	}
+}
+
+// PreStop runs the hooks that come before the containers of pod are stopped, all at once and once per run. It returns what
+// is left of grace. It runs no hook where nothing is stopped in order: without a grace, in a guest that is not up, or where
+// nothing runs.
+func (h *Health) PreStop(ctx context.Context, pod *corev1.Pod, rec *vm.Record, grace time.Duration) time.Duration {
+	return h.preStop(ctx, convert.Observed(pod), rec, grace)
+}
+
+func (h *Health) preStop(ctx context.Context, containers []*corev1.Container, rec *vm.Record, grace time.Duration) time.Duration {
+	if grace <= 0 || !podstatus.Up(rec) {
+		return grace
+	}
+	began := time.Now()
+	limited, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	var hooks sync.WaitGroup
+	ran := false
+	for _, c := range containers {
+		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
+			continue
+		}
+		target, ready := h.aim(c)
+		if !ready || !h.preStopDue(rec, c.Name) { // its process may have ended meanwhile
+			continue
+		}
+		ran = true
+		hooks.Go(func() {
+			err := target.Hook(limited, c.Lifecycle.PreStop)
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+			h.owner.Log.Warn("preStop hook failed", "op", c.Name, "err", err)
+			h.owner.Event(corev1.EventTypeWarning, eventPreStop, "PreStopHook failed: %s", err)
+		})
+	}
+	hooks.Wait()
+	if !ran {
+		return grace
+	}
+	return max(grace-time.Since(began), leastGrace)
+}
+
+// preStopDue reports whether the preStop hook of the named container must run now, and records that it runs.
+func (h *Health) preStopDue(rec *vm.Record, name string) bool {
+	r, runs := runOf(rec, name)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !runs || h.bowed[name].is(r) {
+		return false
+	}
+	h.bowed[name] = r
+	return true
+}
